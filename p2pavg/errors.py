@@ -1,0 +1,43 @@
+"""What can go wrong, in one tree. Every message is one sentence that says what to do next."""
+
+from __future__ import annotations
+
+
+class P2PAvgError(Exception):
+    """Root of everything that p2pavg raises on purpose."""
+
+
+class ConfigurationError(P2PAvgError, ValueError):
+    """An argument, file or address that cannot work; the message names the fix."""
+
+
+class UnreachableError(P2PAvgError, ConnectionError):
+    """None of the named peers answered."""
+
+
+class AddressInUseError(P2PAvgError, OSError):
+    """A port that was asked for explicitly is taken."""
+
+
+class IncompatiblePeerError(P2PAvgError):
+    """The swarm trains another model, or speaks another version."""
+
+
+class CredentialError(P2PAvgError):
+    """Credentials are missing, expired, or of another run."""
+
+
+class ProtocolError(P2PAvgError):
+    """A peer sent bytes that no correct peer sends; its connection is closed."""
+
+
+class RoundFailedError(P2PAvgError):
+    """An averaging round failed for good; the message names who failed."""
+
+
+class StateError(P2PAvgError):
+    """A snapshot could not be taken, downloaded, verified or applied."""
+
+
+class ClosedError(P2PAvgError):
+    """The peer was closed."""

@@ -1,0 +1,1 @@
+"""Streams, links, frames: what moves bytes between two peers."""

@@ -1,0 +1,208 @@
+"""The engine: what moves chunks over data streams and reduces them.
+
+Two implementations speak the same wire format and pass the same tests: `python_engine.PythonEngine` on asyncio
+protocols, and `pump_engine.PumpEngine` on native threads that never hold the GIL. Everything here is called on the
+event-loop thread, and every event is delivered there.
+
+Roles in a reduce job. Ranks 0..N-1 are the members. Each part of the vector has one owner. A member with weight > 0
+sends every chunk of every part to the part's owner (CONTRIBUTION); the owner adds `weight * decode(chunk)` in float32
+(its own contribution without a detour over the codec, unless its source is already encoded), and when the contributions of all members
+with weight > 0 are in, divides by the total weight, encodes once with the result codec, stores the encoded bytes in
+its own result buffer and sends exactly these bytes to every other member (RESULT). A member with weight 0 sends no
+contribution, but serves the parts it owns and receives results. Members that do not vote (joiners) own nothing, receive
+results, and nobody's completion waits for them.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+
+SELF = -1  # the link id that stands for this peer itself
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A contiguous slice [start, start + count) of the flat vector, reduced by rank `owner`. count may be 0."""
+
+    owner: int
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceJob:
+    """One attempt to average one float32 vector of `numel` elements. Everything about it that is known at accept time.
+
+    Encoded layout (of `result` and of `encoded`): parts in order, chunks of `chunk_elements` in order (the last chunk
+    of a part may be shorter), each `codec.encoded_size(elements)` bytes, without gaps.
+    """
+
+    transfer: int  # unique 64-bit id of the attempt, chosen by the leader
+    rank: int  # this peer's rank
+    links: tuple[int, ...]  # link id of each rank; SELF at `rank`
+    voters: tuple[bool, ...]  # False: a joiner
+    parts: tuple[Part, ...]  # ordered by start, covering the vector exactly; owners are voters; one owner may own several
+    chunk_elements: int
+    contribution_codec: int  # codecs.Codec.wire_id
+    result_codec: int
+    result: U8  # filled with the encoded result
+    # What this peer contributes; both None when it has nothing (weight 0). Must stay unchanged until the job ended.
+    source: F32 | None = None  # raw: the engine sends encode(source * scale)
+    encoded: U8 | None = None  # or already encoded, in the encoded layout of contribution_codec
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What is known when the round begins: who contributes with which weight."""
+
+    weights: tuple[float, ...]  # per rank, >= 0, at least one > 0
+    scale: float  # what this peer's raw source is multiplied with, to make a local mean
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """Per rank, how far the exchange with that member is. Counts of chunks; monotone."""
+
+    contributions_received: tuple[int, ...]  # chunks of my parts that this rank contributed
+    results_received: tuple[int, ...]  # result chunks that this rank, as owner, has returned to me
+    contributions_sent: tuple[int, ...]  # my chunks handed to the kernel for this owner
+    results_sent: tuple[int, ...]
+    first_byte_at: float  # time.monotonic() of the first gradient byte sent or received; 0.0 before
+    last_byte_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Chunks not yet received from one rank: what to ask it to send again."""
+
+    contributions: tuple[tuple[int, int], ...]  # (part index, chunk index) of my own parts
+    results: tuple[tuple[int, int], ...]  # (part index, chunk index) of that rank's parts
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStats:
+    """One TCP connection, from TCP_INFO and our counters."""
+
+    stream: int
+    bytes_sent: int  # frame bytes handed to the kernel, headers included
+    bytes_received: int
+    rtt_s: float  # smoothed by the kernel; 0.0 when unknown
+    window_bytes: int  # snd_cwnd * mss
+    delivery_rate_bps: float  # bit/s, tcpi_delivery_rate
+    unacked_bytes: int  # SIOCOUTQ
+    last_received_at: float  # time.monotonic(), 0.0 = never
+    retransmits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkHealth:
+    """What the other side's heartbeats told. Times are seconds of our monotonic clock."""
+
+    last_heard_at: float  # any frame or heartbeat
+    rtt_s: float  # application-level ping; 0.0 when unknown
+    loop_age_s: float  # how long ago the other event loop was last seen turning, at its last heartbeat
+    trainer_age_s: float  # how long ago the other training thread called step()
+
+
+class EngineEvents(Protocol):
+    """Where an engine reports. Called on the event-loop thread; must not raise and must be quick."""
+
+    def stream_closed(self, link: int, stream: int, reason: str) -> None: ...
+
+    def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None:
+        """All results are in `result`, and all that voters need from us was handed to the kernel.
+
+        digests: per part, sha256 over the little-endian CRC-32s of its encoded chunks, in order.
+        """
+
+    def job_refused(self, transfer: int, rank: int, why: str) -> None:
+        """A member contributed something that cannot be used (non-finite, wrong size, not a contributor)."""
+
+    def blob_chunk(self, transfer: int, chunk: int) -> None:
+        """A chunk of an open blob arrived, passed its checksum, and is in place."""
+
+    def blob_sent(self, link: int, transfer: int, chunk: int) -> None:
+        """A chunk given to `send_blob` was handed to the kernel; its buffer is free again."""
+
+
+class Engine(Protocol):
+    """Moves chunks. All methods are called on the loop thread and return at once.
+
+    Frames of a job that was opened but has not begun are held back (the stream is not read further) until `begin`
+    or `cancel`. Frames of unknown transfers are read and dropped. A duplicate chunk is dropped. A frame that breaks the
+    format, or whose checksum is wrong, closes its stream with a reason.
+    """
+
+    def attach(self, link: int, stream: int, sock: socket.socket) -> None:
+        """Take over a connected, handshaken, non-blocking TCP socket as a data stream of `link`."""
+
+    def detach(self, link: int, stream: int | None = None) -> None:
+        """Close one stream, or all streams of the link, without an event. Idempotent."""
+
+    def streams(self, link: int) -> Sequence[int]: ...
+
+    def open_reduce(self, job: ReduceJob) -> None: ...
+
+    def begin(self, transfer: int, begin: Begin) -> None: ...
+
+    def cancel(self, transfer: int) -> None:
+        """Forget a job or blob, at once: buffers are not touched any more after this returns. Idempotent."""
+
+    def progress(self, transfer: int) -> JobProgress: ...
+
+    def missing(self, transfer: int, rank: int) -> Missing: ...
+
+    def resend(self, transfer: int, rank: int, missing: Missing) -> None:
+        """Send again what `rank` says it misses from us; what was not ready yet is sent when it is."""
+
+    def finish(self, transfer: int) -> None:
+        """The job is over for everybody (COMMIT): release it. Results still on their way to joiners go on first, from `result`."""
+
+    def open_blob(self, transfer: int, buffer: memoryview, chunk_bytes: int) -> None:
+        """Receive BLOB chunks: chunk i goes to buffer[i*chunk_bytes:], the last may be shorter."""
+
+    def send_blob(self, link: int, transfer: int, chunk: int, data: memoryview) -> None:
+        """Queue one blob chunk (after all gradient chunks of that link)."""
+
+    def stats(self, link: int) -> Sequence[StreamStats]: ...
+
+    def health(self, link: int) -> LinkHealth: ...
+
+    def set_heartbeat(self, interval_s: float) -> None:
+        """Send a PING on every link each interval, from a native thread where there is one."""
+
+    def note_loop(self) -> None:
+        """The event loop turns (called by a timer)."""
+
+    def note_trainer(self) -> None:
+        """The training thread called step(). May be called from any thread."""
+
+    def set_upload_limit(self, bytes_per_second: float | None) -> None: ...
+
+    def cpu_seconds(self) -> float:
+        """CPU time used by the engine's own threads so far (0.0 for the Python twin, whose work is on the loop thread)."""
+
+    def close(self) -> None:
+        """Stop all threads, close all streams, without events. Idempotent. Also called in forked children (fds only)."""
+
+
+def codec_layout(job: ReduceJob, encoded_size: Any) -> list[list[int]]:
+    """Byte offset of each chunk in the encoded layout: one list per part. encoded_size(n) -> bytes for n elements."""
+    offsets: list[list[int]] = []
+    at = 0
+    for part in job.parts:
+        row: list[int] = []
+        for begin in range(0, part.count, job.chunk_elements):
+            row.append(at)
+            at += encoded_size(min(job.chunk_elements, part.count - begin))
+        offsets.append(row)
+    return offsets
