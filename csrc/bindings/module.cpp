@@ -1,0 +1,17 @@
+// The module p2pavg._native: CPU kernels, and the pump when it is part of the build.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+void bind_kernels(nb::module_ &m);
+#ifdef P2PAVG_HAVE_PUMP
+void bind_pump(nb::module_ &m);
+#endif
+
+NB_MODULE(_native, m) {
+    m.doc() = "Native kernels and byte pump of p2pavg; import p2pavg.native instead.";
+    bind_kernels(m);
+#ifdef P2PAVG_HAVE_PUMP
+    bind_pump(m);
+#endif
+}
