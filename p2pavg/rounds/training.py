@@ -1,0 +1,126 @@
+"""What the training thread sees of the rounds: count samples, arrive at a boundary, get an outcome.
+
+The training thread owns the gradients and the parameters. The event-loop thread decides. They meet here: `count` is
+O(1) and touches no network; when it returns True the training thread calls `arrive`, which blocks until the loop
+thread has an `Outcome` for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What this peer brings to a round: the mean over its samples is `gradient * scale`, over `samples` samples.
+
+    gradient: flat float32[numel]; it stays unchanged until the outcome. None: nothing to contribute (weight 0).
+    """
+
+    gradient: F32 | None
+    scale: float
+    samples: int
+
+
+@dataclass(slots=True)
+class State:
+    """A snapshot at an epoch boundary: small metadata that msgpack can carry, and named flat byte buffers."""
+
+    epoch: int
+    lineage: bytes
+    meta: dict[str, Any]
+    buffers: dict[str, U8] = field(default_factory=dict)
+
+
+class StateSource(Protocol):
+    """The optimizer's side of joining: how a snapshot is taken and loaded."""
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, U8]]:
+        """(meta, buffers), copied. Called on a background thread while the training thread is not applying."""
+
+    def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:
+        """Replace the training state. Called on the training thread; raises StateError when it does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepGoing:
+    """Nothing to apply: go on computing, gradients and samples are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """A committed average for `epoch`: decode it, step, then call `Training.applied`.
+
+    late: the round went on without this peer's samples (weight 0): its own gradient buffer is not part of the result
+    and must be kept for the next epoch, so decode into another buffer.
+    """
+
+    epoch: int
+    samples: int  # all members' samples
+    members: int
+    late: bool
+    result: EncodedVector
+
+
+@dataclass(frozen=True, slots=True)
+class Heal:
+    """This peer is behind or on another lineage: load `state` (its accumulated samples are discarded and reported)."""
+
+    state: State
+
+
+Outcome = KeepGoing | Average | Heal
+
+
+class EncodedVector(Protocol):
+    """The encoded result of a round."""
+
+    def decode_into(self, out: F32) -> None:
+        """out: float32[numel]. Bit-equal on all peers."""
+
+
+class Training(Protocol):
+    """One optimizer's place in the run."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    def count(self, samples: int) -> bool:
+        """Add a microbatch's samples. O(1), no network. True: `arrive` must be called now."""
+
+    def samples(self) -> int:
+        """What was counted since the last average that included it."""
+
+    def arrive(self, contribution: Contribution) -> Outcome:
+        """At a step boundary: hand in what was accumulated and wait for what to do. Raises P2PAvgError."""
+
+    def applying(self) -> AbstractContextManager[None]:
+        """Held while parameters or optimizer state change, so that snapshots are taken of whole epochs."""
+
+    def applied(self, seconds_update: float, *, extra: Mapping[str, float] | None = None) -> None:
+        """The last Average or Heal was applied; reports go out, the next epoch begins."""
+
+    def discard(self, why: str) -> None:
+        """Drop the samples counted so far; they are named in the next report."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSpec:
+    """What all peers of a run must agree on, and what this one brings."""
+
+    target_batch_size: int
+    numel: int  # elements of the flat gradient
+    schema: bytes  # 32 bytes: sha256 over names, shapes and dtypes of the parameters, and the optimizer's class
+    initial_digest: bytes  # 32 bytes: sha256 of the initial parameters and buffers
+    compression: str
+    state: StateSource
+    describe: Sequence[str] = ()  # words for error messages, e.g. the model's class and parameter count
