@@ -1,0 +1,73 @@
+"""Verbs of the command line: each lives in a module that is imported only when its verb is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2pavg import __version__
+from p2pavg.errors import P2PAvgError
+
+OK = 0
+FAILED = 1
+USAGE = 2
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One sub-command. `module` has `register(subparsers)`, whose parser sets `func`: `(args) -> int`."""
+
+    name: str
+    module: str
+    help: str
+
+    def exists(self) -> bool:
+        """Whether the module that implements the verb is part of this installation."""
+        return importlib.util.find_spec(self.module) is not None
+
+
+def _parser(
+    prog: str, description: str, verbs: Sequence[Verb], wanted: str | None
+) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, epilog=f"'{prog} VERB --help' tells more, with an example."
+    )
+    parser.add_argument("--version", action="version", version=f"p2pavg {__version__}")
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    registered: set[str] = set()
+    for verb in verbs:
+        if verb.name in registered:
+            continue
+        if verb.name == wanted:
+            importlib.import_module(verb.module).register(subparsers)
+            registered.update(v.name for v in verbs if v.module == verb.module)
+        elif not any(v.name == wanted and v.module == verb.module for v in verbs):
+            subparsers.add_parser(verb.name, help=verb.help, add_help=False)
+    return parser
+
+
+def run(prog: str, description: str, verbs: Sequence[Verb], argv: Sequence[str]) -> int:
+    """Parse `argv`, import the one verb that it names, run it. Returns the exit code.
+
+    A `P2PAvgError` becomes one line on stderr and code 1; argparse leaves with code 2 on a usage error.
+    """
+    there = [verb for verb in verbs if verb.exists()]
+    wanted = next((word for word in argv if not word.startswith("-")), None)
+    args = _parser(prog, description, there, wanted).parse_args(argv)
+    try:
+        return int(args.func(args))
+    except P2PAvgError as error:
+        print(f"{prog} {args.verb}: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output is gone; keep the interpreter from writing the rest to a closed pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
