@@ -68,6 +68,6 @@ def run(prog: str, description: str, verbs: Sequence[Verb], argv: Sequence[str])
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output is gone; keep the interpreter from writing the rest to a closed pipe at exit.
+        # Whoever read our output is gone; at exit the interpreter must not write the rest to a closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED

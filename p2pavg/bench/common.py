@@ -1,4 +1,4 @@
-"""What all benchmarks share: output options, results as JSON, plots, progress, and the machine they ran on."""
+"""What all benchmarks share: output options, results as JSON, plots, progress, the machine they ran on."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _cpu_model() -> str:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which `percent` % of `values` lie, interpolated linearly. `values` must not be empty."""
+    """The value below which `percent` % of `values` lie, interpolated linearly. Not for empty `values`."""
     ordered = sorted(values)
     position = (len(ordered) - 1) * percent / 100
     low = int(position)

@@ -5,6 +5,7 @@ import io
 import json
 import statistics
 import sys
+import threading
 
 import pytest
 from hypothesis import given
@@ -93,22 +94,36 @@ def test_progress_is_silent_without_a_terminal(capsys):
 
 
 class Terminal(io.StringIO):
+    """A terminal that notices when a text was shown on it."""
+
+    def __init__(self, awaited: str) -> None:
+        super().__init__()
+        self.awaited = awaited
+        self.shown = threading.Event()
+
     def isatty(self) -> bool:
         return True
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self.awaited in self.getvalue():
+            self.shown.set()
+        return written
 
 
 def test_progress_shows_only_when_it_takes_long(monkeypatch):
     """The line appears on a terminal after the delay, and not for quick work."""
-    quick, long = Terminal(), Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    quick, long = Terminal("working"), Terminal("working")
     monkeypatch.setattr(sys, "stderr", quick)
     with common.progress("working", total=2) as advance:
         advance(2)
-    assert "working" not in quick.getvalue()
+    assert not quick.shown.is_set()
     monkeypatch.setattr(sys, "stderr", long)
     monkeypatch.setattr(common, "PROGRESS_AFTER_S", 0.0)
     with common.progress("working", total=2) as advance:
         advance(1)
-    assert "working" in long.getvalue() or long.getvalue() == ""
+        assert long.shown.wait(10)
 
 
 def test_sysctls_are_read_from_the_kernel(monkeypatch):
