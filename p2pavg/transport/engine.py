@@ -50,7 +50,9 @@ class ReduceJob:
     rank: int  # this peer's rank
     links: tuple[int, ...]  # link id of each rank; SELF at `rank`
     voters: tuple[bool, ...]  # False: a joiner
-    parts: tuple[Part, ...]  # ordered by start, covering the vector exactly; owners are voters; one owner may own several
+    parts: tuple[
+        Part, ...
+    ]  # ordered by start, covering the vector exactly; owners are voters; one owner may own several
     chunk_elements: int
     contribution_codec: int  # codecs.Codec.wire_id
     result_codec: int
@@ -174,6 +176,9 @@ class Engine(Protocol):
         """Queue one blob chunk (after all gradient chunks of that link)."""
 
     def stats(self, link: int) -> Sequence[StreamStats]: ...
+
+    def traffic(self, link: int) -> tuple[int, int]:
+        """(sent, received) frame bytes over all streams that the link ever had, until `detach(link)`."""
 
     def health(self, link: int) -> LinkHealth: ...
 
