@@ -1,12 +1,60 @@
+# make demo   train a language model over three peers, lose one, gain one (about two minutes)
+# make test   run the tests          make lint   style, types, import rule
+# The first call creates .venv and installs into it; later calls install nothing.
+
+BASE_PYTHON ?= python3
 PYTHON ?= $(firstword $(wildcard .venv/bin/python) python3)
 export PATH := $(abspath $(dir $(PYTHON))):$(PATH)
 
-.PHONY: native
+VENV_PYTHON := .venv/bin/python
+HARDWARE := $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
+INSTALLED := .venv/installed-$(HARDWARE)
+BUILT := .venv/built
+
+.PHONY: demo test lint format install native clean
+
+demo: install
+	@$(VENV_PYTHON) examples/demo.py $(ARGS)
+
+test: install
+	@$(VENV_PYTHON) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+lint: install
+	@$(VENV_PYTHON) -m ruff check .
+	@$(VENV_PYTHON) -m ruff format --check .
+	@$(VENV_PYTHON) -m mypy --strict p2pavg
+	@.venv/bin/lint-imports --no-cache
+
+format: install
+	@$(VENV_PYTHON) -m ruff check --fix .
+	@$(VENV_PYTHON) -m ruff format .
+
+install: $(INSTALLED) $(BUILT)
+
+# The package is installed as a link to this checkout, without native modules: those are built in place, see below.
+$(INSTALLED): pyproject.toml constraints/$(HARDWARE).txt
+	@$(BASE_PYTHON) -c 'import sys; sys.version_info >= (3, 11) or \
+		sys.exit("p2pavg needs Python 3.11 or newer; name one: make BASE_PYTHON=python3.12 ...")'
+	@echo "Installing into .venv (this once; a few minutes, most of them PyTorch) ..."
+	@test -x $(VENV_PYTHON) || $(BASE_PYTHON) -m venv .venv
+	@P2PAVG_NATIVE=0 $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check \
+		-c constraints/$(HARDWARE).txt --editable '.[dev]'
+	@touch $@
+
+$(BUILT): $(INSTALLED) CMakeLists.txt $(shell find csrc -type f)
+	@if sh csrc/can_build.sh $(VENV_PYTHON); then \
+		echo "Building the native modules ..." && $(MAKE) --no-print-directory native PYTHON=$(VENV_PYTHON); fi
+	@touch $@
 
 # Build the native modules in place (p2pavg/*.so). `sh csrc/can_build.sh PYTHON` tells beforehand whether it can.
 native:
 	@sh csrc/can_build.sh $(PYTHON)
+	@mkdir -p build
 	@cmake -S . -B build/dev -DPython_EXECUTABLE=$$($(PYTHON) -c 'import sys; print(sys.executable)') >build/dev.log 2>&1 \
 		|| { cat build/dev.log; exit 1; }
 	@cmake --build build/dev
 	@cmake --install build/dev --prefix . >/dev/null
+
+clean:
+	rm -rf .venv build dist out p2pavg/*.so p2pavg/lab/_router .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
