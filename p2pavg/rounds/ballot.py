@@ -1,0 +1,48 @@
+"""Ballots and what a member remembers of the last one it held."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+PEER_ID_BYTES = 20
+LINEAGE_BYTES = 32
+DIGEST_BYTES = 32
+
+PeerId = bytes
+Lineage = bytes
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ballot:
+    """One attempt to average for one epoch. Totally ordered: a member only ever moves to a higher one."""
+
+    epoch: int
+    attempt: int
+    leader: PeerId
+
+    def transfer(self, lineage: Lineage) -> int:
+        """The 64-bit id of the attempt's data on the wire: unique for (lineage, ballot)."""
+        text = lineage + self.epoch.to_bytes(8, "big") + self.attempt.to_bytes(8, "big") + self.leader
+        return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+
+
+class Stage(StrEnum):
+    """How far a member is in a ballot."""
+
+    OPEN = "open"  # promised; perhaps begun, but its result is not complete
+    DONE = "done"  # the whole result is in and its digests were told
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a member tells of the last ballot it held: enough for a successor to decide it."""
+
+    ballot: Ballot
+    stage: Stage
+    begun: bool  # BEGIN was seen: the target was reached, and gradients may be on their way
+    digests: tuple[bytes, ...] = ()  # when DONE or COMMITTED
+    voters: tuple[PeerId, ...] = ()  # whom to ask

@@ -1,0 +1,392 @@
+"""The control messages of the rounds, and their strict translation from and to msgpack-able dicts {"t": name, ...}."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from p2pavg.errors import ProtocolError
+from p2pavg.rounds.ballot import (
+    DIGEST_BYTES,
+    LINEAGE_BYTES,
+    PEER_ID_BYTES,
+    Ballot,
+    Held,
+    Lineage,
+    PeerId,
+    Stage,
+)
+
+MAX_MEMBERS = 1024
+MAX_TEXT = 400
+MAX_INT = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a peer stands. To the leader often, to everybody when (epoch, lineage, state) changes."""
+
+    epoch: int  # the one it accumulates for; while `pending`, the one whose average it has yet to apply
+    lineage: Lineage
+    samples: int
+    rate: float  # samples per second
+    boundary: bool  # it waits at a step() boundary
+    pending: bool  # it holds a committed average (of this epoch) that it has not applied yet
+    joining: bool  # it downloads the state of (epoch, lineage)
+    total: int  # samples of its whole lineage
+    step_s: float  # how long its steps take
+    leader: PeerId | None  # whom it follows
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """From the leader: what all others together have reported for this epoch."""
+
+    epoch: int
+    lineage: Lineage
+    others: int
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Answer to a Progress that came to somebody who does not lead: whom it follows."""
+
+    epoch: int
+    lineage: Lineage
+    leader: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """A leader proposes a group: promise this ballot, arrive at your next boundary."""
+
+    ballot: Ballot
+    lineage: Lineage
+    members: tuple[PeerId, ...]  # rank order
+    voters: tuple[bool, ...]
+    parts: tuple[tuple[int, int, int], ...]  # (owner rank, start, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A successor asks for the last ballot held, and forbids any later step in a lower one."""
+
+    ballot: Ballot
+    lineage: Lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Answer to Prepare and Query: accepted; this is the last ballot of the epoch that I held before."""
+
+    ballot: Ballot
+    held: Held | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer to Prepare and Query: not accepted, and why; where the sender stands."""
+
+    ballot: Ballot
+    epoch: int
+    lineage: Lineage
+    why: str
+    promised: Ballot | None  # a higher or still living ballot
+    missing: tuple[PeerId, ...]  # members that the sender has no link to
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """At the boundary, with this contribution."""
+
+    ballot: Ballot
+    samples: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """All have promised: gradients may flow, with these weights."""
+
+    ballot: Ballot
+    weights: tuple[float, ...]
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The sender holds the whole result."""
+
+    ballot: Ballot
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """The sender has waited longer than its deadline for these ranks."""
+
+    ballot: Ballot
+    contributions: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Complain:
+    """This peer sent something that cannot be used, or the sender's link to it broke."""
+
+    ballot: Ballot
+    peer: PeerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The ballot's result is the epoch's average. A fact: anybody may tell it."""
+
+    ballot: Ballot
+    weights: tuple[float, ...]
+    samples: tuple[int, ...]
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The ballot is void. `by`: the ballot that decided it."""
+
+    ballot: Ballot
+    by: Ballot
+    why: str
+    blamed: tuple[PeerId, ...]
+    final: bool  # all attempts of this epoch failed
+
+
+@dataclass(frozen=True, slots=True)
+class Inquire:
+    """What became of this ballot? Answered by Committed, Aborted or Unknown."""
+
+    ballot: Ballot
+    lineage: Lineage  # before the ballot's epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Answer to Inquire: not decided here; `epoch` and `lineage` are where the sender stands."""
+
+    ballot: Ballot
+    epoch: int
+    lineage: Lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The sender leaves the run on purpose."""
+
+    epoch: int
+
+
+Message = (
+    Progress
+    | Totals
+    | Follow
+    | Prepare
+    | Query
+    | Promise
+    | Refuse
+    | Ready
+    | Begin
+    | Done
+    | Stalled
+    | Complain
+    | Committed
+    | Aborted
+    | Inquire
+    | Unknown
+    | Leaving
+)
+
+_TYPES: tuple[type[Any], ...] = (
+    Progress,
+    Totals,
+    Follow,
+    Prepare,
+    Query,
+    Promise,
+    Refuse,
+    Ready,
+    Begin,
+    Done,
+    Stalled,
+    Complain,
+    Committed,
+    Aborted,
+    Inquire,
+    Unknown,
+    Leaving,
+)
+_BY_NAME = {kind.__name__.lower(): kind for kind in _TYPES}
+NAMES = frozenset(_BY_NAME)  # which values of "t" belong to the rounds
+
+Check = Callable[[Any], Any]
+
+
+def _refuse(what: str) -> ProtocolError:
+    return ProtocolError(
+        f"a round message is malformed ({what}); the sender runs another version or is broken"
+    )
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < MAX_INT:
+        raise _refuse("a count is not an integer in range")
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value < 1e18:
+        raise _refuse("a number is not finite and non-negative")
+    return float(value)
+
+
+def _bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _refuse("a flag is not a boolean")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str or len(value) > MAX_TEXT:
+        raise _refuse("a text is missing or too long")
+    return value
+
+
+def _sized(size: int) -> Check:
+    def check(value: Any) -> bytes:
+        if type(value) is not bytes or len(value) != size:
+            raise _refuse(f"a field is not {size} bytes")
+        return value
+
+    return check
+
+
+def _optional(inner: Check) -> Check:
+    return lambda value: None if value is None else inner(value)
+
+
+def _list(inner: Check) -> Check:
+    def check(value: Any) -> tuple[Any, ...]:
+        if type(value) not in (list, tuple) or len(value) > MAX_MEMBERS:
+            raise _refuse("a list is missing or too long")
+        return tuple(inner(item) for item in value)
+
+    return check
+
+
+def _items(value: Any, count: int) -> Any:
+    if type(value) not in (list, tuple) or len(value) != count:
+        raise _refuse(f"a record does not have {count} fields")
+    return value
+
+
+_peer = _sized(PEER_ID_BYTES)
+_lineage = _sized(LINEAGE_BYTES)
+_digest = _sized(DIGEST_BYTES)
+
+
+def _ballot(value: Any) -> Ballot:
+    epoch, attempt, leader = _items(value, 3)
+    return Ballot(_int(epoch), _int(attempt), _peer(leader))
+
+
+def _stage(value: Any) -> Stage:
+    try:
+        return Stage(_text(value))
+    except ValueError:
+        raise _refuse("an unknown stage") from None
+
+
+def _held(value: Any) -> Held:
+    ballot, stage, begun, digests, voters = _items(value, 5)
+    return Held(_ballot(ballot), _stage(stage), _bool(begun), _list(_digest)(digests), _list(_peer)(voters))
+
+
+def _part(value: Any) -> tuple[int, int, int]:
+    owner, start, count = _items(value, 3)
+    return _int(owner), _int(start), _int(count)
+
+
+_CHECKS: Mapping[str, Check] = {
+    "int": _int,
+    "float": _number,
+    "bool": _bool,
+    "str": _text,
+    "Lineage": _lineage,
+    "PeerId": _peer,
+    "PeerId | None": _optional(_peer),
+    "Ballot": _ballot,
+    "Ballot | None": _optional(_ballot),
+    "Held | None": _optional(_held),
+    "tuple[PeerId, ...]": _list(_peer),
+    "tuple[bool, ...]": _list(_bool),
+    "tuple[int, ...]": _list(_int),
+    "tuple[float, ...]": _list(_number),
+    "tuple[bytes, ...]": _list(_digest),
+    "tuple[tuple[int, int, int], ...]": _list(_part),
+}
+_FIELDS: Mapping[type[Any], tuple[tuple[str, Check], ...]] = {
+    kind: tuple((field.name, _CHECKS[str(field.type)]) for field in fields(kind)) for kind in _TYPES
+}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Ballot):
+        return [value.epoch, value.attempt, value.leader]
+    if isinstance(value, Held):
+        return [_plain(value.ballot), value.stage.value, value.begun, list(value.digests), list(value.voters)]
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def to_dict(message: Message) -> dict[str, Any]:
+    """What msgpack carries."""
+    kind = type(message)
+    data: dict[str, Any] = {name: _plain(getattr(message, name)) for name, _ in _FIELDS[kind]}
+    data["t"] = kind.__name__.lower()
+    return data
+
+
+def from_dict(data: Mapping[Any, Any]) -> Message:
+    """The message, or ProtocolError: unknown type, missing or surplus fields, wrong types, sizes or ranges."""
+    kind = _BY_NAME.get(data.get("t")) if type(data.get("t")) is str else None  # type: ignore[arg-type]
+    if kind is None:
+        raise _refuse("an unknown type")
+    checks = _FIELDS[kind]
+    if len(data) != len(checks) + 1:
+        raise _refuse(f"surplus or missing fields in {kind.__name__}")
+    try:
+        message: Message = kind(**{name: check(data[name]) for name, check in checks})
+    except KeyError as missing:
+        raise _refuse(f"{kind.__name__} lacks {missing}") from None
+    _consistent(message)
+    return message
+
+
+def _consistent(message: Message) -> None:
+    """Lengths inside one message that must agree."""
+    if isinstance(message, Prepare):
+        count = len(message.members)
+        if not 1 <= count == len(message.voters) or len(set(message.members)) != count:
+            raise _refuse("the members of a group are not distinct, or not matched by their votes")
+        at = 0
+        for owner, start, size in message.parts:
+            if owner >= count or not message.voters[owner] or start != at:
+                raise _refuse("the parts do not follow each other, or an owner is no voter")
+            at += size
+        if message.ballot.leader not in message.members:
+            raise _refuse("the leader is no member of its own group")
+    if isinstance(message, (Begin, Committed)) and len(message.weights) != len(message.samples):
+        raise _refuse("weights and samples differ in number")
+    if isinstance(message, Begin) and not any(weight > 0 for weight in message.weights):
+        raise _refuse("a round in which nobody has a weight cannot begin")
