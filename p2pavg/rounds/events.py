@@ -259,7 +259,7 @@ class CancelJob:
 class Commit:
     """The result of `transfer` is the average of `epoch`. After the training thread applied it comes Applied.
 
-    late: own samples are not in it (weight 0): decode into another buffer, keep the own one. The engine's job is to
+    late: own samples are not in it (weight 0): decode into another buffer, keep the own one. The job is to
     be finished (`Engine.finish`), results on their way to joiners go on first.
     """
 

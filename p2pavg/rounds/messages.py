@@ -1,4 +1,4 @@
-"""The control messages of the rounds, and their strict translation from and to msgpack-able dicts {"t": name, ...}."""
+"""The control messages of the rounds, and their strict translation from and to msgpack-able dicts."""
 
 from __future__ import annotations
 
@@ -358,7 +358,7 @@ def to_dict(message: Message) -> dict[str, Any]:
 
 
 def from_dict(data: Mapping[Any, Any]) -> Message:
-    """The message, or ProtocolError: unknown type, missing or surplus fields, wrong types, sizes or ranges."""
+    """The message, or ProtocolError: unknown type, missing or surplus fields, wrong types or sizes."""
     kind = _BY_NAME.get(data.get("t")) if type(data.get("t")) is str else None  # type: ignore[arg-type]
     if kind is None:
         raise _refuse("an unknown type")
