@@ -57,9 +57,6 @@ class ReduceJob:
     contribution_codec: int  # codecs.Codec.wire_id
     result_codec: int
     result: U8  # filled with the encoded result
-    # What this peer contributes; both None when it has nothing (weight 0). Must stay unchanged until the job ended.
-    source: F32 | None = None  # raw: the engine sends encode(source * scale)
-    encoded: U8 | None = None  # or already encoded, in the encoded layout of contribution_codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +65,10 @@ class Begin:
 
     weights: tuple[float, ...]  # per rank, >= 0, at least one > 0
     scale: float  # what this peer's raw source is multiplied with, to make a local mean
+    # What this peer contributes, known only now (the job is opened while it still computes); both None when its weight
+    # is 0. float32[numel], or uint8 in the encoded layout of contribution_codec. Unchanged until the job ended.
+    source: F32 | None = None  # raw: the engine sends encode(source * scale)
+    encoded: U8 | None = None  # or already encoded (scale is not applied)
 
 
 @dataclass(frozen=True, slots=True)
