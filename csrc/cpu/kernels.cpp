@@ -1,0 +1,287 @@
+// The layout of encoded runs, block by block, over the span functions of the instruction set in use.
+#include "kernels.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "float_mode.h"
+#include "scalar.h"
+#include "spans.h"
+
+namespace p2pavg {
+namespace {
+
+constexpr size_t kBlock = 4096;       // elements walked at a time; one exponent each in fp16
+constexpr size_t kInt8Block = 1024;   // elements per scale in int8
+constexpr size_t kHeaderAlign = 64;   // headers are padded so that an aligned run has an aligned body
+
+size_t blocks(size_t n, size_t block) { return (n + block - 1) / block; }
+
+size_t header_size(int codec, size_t n) {
+    const size_t used = codec == P2PAVG_FP16 ? blocks(n, kBlock) : codec == P2PAVG_INT8 ? 4 * blocks(n, kInt8Block) : 0;
+    return blocks(used, kHeaderAlign) * kHeaderAlign;
+}
+
+size_t element_size(int codec) { return codec == P2PAVG_NONE ? 4 : codec == P2PAVG_INT8 ? 1 : 2; }
+
+bool known(int codec) { return codec >= P2PAVG_NONE && codec <= P2PAVG_INT8; }
+
+bool runs_here(const Spans &spans) {
+#if defined(__x86_64__)
+    if (&spans == &avx2_spans) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+#endif
+    (void)spans;
+    return true;
+}
+
+const Spans *const kAll[] = {
+#if defined(__x86_64__)
+    &avx2_spans,
+#elif defined(__aarch64__)
+    &neon_spans,
+#endif
+    &portable_spans,
+};
+
+const Spans *best() {
+    for (const Spans *spans : kAll)
+        if (runs_here(*spans)) return spans;
+    return &portable_spans;
+}
+
+std::atomic<const Spans *> &chosen() {
+    static std::atomic<const Spans *> spans{best()};
+    return spans;
+}
+
+// How int8 rounds: to nearest, or by draws of a counter RNG.
+struct Draws {
+    uint64_t key, first;
+};
+
+uint64_t draw_key(uint64_t seed, uint64_t epoch) {
+    constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
+    return mix64(mix64(seed + kGolden) + epoch * kGolden);
+}
+
+void round_i8(const Spans &k, const Draws *draws, size_t at, const float *x, size_t n, float scale, float inverse,
+              int8_t *q) {
+    if (!draws) return k.encode_i8(x, n, scale, inverse, q);
+    while (n) {  // the keys change with the high half of the index
+        const uint64_t index = draws->first + at;
+        const auto low = static_cast<uint32_t>(index);
+        const auto m = static_cast<size_t>(std::min<uint64_t>(n, (uint64_t{1} << 32) - low));
+        const uint64_t key = mix64(draws->key ^ ((index >> 32) * 0xd1342543de82ef95ull));
+        k.encode_i8_random(x, m, scale, inverse, low, static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), q);
+        x += m, q += m, at += m, n -= m;
+    }
+}
+
+// A view of one encoded run of n elements.
+template <typename Byte>
+struct Run {
+    int codec;
+    Byte *header, *body;
+    Run(int c, Byte *bytes, size_t n) : codec(c), header(bytes), body(bytes + header_size(c, n)) {}
+};
+
+bool encode_fp16_block(const Spans &k, const float *x, size_t n, float scale, uint8_t *exponent, uint16_t *h) {
+    uint32_t m = k.max_abs(x, n);
+    if (m < kInfBits) m = abs_bits(from_bits(m) * scale);
+    const bool finite = m < kInfBits;
+    if (!finite) {
+        m = 0;
+        for (size_t i = 0; i < n; i++) {
+            const uint32_t a = abs_bits(get(x, i) * scale);
+            if (a < kInfBits) m = std::max(m, a);
+        }
+    }
+    const int e = half_exponent(m);
+    *exponent = static_cast<uint8_t>(static_cast<int8_t>(e));
+    const float power = power_of_two(e);
+    if (finite)
+        k.encode_f16(x, n, scale, power, h);
+    else
+        for (size_t i = 0; i < n; i++) put(h, i, half_from_any((get(x, i) * scale) * power));
+    return finite;
+}
+
+bool encode_int8_block(const Spans &k, const Draws *draws, size_t at, const float *x, size_t n, float scale,
+                       uint8_t *header, int8_t *q) {
+    uint32_t m = k.max_abs(x, n);
+    if (m < kInfBits) m = abs_bits(from_bits(m) * scale);
+    float step = 0.0f;
+    if (m >= kInfBits) {
+        step = from_bits(0x7fc00000u);  // int8 has no NaN of its own: the whole block becomes NaN
+        std::memset(q, 0, n);
+    } else if (m < kInt8MinBits) {
+        std::memset(q, 0, n);
+    } else {
+        step = from_bits(m) / 127.0f;
+        round_i8(k, draws, at, x, n, scale, 127.0f / from_bits(m), q);
+    }
+    std::memcpy(header, &step, 4);
+    return m < kInfBits;
+}
+
+// Encodes block b (kBlock elements, or the rest) of a run; x points at the block.
+bool encode_block(const Spans &k, const Draws *draws, const Run<uint8_t> &run, size_t b, const float *x, size_t n,
+                  float scale) {
+    const size_t at = b * kBlock;
+    switch (run.codec) {
+        case P2PAVG_NONE: {
+            auto *y = reinterpret_cast<float *>(run.body) + at;
+            if (k.scale_f32(x, n, scale, y) < kInfBits) return true;
+            for (size_t i = 0; i < n; i++) put(y, i, canonical(get(x, i) * scale));
+            return false;
+        }
+        case P2PAVG_FP16:
+            return encode_fp16_block(k, x, n, scale, run.header + b, reinterpret_cast<uint16_t *>(run.body) + at);
+        case P2PAVG_BF16: {
+            auto *h = reinterpret_cast<uint16_t *>(run.body) + at;
+            if (k.encode_bf16(x, n, scale, h) < kInfBits) return true;
+            for (size_t i = 0; i < n; i++) put(h, i, bf16_from_any(get(x, i) * scale));
+            return false;
+        }
+        default: {
+            bool finite = true;
+            for (size_t i = 0; i < n; i += kInt8Block)
+                finite &= encode_int8_block(k, draws, at + i, x + i, std::min(kInt8Block, n - i), scale,
+                                            run.header + 4 * ((at + i) / kInt8Block),
+                                            reinterpret_cast<int8_t *>(run.body) + at + i);
+            return finite;
+        }
+    }
+}
+
+int encode_run(const Spans &k, const Draws *draws, int codec, const float *src, size_t n, float scale, uint8_t *dst) {
+    const Run<uint8_t> run(codec, dst, n);
+    const size_t used = codec == P2PAVG_FP16 ? blocks(n, kBlock) : codec == P2PAVG_INT8 ? 4 * blocks(n, kInt8Block) : 0;
+    std::memset(dst + used, 0, header_size(codec, n) - used);
+    bool finite = true;
+    for (size_t b = 0; b * kBlock < n; b++)
+        finite &= encode_block(k, draws, run, b, src + b * kBlock, std::min(kBlock, n - b * kBlock), scale);
+    return finite;
+}
+
+float block_power(const Run<const uint8_t> &run, size_t b) {
+    return power_of_two(-static_cast<int>(static_cast<int8_t>(run.header[b])));
+}
+
+float block_step(const Run<const uint8_t> &run, size_t at) {
+    float step;
+    std::memcpy(&step, run.header + 4 * (at / kInt8Block), 4);
+    return step;
+}
+
+void decode_block(const Spans &k, const Run<const uint8_t> &run, size_t b, size_t n, float scale, float *y) {
+    const size_t at = b * kBlock;
+    switch (run.codec) {
+        case P2PAVG_NONE:
+            k.scale_f32(reinterpret_cast<const float *>(run.body) + at, n, scale, y);
+            break;
+        case P2PAVG_FP16:
+            k.decode_f16(reinterpret_cast<const uint16_t *>(run.body) + at, n, block_power(run, b), scale, y);
+            break;
+        case P2PAVG_BF16:
+            k.decode_bf16(reinterpret_cast<const uint16_t *>(run.body) + at, n, scale, y);
+            break;
+        default:
+            for (size_t i = 0; i < n; i += kInt8Block)
+                k.decode_i8(reinterpret_cast<const int8_t *>(run.body) + at + i, std::min(kInt8Block, n - i),
+                            block_step(run, at + i) * scale, y + i);
+    }
+}
+
+uint32_t add_block(const Spans &k, const Run<const uint8_t> &run, size_t b, size_t n, float weight, float *acc) {
+    const size_t at = b * kBlock;
+    switch (run.codec) {
+        case P2PAVG_NONE:
+            return k.add_f32(reinterpret_cast<const float *>(run.body) + at, n, weight, acc);
+        case P2PAVG_FP16:
+            return k.add_f16(reinterpret_cast<const uint16_t *>(run.body) + at, n, block_power(run, b), weight, acc);
+        case P2PAVG_BF16:
+            return k.add_bf16(reinterpret_cast<const uint16_t *>(run.body) + at, n, weight, acc);
+        default: {
+            uint32_t m = 0;
+            for (size_t i = 0; i < n; i += kInt8Block)
+                m = std::max(m, k.add_i8(reinterpret_cast<const int8_t *>(run.body) + at + i,
+                                         std::min(kInt8Block, n - i), block_step(run, at + i) * weight, acc + i));
+            return m;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace p2pavg
+
+using namespace p2pavg;
+
+size_t p2pavg_encoded_size(int codec, size_t n) {
+    return known(codec) ? header_size(codec, n) + element_size(codec) * n : 0;
+}
+
+int p2pavg_encode(int codec, const float *src, size_t n, float scale, uint8_t *dst) {
+    if (!known(codec)) return 0;
+    const DefaultFloatMode mode;
+    return encode_run(*chosen().load(std::memory_order_relaxed), nullptr, codec, src, n, scale, dst);
+}
+
+int p2pavg_encode_int8_stochastic(const float *src, size_t n, float scale, uint64_t seed, uint64_t epoch,
+                                  uint64_t first, uint8_t *dst) {
+    const DefaultFloatMode mode;
+    const Draws draws{draw_key(seed, epoch), first};
+    return encode_run(*chosen().load(std::memory_order_relaxed), &draws, P2PAVG_INT8, src, n, scale, dst);
+}
+
+void p2pavg_decode(int codec, const uint8_t *src, size_t n, float scale, float *dst) {
+    if (!known(codec)) return;
+    const DefaultFloatMode mode;
+    const Spans &k = *chosen().load(std::memory_order_relaxed);
+    const Run<const uint8_t> run(codec, src, n);
+    for (size_t at = 0; at < n; at += kBlock)
+        decode_block(k, run, at / kBlock, std::min(kBlock, n - at), scale, dst + at);
+}
+
+int p2pavg_decode_add(int codec, const uint8_t *src, size_t n, float weight, float *acc) {
+    if (!known(codec)) return 0;
+    const DefaultFloatMode mode;
+    const Spans &k = *chosen().load(std::memory_order_relaxed);
+    const Run<const uint8_t> run(codec, src, n);
+    uint32_t m = 0;
+    for (size_t at = 0; at < n; at += kBlock)
+        m = std::max(m, add_block(k, run, at / kBlock, std::min(kBlock, n - at), weight, acc + at));
+    return m < kInfBits;
+}
+
+int p2pavg_mean_encode(int codec_in, const uint8_t *const *inputs, const float *weights, size_t count, size_t n,
+                       float scale, int codec_out, uint8_t *dst) {
+    if (!known(codec_in) || !known(codec_out)) return 0;
+    const DefaultFloatMode mode;
+    const Spans &k = *chosen().load(std::memory_order_relaxed);
+    const Run<uint8_t> out(codec_out, dst, n);
+    std::memset(dst, 0, header_size(codec_out, n));
+    alignas(64) float sum[kBlock];
+    bool finite = true;
+    for (size_t at = 0; at < n; at += kBlock) {
+        const size_t m = std::min(kBlock, n - at);
+        std::fill_n(sum, m, 0.0f);
+        for (size_t i = 0; i < count; i++)
+            add_block(k, Run<const uint8_t>(codec_in, inputs[i], n), at / kBlock, m, weights[i], sum);
+        finite &= encode_block(k, nullptr, out, at / kBlock, sum, m, scale);
+    }
+    return finite;
+}
+
+const char *p2pavg_isa() { return chosen().load()->name; }
+
+int p2pavg_select_isa(const char *name) {
+    for (const Spans *spans : kAll) {
+        if (std::strcmp(spans->name, name) != 0 || !runs_here(*spans)) continue;
+        chosen().store(spans);
+        return 1;
+    }
+    return 0;
+}

@@ -1,0 +1,113 @@
+// The portable twin: plain loops over scalar.h, which compilers vectorise as they can.
+#include "scalar.h"
+#include "spans.h"
+
+namespace p2pavg {
+namespace {
+
+inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+uint32_t max_abs(const float *x, size_t n) {
+    uint32_t m = 0;
+    for (size_t i = 0; i < n; i++) m = larger(m, abs_bits(get(x, i)));
+    return m;
+}
+
+uint32_t scale_f32(const float *x, size_t n, float s, float *y) {
+    uint32_t m = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float v = get(x, i) * s;
+        put(y, i, v);
+        m = larger(m, abs_bits(v));
+    }
+    return m;
+}
+
+uint32_t add_f32(const float *x, size_t n, float s, float *acc) {
+    uint32_t m = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float term = get(x, i) * s;
+        put(acc, i, get(acc, i) + term);
+        m = larger(m, abs_bits(term));
+    }
+    return m;
+}
+
+void encode_f16(const float *x, size_t n, float s, float power, uint16_t *h) {
+    for (size_t i = 0; i < n; i++) put(h, i, half_from_finite((get(x, i) * s) * power));
+}
+
+void decode_f16(const uint16_t *h, size_t n, float power, float s, float *y) {
+    for (size_t i = 0; i < n; i++) put(y, i, (half_to_float(get(h, i)) * power) * s);
+}
+
+uint32_t add_f16(const uint16_t *h, size_t n, float power, float s, float *acc) {
+    uint32_t m = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float term = (half_to_float(get(h, i)) * power) * s;
+        put(acc, i, get(acc, i) + term);
+        m = larger(m, abs_bits(term));
+    }
+    return m;
+}
+
+uint32_t encode_bf16(const float *x, size_t n, float s, uint16_t *h) {
+    uint32_t m = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float y = get(x, i) * s;
+        put(h, i, bf16_from_finite(y));
+        m = larger(m, abs_bits(y));
+    }
+    return m;
+}
+
+void decode_bf16(const uint16_t *h, size_t n, float s, float *y) {
+    for (size_t i = 0; i < n; i++) put(y, i, bf16_to_float(get(h, i)) * s);
+}
+
+uint32_t add_bf16(const uint16_t *h, size_t n, float s, float *acc) {
+    uint32_t m = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float term = bf16_to_float(get(h, i)) * s;
+        put(acc, i, get(acc, i) + term);
+        m = larger(m, abs_bits(term));
+    }
+    return m;
+}
+
+void encode_i8(const float *x, size_t n, float s, float inverse, int8_t *q) {
+    // Adding 1.5 * 2^23 leaves the integer nearest to a small float, ties to even, in the low bits.
+    for (size_t i = 0; i < n; i++) put(q, i, static_cast<int8_t>(to_bits((get(x, i) * s) * inverse + 0x1.8p23f)));
+}
+
+void encode_i8_random(const float *x, size_t n, float s, float inverse, uint32_t index, uint32_t key0, uint32_t key1,
+                      int8_t *q) {
+    for (size_t i = 0; i < n; i++) {
+        const float u = uniform(index + static_cast<uint32_t>(i), key0, key1);
+        const float v = std::floor((get(x, i) * s) * inverse + u);
+        put(q, i, static_cast<int8_t>(v < -127.0f ? -127.0f : v > 127.0f ? 127.0f : v));
+    }
+}
+
+void decode_i8(const int8_t *q, size_t n, float s, float *y) {
+    for (size_t i = 0; i < n; i++) put(y, i, static_cast<float>(get(q, i)) * s);
+}
+
+uint32_t add_i8(const int8_t *q, size_t n, float s, float *acc) {
+    uint32_t m = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float term = static_cast<float>(get(q, i)) * s;
+        put(acc, i, get(acc, i) + term);
+        m = larger(m, abs_bits(term));
+    }
+    return m;
+}
+
+}  // namespace
+
+const Spans portable_spans = {
+    "portable",  max_abs,     scale_f32, add_f32,   encode_f16,       decode_f16, add_f16,
+    encode_bf16, decode_bf16, add_bf16,  encode_i8, encode_i8_random, decode_i8,  add_i8,
+};
+
+}  // namespace p2pavg

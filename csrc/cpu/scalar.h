@@ -1,0 +1,116 @@
+// One element at a time: the definition of every codec, which all instruction sets equal to the bit.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace p2pavg {
+
+constexpr uint32_t kInfBits = 0x7f800000u;  // absolute bits at or above: not finite
+constexpr uint32_t kBf16MaxBits = 0x7f7f7fffu;  // the largest absolute bits that round to a finite bfloat16
+
+static inline uint32_t to_bits(float x) {
+    uint32_t b;
+    std::memcpy(&b, &x, 4);
+    return b;
+}
+
+static inline float from_bits(uint32_t b) {
+    float x;
+    std::memcpy(&x, &b, 4);
+    return x;
+}
+
+// Element i of an array of any alignment.
+template <typename T>
+static inline T get(const T *p, size_t i) {
+    T v;
+    std::memcpy(&v, reinterpret_cast<const char *>(p) + i * sizeof(T), sizeof(T));
+    return v;
+}
+
+template <typename T>
+static inline void put(T *p, size_t i, T v) {
+    std::memcpy(reinterpret_cast<char *>(p) + i * sizeof(T), &v, sizeof(T));
+}
+
+static inline uint32_t abs_bits(float x) { return to_bits(x) & 0x7fffffffu; }
+
+// Round to nearest even, for finite |x| < 65520. Branch-free, so that compilers vectorise it.
+static inline uint16_t half_from_finite(float x) {
+    const uint32_t b = to_bits(x), a = b & 0x7fffffffu;
+    const uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
+    const uint32_t tiny = to_bits(from_bits(a) + 0.5f) - 0x3f000000u;  // the adder does the rounding
+    const uint32_t is_tiny = 0u - static_cast<uint32_t>(a < (113u << 23));
+    return static_cast<uint16_t>((normal & ~is_tiny) | (tiny & is_tiny) | ((b >> 16) & 0x8000u));
+}
+
+static inline float half_to_float(uint16_t h) {
+    const uint32_t shifted = (h & 0x7fffu) << 13;
+    const uint32_t finite = to_bits(from_bits(shifted) * 0x1p112f);
+    const uint32_t special = 0u - static_cast<uint32_t>(shifted >= (31u << 23));
+    return from_bits((finite & ~special) | ((shifted | kInfBits) & special) | ((h & 0x8000u) << 16));
+}
+
+// Round to nearest even, saturating: a finite x never becomes infinite.
+static inline uint16_t bf16_from_finite(float x) {
+    const uint32_t b = to_bits(x), raw = b & 0x7fffffffu, a = raw < kBf16MaxBits ? raw : kBf16MaxBits;
+    return static_cast<uint16_t>(((a + 0x7fffu + ((a >> 16) & 1u)) >> 16) | ((b >> 16) & 0x8000u));
+}
+
+static inline float bf16_to_float(uint16_t h) { return from_bits(static_cast<uint32_t>(h) << 16); }
+
+// Codecs of any float, for the rare runs that hold infinities and NaN: an infinity stays, a NaN becomes the quiet one.
+static inline float canonical(float x) { return abs_bits(x) > kInfBits ? from_bits(0x7fc00000u) : x; }
+
+static inline uint16_t half_from_any(float x) {
+    const uint32_t a = abs_bits(x);
+    const auto sign = static_cast<uint16_t>((to_bits(x) >> 16) & 0x8000u);
+    if (a > kInfBits) return 0x7e00u;
+    return a == kInfBits ? static_cast<uint16_t>(sign | 0x7c00u) : half_from_finite(x);
+}
+
+static inline uint16_t bf16_from_any(float x) {
+    const uint32_t a = abs_bits(x);
+    if (a > kInfBits) return 0x7fc0u;
+    return a == kInfBits ? static_cast<uint16_t>(to_bits(x) >> 16) : bf16_from_finite(x);
+}
+
+// The exponent e of a block of float16 whose largest finite magnitude has these bits: x * 2^e lies in [2^14, 2^15).
+static inline int half_exponent(uint32_t max_bits) {
+    if (max_bits == 0) return 0;
+    const int biased = static_cast<int>(max_bits >> 23);
+    return biased < 14 ? 127 : 141 - biased;
+}
+
+// 2^e for any e of one byte; 2^128 is infinity.
+static inline float power_of_two(int e) { return std::ldexp(1.0f, e); }
+
+// Below this a block of int8 is all zeros: its scale would lose precision as a denormal.
+constexpr uint32_t kInt8MinBits = 15u << 23;  // 2^-112
+
+// lowbias32 (Chris Wellons' hash-prospector), a bijection of 32 bits.
+static inline uint32_t mix32(uint32_t x) {
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+// The finaliser of splitmix64.
+static inline uint64_t mix64(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+// Uniform in [0, 1), 24 bits: the draw of the element whose index has these low 32 bits.
+static inline float uniform(uint32_t index, uint32_t key0, uint32_t key1) {
+    const uint32_t x = mix32(mix32(index * 0x9e3779b1u + key0) ^ key1);
+    return static_cast<float>(static_cast<int32_t>(x >> 8)) * 0x1p-24f;
+}
+
+}  // namespace p2pavg

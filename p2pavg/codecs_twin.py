@@ -1,0 +1,233 @@
+"""The built-in codecs without compiled code, equal to `csrc/cpu` to the bit.
+
+NumPy does all but float16, whose conversion takes torch (NumPy's is a hundred times slower). Runs are worked
+through in pieces that fit the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pavg.native import Buffer
+
+F32: TypeAlias = npt.NDArray[np.float32]
+U8: TypeAlias = npt.NDArray[np.uint8]
+U16: TypeAlias = npt.NDArray[np.uint16]
+U32: TypeAlias = npt.NDArray[np.uint32]
+DrawKey: TypeAlias = tuple[int, int, int]
+"""(seed, epoch, index of the first element) of stochastic rounding."""
+
+NONE, FP16, BF16, INT8 = range(4)
+BLOCK = 4096
+INT8_BLOCK = 1024
+PIECE = 16 * BLOCK
+INF_BITS = 0x7F800000
+_ELEMENT_SIZE = {NONE: 4, FP16: 2, BF16: 2, INT8: 1}
+
+
+def _header_size(codec: int, n: int) -> int:
+    used = {FP16: -(-n // BLOCK), INT8: 4 * -(-n // INT8_BLOCK)}.get(codec, 0)
+    return -(-used // 64) * 64
+
+
+def encoded_size(codec: int, n: int) -> int:
+    """Bytes of n encoded elements."""
+    return _header_size(codec, n) + _ELEMENT_SIZE[codec] * n
+
+
+def encode(codec: int, src: F32, dst: Buffer, scale: float, draws: DrawKey | None = None) -> bool:
+    """dst <- encode(src·scale); True when all are finite. With `draws`, int8 rounds stochastically."""
+    header, body = _split(codec, dst, len(src))
+    header[:] = 0
+    finite = True
+    for start, stop, block in _pieces(codec, len(src)):
+        with np.errstate(all="ignore"):
+            y = (src[start:stop] * np.float32(scale)).reshape(-1, block)
+        finite &= _encode_rows(codec, y, header, body, start, draws)
+    return finite
+
+
+def decode(codec: int, src: Buffer, dst: F32, scale: float = 1.0) -> None:
+    """dst <- decode(src)·scale."""
+    header, body = _split(codec, src, len(dst))
+    for start, stop, block in _pieces(codec, len(dst)):
+        dst[start:stop] = _decode_rows(codec, header, body, start, stop, block, scale).reshape(-1)
+
+
+def decode_add(codec: int, src: Buffer, acc: F32, weight: float) -> bool:
+    """acc += weight·decode(src); True when every term is finite."""
+    header, body = _split(codec, src, len(acc))
+    finite = True
+    for start, stop, block in _pieces(codec, len(acc)):
+        term = _decode_rows(codec, header, body, start, stop, block, weight).reshape(-1)
+        finite &= bool(np.isfinite(term).all())
+        with np.errstate(all="ignore"):
+            acc[start:stop] += term
+    return finite
+
+
+def _split(codec: int, buffer: Buffer, n: int) -> tuple[U8, npt.NDArray[Any]]:
+    data = np.frombuffer(buffer, np.uint8)
+    size = encoded_size(codec, n)
+    if len(data) < size:
+        raise ValueError(f"{n} elements take {size} encoded bytes, but the buffer has {len(data)}")
+    at = _header_size(codec, n)
+    kind = {NONE: np.float32, FP16: np.uint16, BF16: np.uint16, INT8: np.int8}[codec]
+    return data[:at], data[at:size].view(kind)
+
+
+def _pieces(codec: int, n: int) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, elements per row): pieces of whole blocks, then what is left as one row."""
+    block = INT8_BLOCK if codec == INT8 else BLOCK
+    whole = n - n % block
+    for start in range(0, whole, PIECE):
+        yield start, min(start + PIECE, whole), block
+    if whole < n:
+        yield whole, n, n - whole
+
+
+def _magnitude(y: F32) -> U32:
+    return y.view(np.uint32) & np.uint32(0x7FFFFFFF)
+
+
+def _encode_rows(
+    codec: int, y: F32, header: U8, body: npt.NDArray[Any], start: int, draws: DrawKey | None
+) -> bool:
+    bits = _magnitude(y)
+    finite = bool((bits < INF_BITS).all())
+    out = body[start : start + y.size].reshape(y.shape)
+    if codec == NONE:
+        out[:] = y
+        if not finite:
+            out[bits > INF_BITS] = np.nan
+    elif codec == BF16:
+        out[:] = _bf16(y, bits)
+    elif codec == FP16:
+        exponents = _exponents(bits)
+        first = start // BLOCK
+        header[first : first + len(y)].view(np.int8)[:] = exponents
+        out[:] = _half(y * _powers(exponents)[:, None])
+    else:
+        _encode_int8(y, bits, header.view(np.float32), out, start, draws)
+    return finite
+
+
+def _bf16(y: F32, bits: U32) -> U16:
+    clamped = np.minimum(bits, np.uint32(0x7F7F7FFF))
+    rounded = (clamped + np.uint32(0x7FFF) + ((clamped >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    rounded |= (y.view(np.uint32) >> np.uint32(16)) & np.uint32(0x8000)
+    rounded[bits == INF_BITS] = y.view(np.uint32)[bits == INF_BITS] >> np.uint32(16)
+    rounded[bits > INF_BITS] = 0x7FC0
+    return rounded.astype(np.uint16)
+
+
+def _exponents(bits: U32) -> npt.NDArray[np.int8]:
+    """One exponent per row, from its largest finite magnitude; see `half_exponent` in csrc/cpu/scalar.h."""
+    largest = np.where(bits < INF_BITS, bits, np.uint32(0)).max(axis=1)
+    biased = (largest >> np.uint32(23)).astype(np.int32)
+    exponents = np.where(biased < 14, 127, 141 - biased)
+    exponents[largest == 0] = 0
+    return exponents.astype(np.int8)
+
+
+def _powers(exponents: npt.NDArray[np.signedinteger[Any]]) -> F32:
+    with np.errstate(over="ignore"):
+        return np.ldexp(np.float32(1), exponents.astype(np.int32)).astype(np.float32)
+
+
+def _half(y: F32) -> U16:
+    import torch  # costs a second, and only this codec needs it
+
+    halves: U16 = torch.from_numpy(y).to(torch.float16).view(torch.uint16).numpy()
+    halves[np.isnan(y)] = 0x7E00
+    return halves
+
+
+def _float_of_half(halves: U16) -> F32:
+    import torch
+
+    y: F32 = torch.from_numpy(halves.copy()).view(torch.float16).to(torch.float32).numpy()
+    return y
+
+
+def _encode_int8(
+    y: F32, bits: U32, steps: F32, out: npt.NDArray[np.int8], start: int, draws: DrawKey | None
+) -> None:
+    largest = bits.max(axis=1)
+    usable = (largest >= np.uint32(15 << 23)) & (largest < INF_BITS)
+    top = np.where(usable, largest, np.uint32(0x3F800000)).view(np.float32)
+    step = np.where(usable, top / np.float32(127), np.float32(0))
+    step[largest >= INF_BITS] = np.nan
+    first = start // INT8_BLOCK
+    steps[first : first + len(y)] = step
+    with np.errstate(all="ignore"):
+        wanted = y * (np.float32(127) / top)[:, None]
+        if draws is None:
+            levels = np.rint(wanted)
+        else:
+            levels = np.floor(wanted + _uniform(draws, start, y.size).reshape(y.shape)).clip(-127, 127)
+    levels[~usable] = 0
+    out[:] = levels.astype(np.int8)
+
+
+def _decode_rows(
+    codec: int, header: U8, body: npt.NDArray[Any], start: int, stop: int, block: int, scale: float
+) -> F32:
+    rows = body[start:stop].reshape(-1, block)
+    factor = np.float32(scale)
+    with np.errstate(all="ignore"):
+        if codec == NONE:
+            y = rows * factor
+        elif codec == BF16:
+            y = (rows.astype(np.uint32) << np.uint32(16)).view(np.float32) * factor
+        elif codec == FP16:
+            first = start // BLOCK
+            powers = _powers(-header[first : first + len(rows)].view(np.int8).astype(np.int32))
+            y = (_float_of_half(rows) * powers[:, None]) * factor
+        else:
+            first = start // INT8_BLOCK
+            steps = header.view(np.float32)[first : first + len(rows)] * factor
+            y = rows.astype(np.float32) * steps[:, None]
+    result: F32 = y
+    return result
+
+
+_MASK64 = (1 << 64) - 1
+
+
+def _mix64(x: int) -> int:
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
+
+
+def _mix32(x: U32) -> U32:
+    x = x ^ (x >> np.uint32(16))
+    x = x * np.uint32(0x7FEB352D)
+    x = x ^ (x >> np.uint32(15))
+    x = x * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))
+
+
+def _uniform(draws: DrawKey, start: int, n: int) -> F32:
+    """The draws of elements start … start + n - 1: uniform in [0, 1), 24 bits each."""
+    seed, epoch, first = draws
+    golden = 0x9E3779B97F4A7C15
+    key = _mix64((_mix64((seed + golden) & _MASK64) + epoch * golden) & _MASK64)
+    values = np.empty(n, np.float32)
+    done = 0
+    while done < n:  # the keys change with the high half of the index
+        index = (first + start + done) & _MASK64
+        low = index & 0xFFFFFFFF
+        count = min(n - done, (1 << 32) - low)
+        part = _mix64(key ^ (((index >> 32) * 0xD1342543DE82EF95) & _MASK64))
+        lanes = np.arange(low, low + count, dtype=np.uint64).astype(np.uint32)
+        spread = lanes * np.uint32(0x9E3779B1) + np.uint32(part & 0xFFFFFFFF)
+        random = _mix32(_mix32(spread) ^ np.uint32(part >> 32))
+        values[done : done + count] = (random >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+        done += count
+    return values

@@ -1,0 +1,77 @@
+"""The compiled modules, or their absence: the only importer of `p2pavg._native` and `p2pavg._cuda`.
+
+Everything runs without them on pure-Python twins of the same bytes. `P2PAVG_NATIVE=0` in the environment
+forces the twins, for tests and for finding out whose fault something is.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+import zlib
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Buffer: TypeAlias = npt.NDArray[np.uint8] | memoryview | bytearray | bytes
+"""Contiguous bytes; writable where something is written."""
+
+logger = logging.getLogger("p2pavg.native")
+
+
+def _import_native() -> Any | None:
+    if os.environ.get("P2PAVG_NATIVE") == "0":
+        return None
+    try:
+        return importlib.import_module("p2pavg._native")
+    except ModuleNotFoundError:
+        return None
+    except ImportError as error:
+        logger.warning(
+            "The native module does not load (%s); the slower Python twin is used: rebuild it.", error
+        )
+        return None
+
+
+_module = _import_native()
+
+
+def available() -> bool:
+    """Whether the native CPU kernels (and the pump, if built) are in use."""
+    return _module is not None
+
+
+def module() -> Any:
+    """`p2pavg._native`; RuntimeError when it is not `available()`."""
+    if _module is None:
+        raise RuntimeError("p2pavg was installed without its native module; build it with `make native`.")
+    return _module
+
+
+@functools.cache
+def cuda() -> Any | None:
+    """`p2pavg._cuda` when it was built and a CUDA device works, else None, with one log line if it should work."""
+    if os.environ.get("P2PAVG_NATIVE") == "0":
+        return None
+    try:
+        loaded = importlib.import_module("p2pavg._cuda")
+    except ModuleNotFoundError:
+        return None
+    except ImportError as error:
+        logger.warning("The CUDA module does not load (%s); gradients are encoded on the CPU.", error)
+        return None
+    problem: str = loaded.problem()
+    if problem:
+        logger.info("No usable CUDA device (%s); gradients are encoded on the CPU.", problem)
+        return None
+    return loaded
+
+
+def crc32(data: Buffer, crc: int = 0) -> int:
+    """CRC-32 of a contiguous buffer of bytes, as `zlib.crc32`; releases the GIL."""
+    if _module is None:
+        return zlib.crc32(memoryview(data), crc)
+    return int(_module.crc32(data, crc))
