@@ -1,0 +1,272 @@
+"""Gradients that accumulate in flat buffers: PyTorch adds into `.grad`, and every `.grad` is a view."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from p2pavg.errors import ConfigurationError
+from p2pavg.optim.layout import Layout, exchange_layout
+from p2pavg.optim.store import F32, Store
+
+log = logging.getLogger("p2pavg.optim")
+
+SPARSE = "sparse gradients cannot be averaged; build the embedding with sparse=False"
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def all_finite(vector: F32) -> bool:
+    """Whether float32[n] holds no NaN and no infinity. One pass at memory speed in the ordinary case."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.dot(vector, vector)):
+            return True
+    step = 1 << 16
+    return all(bool(np.isfinite(vector[at : at + step]).all()) for at in range(0, len(vector), step))
+
+
+class FlatGradients:
+    """The gradient sums of `params`, as one float32 CPU vector for the rounds.
+
+    Every parameter's `.grad` is a view into a flat buffer, so `backward()` accumulates there by itself. A
+    hook that runs just before PyTorch accumulates into a parameter puts the view back whenever something took
+    it away (`model.zero_grad()`, `create_graph=True`, `model.to(...)`, an assignment to `.grad`), without
+    losing the sum. Gradients that the parameters hold at construction are dropped. Sums start at zero.
+
+    Which parameters took part travels with the average: the vector ends with one mark per parameter, not 0
+    where a backward pass of this peer reached it. After averaging, a parameter gets `.grad = None` for the
+    optimizer's step exactly when its averaged mark is 0 and its averaged slice is all 0. The rule reads
+    nothing but the averaged bits, so all peers follow it alike: a parameter used by any peer moves on every
+    peer (weight decay and momentum included, as in one process), and one used by nobody rests on every peer.
+
+    params: leaf tensors, float32, float16, bfloat16 or float64, each once, in the same order on all peers.
+    grad_dtype: the dtype in which float16 and bfloat16 parameters accumulate; None: their own.
+    Raises ConfigurationError for other dtypes.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor], grad_dtype: torch.dtype | None = None) -> None:
+        if len({id(param) for param in params}) != len(params):
+            raise ConfigurationError("a parameter occurs twice in the optimizer; list each parameter once")
+        self.params = list(params)
+        self._grad_dtype = grad_dtype
+        for param in self.params:
+            if param.dtype not in FLOATS:
+                raise ConfigurationError(
+                    f"a parameter of dtype {param.dtype} cannot be averaged; use float32, float16, bfloat16 "
+                    "or float64 (store complex values as torch.view_as_real of them)"
+                )
+        self.layout: Layout = exchange_layout([param.numel() for param in self.params])
+        self._clock = [0]  # counts step()s; shared with the hooks
+        self._cleared = 0
+        self._seen = [-1] * (len(self.params) + 1)  # clock at its last backward; the last: any's
+        self._hooks: dict[int, tuple[Any, Any]] = {}  # index -> (AccumulateGrad node, hook handle)
+        self._loose = False
+        self._staging: F32 | None = None
+        self._build()
+
+    def _dtype(self, param: torch.Tensor) -> torch.dtype:
+        half = param.dtype in (torch.float16, torch.bfloat16)
+        return self._grad_dtype if half and self._grad_dtype is not None else param.dtype
+
+    def _build(self) -> None:
+        dtypes = [self._dtype(param) for param in self.params]
+        self._store = Store(self.params, dtypes, self.layout)
+        self._kind = [
+            (param.device, param.dtype, dtype) for param, dtype in zip(self.params, dtypes, strict=True)
+        ]
+        self._moved = False
+        for index, param in enumerate(self.params):
+            param.grad = None
+            if param.grad_dtype not in (None, dtypes[index]):
+                param.grad_dtype = dtypes[index]
+            if param.requires_grad:
+                self._hook(index)
+
+    def _hook(self, index: int) -> None:
+        param, dtype = self.params[index], self._kind[index][2]
+        if param.numel() == 0:
+            return
+        if dtype != param.dtype:
+            param.grad_dtype = dtype
+        param.grad = self._store.renew(index, param)
+        if index in self._hooks:
+            self._hooks.pop(index)[1].remove()
+        node = get_gradient_edge(param).node  # held, or autograd would make a new one without the hook
+        clock, seen, pointer, adopt = self._clock, self._seen, self._store.pointers[index], self._adopt
+
+        def before_accumulation(grads: tuple[torch.Tensor | None, ...]) -> None:
+            incoming = grads[0]
+            if incoming is None:
+                return
+            grad = param.grad
+            if grad is None or grad.data_ptr() != pointer or incoming.is_sparse:
+                adopt(index, incoming)
+            if torch.is_grad_enabled():  # create_graph=True: a new tensor is about to replace the view
+                self._loose = True
+            seen[index] = seen[-1] = clock[0]
+
+        self._hooks[index] = (node, node.register_prehook(before_accumulation))
+
+    def _adopt(self, index: int, incoming: torch.Tensor | None = None) -> None:
+        """Put the view back under parameter `index`, with what `.grad` holds if it holds anything."""
+        param = self.params[index]
+        grad = param.grad
+        if incoming is not None and incoming.is_sparse:
+            raise ConfigurationError(
+                "sparse gradients cannot be averaged; build the embedding with sparse=False"
+            )
+        if (param.device, param.dtype, self._dtype(param)) != self._kind[index]:
+            self._moved = True  # the model went to another device or dtype: rebuild at the next step()
+            return
+        if incoming is not None and grad is None and self._seen[index] == self._clock[0]:
+            raise ConfigurationError(
+                "gradients were cleared after a backward() without step(); "
+                "call discard() to drop what was accumulated"
+            )
+        view = self._store.renew(index, param)
+        if grad is not None:
+            with torch.no_grad():
+                view.copy_(grad.detach())
+        param.grad = view
+
+    @property
+    def pending(self) -> bool:
+        """Whether a backward pass ran since the last `tick`."""
+        return self._seen[-1] == self._clock[0]
+
+    def tick(self) -> None:
+        """A microbatch ended. O(1), unless views were displaced or no hook ran: then they are put right."""
+        if self._moved or self._loose or not self.pending:
+            self.repair()
+        self._clock[0] += 1
+
+    def repair(self) -> None:
+        """Make every `.grad` a view again, with what it holds; hook unfrozen parameters. O(parameters)."""
+        self._loose = False
+        if self._moved or any(
+            (param.device, param.dtype, self._dtype(param)) != kind
+            for param, kind in zip(self.params, self._kind, strict=True)
+        ):
+            self._rebuild()
+        for index, param in enumerate(self.params):
+            if not param.requires_grad or param.numel() == 0:
+                continue
+            grad = param.grad
+            if grad is not None and grad.is_sparse:
+                raise ConfigurationError(SPARSE)
+            if grad is None or grad.data_ptr() != self._store.pointers[index]:
+                if grad is not None and grad is not self._store.views[index]:
+                    self._seen[index] = self._seen[-1] = self._clock[0]
+                self._adopt(index)
+            if index not in self._hooks:
+                self._hook(index)
+
+    def _rebuild(self) -> None:
+        log.info("parameters changed device or dtype: gradient buffers are built anew")
+        sums = [
+            self._store.slice(index) if param.grad is None else None
+            for index, param in enumerate(self.params)
+        ]
+        swapped = [
+            param.grad is view for param, view in zip(self.params, self._store.views, strict=True)
+        ]  # the view object itself, its data converted
+        grads = [None if param.grad is None else param.grad.detach() for param in self.params]
+        for _, handle in self._hooks.values():
+            handle.remove()
+        self._hooks.clear()
+        self._build()
+        with torch.no_grad():
+            for index, (flat, grad, same) in enumerate(zip(sums, grads, swapped, strict=True)):
+                if grad is not None:
+                    self._store.views[index].copy_(grad)
+                    if not same:
+                        self._seen[index] = self._seen[-1] = self._clock[0]
+                elif flat is not None:
+                    self._store.slice(index).copy_(flat)
+
+    def total(self, mark: float) -> F32 | None:
+        """The sums as float32[layout.numel], with `mark` at every touched parameter's mark.
+
+        None when a sum is not finite. It stays as it is until the next backward, `averaged` or `clear`.
+        """
+        self.repair()
+        vector = self._vector()
+        if self._store.vector is None:
+            self._store.collect(vector)
+        marks = vector[self.layout.marks :]
+        marks[:] = 0
+        for index in range(len(self.params)):
+            if self._seen[index] >= self._cleared:
+                marks[index] = mark
+        return vector if all_finite(vector) else None
+
+    def _vector(self) -> F32:
+        if self._store.vector is not None:
+            return self._store.vector
+        if self._staging is None:
+            self._staging = np.zeros(self.layout.numel, dtype=np.float32)
+        return self._staging
+
+    @contextmanager
+    def averaged(self, decode: Callable[[F32], None], keep: bool) -> Iterator[None]:
+        """Inside, every `.grad` is its part of the vector that `decode` writes, or None where nobody had one.
+
+        keep: the sums accumulated so far stay (a second buffer holds the average); else they are cleared.
+        A parameter whose buffer has another dtype than itself gets its gradient in its own dtype.
+        """
+        dtypes = [kind[2] for kind in self._kind]
+        store = Store(self.params, dtypes, self.layout) if keep else self._store
+        vector = store.vector if store.vector is not None else self._vector()
+        decode(vector)
+        if store.vector is None:
+            store.spread(vector)
+        for index, param in enumerate(self.params):
+            param.grad = None
+            if not self._used(vector, index):
+                continue
+            if dtypes[index] != param.dtype:
+                param.grad_dtype = param.dtype
+            param.grad = store.views[index].to(param.dtype)
+        try:
+            yield
+        finally:
+            if not keep:
+                self.clear()
+            self._install()
+
+    def _used(self, vector: F32, index: int) -> bool:
+        offset, size = self.layout.offsets[index], self.layout.sizes[index]
+        return bool(vector[self.layout.marks + index] != 0 or np.any(vector[offset : offset + size]))
+
+    def _install(self) -> None:
+        for index, param in enumerate(self.params):
+            param.grad = None
+            if not param.requires_grad:
+                continue
+            if index not in self._hooks:
+                self._hook(index)  # unfrozen since
+                continue
+            if self._kind[index][2] != param.dtype:
+                param.grad_dtype = self._kind[index][2]
+            param.grad = self._store.views[index]
+
+    def clear(self) -> None:
+        """Sums and marks to zero, as after an epoch or a discarded batch."""
+        self._store.zero()
+        self._clock[0] += 1
+        self._cleared = self._clock[0]
+
+    def close(self) -> None:
+        """Take hooks and views away; the parameters are ordinary again, without gradients."""
+        for _, handle in self._hooks.values():
+            handle.remove()
+        self._hooks.clear()
+        for index, param in enumerate(self.params):
+            param.grad = None
+            if self._kind[index][2] != param.dtype:
+                param.grad_dtype = param.dtype

@@ -1,0 +1,92 @@
+"""Flat gradient storage: one buffer per (device, dtype), and a view into it for each parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from p2pavg.optim.layout import Layout, pack
+
+F32 = npt.NDArray[np.float32]
+
+
+def dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides autograd expects of a gradient: the parameter's own when dense, else contiguous ones."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return torch.empty(tensor.shape, device="meta").stride()
+        expected *= size
+    return tensor.stride()
+
+
+class Store:
+    """Zeroed buffers for a list of parameters, and their views.
+
+    When every gradient is float32 on the CPU, the one buffer is laid out as the exchanged vector itself and
+    `vector` is it (float32[layout.numel]); otherwise `vector` is None, and `collect` and `spread` copy.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype], layout: Layout) -> None:
+        self._layout = layout
+        places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for index in reversed(range(len(params))):
+            places.setdefault((params[index].device, dtypes[index]), []).append(index)
+        self.buffers: list[torch.Tensor] = []
+        self._members: list[list[int]] = []
+        self._starts: list[list[int]] = []
+        self._place: list[tuple[int, int]] = [(0, 0)] * len(params)
+        direct = list(places) == [(torch.device("cpu"), torch.float32)]
+        for number, ((device, dtype), members) in enumerate(places.items()):
+            starts, end = pack(layout.sizes, members)
+            self.buffers.append(torch.zeros(layout.numel if direct else end, dtype=dtype, device=device))
+            self._members.append(members)
+            self._starts.append(starts)
+            for index, start in zip(members, starts, strict=True):
+                self._place[index] = (number, start)
+        self.vector: F32 | None = self.buffers[0].numpy() if direct else None
+        self.views = [self._view(index, param) for index, param in enumerate(params)]
+        self.pointers = [view.data_ptr() for view in self.views]
+
+    def _view(self, index: int, param: torch.Tensor) -> torch.Tensor:
+        number, start = self._place[index]
+        return self.buffers[number].as_strided(tuple(param.shape), dense_stride(param), start)
+
+    def renew(self, index: int, param: torch.Tensor) -> torch.Tensor:
+        """A fresh view for parameter `index`, when something swapped the old one's data or its strides."""
+        view = self.views[index] = self._view(index, param)
+        return view
+
+    def slice(self, index: int) -> torch.Tensor:
+        """Parameter `index`'s gradient as a flat run of its buffer."""
+        number, start = self._place[index]
+        return self.buffers[number][start : start + self._layout.sizes[index]]
+
+    def zero(self) -> None:
+        for buffer in self.buffers:
+            buffer.zero_()
+
+    def collect(self, vector: F32) -> None:
+        """vector <- all slices, as float32; marks and padding are left alone."""
+        out = torch.from_numpy(vector)
+        for buffer, members, starts in zip(self.buffers, self._members, self._starts, strict=True):
+            host = buffer.cpu()
+            for index, start in zip(members, starts, strict=True):
+                size, offset = self._layout.sizes[index], self._layout.offsets[index]
+                out[offset : offset + size].copy_(host[start : start + size])
+
+    def spread(self, vector: F32) -> None:
+        """All slices <- vector, in each buffer's dtype."""
+        source = torch.from_numpy(vector)
+        for buffer, members, starts in zip(self.buffers, self._members, self._starts, strict=True):
+            host = buffer if buffer.device.type == "cpu" else torch.empty(buffer.shape, dtype=buffer.dtype)
+            for index, start in zip(members, starts, strict=True):
+                size, offset = self._layout.sizes[index], self._layout.offsets[index]
+                host[start : start + size].copy_(source[offset : offset + size])
+            if host is not buffer:
+                buffer.copy_(host)
