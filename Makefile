@@ -50,7 +50,6 @@ $(BUILT): $(INSTALLED) CMakeLists.txt $(shell find csrc -type f)
 native:
 	@sh csrc/can_build.sh $(PYTHON)
 	@mkdir -p build
-	@mkdir -p build
 	@cmake -S . -B build/dev -DPython_EXECUTABLE=$$($(PYTHON) -c 'import sys; print(sys.executable)') >build/dev.log 2>&1 \
 		|| { cat build/dev.log; exit 1; }
 	@cmake --build build/dev --parallel 2

@@ -11,7 +11,7 @@ import importlib
 import logging
 import os
 import zlib
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,7 @@ def module() -> Any:
 
 @functools.cache
 def cuda() -> Any | None:
-    """`p2pavg._cuda` when it was built and a CUDA device works, else None, with one log line if it should work."""
+    """`p2pavg._cuda` when it was built and a CUDA device works; else None, and one log line says why."""
     if os.environ.get("P2PAVG_NATIVE") == "0":
         return None
     try:
@@ -73,5 +73,5 @@ def cuda() -> Any | None:
 def crc32(data: Buffer, crc: int = 0) -> int:
     """CRC-32 of a contiguous buffer of bytes, as `zlib.crc32`; releases the GIL."""
     if _module is None:
-        return zlib.crc32(memoryview(data), crc)
+        return zlib.crc32(cast("Any", data), crc)
     return int(_module.crc32(data, crc))
