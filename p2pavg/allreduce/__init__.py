@@ -1,1 +1,1 @@
-
+"""Who owns which part of the vector, and what an encoded result looks like."""

@@ -29,6 +29,7 @@ class Contribution:
     gradient: F32 | None
     scale: float
     samples: int
+    weight: float | None = None  # what the mean counts in the average; None: its samples
 
 
 @dataclass(slots=True)
@@ -119,7 +120,9 @@ class TrainingSpec:
 
     target_batch_size: int
     numel: int  # elements of the flat gradient
-    schema: bytes  # 32 bytes: sha256 over names, shapes and dtypes of the parameters, and the optimizer's class
+    schema: (
+        bytes  # 32 bytes: sha256 over names, shapes and dtypes of the parameters, and the optimizer's class
+    )
     initial_digest: bytes  # 32 bytes: sha256 of the initial parameters and buffers
     compression: str
     state: StateSource

@@ -1,0 +1,156 @@
+"""Jobs: one averaging attempt on the engine, from promise to commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pavg import codecs
+from p2pavg.allreduce.encoded import EncodedResult, Layout
+from p2pavg.allreduce.partition import chunk_elements
+from p2pavg.transport.engine import SELF, Begin, Engine, JobProgress, Part, ReduceJob
+
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+
+
+class NoLinkError(Exception):
+    """A member has no link to this peer. `rank` says who."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"no link to rank {rank}")
+        self.rank = rank
+
+
+@dataclass(slots=True)
+class Job:
+    """An attempt in progress."""
+
+    transfer: int
+    rank: int
+    links: tuple[int, ...]
+    peers: tuple[bytes, ...]
+    voters: tuple[bool, ...]
+    layout: Layout
+    result: U8
+    begun: bool = False
+    weights: tuple[float, ...] = ()
+
+    def encoded(self) -> EncodedResult:
+        """The result; whole only after the engine reported the job done."""
+        return EncodedResult(self.layout, self.result)
+
+    def expected(self, rank: int) -> tuple[int, int]:
+        """(contribution chunks, result chunks) that this peer awaits from `rank`."""
+        own = theirs = 0
+        for part in self.layout.parts:
+            chunks = -(-part.count // self.layout.chunk_elements)
+            if part.owner == self.rank:
+                own += chunks
+            elif part.owner == rank:
+                theirs += chunks
+        contributes = bool(self.weights) and self.weights[rank] > 0
+        return (own if contributes else 0), theirs
+
+
+class Jobs:
+    """Opens, begins and ends attempts. Reuses the result buffers of earlier ones."""
+
+    def __init__(self, engine: Engine, codec: codecs.Codec, numel: int) -> None:
+        self._engine = engine
+        self._codec = codec
+        self._result_codec = codecs.get("fp16") if codec.name == "int8" else codec
+        self._numel = numel
+        self._open: dict[int, Job] = {}
+        self._free: list[U8] = []
+
+    def get(self, transfer: int) -> Job | None:
+        """The open job, if there is one."""
+        return self._open.get(transfer)
+
+    def open(
+        self,
+        transfer: int,
+        me: bytes,
+        members: Sequence[tuple[bytes, bool]],
+        parts: Sequence[Part],
+        links: Mapping[bytes, int],
+    ) -> Job:
+        """members: (peer id, votes) in rank order. Raises NoLinkError when a voter, or an owner, has no link to us."""
+        peers = tuple(peer for peer, _ in members)
+        voters = tuple(voter for _, voter in members)
+        ids: list[int] = []
+        for rank, peer in enumerate(peers):
+            link = SELF if peer == me else links.get(peer)
+            if link is None:
+                raise NoLinkError(rank)
+            ids.append(link)
+        if sum(part.count for part in parts) != self._numel:
+            raise ValueError("the parts of the proposed round do not cover this peer's vector")
+        chunk = chunk_elements([part.count for part in parts])
+        layout = Layout(tuple(parts), chunk, self._result_codec)
+        job = Job(transfer, peers.index(me), tuple(ids), peers, voters, layout, self._buffer(layout.nbytes))
+        self._engine.open_reduce(
+            ReduceJob(
+                transfer=transfer,
+                rank=job.rank,
+                links=job.links,
+                voters=voters,
+                parts=layout.parts,
+                chunk_elements=chunk,
+                contribution_codec=self._codec.wire_id,
+                result_codec=self._result_codec.wire_id,
+                result=job.result,
+            )
+        )
+        self._open[transfer] = job
+        return job
+
+    def begin(
+        self, transfer: int, weights: Sequence[float], source: F32 | None, scale: float, encoded: U8 | None = None
+    ) -> None:
+        """Let gradients flow. source: float32[numel], unchanged until the job ended; None when the own weight is 0."""
+        job = self._open[transfer]
+        job.begun = True
+        job.weights = tuple(weights)
+        self._engine.begin(transfer, Begin(job.weights, scale, source, encoded))
+
+    def progress(self, transfer: int) -> JobProgress:
+        """How far the exchange with each member is."""
+        return self._engine.progress(transfer)
+
+    def running(self) -> list[int]:
+        """Transfers that have begun."""
+        return [transfer for transfer, job in self._open.items() if job.begun]
+
+    def cancel(self, transfer: int) -> None:
+        """Forget the attempt; idempotent."""
+        job = self._open.pop(transfer, None)
+        if job is not None:
+            self._engine.cancel(transfer)
+            self.release(job)
+
+    def finish(self, transfer: int) -> Job:
+        """The attempt was committed. Its result buffer is the caller's until `release`."""
+        self._engine.finish(transfer)
+        return self._open.pop(transfer)
+
+    def release(self, job: Job) -> None:
+        """A result was decoded: its buffer may serve again, unless joiners may still be receiving from it."""
+        if all(job.voters):
+            self._free.append(job.result)
+            del self._free[:-2]
+
+    def cancel_all(self) -> None:
+        """Forget every attempt."""
+        for transfer in list(self._open):
+            self.cancel(transfer)
+
+    def _buffer(self, nbytes: int) -> U8:
+        for index, free in enumerate(self._free):
+            if free.nbytes == nbytes:
+                return self._free.pop(index)
+        return np.empty(nbytes, np.uint8)

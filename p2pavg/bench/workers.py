@@ -1,0 +1,157 @@
+"""Real peers in real processes, driven by one line of JSON at a time over their standard input and output."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Any
+
+from p2pavg.errors import P2PAvgError
+
+START_DEADLINE_S = 60.0
+
+Spawn = Callable[[int, Sequence[str], Mapping[str, str]], "subprocess.Popen[bytes]"]
+
+
+class WorkerError(P2PAvgError):
+    """A worker process failed; the message carries its last words."""
+
+
+class Worker:
+    """One child process that answers every JSON line with one JSON line."""
+
+    def __init__(self, index: int, process: subprocess.Popen[bytes]) -> None:
+        self.index = index
+        self.process = process
+        self._buffer = b""
+
+    def send(self, **command: Any) -> None:
+        """Write one command; does not wait."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(command).encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError:
+            raise WorkerError(f"worker {self.index} ended with code {self.process.wait()}") from None
+
+    def receive(self, deadline_s: float) -> dict[str, Any]:
+        """The next answer. Raises WorkerError when the worker ended, failed, or is silent for `deadline_s`."""
+        assert self.process.stdout is not None
+        descriptor = self.process.stdout.fileno()
+        end = time.monotonic() + deadline_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                left = end - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    raise WorkerError(f"worker {self.index} did not answer within {deadline_s:.0f} s")
+                data = os.read(descriptor, 1 << 16)
+                if not data:
+                    raise WorkerError(f"worker {self.index} ended with code {self.process.wait()}")
+                self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise WorkerError(f"worker {self.index}: {answer['error']}")
+        return answer
+
+    def close(self) -> None:
+        """End the process: its input closes, then, if it stays, it is killed."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+class Workers(AbstractContextManager["Workers"]):
+    """N worker processes running `python -m MODULE`, on this machine or on the hosts of a lab topology."""
+
+    def __init__(
+        self, count: int, module: str, *, topology: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._stack = ExitStack()
+        self.lab: Any = None
+        self.topology = topology
+        variables = {"OMP_NUM_THREADS": "1", **os.environ, **(environment or {})}
+        argv = [sys.executable, "-m", module]
+        self.workers: list[Worker] = []
+        try:
+            spawn = self._spawner(count)
+            for index in range(count):
+                worker = Worker(index, spawn(index, argv, variables))
+                self._stack.callback(worker.close)
+                self.workers.append(worker)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _spawner(self, count: int) -> Spawn:
+        if self.topology is None:
+            return lambda _, argv, env: _popen(argv, env)
+        from p2pavg.lab import Lab
+
+        lab = self._stack.enter_context(Lab(self.topology))
+        self.lab = lab
+        hosts = list(lab.hosts)
+        if count > len(hosts):
+            raise WorkerError(
+                f"topology {self.topology!r} has {len(hosts)} hosts; use --peers {len(hosts)} or fewer"
+            )
+
+        def spawn(index: int, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+            process: subprocess.Popen[bytes] = lab.spawn(
+                hosts[index], list(argv), env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            return process
+
+        return spawn
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def all(self, *, deadline_s: float, **command: Any) -> list[dict[str, Any]]:
+        """Send one command to every worker at once and gather the answers in order."""
+        for worker in self.workers:
+            worker.send(**command)
+        return [worker.receive(deadline_s) for worker in self.workers]
+
+    def join(self, **config: Any) -> list[dict[str, Any]]:
+        """Start every worker's peer: the first opens the swarm, the others join through its address."""
+        first = self.workers[0]
+        first.send(do="start", index=0, initial_peers=[], **config)
+        answers = [first.receive(START_DEADLINE_S)]
+        for worker in self.workers[1:]:
+            worker.send(do="start", index=worker.index, initial_peers=[answers[0]["address"]], **config)
+        answers += [worker.receive(START_DEADLINE_S) for worker in self.workers[1:]]
+        return answers
+
+
+def _popen(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(list(argv), env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def serve(handlers: Mapping[str, Callable[[dict[str, Any]], Mapping[str, Any]]]) -> int:
+    """A worker's main loop: one JSON command a line, {"do": name, ...}, one JSON answer a line; ends with its input."""
+    for line in sys.stdin.buffer:
+        command = json.loads(line)
+        try:
+            answer = dict(handlers[command.pop("do")](command))
+        except P2PAvgError as error:
+            answer = {"error": str(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    return 0

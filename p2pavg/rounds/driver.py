@@ -1,0 +1,444 @@
+"""Driver: the thin asyncio shell around the rounds machine. Everything here runs on the event-loop thread.
+
+It feeds events (links, messages, engine, training thread, timers) to the machine and carries out its actions; it decides
+nothing about rounds itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from p2pavg import codecs
+from p2pavg.allreduce.jobs import Jobs, NoLinkError
+from p2pavg.errors import P2PAvgError, ProtocolError, StateError
+from p2pavg.identity import short_id
+from p2pavg.rounds import events as ev
+from p2pavg.rounds import messages
+from p2pavg.rounds.heal import Donor, Downloader
+from p2pavg.rounds.machine import Machine
+from p2pavg.rounds.recorder import Recorder
+from p2pavg.rounds.session import Session
+from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome, State, TrainingSpec
+from p2pavg.transport.engine import Engine
+from p2pavg.transport.link import Link
+
+logger = logging.getLogger("p2pavg.rounds")
+
+
+class Surroundings(Protocol):
+    """What the driver needs of the peer it lives in."""
+
+    @property
+    def peer_id(self) -> bytes: ...
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def links(self) -> Mapping[bytes, Link]: ...
+
+    def standing_changed(self) -> None:
+        """Epoch, lineage or role changed: the hello and the announcement must follow."""
+
+
+class Driver:
+    """One training session's rounds."""
+
+    def __init__(self, peer: Surroundings, session: Session, spec: TrainingSpec, machine: Machine, recorder: Recorder) -> None:
+        self._peer = peer
+        self._session = session
+        self._spec = spec
+        self.machine = machine
+        self.recorder = recorder
+        self._jobs = Jobs(peer.engine, codecs.get(spec.compression), spec.numel)
+        self._loop = asyncio.get_running_loop()
+        self._answer: Future[Outcome] | None = None
+        self._contribution: Contribution | None = None
+        self._outcomes: deque[tuple[Outcome, ev.Commit | None]] = deque()
+        self._applying: tuple[Outcome, ev.Commit | None] | None = None
+        self._stopping = False
+        self._events: deque[ev.Event] = deque()
+        self._feeding = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._beat: asyncio.TimerHandle | None = None
+        self._healing: asyncio.Task[None] | None = None
+        self._healed: tuple[tuple[ev.Generation, ...], int] | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+        self._discarded: list[tuple[int, str]] = []
+        self.donor = Donor(peer.engine, spec.state, session.applying)
+        self.downloader = Downloader(peer.engine)
+        self.left = asyncio.Event()
+        self._closed = False
+
+    def start(self) -> None:
+        """Begin to beat. Links that are already up are told to the machine by the caller."""
+        self._pulse()
+
+    def close(self) -> None:
+        """Stop; whoever waits in `arrive` gets ClosedError from the session's failure."""
+        self._closed = True
+        for handle in (self._timer, self._beat):
+            if handle is not None:
+                handle.cancel()
+        if self._healing is not None:
+            self._healing.cancel()
+        for task in self._serving:
+            task.cancel()
+        self._jobs.cancel_all()
+
+    def fail(self, error: BaseException) -> None:
+        """The training thread gets this error now or at its next boundary."""
+        self._session.fail(error)
+        if self._answer is not None:
+            self._answer.set_exception(error)
+            self._answer = None
+
+    # ------------------------------------------------------------------------------ the training thread
+
+    def progress(self) -> None:
+        """The training thread counted; tell the machine."""
+        if not self._closed:
+            self.feed(self._local(at_boundary=self._answer is not None))
+
+    def arrived(self, contribution: Contribution, answer: Future[Outcome]) -> None:
+        """The training thread waits at a boundary."""
+        if self._closed:
+            from p2pavg.errors import ClosedError
+
+            answer.set_exception(ClosedError("this peer is closed; build a new optimizer to train on"))
+            return
+        self._answer = answer
+        self._contribution = contribution
+        self.recorder.arrived(time.monotonic())
+        if self._outcomes:
+            self._give_next()
+            return
+        self.feed(self._local(at_boundary=True))
+        idle = contribution.samples == 0 and not self._stopping and self.machine.role is ev.Role.TRAINER
+        if idle and self._answer is not None:
+            self._resume()
+
+    def applied(self, seconds_update: float, extra: Mapping[str, float]) -> None:
+        """The training thread has loaded or stepped what it was given."""
+        if self._applying is None or self._closed:
+            return
+        (outcome, commit), self._applying = self._applying, None
+        if commit is not None and isinstance(outcome, Average):
+            self._session.last_report = self.recorder.finished(
+                commit, seconds_update, extra, self._session.steps, tuple(self._discarded), self._peer.links
+            )
+            self._discarded.clear()
+            self.feed(ev.Applied(commit.ballot.epoch + 1, commit.lineage))
+        elif isinstance(outcome, Heal):
+            history = self._healed[0] if self._healed else ()
+            self.recorder.healed(time.monotonic())
+            self.feed(ev.Healed(outcome.state.epoch, outcome.state.lineage, history))
+        self._peer.standing_changed()
+        self.progress()
+
+    def discarded(self, samples: int, why: str) -> None:
+        """The training thread dropped samples."""
+        self._discarded.append((samples, why))
+        if why != "healed":
+            self.feed(ev.Discard(why))
+
+    def _local(self, *, at_boundary: bool) -> ev.LocalProgress:
+        session = self._session
+        contribution = self._contribution if at_boundary else None
+        return ev.LocalProgress(
+            samples=contribution.samples if contribution is not None else session.samples(),
+            samples_per_second=self.recorder.rate(session.samples(), session.steps),
+            at_boundary=at_boundary,
+            weight=contribution.weight if contribution is not None else None,
+            step_seconds=self.recorder.step_seconds,
+        )
+
+    # ----------------------------------------------------------------------------------------- feeding
+
+    def feed(self, event: ev.Event) -> None:
+        """Hand one event to the machine and carry out what it asks, in order, without recursion."""
+        if self._closed:
+            return
+        self._events.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._events:
+                now = time.monotonic()
+                for action in self.machine.handle(self._events.popleft(), now):
+                    self._perform(action)
+        finally:
+            self._feeding = False
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.machine.next_deadline
+        if deadline is not None and not self._closed:
+            self._timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), self._tick)
+
+    def _tick(self) -> None:
+        self.feed(ev.Tick())
+
+    def _pulse(self) -> None:
+        """The regular beat: local progress, health of links, progress of jobs."""
+        if self._closed:
+            return
+        self._peer.engine.note_loop()
+        now = time.monotonic()
+        healths = []
+        for peer, link in self._peer.links.items():
+            health = self._peer.engine.health(link.id)
+            heard = max(health.last_heard_at, link.last_heard)
+            healths.append(
+                ev.PeerHealth(peer, max(0.0, now - heard), health.loop_age_s, health.trainer_age_s, link.rtt or health.rtt_s)
+            )
+        self.feed(ev.Health(tuple(healths)))
+        for transfer in self._jobs.running():
+            self._feed_job(transfer)
+        self.progress()
+        self._beat = self._loop.call_later(self.machine.health_interval, self._pulse)
+
+    def _feed_job(self, transfer: int) -> None:
+        job = self._jobs.get(transfer)
+        if job is None:
+            return
+        progress = self._jobs.progress(transfer)
+        ranks = []
+        for rank, link in enumerate(job.links):
+            contributions, results = job.expected(rank)
+            received = 0 if rank == job.rank else sum(s.bytes_received for s in self._peer.engine.stats(link))
+            ranks.append(
+                ev.RankProgress(
+                    progress.contributions_received[rank], progress.results_received[rank], contributions, results, received
+                )
+            )
+        self.feed(ev.JobProgressed(transfer, tuple(ranks), progress.first_byte_at))
+
+    # ------------------------------------------------------------------------------------- links, engine
+
+    def link_up(self, link: Link) -> None:
+        """A control link is ready."""
+        facts = link.hello
+        self.feed(
+            ev.PeerUp(
+                peer=link.peer_id,
+                epoch=facts["epoch"],
+                lineage=facts["lineage"],
+                role=ev.Role(facts["role"]),
+                client_only=bool(facts.get("client_only", False)),
+                total_samples=int(facts.get("total", 0)),
+                leader=facts.get("leader") or None,
+                rtt_s=link.rtt,
+            )
+        )
+
+    def link_down(self, link: Link, reason: str) -> None:
+        """A link is gone."""
+        self.donor.link_lost(link.id)
+        self.feed(ev.PeerDown(link.peer_id, reason))
+
+    def message(self, link: Link, message: dict[str, Any]) -> None:
+        """A control message that belongs to the rounds. Raises ProtocolError when it is malformed."""
+        kind = message.get("t")
+        if kind in messages.NAMES:
+            self.feed(ev.Received(link.peer_id, messages.from_dict(message)))
+        elif kind == "state":
+            self._serve(self._serve_manifest(link, message))
+        elif kind == "state-chunks":
+            self._serve_chunks(link, message)
+        else:
+            raise ProtocolError("a control message is of an unknown type; the sender runs another version")
+
+    def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None:
+        """Engine event."""
+        self._feed_job(transfer)
+        self.feed(ev.JobDone(transfer, digests))
+
+    def job_refused(self, transfer: int, rank: int, why: str) -> None:
+        """Engine event."""
+        self.feed(ev.JobRefused(transfer, rank, why))
+
+    # ------------------------------------------------------------------------------------------ actions
+
+    def _perform(self, action: ev.Action) -> None:
+        match action:
+            case ev.Send(peer, message):
+                link = self._peer.links.get(peer)
+                if link is not None:
+                    link.send(messages.to_dict(message))
+            case ev.OpenJob():
+                self._open(action)
+            case ev.BeginJob():
+                self._begin(action)
+            case ev.CancelJob(transfer, why):
+                self._jobs.cancel(transfer)
+                self.recorder.attempt_failed(why)
+                logger.info("round attempt void: %s", why)
+            case ev.Commit():
+                self._commit(action)
+            case ev.RoundFailed(epoch, why, blamed):
+                logger.warning("epoch %d: no average (%s); training goes on, the samples are kept", epoch, why)
+                self.recorder.round_failed(why, blamed)
+                self._stopping = False
+                self._resume()
+            case ev.StartHeal():
+                self._heal(action)
+            case ev.WaitAt(others):
+                self._session.set_stop(others, self._spec.target_batch_size)
+                self._refresh_attention()
+            case ev.Stop():
+                self._stopping = True
+                self._refresh_attention()
+            case ev.Resume():
+                self._stopping = False
+                self._refresh_attention()
+                self._resume()
+            case ev.Blame(peer, why):
+                self.recorder.blamed(peer, why)
+                logger.info("peer %s failed this round: %s", short_id(peer), why)
+            case ev.Discarded(samples, why):
+                self._discarded.append((samples, why))
+            case ev.Left():
+                self.left.set()
+            case ev.Trace(kind, fields):
+                self.recorder.trace(kind, fields, time.monotonic())
+
+    def _open(self, action: ev.OpenJob) -> None:
+        members = [(seat.peer, seat.voter) for seat in action.members]
+        links = {peer: link.id for peer, link in self._peer.links.items()}
+        try:
+            self._jobs.open(action.transfer, self._peer.peer_id, members, action.parts, links)
+        except NoLinkError as error:
+            self._events.append(ev.JobFailed(action.transfer, str(error), error.rank))
+        except (ValueError, MemoryError) as error:
+            self._events.append(ev.JobFailed(action.transfer, str(error) or "out of memory"))
+
+    def _begin(self, action: ev.BeginJob) -> None:
+        job = self._jobs.get(action.transfer)
+        if job is None:
+            return
+        contribution = self._contribution
+        source, scale = None, 1.0
+        if action.weights[job.rank] > 0:
+            if self._answer is None or contribution is None or contribution.gradient is None:
+                self._events.append(ev.JobFailed(action.transfer, "the contribution is gone"))
+                return
+            source, scale = contribution.gradient, contribution.scale
+        self.recorder.begun(time.monotonic(), self._peer.links)
+        self._jobs.begin(action.transfer, action.weights, source, scale)
+
+    def _commit(self, commit: ev.Commit) -> None:
+        job = self._jobs.finish(commit.transfer)
+        self._stopping = False
+        average = Average(
+            epoch=commit.ballot.epoch,
+            samples=sum(commit.samples),
+            members=len(commit.members),
+            late=commit.late,
+            result=job.encoded(),
+        )
+        self._outcomes.append((average, commit))
+        self._deliver()
+
+    def _deliver(self) -> None:
+        if self._answer is not None and self._applying is None:
+            self._give_next()
+        self._refresh_attention()
+
+    def _give_next(self) -> None:
+        """Answer the waiting training thread with the next outcome, if it may have it."""
+        answer = self._answer
+        if answer is None or not self._outcomes:
+            return
+        if self._healing is not None and not isinstance(self._outcomes[0][0], Heal):
+            return  # results queue up until the state they follow is here
+        self._applying = self._outcomes.popleft()
+        self._answer = None
+        self._contribution = None
+        self._refresh_attention()
+        answer.set_result(self._applying[0])
+
+    def _resume(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            self._contribution = None
+            answer.set_result(KeepGoing())
+            self._events.append(self._local(at_boundary=False))
+            if not self._feeding:
+                self.feed(self._events.popleft())
+
+    def _refresh_attention(self) -> None:
+        self._session.attention = self._stopping or bool(self._outcomes) or self._healing is not None
+
+    # ------------------------------------------------------------------------------------------- state
+
+    def _heal(self, action: ev.StartHeal) -> None:
+        if self._healing is not None:
+            self._healing.cancel()
+        logger.info("downloading the state of epoch %d: %s", action.epoch, action.why)
+        self._outcomes = deque(o for o in self._outcomes if not isinstance(o[0], Heal))
+        self._healing = self._loop.create_task(self._download(action))
+        self._refresh_attention()
+
+    async def _download(self, action: ev.StartHeal) -> None:
+        try:
+            state, facts = await self.downloader.fetch(action.donors, self._peer.links)
+            history = _history(facts)
+        except StateError as error:
+            self._healing = None
+            self._refresh_attention()
+            self.feed(ev.HealFailed(str(error)))
+            return
+        self._healing = None
+        self._accept(state, history)
+
+    def _accept(self, state: State, history: tuple[ev.Generation, ...]) -> None:
+        kept = [o for o in self._outcomes if isinstance(o[0], Average) and o[0].epoch >= state.epoch]
+        self._healed = (history, state.epoch)
+        self._outcomes = deque([(Heal(state), None), *kept])
+        self._deliver()
+
+    def _serve(self, coroutine: Any) -> None:
+        task = self._loop.create_task(coroutine)
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve_manifest(self, link: Link, request: dict[str, Any]) -> None:
+        if self.machine.role is not ev.Role.TRAINER:
+            link.reply(request, {"error": "this peer waits for the state itself"})
+            return
+        manifest = await self.donor.manifest(lambda: (self.machine.epoch, self.machine.lineage))
+        history = [
+            [g.epoch, g.lineage, g.transfer, g.samples, g.total, g.leader]
+            for g in self.machine.history
+            if g.epoch < manifest.epoch
+        ]
+        link.reply(request, {**manifest.to_message(), "history": history})
+
+    def _serve_chunks(self, link: Link, request: dict[str, Any]) -> None:
+        try:
+            self.donor.send(link.id, request["transfer"], request["chunks"], request["epoch"], request["lineage"])
+        except (StateError, KeyError, TypeError) as error:
+            link.reply(request, {"error": str(error)})
+            return
+        link.reply(request, {"t": "ok"})
+
+
+def _history(facts: Mapping[str, Any]) -> tuple[ev.Generation, ...]:
+    try:
+        return tuple(
+            ev.Generation(int(e), bytes(li), int(t), int(s), int(total), bytes(leader))
+            for e, li, t, s, total, leader in facts["history"][-1024:]
+        )
+    except (KeyError, TypeError, ValueError):
+        raise StateError("a donor told its history wrongly; another donor will be asked") from None

@@ -1,0 +1,146 @@
+"""Session: the training thread's handle on the rounds. Implements `training.Training` over the loop thread's driver."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Protocol
+
+from p2pavg.errors import ClosedError
+from p2pavg.report import RoundReport
+from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome
+
+REPORT_INTERVAL_S = (
+    0.02  # how often count() may wake the loop thread; the loop's own timer covers slower trainers
+)
+
+
+class LoopSide(Protocol):
+    """What the session asks of the driver. Each method runs on the loop thread."""
+
+    def progress(self) -> None: ...
+
+    def arrived(self, contribution: Contribution, answer: Future[Outcome]) -> None: ...
+
+    def applied(self, seconds_update: float, extra: Mapping[str, float]) -> None: ...
+
+    def discarded(self, samples: int, why: str) -> None: ...
+
+
+class Session:
+    """Counts samples and meets the loop thread at step boundaries.
+
+    Only the training thread changes the sample count and the epoch; the loop thread reads them, and writes `stop_at`
+    (the own count at which the training thread must stop and ask) and `attention` (ask at the next boundary).
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, epoch: int, note_trainer: Callable[[], None]) -> None:
+        self._loop = loop
+        self._note_trainer = note_trainer
+        self._side: LoopSide | None = None
+        self._samples = 0
+        self._epoch = epoch
+        self._report_at = 0.0
+        self._applying = threading.RLock()
+        self._pending: Outcome | None = None
+        self._contributed = 0
+        self._failure: BaseException | None = None
+        self.stop_at: float = math.inf
+        self.attention = False
+        self.at_boundary = False
+        self.last_step_at = 0.0
+        self.steps = 0
+        self.last_report: RoundReport | None = None
+
+    def connect(self, side: LoopSide) -> None:
+        """Attach the driver; before this, `count` must not be called."""
+        self._side = side
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being accumulated."""
+        return self._epoch
+
+    def samples(self) -> int:
+        """Samples counted since the last average that included them."""
+        return self._samples
+
+    def count(self, samples: int) -> bool:
+        """Add a microbatch. O(1), no network. True: call `arrive` now."""
+        self._samples += samples
+        self.steps += 1
+        now = time.monotonic()
+        self.last_step_at = now
+        self._note_trainer()
+        if self.attention or self._samples >= self.stop_at or self._failure is not None:
+            return True
+        if now >= self._report_at:
+            self._report_at = now + REPORT_INTERVAL_S
+            self._post("progress")
+        return False
+
+    def arrive(self, contribution: Contribution) -> Outcome:
+        """Wait at a step boundary until the loop thread knows what to do. Raises P2PAvgError."""
+        if self._failure is not None:
+            raise self._failure
+        answer: Future[Outcome] = Future()
+        self.at_boundary = True
+        try:
+            self._post("arrived", contribution, answer)
+            outcome = answer.result()
+        finally:
+            self.at_boundary = False
+        self._contributed = contribution.samples
+        self._pending = None if isinstance(outcome, KeepGoing) else outcome
+        return outcome
+
+    @contextmanager
+    def applying(self) -> Iterator[None]:
+        """Held while parameters or optimizer state change."""
+        with self._applying:
+            yield
+
+    def applied(self, seconds_update: float, *, extra: Mapping[str, float] | None = None) -> None:
+        """The last Average or Heal is in the parameters."""
+        pending, self._pending = self._pending, None
+        if isinstance(pending, Average):
+            if not pending.late:
+                self._samples -= self._contributed
+            self._epoch = pending.epoch + 1
+        elif isinstance(pending, Heal):
+            lost, self._samples = self._samples, 0
+            if lost:
+                self._post("discarded", lost, "healed")
+            self._epoch = pending.state.epoch
+        self._post("applied", seconds_update, dict(extra or {}))
+
+    def discard(self, why: str) -> None:
+        """Drop the samples counted so far; the next report names them."""
+        lost, self._samples = self._samples, 0
+        if lost:
+            self._post("discarded", lost, why)
+            self._post("progress")
+
+    # The loop thread's side.
+
+    def set_stop(self, others: int | None, target: int) -> None:
+        """The others are known to have `others` samples: stop when the rest to `target` is counted here. None: never."""
+        self.stop_at = math.inf if others is None else max(1, target - others)
+
+    def fail(self, error: BaseException) -> None:
+        """Every later `arrive` raises `error`."""
+        self._failure = error
+
+    def _post(self, method: str, *arguments: object) -> None:
+        side = self._side
+        if side is None:
+            raise ClosedError("this peer has not joined a run yet; call Peer.training() first")
+        try:
+            self._loop.call_soon_threadsafe(getattr(side, method), *arguments)
+        except RuntimeError:
+            raise ClosedError("this peer is closed; build a new optimizer to train on") from None
