@@ -1,0 +1,201 @@
+#include "control.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+
+#include "router.h"
+
+namespace lab {
+namespace {
+
+constexpr size_t kLongestLine = 65536;
+constexpr size_t kMostClients = 64;
+
+using Setters = std::map<std::string, std::function<void(double)>>;
+
+// Parses all of a line before any of it is applied.
+void assign(std::istringstream& words, const Setters& setters) {
+    std::vector<std::pair<const std::function<void(double)>*, double>> changes;
+    std::string word;
+    while (words >> word) {
+        const size_t equals = word.find('=');
+        const auto setter = setters.find(word.substr(0, equals));
+        if (equals == std::string::npos || setter == setters.end()) throw std::runtime_error("unknown setting " + word);
+        size_t used = 0;
+        const std::string text = word.substr(equals + 1);
+        double value = -1;
+        try {
+            value = std::stod(text, &used);
+        } catch (const std::exception&) {
+        }
+        if (used != text.size() || !(value >= 0)) throw std::runtime_error("not a number of at least 0: " + word);
+        changes.emplace_back(&setter->second, value);
+    }
+    for (const auto& [setter, value] : changes) (*setter)(value);
+}
+
+std::pair<size_t, size_t> range(const std::string& word, size_t hosts) {
+    if (word == "*") return {0, hosts};
+    try {
+        const size_t i = std::stoul(word);
+        if (i < hosts) return {i, i + 1};
+    } catch (const std::exception&) {
+    }
+    throw std::runtime_error("no such host " + word);
+}
+
+}  // namespace
+
+void apply(Network& network, const std::string& line) {
+    std::istringstream words(line);
+    std::string verb, first, second;
+    words >> verb >> first;
+    const auto [from, from_end] = range(first, network.size());
+    if (verb == "node") {
+        Host host;
+        const Host unset{-1, -1, -1, {}, {}};
+        host = unset;
+        assign(words, {{"egress_bps", [&](double v) { host.egress_bps = v; }},
+                       {"ingress_bps", [&](double v) { host.ingress_bps = v; }},
+                       {"queue_bytes", [&](double v) { host.queue_bytes = v; }}});
+        for (size_t i = from; i < from_end; ++i) {
+            if (host.egress_bps >= 0) network.host(i).egress_bps = host.egress_bps;
+            if (host.ingress_bps >= 0) network.host(i).ingress_bps = host.ingress_bps;
+            if (host.queue_bytes >= 0) network.host(i).queue_bytes = host.queue_bytes;
+        }
+        network.configured();
+        return;
+    }
+    words >> second;
+    const auto [to, to_end] = range(second, network.size());
+    if (verb == "path") {
+        std::vector<std::pair<double Path::*, double>> changes;
+        int down = -1;
+        Setters setters;
+        const std::pair<const char*, double Path::*> fields[] = {
+            {"delay_ns", &Path::delay_ns}, {"jitter_ns", &Path::jitter_ns},     {"loss", &Path::loss},
+            {"rate_bps", &Path::rate_bps}, {"flow_bps", &Path::flow_bps}, {"queue_bytes", &Path::queue_bytes}};
+        for (const auto& [name, field] : fields)
+            setters[name] = [&changes, field = field](double v) { changes.emplace_back(field, v); };
+        setters["down"] = [&](double v) { down = v != 0; };
+        assign(words, setters);
+        for (size_t i = from; i < from_end; ++i) {
+            for (size_t j = to; j < to_end; ++j) {
+                Path& path = network.path(i, j);
+                for (const auto& [field, value] : changes) path.*field = value;
+                if (down >= 0) path.down = down;
+            }
+        }
+        network.configured();
+    } else if (verb == "cut") {
+        unsigned sport = 0, dport = 0;
+        if (!(words >> sport >> dport) || sport > 65535 || dport > 65535) throw std::runtime_error("bad ports: " + line);
+        for (size_t i = from; i < from_end; ++i)
+            for (size_t j = to; j < to_end; ++j)
+                network.cut_flow({static_cast<uint8_t>(i), static_cast<uint8_t>(j), static_cast<uint16_t>(sport),
+                                  static_cast<uint16_t>(dport)});
+    } else if (verb == "restore") {
+        for (size_t i = from; i < from_end; ++i)
+            for (size_t j = to; j < to_end; ++j) network.restore_flows(static_cast<uint8_t>(i), static_cast<uint8_t>(j));
+    } else {
+        throw std::runtime_error("unknown command " + verb);
+    }
+}
+
+void ControlServer::accept(int listener) {
+    const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) return;
+    if (clients_.size() >= kMostClients) {
+        close(fd);
+        return;
+    }
+    clients_.push_back({fd, {}});
+}
+
+void ControlServer::add_clients(std::vector<pollfd>& fds) const {
+    for (const Client& client : clients_) fds.push_back({client.fd, POLLIN, 0});
+}
+
+bool ControlServer::serve(const std::vector<pollfd>& fds, size_t first) {
+    bool quit = false;
+    for (size_t i = 0; first + i < fds.size(); ++i) {
+        if (fds[first + i].revents == 0) continue;
+        Client& client = clients_[i];
+        char buffer[4096];
+        const ssize_t n = read(client.fd, buffer, sizeof buffer);
+        if (n > 0) client.input.append(buffer, static_cast<size_t>(n));
+        size_t end;
+        bool open = n > 0 && client.input.size() <= kLongestLine;
+        while (open && (end = client.input.find('\n')) != std::string::npos) {
+            const std::string reply = answer(client.input.substr(0, end), &quit) + "\n";
+            client.input.erase(0, end + 1);
+            // The socket's buffer takes one answer; a client that does not read is not waited for.
+            open = send(client.fd, reply.data(), reply.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(reply.size());
+        }
+        if (!open) {
+            close(client.fd);
+            client.fd = -1;
+        }
+    }
+    std::erase_if(clients_, [](const Client& client) { return client.fd < 0; });
+    return !quit;
+}
+
+std::string ControlServer::answer(const std::string& line, bool* quit) {
+    if (line == "stats") return statistics();
+    if (line == "quit") {
+        *quit = true;
+        kill_inside(devices_);
+        return "ok";
+    }
+    try {
+        apply(network_, line);
+        return "ok";
+    } catch (const std::exception& error) {
+        return std::string("error: ") + error.what();
+    }
+}
+
+std::string ControlServer::statistics() const {
+    std::string text = router_.statistics() + "\"hosts\":[";
+    char buffer[640];
+    for (size_t i = 0; i < network_.size(); ++i) {
+        const Host& host = network_.host(i);
+        std::snprintf(buffer, sizeof buffer, "%s{\"name\":\"%s\",\"address\":\"%s\",\"egress_bps\":%.17g,\"ingress_bps\":%.17g}",
+                      i ? "," : "", devices_[i].name.c_str(), devices_[i].address.c_str(), host.egress_bps,
+                      host.ingress_bps);
+        text += buffer;
+    }
+    text += "],\"paths\":[";
+    bool first = true;
+    for (size_t i = 0; i < network_.size(); ++i) {
+        for (size_t j = 0; j < network_.size(); ++j) {
+            if (i == j) continue;
+            const Path& path = network_.path(i, j);
+            const Counters& c = path.counters;
+            std::snprintf(
+                buffer, sizeof buffer,
+                "%s{\"src\":\"%s\",\"dst\":\"%s\",\"delay_ns\":%.17g,\"jitter_ns\":%.17g,\"rate_bps\":%.17g,"
+                "\"flow_bps\":%.17g,\"loss\":%.17g,\"queue_bytes\":%.17g,\"down\":%s,\"sent_packets\":%llu,"
+                "\"sent_bytes\":%llu,\"delivered_packets\":%llu,\"delivered_bytes\":%llu,\"lost_packets\":%llu,"
+                "\"dropped_packets\":%llu,\"cut_packets\":%llu}",
+                first ? "" : ",", devices_[i].name.c_str(), devices_[j].name.c_str(), path.delay_ns, path.jitter_ns,
+                path.rate_bps, path.flow_bps, path.loss, path.queue_bytes, path.down ? "true" : "false",
+                static_cast<unsigned long long>(c.sent_packets), static_cast<unsigned long long>(c.sent_bytes),
+                static_cast<unsigned long long>(c.delivered_packets), static_cast<unsigned long long>(c.delivered_bytes),
+                static_cast<unsigned long long>(c.lost_packets), static_cast<unsigned long long>(c.dropped_packets),
+                static_cast<unsigned long long>(c.cut_packets));
+            text += buffer;
+            first = false;
+        }
+    }
+    return text + "]}";
+}
+
+}  // namespace lab

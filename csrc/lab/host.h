@@ -1,0 +1,38 @@
+// A host of the lab: a network namespace with one TUN device, held open by file descriptors of this process alone,
+// so that nothing is left when the process ends.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lab {
+
+struct HostDevice {
+    std::string name, address;
+    int tun = -1;         // read and write packets
+    int ns = -1;          // the namespace
+    int statistics = -1;  // /proc/net/dev of the namespace
+    uint64_t inode = 0;   // identifies the namespace in /proc/PID/ns/net
+};
+
+using Sysctls = std::vector<std::pair<std::string, std::string>>;
+
+// Moves this process into a fresh user namespace when it may not make network namespaces otherwise.
+// Throws std::runtime_error with a sentence for the user; so do all functions here.
+void gain_privilege();
+
+HostDevice make_host(const std::string& name, const std::string& address, int mtu, const Sysctls& sysctls);
+
+uint64_t kernel_drops(const HostDevice& host);  // packets that the kernel dropped because the router was too slow
+
+// Kills every process inside the hosts' namespaces, this one excepted; returns how many.
+int kill_inside(const std::vector<HostDevice>& hosts);
+
+// Joins namespace `fd` of process `pid` (and its user namespace when need be) and runs argv. Returns only by throwing.
+void enter(pid_t pid, int fd, char** argv);
+
+}  // namespace lab

@@ -1,0 +1,250 @@
+#include "network.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace lab {
+namespace {
+
+constexpr double kShortestQueue = 5e6;         // ns: the queue of a short path holds this much of its rate
+constexpr double kSmallestQueue = 128 * 1024;  // bytes: two super-packets
+constexpr double kPieceTime = 1e6;             // ns: a super-packet is sliced so that no slice takes longer than this
+constexpr Nanoseconds kFlowIdle = 120'000'000'000;
+constexpr size_t kManyFlows = 4096;
+
+double ns_per_byte(double bps) { return bps > 0 ? 8e9 / bps : 0; }
+
+double limit_of(double queue_bytes, double bps, double rtt_ns) {
+    if (queue_bytes > 0) return queue_bytes;
+    return std::max(kSmallestQueue, bps / 8e9 * std::max(rtt_ns, kShortestQueue));
+}
+
+}  // namespace
+
+uint32_t Shaper::fit(double now, uint32_t segments, double segment_bytes) const {
+    if (ns_per_byte == 0) return segments;
+    const double waiting = free_at > now ? (free_at - now) / ns_per_byte : 0;
+    const double room = (limit - waiting) / segment_bytes;
+    const uint32_t fitting = room > 0 ? static_cast<uint32_t>(std::min(room, 1e6)) : 0;
+    return std::min(segments, waiting == 0 ? std::max(fitting, 1u) : fitting);
+}
+
+double Shaper::pass(double now, double bytes) {
+    if (ns_per_byte == 0) return std::max(free_at, now);  // the cap was lifted: what waits still goes first
+    free_at = std::max(free_at, now) + bytes * ns_per_byte;
+    return free_at;
+}
+
+Network::Network(size_t hosts, uint64_t seed) : hosts_(hosts), paths_(hosts * hosts), random_(seed) {}
+
+double Network::draw() {  // splitmix64
+    uint64_t z = (random_ += 0x9E3779B97F4A7C15ULL);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+    return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1.0p-53;
+}
+
+double Network::draw_loss_gap(double loss) {  // geometric: segments that pass before one is lost
+    if (loss >= 1) return 0;
+    return std::floor(std::log1p(-draw()) / std::log1p(-loss));
+}
+
+void Network::configured() {
+    for (size_t i = 0; i < size(); ++i) {
+        double longest = 0;
+        for (size_t j = 0; j < size(); ++j) {
+            Path& path = this->path(i, j);
+            const double rtt = path.delay_ns + this->path(j, i).delay_ns;
+            longest = std::max(longest, rtt);
+            path.shaper.ns_per_byte = ns_per_byte(path.rate_bps);
+            path.shaper.limit = limit_of(path.queue_bytes, path.rate_bps, rtt);
+            path.flow_limit = limit_of(path.queue_bytes, path.flow_bps, rtt);
+            if (path.loss <= 0) path.to_next_loss = -1;
+        }
+        Host& host = hosts_[i];
+        host.egress.ns_per_byte = ns_per_byte(host.egress_bps);
+        host.egress.limit = limit_of(host.queue_bytes, host.egress_bps, longest);
+        host.ingress.ns_per_byte = ns_per_byte(host.ingress_bps);
+        host.ingress.limit = limit_of(host.queue_bytes, host.ingress_bps, longest);
+    }
+    for (auto& [key, flow] : flows_) {
+        const Path& path = this->path(key.ports_and_hosts >> 48 & 255, key.ports_and_hosts >> 40 & 255);
+        flow.shaper.ns_per_byte = ns_per_byte(path.flow_bps);
+        flow.shaper.limit = path.flow_limit;
+        flow.cut = is_cut(key);
+    }
+}
+
+void Network::cut_flow(FlowRule rule) {
+    cut_.push_back(rule);
+    configured();
+}
+
+void Network::restore_flows(uint8_t src, uint8_t dst) {
+    std::erase_if(cut_, [&](const FlowRule& rule) { return rule.src == src && rule.dst == dst; });
+    configured();
+}
+
+bool Network::is_cut(const FlowKey& key) const {
+    const uint64_t k = key.ports_and_hosts;
+    for (const FlowRule& rule : cut_) {
+        if (rule.src == (k >> 48 & 255) && rule.dst == (k >> 40 & 255) &&
+            (rule.sport == 0 || rule.sport == (k >> 16 & 0xffff)) && (rule.dport == 0 || rule.dport == (k & 0xffff)))
+            return true;
+    }
+    return false;
+}
+
+Flow* Network::find_flow(const FlowKey& key, Nanoseconds now) {
+    auto [where, created] = flows_.try_emplace(key);
+    Flow& flow = where->second;
+    flow.seen = now;
+    if (created) {
+        const Path& path = this->path(key.ports_and_hosts >> 48 & 255, key.ports_and_hosts >> 40 & 255);
+        flow.shaper.ns_per_byte = ns_per_byte(path.flow_bps);
+        flow.shaper.limit = path.flow_limit;
+        flow.cut = is_cut(key);
+        if (flows_.size() % kManyFlows == 0) {
+            std::erase_if(flows_, [&](const auto& item) {
+                return item.second.in_flight == 0 && now - item.second.seen > kFlowIdle;
+            });
+        }
+    }
+    return &flow;
+}
+
+void Network::push(Packet* packet, Nanoseconds due) { heap_.push({due, order_++, packet}); }
+
+void Network::drop(PacketPool& pool, Packet* packet) { pool.put(packet); }
+
+uint32_t Network::piece_segments(const Path& path, const Packet* packet) const {
+    double slowest = std::max({path.shaper.ns_per_byte, hosts_[packet->src].egress.ns_per_byte,
+                               hosts_[packet->dst].ingress.ns_per_byte, packet->flow->shaper.ns_per_byte});
+    if (slowest == 0) return packet->segments;
+    const double segment_ns = (packet->payload + packet->header) * slowest;
+    return std::clamp<uint32_t>(static_cast<uint32_t>(kPieceTime / segment_ns), 1, packet->segments);
+}
+
+void Network::admit(PacketPool& pool, Packet* packet, uint8_t src, Nanoseconds now) {
+    uint8_t protocol;
+    uint16_t sport, dport;
+    const bool understood = parse(packet, &protocol, &sport, &dport);
+    const uint32_t last_byte = understood ? (destination(packet) & 0xff) : 0;
+    if (!understood || last_byte == 0 || last_byte > size() || last_byte - 1 == src) return drop(pool, packet);
+    packet->src = src;
+    packet->dst = static_cast<uint8_t>(last_byte - 1);
+    packet->at_ingress = false;
+    Path& path = this->path(src, packet->dst);
+    path.counters.sent_packets += packet->segments;
+    path.counters.sent_bytes += packet->wire;
+    packet->flow = find_flow(make_flow_key(src, packet->dst, protocol, sport, dport), now);
+    if (path.down || packet->flow->cut) {
+        path.counters.cut_packets += packet->segments;
+        return drop(pool, packet);
+    }
+
+    const uint32_t most = piece_segments(path, packet);
+    const uint32_t total = packet->segments;
+    for (uint32_t first = 0; first < total;) {
+        uint32_t n = std::min(most, total - first);
+        bool lose = false;
+        if (path.loss > 0) {
+            if (path.to_next_loss < 0) path.to_next_loss = draw_loss_gap(path.loss);
+            if (path.to_next_loss < 1) {
+                n = 1;
+                lose = true;
+                path.to_next_loss = draw_loss_gap(path.loss);
+            } else {
+                n = static_cast<uint32_t>(std::min<double>(n, path.to_next_loss));
+                path.to_next_loss -= n;
+            }
+        }
+        // A single segment's header must not be rewritten: only whole super-packets are sliced.
+        Packet* piece = n == total ? packet : slice(pool, packet, first, n);
+        first += n;
+        if (lose) {
+            path.counters.lost_packets += 1;
+            if (piece != packet) drop(pool, piece);
+            else return drop(pool, packet);
+            continue;
+        }
+        route(pool, piece, path, now);
+        if (piece == packet) return;
+    }
+    drop(pool, packet);
+}
+
+// The order of stages: the sender's egress cap, the pair's rate, the flow's rate, the delay, the receiver's ingress cap.
+// Up to the delay each stage sees packets in order of time, so that their passage is computed at once.
+void Network::route(PacketPool& pool, Packet* piece, Path& path, Nanoseconds now) {
+    Host& sender = hosts_[piece->src];
+    Flow& flow = *piece->flow;
+    const double segment = piece->segments == 1 ? piece->wire : piece->payload + piece->header;
+    auto bytes_of = [&](uint32_t n) { return n == piece->segments ? double(piece->wire) : n * segment; };
+
+    uint32_t n = sender.egress.fit(double(now), piece->segments, segment);
+    double t = n ? sender.egress.pass(double(now), bytes_of(n)) : double(now);
+    for (Shaper* shaper : {&path.shaper, &flow.shaper}) {
+        if (n == 0) break;
+        n = shaper->fit(t, n, segment);
+        if (n) t = shaper->pass(t, bytes_of(n));
+    }
+    path.counters.dropped_packets += piece->segments - n;
+    if (n == 0) return drop(pool, piece);
+    if (n < piece->segments) {
+        Packet* kept = slice(pool, piece, 0, n);
+        drop(pool, piece);
+        piece = kept;
+    }
+    double delay = path.delay_ns;
+    if (path.jitter_ns > 0) delay = std::max(0.0, delay + (2 * draw() - 1) * path.jitter_ns);
+    const Nanoseconds due = std::max(static_cast<Nanoseconds>(t + delay), flow.last_due);
+    flow.last_due = due;
+    flow.in_flight += 1;
+    const Shaper& ingress = hosts_[piece->dst].ingress;
+    piece->at_ingress = ingress.ns_per_byte != 0 || ingress.free_at > double(now);
+    push(piece, due);
+}
+
+Packet* Network::pop(PacketPool& pool, Nanoseconds now, Nanoseconds* due) {
+    while (!heap_.empty() && heap_.top().due <= now) {
+        *due = heap_.top().due;
+        Packet* packet = heap_.top().packet;
+        heap_.pop();
+        Path& path = this->path(packet->src, packet->dst);
+        if (path.down || packet->flow->cut) {
+            path.counters.cut_packets += packet->segments;
+            packet->flow->in_flight -= 1;
+            drop(pool, packet);
+            continue;
+        }
+        if (!packet->at_ingress) return packet;
+        Shaper& ingress = hosts_[packet->dst].ingress;
+        const double segment = packet->segments == 1 ? packet->wire : packet->payload + packet->header;
+        const uint32_t n = ingress.fit(double(*due), packet->segments, segment);
+        path.counters.dropped_packets += packet->segments - n;
+        if (n == 0) {
+            packet->flow->in_flight -= 1;
+            drop(pool, packet);
+            continue;
+        }
+        if (n < packet->segments) {
+            Packet* kept = slice(pool, packet, 0, n);
+            drop(pool, packet);
+            packet = kept;
+        }
+        packet->at_ingress = false;
+        push(packet, static_cast<Nanoseconds>(ingress.pass(double(*due), packet->wire)));
+    }
+    return nullptr;
+}
+
+void Network::delivered(PacketPool& pool, Packet* packet) {
+    Counters& counters = path(packet->src, packet->dst).counters;
+    counters.delivered_packets += packet->segments;
+    counters.delivered_bytes += packet->wire;
+    packet->flow->in_flight -= 1;
+    pool.put(packet);
+}
+
+}  // namespace lab

@@ -1,0 +1,110 @@
+// The emulated network: decides when, and whether, a packet arrives. No I/O: time and packets come in as arguments.
+#pragma once
+
+#include <cstdint>
+#include <queue>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "packet.h"
+
+namespace lab {
+
+using Nanoseconds = int64_t;
+
+// A FIFO with a rate and a tail-drop limit, kept as the time at which its last byte will have left.
+struct Shaper {
+    double ns_per_byte = 0;  // 0: unlimited
+    double limit = 0;        // bytes that may wait
+    double free_at = 0;      // ns
+
+    uint32_t fit(double now, uint32_t segments, double segment_bytes) const;
+    double pass(double now, double bytes);  // the time at which these bytes have left
+};
+
+struct Flow {
+    Shaper shaper;
+    Nanoseconds last_due = 0;
+    Nanoseconds seen = 0;
+    uint32_t in_flight = 0;
+    bool cut = false;
+};
+
+struct Counters {
+    uint64_t sent_packets = 0, sent_bytes = 0;            // offered by the sender, in packets and bytes of the wire
+    uint64_t delivered_packets = 0, delivered_bytes = 0;
+    uint64_t lost_packets = 0;     // by the loss rate
+    uint64_t dropped_packets = 0;  // a queue was full
+    uint64_t cut_packets = 0;      // the path, or the flow, was down
+};
+
+struct Path {  // one ordered pair of hosts
+    double delay_ns = 0, jitter_ns = 0, loss = 0, rate_bps = 0, flow_bps = 0;
+    double queue_bytes = 0;  // 0: one bandwidth-delay product
+    bool down = false;
+    double flow_limit = 0;
+    Shaper shaper;
+    double to_next_loss = -1;  // segments; < 0: not drawn yet
+    Counters counters;
+};
+
+struct Host {
+    double egress_bps = 0, ingress_bps = 0, queue_bytes = 0;
+    Shaper egress, ingress;
+};
+
+struct FlowRule {
+    uint8_t src, dst;
+    uint16_t sport, dport;  // 0: any
+};
+
+class Network {
+public:
+    explicit Network(size_t hosts, uint64_t seed);
+
+    size_t size() const { return hosts_.size(); }
+    Host& host(size_t i) { return hosts_[i]; }
+    Path& path(size_t i, size_t j) { return paths_[i * hosts_.size() + j]; }
+    void cut_flow(FlowRule rule);
+    void restore_flows(uint8_t src, uint8_t dst);
+    void configured();  // call after any change: derives shapers and queue limits
+
+    // Takes a packet that host src sent. Owns it from here on.
+    void admit(PacketPool& pool, Packet* packet, uint8_t src, Nanoseconds now);
+    // When the next packet is due; INT64_MAX: nothing in flight.
+    Nanoseconds next_due() const { return heap_.empty() ? INT64_MAX : heap_.top().due; }
+    // The next packet to hand over at or before `now`, with the time it was due, or null.
+    Packet* pop(PacketPool& pool, Nanoseconds now, Nanoseconds* due);
+    void delivered(PacketPool& pool, Packet* packet);
+    size_t in_flight() const { return heap_.size(); }
+
+private:
+    struct Event {
+        Nanoseconds due;
+        uint64_t order;
+        Packet* packet;
+        bool operator>(const Event& other) const {
+            return due != other.due ? due > other.due : order > other.order;
+        }
+    };
+
+    void push(Packet* packet, Nanoseconds due);
+    void drop(PacketPool& pool, Packet* packet);
+    void route(PacketPool& pool, Packet* piece, Path& path, Nanoseconds now);
+    uint32_t piece_segments(const Path& path, const Packet* packet) const;
+    Flow* find_flow(const FlowKey& key, Nanoseconds now);
+    bool is_cut(const FlowKey& key) const;
+    double draw();
+    double draw_loss_gap(double loss);
+
+    std::vector<Host> hosts_;
+    std::vector<Path> paths_;
+    std::vector<FlowRule> cut_;
+    std::unordered_map<FlowKey, Flow, FlowKeyHash> flows_;
+    std::priority_queue<Event, std::vector<Event>, std::greater<Event>> heap_;
+    uint64_t order_ = 0;
+    uint64_t random_;
+};
+
+}  // namespace lab

@@ -1,0 +1,78 @@
+// One IPv4 packet as it crosses the router: a virtio header, then the packet, possibly a TSO super-packet.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace lab {
+
+struct VirtioHeader {  // struct virtio_net_hdr of linux/virtio_net.h, little-endian on every machine that we support
+    uint8_t flags;
+    uint8_t gso_type;
+    uint16_t hdr_len;
+    uint16_t gso_size;
+    uint16_t csum_start;
+    uint16_t csum_offset;
+};
+static_assert(sizeof(VirtioHeader) == 10);
+
+constexpr size_t kMaxPacket = 65536 + sizeof(VirtioHeader);
+
+struct Flow;
+
+struct Packet {
+    Packet* next;       // free list
+    Flow* flow;
+    uint32_t len;       // bytes in data: virtio header and packet
+    uint32_t capacity;
+    uint32_t segments;  // MTU-sized packets on the wire
+    uint32_t wire;      // IP bytes on the wire, all segments' headers counted
+    uint16_t header;    // bytes of IP + TCP/UDP header
+    uint16_t payload;   // payload bytes of a full segment
+    uint8_t size_class;
+    uint8_t src, dst;   // host indices
+    bool at_ingress;    // waits for the receiver's ingress cap
+    uint8_t* data() { return reinterpret_cast<uint8_t*>(this + 1); }
+    uint8_t* ip() { return data() + sizeof(VirtioHeader); }
+    VirtioHeader* virtio() { return reinterpret_cast<VirtioHeader*>(data()); }
+};
+
+// Buffers in a few sizes, so that an ACK in flight does not hold 64 KB.
+class PacketPool {
+public:
+    Packet* get(size_t bytes);
+    void put(Packet* packet);
+    uint64_t held_bytes() const { return held_; }
+
+private:
+    static constexpr int kClasses = 4;
+    Packet* free_[kClasses] = {};
+    uint64_t held_ = 0;
+};
+
+struct FlowKey {
+    uint64_t ports_and_hosts;  // src host, dst host, protocol, source port, destination port
+    bool operator==(const FlowKey& other) const { return ports_and_hosts == other.ports_and_hosts; }
+};
+
+struct FlowKeyHash {
+    size_t operator()(const FlowKey& key) const {
+        uint64_t x = key.ports_and_hosts * 0x9E3779B97F4A7C15ULL;
+        return static_cast<size_t>(x ^ (x >> 32));
+    }
+};
+
+FlowKey make_flow_key(uint8_t src, uint8_t dst, uint8_t protocol, uint16_t sport, uint16_t dport);
+
+// Reads the headers of a packet that came out of a TUN device. False: not IPv4, or malformed.
+// Fills segments, wire, header and payload, and the fields of the flow's key.
+bool parse(Packet* packet, uint8_t* protocol, uint16_t* sport, uint16_t* dport);
+
+// The first and last IPv4 address bytes, host order.
+uint32_t destination(Packet* packet);
+
+// A new packet with segments [first, first + count) of a TSO super-packet.
+Packet* slice(PacketPool& pool, Packet* packet, uint32_t first, uint32_t count);
+
+}  // namespace lab

@@ -1,0 +1,228 @@
+"""A lab that is up: run programs on its hosts, change its links, read its counters."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from p2pavg.errors import ConfigurationError, P2PAvgError
+from p2pavg.lab import state, topology
+from p2pavg.lab.stats import LabStats
+from p2pavg.lab.topology import Topology
+
+ROUTER = Path(__file__).parent / "_router"
+_ANSWER_S = 10.0
+_count = itertools.count(1)
+
+
+class RunningLab:
+    """A lab found by its name. Raises ConfigurationError when none of that name is up."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        found = state.read(name)
+        if found is None or not found.alive():
+            up = ", ".join(n for n in state.names() if (s := state.read(n)) and s.alive()) or "none"
+            raise ConfigurationError(f"No lab {name!r} is up (up now: {up}); start it with 'p2pavg lab up'.")
+        self.state = found
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host names, in the order of their addresses."""
+        return tuple(self.state.hosts)
+
+    def _host(self, host: str) -> state.HostState:
+        if host not in self.state.hosts:
+            raise ConfigurationError(
+                f"Lab {self.name!r} has no host {host!r}; it has {', '.join(self.hosts)}."
+            )
+        return self.state.hosts[host]
+
+    def address(self, host: str) -> str:
+        """The IPv4 address of a host, as the other hosts reach it."""
+        return self._host(host).address
+
+    def command(self, host: str, argv: Sequence[str]) -> list[str]:
+        """The command line that runs argv inside a host."""
+        return [str(ROUTER), "enter", str(self.state.pid), str(self._host(host).fd), *argv]
+
+    def environment(self, host: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment of a process on a host: `base` (default: ours) and where it is."""
+        return {
+            **(os.environ if base is None else base),
+            state.ENVIRONMENT_NAME: self.name,
+            "P2PAVG_LAB_HOST": host,
+            "P2PAVG_LAB_ADDRESS": self.address(host),
+        }
+
+    def spawn(self, host: str, argv: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
+        """Start argv inside a host; `popen` goes to subprocess.Popen. Its pid is the program's own."""
+        env = self.environment(host, popen.pop("env", None))
+        return subprocess.Popen(self.command(host, argv), env=env, **popen)
+
+    def run(self, host: str, argv: Sequence[str], *, timeout: float = 60.0) -> str:
+        """Run argv inside a host to its end and return what it printed.
+
+        Raises subprocess.CalledProcessError on failure and subprocess.TimeoutExpired.
+        """
+        done = subprocess.run(
+            self.command(host, argv),
+            env=self.environment(host),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=True,
+        )
+        return done.stdout
+
+    def set(self, src: str, dst: str, *, both: bool = False, **settings: float) -> None:
+        """Change the path src -> dst from now on; "*" is every host. both: and back.
+
+        settings: delay_ms (one way), jitter_ms, rate_mbps, flow_rate_mbps, loss, queue_kb, down (true: cut
+        off, and what is under way is lost). Raises ConfigurationError for an unknown or impossible one.
+        """
+        text = topology.settings_text(settings, topology.PATH_SETTINGS)
+        self._path("path", src, dst, both, text)
+
+    def set_node(self, host: str, **settings: float) -> None:
+        """Change what a host may send and receive: egress_mbps, ingress_mbps, queue_kb; 0 is unlimited."""
+        text = topology.settings_text(settings, topology.NODE_SETTINGS)
+        self._tell(f"node {self._index(host)} {text}")
+
+    def cut_flow(self, src: str, dst: str, *, sport: int = 0, dport: int = 0, both: bool = False) -> None:
+        """Drop the packets of the flows src -> dst with these ports (0: any); both: and back."""
+        for port in (sport, dport):
+            if not 0 <= port <= 65535:
+                raise ConfigurationError(f"There is no port {port}.")
+        self._tell(f"cut {self._index(src)} {self._index(dst)} {sport} {dport}")
+        if both:
+            self._tell(f"cut {self._index(dst)} {self._index(src)} {dport} {sport}")
+
+    def restore_flows(self, src: str, dst: str, *, both: bool = False) -> None:
+        """Undo every cut_flow() of src -> dst."""
+        self._path("restore", src, dst, both, "")
+
+    def stats(self) -> LabStats:
+        """The router's counters since the lab came up."""
+        return LabStats.from_json(self._tell("stats"))
+
+    def down(self) -> None:
+        """Take the lab down: its processes are killed, its hosts vanish."""
+        with state.exclusive():
+            state.reclaim(self.name)
+
+    def _path(self, verb: str, src: str, dst: str, both: bool, text: str) -> None:
+        self._tell(f"{verb} {self._index(src)} {self._index(dst)} {text}")
+        if both:
+            self._tell(f"{verb} {self._index(dst)} {self._index(src)} {text}")
+
+    def _index(self, host: str) -> str:
+        if host == "*":
+            return host
+        self._host(host)
+        return str(self.hosts.index(host))
+
+    def _tell(self, line: str) -> str:
+        try:
+            with socket.socket(socket.AF_UNIX) as control:
+                control.settimeout(_ANSWER_S)
+                control.connect(str(state.directory(self.name) / "control"))
+                control.sendall(line.encode() + b"\n")
+                with control.makefile("r") as answers:
+                    answer = answers.readline()
+        except OSError:
+            answer = ""
+        if not answer:
+            raise P2PAvgError(f"The router of lab {self.name!r} is gone; run 'p2pavg lab down {self.name}'.")
+        if answer.startswith("error: "):
+            raise ConfigurationError(answer.removeprefix("error: ").strip())
+        return answer
+
+
+def start(shape: Topology, name: str, *, detached: bool) -> subprocess.Popen[bytes]:
+    """Start the router of a lab and wait until it is up.
+
+    detached: it goes on until 'down'; otherwise it ends with this process, however that ends. Raises
+    ConfigurationError when the name is taken, P2PAvgError when the machine does not allow a lab.
+    """
+    if not ROUTER.exists():
+        raise P2PAvgError(
+            "The lab's router is not built; run 'make native' in a checkout, or reinstall p2pavg on Linux."
+        )
+    with state.exclusive():
+        found = state.read(name)
+        if found is not None and found.alive():
+            raise ConfigurationError(f"A lab {name!r} is up already; run 'p2pavg lab down {name}' first.")
+        state.reclaim(name)
+        path = state.directory(name)
+        path.mkdir(mode=0o700)
+        (path / "config").write_text(shape.configuration())
+        with (path / "router.log").open("wb") as log:
+            process = subprocess.Popen(
+                [str(ROUTER), "run", str(path), *([] if detached else ["--lifeline"])],
+                stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            process.wait()
+            reason = (path / "router.log").read_text(
+                errors="replace"
+            ).strip() or f"exit code {process.returncode}"
+            state.reclaim(name)
+            raise P2PAvgError(f"The lab cannot start: {reason}.")
+        process.stdout.close()
+    return process
+
+
+class Lab(RunningLab):
+    """A lab for the length of a `with` block: it is gone afterwards, and when this process dies.
+
+    shape: a topology in the package by name, the path of a .toml file, or a Topology. Several may be up at
+    a time.
+    """
+
+    def __init__(self, shape: str | Topology, name: str | None = None) -> None:
+        self.topology = topology.load(shape) if isinstance(shape, str) else shape
+        self._wanted_name = name or f"{self.topology.name}-{os.getpid()}-{next(_count)}"
+        self._router: subprocess.Popen[bytes] | None = None
+        self._spawned: list[subprocess.Popen[Any]] = []
+
+    def __enter__(self) -> Lab:
+        self._router = start(self.topology, self._wanted_name, detached=False)
+        super().__init__(self._wanted_name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.down()
+
+    def spawn(self, host: str, argv: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
+        process = super().spawn(host, argv, **popen)
+        self._spawned.append(process)
+        return process
+
+    def down(self) -> None:
+        if self._router is None:
+            return
+        super().down()
+        if self._router.stdin is not None:
+            self._router.stdin.close()
+        self._router.wait()
+        for process in self._spawned:
+            process.wait()
+        self._router = None
+
+    def void_reason(self, since: LabStats | None = None) -> str | None:
+        """Why what was measured since (default: ever) proves nothing; None when the router was on time."""
+        now = self.stats()
+        return (now.since(since) if since else now).void_reason(self.topology.smallest_rtt_ms())

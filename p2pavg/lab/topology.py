@@ -1,0 +1,238 @@
+"""What a lab's network looks like: read from TOML, checked, turned into the router's configuration. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from p2pavg.errors import ConfigurationError
+
+SUBNET = "10.77.0"
+LARGEST_LAB = 64
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+
+# What a user writes -> what the router reads, and the factor between them.
+PATH_SETTINGS: Mapping[str, tuple[str, float]] = {
+    "delay_ms": ("delay_ns", 1e6),
+    "jitter_ms": ("jitter_ns", 1e6),
+    "rate_mbps": ("rate_bps", 1e6),
+    "flow_rate_mbps": ("flow_bps", 1e6),
+    "loss": ("loss", 1),
+    "queue_kb": ("queue_bytes", 1e3),
+    "down": ("down", 1),
+}
+NODE_SETTINGS: Mapping[str, tuple[str, float]] = {
+    "egress_mbps": ("egress_bps", 1e6),
+    "ingress_mbps": ("ingress_bps", 1e6),
+    "queue_kb": ("queue_bytes", 1e3),
+}
+
+
+@dataclass(frozen=True)
+class PathSettings:
+    """One ordered pair of hosts. Rates count IP bytes, headers included; 0 is unlimited.
+
+    delay_ms is one way. jitter_ms: uniform, plus or minus, never reordering a flow. loss: a share of packets.
+    queue_kb: what may wait at a full rate before packets are dropped; 0 is one bandwidth-delay product.
+    """
+
+    delay_ms: float = 0.0
+    jitter_ms: float = 0.0
+    rate_mbps: float = 0.0
+    flow_rate_mbps: float = 0.0
+    loss: float = 0.0
+    queue_kb: float = 0.0
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """One host: what it may send and receive in all, in Mb/s; 0 is unlimited."""
+
+    egress_mbps: float = 0.0
+    ingress_mbps: float = 0.0
+    queue_kb: float = 0.0
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A named network. `paths` has every ordered pair of different hosts, `nodes` every host."""
+
+    name: str
+    description: str
+    nodes: Mapping[str, NodeSettings]
+    paths: Mapping[tuple[str, str], PathSettings]
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+    mtu: int = 1500
+    seed: int = 1
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host names, in the order of their addresses."""
+        return tuple(self.nodes)
+
+    def address(self, host: str) -> str:
+        """The IPv4 address of `host`. Raises ConfigurationError for an unknown one."""
+        return f"{SUBNET}.{self.index(host) + 1}"
+
+    def index(self, host: str) -> int:
+        if host not in self.nodes:
+            raise ConfigurationError(
+                f"There is no host {host!r} here; the hosts are {', '.join(self.hosts)}."
+            )
+        return self.hosts.index(host)
+
+    def rtt_ms(self, a: str, b: str) -> float:
+        """The propagation delay there and back, in ms."""
+        return self.paths[a, b].delay_ms + self.paths[b, a].delay_ms
+
+    def rate_mbps(self, src: str, dst: str, streams: int | None = None) -> float:
+        """What can flow from src to dst over so many streams (None: any number), Mb/s of IP; inf: no cap."""
+        path = self.paths[src, dst]
+        caps = [path.rate_mbps, self.nodes[src].egress_mbps, self.nodes[dst].ingress_mbps]
+        if streams is not None:
+            caps.append(streams * path.flow_rate_mbps)
+        return min((cap for cap in caps if cap > 0), default=float("inf"))
+
+    def smallest_rtt_ms(self) -> float:
+        return min((self.rtt_ms(a, b) for a, b in self.paths), default=0.0)
+
+    def configuration(self) -> str:
+        """The router's configuration file."""
+        lines = [f"mtu {self.mtu}", f"seed {self.seed}"]
+        lines += [f"host {host} {self.address(host)}" for host in self.hosts]
+        lines += [f"sysctl {key} {value}" for key, value in self.sysctls.items()]
+        lines += [
+            f"node {self.index(host)} {settings_text(vars(node), NODE_SETTINGS)}"
+            for host, node in self.nodes.items()
+        ]
+        lines += [
+            f"path {self.index(src)} {self.index(dst)} {settings_text(vars(path), PATH_SETTINGS)}"
+            for (src, dst), path in self.paths.items()
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def settings_text(settings: Mapping[str, Any], known: Mapping[str, tuple[str, float]]) -> str:
+    """Settings as the router reads them. Raises ConfigurationError for an unknown or impossible one."""
+    words = []
+    for key, value in settings.items():
+        if key not in known:
+            raise ConfigurationError(f"There is no setting {key!r}; choose from {', '.join(known)}.")
+        if not isinstance(value, (int, float)) or not 0 <= value < 1e12:
+            raise ConfigurationError(f"{key} must be a number of at least 0, not {value!r}.")
+        if key == "loss" and value > 1:
+            raise ConfigurationError(f"loss is a fraction between 0 and 1, not {value}.")
+        name, factor = known[key]
+        words.append(f"{name}={float(value) * factor:.17g}")
+    return " ".join(words)
+
+
+def parse(text: str, name: str) -> Topology:
+    """Read a topology from TOML. Raises ConfigurationError with what is wrong and where."""
+    try:
+        document = tomllib.loads(text)
+        return _build(document, name)
+    except (tomllib.TOMLDecodeError, ConfigurationError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"Topology {name!r}: {error}") from None
+
+
+def _build(document: dict[str, Any], name: str) -> Topology:
+    unknown = set(document) - {"description", "hosts", "groups", "nodes", "paths", "sysctl", "mtu", "seed"}
+    if unknown:
+        raise ConfigurationError(f"unknown key {sorted(unknown)[0]!r}.")
+    hosts: list[str] = document.get("hosts", [])
+    if not 2 <= len(hosts) <= LARGEST_LAB or len(set(hosts)) != len(hosts):
+        raise ConfigurationError(f"`hosts` must list 2 to {LARGEST_LAB} different names.")
+    for host in hosts:
+        if not _NAME.fullmatch(host):
+            raise ConfigurationError(f"host {host!r}: use lower-case letters, digits, '-' and '_'.")
+    groups: dict[str, list[str]] = document.get("groups", {})
+
+    nodes = {host: NodeSettings() for host in hosts}
+    for table in document.get("nodes", []):
+        chosen = _members(table.pop("hosts", "*"), hosts, groups)
+        settings_text(table, NODE_SETTINGS)
+        for host in chosen:
+            nodes[host] = replace(nodes[host], **table)
+
+    paths = {pair: PathSettings() for pair in itertools.permutations(hosts, 2)}
+    for table in document.get("paths", []):
+        pairs = _pairs(table, hosts, groups)
+        if "rtt_ms" in table:
+            table["delay_ms"] = table.pop("rtt_ms") / 2
+        settings_text(table, {key: value for key, value in PATH_SETTINGS.items() if key != "down"})
+        for pair in pairs:
+            paths[pair] = replace(paths[pair], **table)
+
+    sysctls = {key: str(value) for key, value in document.get("sysctl", {}).items()}
+    for key, value in sysctls.items():
+        if not re.fullmatch(r"net(\.[a-z0-9_]+)+", key) or "\n" in value:
+            raise ConfigurationError(
+                f"sysctl {key!r}: only net.* settings can be set in a host, quoted as one key."
+            )
+    return Topology(
+        name=name,
+        description=document.get("description", ""),
+        nodes=nodes,
+        paths=paths,
+        sysctls=sysctls,
+        mtu=int(document.get("mtu", 1500)),
+        seed=int(document.get("seed", 1)),
+    )
+
+
+def _members(
+    words: str | Sequence[str], hosts: Sequence[str], groups: Mapping[str, Sequence[str]]
+) -> list[str]:
+    chosen: list[str] = []
+    for word in [words] if isinstance(words, str) else words:
+        if word == "*":
+            chosen += hosts
+        elif word in groups:
+            chosen += groups[word]
+        elif word in hosts:
+            chosen.append(word)
+        else:
+            raise ConfigurationError(f"{word!r} is neither a host nor a group.")
+    return chosen
+
+
+def _pairs(
+    table: dict[str, Any], hosts: Sequence[str], groups: Mapping[str, Sequence[str]]
+) -> list[tuple[str, str]]:
+    """The ordered pairs that a [[paths]] table speaks of; takes its selecting keys out of it."""
+    if "between" in table:
+        first, second = (_members(words, hosts, groups) for words in table.pop("between"))
+        pairs = [*itertools.product(first, second), *itertools.product(second, first)]
+    else:
+        sources = _members(table.pop("from", "*"), hosts, groups)
+        pairs = list(itertools.product(sources, _members(table.pop("to", "*"), hosts, groups)))
+    return [(a, b) for a, b in pairs if a != b]
+
+
+def shipped() -> list[str]:
+    """Names of the topologies in the package."""
+    folder = resources.files("p2pavg.lab") / "topologies"
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
+    )
+
+
+def load(name: str) -> Topology:
+    """A topology by name, or by the path of a .toml file. Raises ConfigurationError when there is none."""
+    if name.endswith(".toml"):
+        try:
+            return parse(Path(name).read_text(), Path(name).stem)
+        except OSError as error:
+            raise ConfigurationError(f"Cannot read the topology {name!r}: {error.strerror}.") from None
+    if name not in shipped():
+        raise ConfigurationError(
+            f"There is no topology {name!r}; choose from {', '.join(shipped())}, or a .toml file."
+        )
+    return parse((resources.files("p2pavg.lab") / "topologies" / f"{name}.toml").read_text(), name)
