@@ -1,0 +1,97 @@
+"""Internet addresses as people write them and as datagrams carry them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ipaddress
+import socket
+
+from p2pavg.errors import ConfigurationError
+
+Address = tuple[str, int]  # numeric IPv4 or IPv6 address, port
+
+
+def parse_host_port(text: str) -> tuple[str, int]:
+    """Split "host:port" or "[ipv6]:port". Raises `ConfigurationError` naming the right form."""
+    host, separator, port = text.strip().rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigurationError(f"{text!r} is ambiguous; write an IPv6 address as [address]:port")
+    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigurationError(
+            f"{text!r} is not an address of a peer; write host:port, such as 10.0.0.5:31330"
+        )
+    return host, int(port)
+
+
+def format_host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def normalise(sockaddr: tuple[object, ...]) -> Address:
+    """A socket's address as (numeric host, port), IPv4 in IPv6 unwrapped."""
+    host, port = str(sockaddr[0]), sockaddr[1]
+    assert isinstance(port, int)
+    if host.startswith("::ffff:") and "." in host:
+        host = host[7:]
+    return host, port
+
+
+def is_loopback(host: str) -> bool:
+    return host == "::1" or host.startswith("127.")
+
+
+async def resolve(host: str, port: int) -> list[Address]:
+    """The numeric addresses of a host name, in the order that the system prefers; empty when it has none."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    else:
+        return [(host, port)]
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except OSError:
+        return []
+    return list(dict.fromkeys(normalise(sockaddr) for *_, sockaddr in found))
+
+
+@functools.lru_cache(maxsize=8192)
+def pack_address(address: Address) -> bytes:
+    """18 bytes: the address as IPv6 (IPv4 mapped), and the port."""
+    ip = ipaddress.ip_address(address[0])
+    raw = ip.packed if ip.version == 6 else b"\x00" * 10 + b"\xff\xff" + ip.packed
+    return raw + address[1].to_bytes(2, "big")
+
+
+PACKED_ADDRESS_BYTES = 18
+
+
+@functools.lru_cache(maxsize=8192)
+def unpack_address(data: bytes) -> Address | None:
+    """The inverse of `pack_address`; None for addresses that no peer can have (port 0, multicast,
+    unspecified).
+    """
+    if len(data) != PACKED_ADDRESS_BYTES:
+        return None
+    ip: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.IPv6Address(data[:16])
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    port = int.from_bytes(data[16:], "big")
+    if port == 0 or ip.is_multicast or ip.is_unspecified or (ip.version == 4 and int(ip) == 0xFFFFFFFF):
+        return None
+    return str(ip), port
+
+
+def primary_address(*, ipv6: bool = False) -> str | None:
+    """This machine's own address on the way to the internet (no packet is sent), or None without a route."""
+    family, probe = (socket.AF_INET6, "2001:db8::1") if ipv6 else (socket.AF_INET, "192.0.2.1")
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe_socket:
+            probe_socket.connect((probe, 9))
+            return str(probe_socket.getsockname()[0])
+    except OSError:
+        return None

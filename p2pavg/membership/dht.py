@@ -1,0 +1,282 @@
+"""The distributed hash table that peers find each other in. Every node is equal; any one of them is a way
+in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from p2pavg.errors import AddressInUseError, ConfigurationError, UnreachableError
+from p2pavg.identity import Identity
+from p2pavg.membership.address import (
+    Address,
+    format_host_port,
+    is_loopback,
+    normalise,
+    parse_host_port,
+    primary_address,
+    resolve,
+)
+from p2pavg.membership.node import Node
+from p2pavg.membership.publish import Publication
+from p2pavg.membership.reading import Reading
+from p2pavg.membership.record import KEY_BYTES, MAX_LIFETIME, Record
+from p2pavg.membership.store import Held
+from p2pavg.membership.wire import Contact
+
+logger = logging.getLogger("p2pavg.membership")
+
+K = 8
+JOIN_TIMEOUT = 5.0
+JOIN_RETRY_SECONDS = 0.2
+UPKEEP_SECONDS = 2.0
+PURGE_SECONDS = 30.0
+LONGEST_REFRESH_SECONDS = 60.0
+
+
+def key_of(*parts: bytes | str) -> bytes:
+    """The 20-byte key that a name, given in parts, has in the table."""
+    digest = hashlib.sha256(b"p2pavg key")
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        digest.update(len(raw).to_bytes(4, "big") + raw)
+    return digest.digest()[:KEY_BYTES]
+
+
+class DHT:
+    """One node, on the event loop that started it; all methods belong to that loop's thread."""
+
+    def __init__(self, node: Node, host: str, port: int, initial_peers: Sequence[tuple[str, int]]) -> None:
+        self.port = port
+        self._node = node
+        self._host = host
+        self._initial_peers = list(initial_peers)
+        self._publications: dict[bytes, Publication] = {}
+        self._incarnation = time.time_ns() // 1_000_000
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refresh_interval = UPKEEP_SECONDS
+        node.on_new_contact = self._on_new_contact
+
+    @classmethod
+    async def start(
+        cls,
+        identity: Identity,
+        *,
+        host: str,
+        port: int,
+        initial_peers: Sequence[str] = (),
+        client_only: bool = False,
+        k: int = K,
+        join_timeout: float = JOIN_TIMEOUT,
+    ) -> DHT:
+        """Open UDP `port` (0: any free one) on `host` and join the table of any of `initial_peers`.
+
+        Without initial peers this node is the first of a new table. `join_timeout` is in seconds.
+        Raises `ConfigurationError` for a malformed "host:port", `AddressInUseError` when the port is taken,
+        `UnreachableError` when initial peers are given and none answers.
+        """
+        named = [parse_host_port(text) for text in initial_peers]
+        bound = _bind(host, port)
+        node = Node(identity, k=k, client_only=client_only)
+        await asyncio.get_running_loop().create_datagram_endpoint(lambda: node.rpc, sock=bound)
+        dht = cls(node, host, normalise(bound.getsockname())[1], named)
+        try:
+            if named:
+                await dht._join(join_timeout)
+        except BaseException:
+            await dht.stop()
+            raise
+        dht._spawn(dht._upkeep())
+        return dht
+
+    @property
+    def identity(self) -> Identity:
+        return self._node.identity
+
+    @property
+    def contacts(self) -> int:
+        """The number of nodes in this node's routing table."""
+        return len(self._node.contacts)
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes of UDP payload sent and received so far."""
+        return self._node.rpc.bytes_sent, self._node.rpc.bytes_received
+
+    async def store(self, key: bytes, value: bytes, lifetime: float) -> bool:
+        """Publish this node's record under `key`, replacing its earlier one, for `lifetime` seconds.
+
+        `value` has at most 880 bytes. Storing the same value again refreshes the record, which costs a tenth
+        of the bytes. True when at least one node holds the record (a node alone holds it itself).
+        """
+        return await self._publication(key).publish(value, lifetime)
+
+    async def push(self, key: bytes, addresses: Iterable[tuple[bytes, Address]]) -> None:
+        """Hand this node's record under `key` directly to these (peer id, address), whoever they are to
+        the table.
+        """
+        await self._publication(key).push(Contact(peer_id, address) for peer_id, address in addresses)
+
+    async def get(self, key: bytes) -> dict[bytes, Record]:
+        """Every peer's newest verified, unexpired record under `key`, by peer id, this node's own
+        included.
+        """
+        await Reading(self._node, key).run()
+        return self.known(key)
+
+    def known(self, key: bytes) -> dict[bytes, Record]:
+        """What `get` would return without asking anybody."""
+        now = time.monotonic()
+        return {held.record.peer_id: held.as_record(now) for held in self._node.store.live(key, now)}
+
+    def watch(self, key: bytes, callback: Callable[[Held], None]) -> Callable[[], None]:
+        """Call back whenever a new version or refresh of a record under `key` arrives; returns the
+        function that ends it.
+        """
+        return self._node.store.watch(key, callback)
+
+    async def introduce(self, address: str) -> bool:
+        """Learn of a node of another table, or of this one: the tables merge. False when nobody answers
+        there.
+        """
+        host, port = parse_host_port(address)
+        for numeric in await resolve(host, port):
+            contact = await self._node.ping(numeric)
+            if contact is not None and contact.id != self.identity.peer_id:
+                await self._node.find(self.identity.peer_id, via=[contact])
+                return True
+        return False
+
+    def external_addresses(self) -> list[Address]:
+        """Where others most likely reach this node: as others saw it, else this machine's own addresses."""
+        if self._host not in ("0.0.0.0", "::"):
+            return [(self._host, self.port)]
+        votes: dict[str, int] = {}
+        for host, _ in self._node.observed.values():
+            votes[host] = votes.get(host, 0) + 1
+        seen = sorted(votes, key=lambda host: (is_loopback(host), -votes[host]))
+        hosts = [host for host in seen[:2] if not is_loopback(host)]
+        if not hosts:
+            own = primary_address()
+            hosts = [host for host in (*seen[:1], own) if host is not None]
+        return [(host, self.port) for host in dict.fromkeys(hosts or ["127.0.0.1"])]
+
+    async def stop(self) -> None:
+        """Close the socket and end all work. Records that this node published expire by themselves."""
+        self._closed = True
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._node.close()
+
+    # joining
+
+    async def _join(self, timeout: float) -> None:
+        """Until one initial peer answers. Two peers that name each other and start together both get
+        through.
+        """
+        deadline = time.monotonic() + timeout
+        unresolved: list[str] = []
+        only_ourselves = False
+        while True:
+            addresses: list[Address] = []
+            for host, port in self._initial_peers:
+                found = await resolve(host, port)
+                addresses += found
+                if not found:
+                    unresolved.append(host)
+            answers = await asyncio.gather(*(self._node.ping(a, tries=2) for a in dict.fromkeys(addresses)))
+            contacts = [c for c in answers if c is not None and c.id != self.identity.peer_id]
+            if contacts:
+                await self._node.find(self.identity.peer_id, via=contacts)
+                return
+            only_ourselves = any(c is not None for c in answers) and len(addresses) == 1
+            if only_ourselves:
+                return  # every machine of a job was given the first one's address, and this is the first one
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(JOIN_RETRY_SECONDS)
+        names = ", ".join(format_host_port(host, port) for host, port in self._initial_peers)
+        hint = f"; no address is known for {unresolved[0]}" if unresolved else ""
+        raise UnreachableError(
+            f"none of the initial peers answered over UDP ({names}){hint}; check that one of them runs and "
+            f"that its port is open for UDP and TCP, or start a new swarm without initial_peers"
+        )
+
+    # upkeep
+
+    async def _upkeep(self) -> None:
+        """Stay findable: refresh the table, forget the dead, and try again whom we lost (partitions heal
+        this way).
+        """
+        next_refresh = time.monotonic() + random.uniform(0.5, 1.0)
+        next_purge = time.monotonic() + PURGE_SECONDS
+        while True:
+            await asyncio.sleep(UPKEEP_SECONDS * random.uniform(0.8, 1.2))
+            now = time.monotonic()
+            await self._probe_one_lost()
+            if now >= next_refresh:
+                await self._node.find(self.identity.peer_id)
+                await self._node.find(self._node.random_target())
+                self._refresh_interval = min(2 * self._refresh_interval, LONGEST_REFRESH_SECONDS)
+                next_refresh = now + self._refresh_interval * random.uniform(0.8, 1.2)
+            if now >= next_purge:
+                self._node.store.purge(now)
+                next_purge = now + PURGE_SECONDS
+
+    async def _probe_one_lost(self) -> None:
+        addresses = [(contact.id, contact.address) for contact in self._node.lost.values()]
+        if addresses:
+            peer_id, address = random.choice(addresses)
+            await self._node.ping(address, expected=peer_id, tries=1)
+
+    def _on_new_contact(self, contact: Contact) -> None:
+        self._refresh_interval = UPKEEP_SECONDS
+
+    def _publication(self, key: bytes) -> Publication:
+        if len(key) != KEY_BYTES:
+            raise ConfigurationError(f"a key has {KEY_BYTES} bytes, not {len(key)}; make one with key_of")
+        publication = self._publications.get(key)
+        if publication is None:
+            publication = self._publications[key] = Publication(self._node, key, self._incarnation)
+        return publication
+
+    def _spawn(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {host!r} ({error}); name an address of this machine"
+        ) from error
+    bound = socket.socket(info[0], socket.SOCK_DGRAM)
+    try:
+        if info[0] == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.setblocking(False)
+        bound.bind(info[4])
+    except OSError as error:
+        bound.close()
+        if error.errno == 98:
+            raise AddressInUseError(
+                f"UDP port {port} is taken; stop the other program or choose another port"
+            ) from error
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another address"
+        ) from error
+    return bound
+
+
+assert MAX_LIFETIME >= LONGEST_REFRESH_SECONDS

@@ -1,0 +1,109 @@
+"""What a peer tells the others of its run about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgpack
+
+from p2pavg.membership.wire import MALFORMED
+
+Role = Literal["trainer", "watcher"]
+MAX_ADDRESSES = 6
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PeerInfo:
+    """One peer of a run.
+
+    `addresses` are (host, port) for TCP and UDP, best first; `lineage` and `model` (the hash of the model's
+    schema) are opaque bytes of at most 32; `incarnation` tells lives of one identity apart and is filled in
+    by the view.
+    """
+
+    peer_id: bytes
+    addresses: tuple[tuple[str, int], ...] = ()
+    client_only: bool = False
+    region: str = ""
+    epoch: int = 0
+    lineage: bytes = b""
+    samples_per_second: float = 0.0
+    role: Role = "trainer"
+    model: bytes = b""
+    incarnation: int = 0
+    leaving: bool = False
+
+    def encode(self) -> bytes:
+        """The value of this peer's record: msgpack, without what the record itself says (peer id,
+        incarnation).
+        """
+        fields = [
+            _VERSION,
+            [list(address) for address in self.addresses[:MAX_ADDRESSES]],
+            self.client_only,
+            self.region[:64],
+            self.epoch,
+            self.lineage,
+            self.samples_per_second,
+            self.role == "watcher",
+            self.model,
+            self.leaving,
+        ]
+        packed: bytes = msgpack.packb(fields)
+        return packed
+
+    @classmethod
+    def decode(cls, value: bytes, peer_id: bytes, incarnation: int) -> PeerInfo | None:
+        """The inverse of `encode`; None when no correct peer writes such a value."""
+        try:
+            fields = msgpack.unpackb(value)
+        except MALFORMED:
+            return None
+        if not isinstance(fields, list) or len(fields) < 10 or fields[0] != _VERSION:
+            return None
+        _, addresses, client_only, region, epoch, lineage, rate, watcher, model, leaving = fields[:10]
+        expected = (
+            (client_only, bool),
+            (region, str),
+            (epoch, int),
+            (lineage, bytes),
+            (rate, float),
+            (watcher, bool),
+            (model, bytes),
+            (leaving, bool),
+        )
+        if any(type(item) is not kind for item, kind in expected) or not _are_addresses(addresses):
+            return None
+        if len(region) > 64 or len(lineage) > 32 or len(model) > 32 or epoch < 0 or not 0 <= rate < 1e15:
+            return None
+        return cls(
+            peer_id,
+            tuple((host, port) for host, port in addresses),
+            client_only,
+            region,
+            epoch,
+            lineage,
+            rate,
+            "watcher" if watcher else "trainer",
+            model,
+            incarnation,
+            leaving,
+        )
+
+
+def _are_addresses(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= MAX_ADDRESSES
+        and all(
+            isinstance(item, list)
+            and len(item) == 2
+            and isinstance(item[0], str)
+            and 0 < len(item[0]) <= 253
+            and type(item[1]) is int
+            and 0 < item[1] < 65536
+            for item in value
+        )
+    )

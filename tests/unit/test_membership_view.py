@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from p2pavg.errors import AddressInUseError, ConfigurationError, UnreachableError
+from p2pavg.identity import Identity
+from p2pavg.membership import DHT, PeerInfo, View, key_of
+
+
+async def until(views: list[View], condition: Callable[[], bool], seconds: float) -> None:
+    """Return when `condition` holds, looked at after each change of a view; fail after `seconds`."""
+    changed = asyncio.Event()
+    for view in views:
+        view.on_change = changed.set
+    async with asyncio.timeout(seconds):
+        while not condition():
+            changed.clear()
+            await changed.wait()
+
+
+@asynccontextmanager
+async def swarm(count: int, *, lifetime: float = 15.0) -> AsyncIterator[tuple[list[DHT], list[View]]]:
+    """`count` nodes of one table on loopback, each with a view of run "r"."""
+    nodes = [await DHT.start(Identity.generate(), host="127.0.0.1", port=0)]
+    for _ in range(count - 1):
+        way_in = f"127.0.0.1:{nodes[-1].port}"
+        nodes.append(await DHT.start(Identity.generate(), host="127.0.0.1", port=0, initial_peers=[way_in]))
+    views = [View(node, "r", lifetime=lifetime) for node in nodes]
+    try:
+        yield nodes, views
+    finally:
+        for view in views:
+            view.close()
+        await asyncio.gather(*(node.stop() for node in nodes))
+
+
+def info_of(node: DHT, **fields: object) -> PeerInfo:
+    return PeerInfo(node.identity.peer_id, tuple(node.external_addresses()), **fields)  # type: ignore[arg-type]
+
+
+async def announce_all(nodes: list[DHT], views: list[View]) -> None:
+    for node, view in zip(nodes, views, strict=True):
+        await view.refresh_now()
+        await view.announce(info_of(node))
+
+
+async def test_a_newcomer_sees_all_and_is_seen_at_once() -> None:
+    """After refresh_now and announce, everybody sees the newcomer, and it everybody, within a second."""
+    async with swarm(5) as (nodes, views):
+        await announce_all(nodes, views)
+        await until(views, lambda: all(len(view.peers) == 4 for view in views), 1.0)
+        assert set(views[0].peers) == {node.identity.peer_id for node in nodes[1:]}
+
+
+async def test_a_change_reaches_everybody() -> None:
+    """What a peer announces anew replaces what it said before, in every view, within a second."""
+    async with swarm(3) as (nodes, views):
+        await announce_all(nodes, views)
+        await views[1].announce(
+            info_of(nodes[1], epoch=7, lineage=b"x" * 20, samples_per_second=2.5, region="eu")
+        )
+        seen = nodes[1].identity.peer_id
+        await until(views, lambda: all(v.peers[seen].epoch == 7 for v in (views[0], views[2])), 1.0)
+        assert views[0].peers[seen].samples_per_second == 2.5
+
+
+async def test_a_clean_leave_is_seen_within_a_second() -> None:
+    """A peer that leaves is gone from the others' views within a second."""
+    async with swarm(4) as (nodes, views):
+        await announce_all(nodes, views)
+        await until(views, lambda: all(len(view.peers) == 3 for view in views), 1.0)
+        await views[2].leave()
+        others = (views[0], views[1], views[3])
+        await until(views, lambda: all(nodes[2].identity.peer_id not in view.peers for view in others), 1.0)
+
+
+async def test_a_dead_peer_expires() -> None:
+    """A peer that stops without a word leaves every view no later than its lifetime plus a second."""
+    async with swarm(4, lifetime=1.5) as (nodes, views):
+        await announce_all(nodes, views)
+        await until(views, lambda: all(len(view.peers) == 3 for view in views), 1.0)
+        views[3].close()
+        await nodes[3].stop()
+        await until(views, lambda: all(len(view.peers) == 2 for view in views[:3]), 2.5)
+
+
+async def test_the_transports_evidence_counts() -> None:
+    """A peer reported dead is gone at once, and is back when it is reported alive or says something new."""
+    async with swarm(2) as (nodes, views):
+        await announce_all(nodes, views)
+        other = nodes[1].identity.peer_id
+        await until(views, lambda: other in views[0].peers, 1.0)
+        views[0].report_dead(other)
+        assert other not in views[0].peers
+        views[0].report_alive(other)
+        assert other in views[0].peers
+        views[0].report_dead(other)
+        await views[1].announce(info_of(nodes[1], epoch=1))
+        await until(views, lambda: other in views[0].peers, 1.0)
+
+
+async def test_runs_do_not_mix() -> None:
+    """Two runs over one table see only their own peers."""
+    async with swarm(2) as (nodes, views):
+        stranger = View(nodes[1], "another run")
+        await views[0].announce(info_of(nodes[0]))
+        await stranger.announce(info_of(nodes[1]))
+        await stranger.refresh_now()
+        await views[0].refresh_now()
+        assert not stranger.peers
+        assert not views[0].peers
+        stranger.close()
+
+
+async def test_two_peers_that_name_each_other_find_each_other() -> None:
+    """Two nodes that start at the same moment, each with the other's address, both join."""
+    probe = [await DHT.start(Identity.generate(), host="127.0.0.1", port=0) for _ in range(2)]
+    ports = [node.port for node in probe]
+    await asyncio.gather(*(node.stop() for node in probe))
+    nodes = await asyncio.gather(
+        *(
+            DHT.start(Identity.generate(), host="127.0.0.1", port=mine, initial_peers=[f"127.0.0.1:{other}"])
+            for mine, other in (ports, ports[::-1])
+        )
+    )
+    key = key_of("together")
+    await nodes[0].store(key, b"here", 5.0)
+    assert set(await nodes[1].get(key)) == {nodes[0].identity.peer_id}
+    await asyncio.gather(*(node.stop() for node in nodes))
+
+
+async def test_bad_addresses_are_clear_errors() -> None:
+    """Malformed, unreachable and taken addresses each raise their own error, within seconds."""
+    identity = Identity.generate()
+    for text in ("nonsense", "host:", ":1", "host:99999", "::1:5", "host:0"):
+        with pytest.raises(ConfigurationError, match=r"host:port|ambiguous"):
+            await DHT.start(identity, host="127.0.0.1", port=0, initial_peers=[text])
+    with pytest.raises(UnreachableError, match="none of the initial peers"):
+        await DHT.start(identity, host="127.0.0.1", port=0, initial_peers=["127.0.0.1:9"], join_timeout=0.3)
+    node = await DHT.start(identity, host="127.0.0.1", port=0)
+    with pytest.raises(AddressInUseError, match="taken"):
+        await DHT.start(Identity.generate(), host="127.0.0.1", port=node.port)
+    await node.stop()
