@@ -33,9 +33,11 @@ class LinkReport:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """One epoch of one peer. All seconds are wall clock; the phases follow each other and add up to `seconds_total`.
+    """One epoch of one peer. All seconds are wall clock; the phases follow each other and add up to
+    `seconds_total`.
 
-    `overlapped`: transfer, commit and update ran behind the next epoch's calculation (delayed updates), so that the
+    `overlapped`: transfer, commit and update ran behind the next epoch's calculation (delayed updates), so
+    that the
     phases of two epochs overlap.
     """
 

@@ -42,7 +42,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class EncodedResult:
-    """Encoded bytes and their layout. Decoding is deterministic: all peers that hold the same bytes get the same floats."""
+    """Encoded bytes and their layout. Decoding is deterministic: all peers that hold the same bytes get the
+    same floats.
+    """
 
     layout: Layout
     data: U8
@@ -60,7 +62,9 @@ class EncodedResult:
         at, finite = 0, True
         for start, count in self.layout.chunks():
             size = self.layout.codec.encoded_size(count)
-            finite &= self.layout.codec.encode(values[start : start + count], self.data[at : at + size], scale)
+            finite &= self.layout.codec.encode(
+                values[start : start + count], self.data[at : at + size], scale
+            )
             at += size
         return finite
 

@@ -79,7 +79,9 @@ class Jobs:
         parts: Sequence[Part],
         links: Mapping[bytes, int],
     ) -> Job:
-        """members: (peer id, votes) in rank order. Raises NoLinkError when a voter, or an owner, has no link to us."""
+        """members: (peer id, votes) in rank order. Raises NoLinkError when a voter, or an owner, has no link
+        to us.
+        """
         peers = tuple(peer for peer, _ in members)
         voters = tuple(voter for _, voter in members)
         ids: list[int] = []
@@ -110,9 +112,16 @@ class Jobs:
         return job
 
     def begin(
-        self, transfer: int, weights: Sequence[float], source: F32 | None, scale: float, encoded: U8 | None = None
+        self,
+        transfer: int,
+        weights: Sequence[float],
+        source: F32 | None,
+        scale: float,
+        encoded: U8 | None = None,
     ) -> None:
-        """Let gradients flow. source: float32[numel], unchanged until the job ended; None when the own weight is 0."""
+        """Let gradients flow. source: float32[numel], unchanged until the job ended; None when the own
+        weight is 0.
+        """
         job = self._open[transfer]
         job.begun = True
         job.weights = tuple(weights)

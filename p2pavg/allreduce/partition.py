@@ -1,10 +1,14 @@
 """How large each member's part is: sized so that every member and every link ends at the same time.
 
-Model of a flat butterfly. S is the encoded size of the vector, x_i the fraction that member i owns, u_i and d_i its
-up and down rate, r_ij the rate of the link from i to j. Member i sends a contribution for what it does not own and returns its
-own part to everybody else, so it sends S*(c_i*(1 - x_i) + (N - 1)*x_i) and receives S*((C - c_i)*x_i + 1 - x_i), where
+Model of a flat butterfly. S is the encoded size of the vector, x_i the fraction that member i owns, u_i and
+d_i its
+up and down rate, r_ij the rate of the link from i to j. Member i sends a contribution for what it does not
+own and returns its
+own part to everybody else, so it sends S*(c_i*(1 - x_i) + (N - 1)*x_i) and receives S*((C - c_i)*x_i + 1 -
+x_i), where
 c_i is 1 when it contributes and C counts the contributors. The link from i to j carries S*(c_i*x_j + x_i).
-The best x minimises the largest of (bytes / rate): a linear program, solved by bisection on the time and, for each
+The best x minimises the largest of (bytes / rate): a linear program, solved by bisection on the time and,
+for each
 time, by coordinate water-filling.
 """
 
@@ -28,8 +32,11 @@ class Capacity:
     contributes: bool = True
 
 
-def shares(members: Sequence[Capacity], links: Mapping[tuple[int, int], float] | None = None) -> tuple[float, ...]:
-    """Fraction of the vector for each member; sums to 1. links: bytes/s from member i to member j, where known.
+def shares(
+    members: Sequence[Capacity], links: Mapping[tuple[int, int], float] | None = None
+) -> tuple[float, ...]:
+    """Fraction of the vector for each member; sums to 1. links: bytes/s from member i to member j, where
+    known.
 
     Raises ValueError when nobody may own a part.
     """
@@ -64,7 +71,9 @@ def _equal(members: Sequence[Capacity], owners: int) -> list[float]:
 class _Model:
     """The linear program in units of S: times are seconds per vector byte."""
 
-    def __init__(self, members: Sequence[Capacity], links: Mapping[tuple[int, int], float], best: float) -> None:
+    def __init__(
+        self, members: Sequence[Capacity], links: Mapping[tuple[int, int], float], best: float
+    ) -> None:
         self.n = len(members)
         self.members = members
         self.up = [m.up or best for m in members]
@@ -86,7 +95,9 @@ class _Model:
         return worst
 
     def fill(self, time: float) -> list[float]:
-        """Shares that keep every bound at `time` and are as large together as sweeps find; zeros when it is impossible."""
+        """Shares that keep every bound at `time` and are as large together as sweeps find; zeros when it is
+        impossible.
+        """
         bounds: list[float] = []
         for i, member in enumerate(self.members):
             c = self.contributes[i]
@@ -108,7 +119,7 @@ class _Model:
         return self._fill_links(bounds, time)
 
     def _fill_links(self, bounds: list[float], time: float) -> list[float]:
-        """Shrink the bounds until every link holds, taking from the two ends of the most violated link alike."""
+        """Shrink the bounds until every link holds, taking from both ends of a violated link."""
         x = list(bounds)
         for _ in range(_SWEEPS):
             worst = 0.0
@@ -126,7 +137,9 @@ class _Model:
 
 
 def part_counts(numel: int, fractions: Sequence[float]) -> tuple[int, ...]:
-    """Elements per member: fractions of numel, rounded to ALIGNMENT, exact in sum. Small vectors go to few owners."""
+    """Elements per member: fractions of numel, rounded to ALIGNMENT, exact in sum. Small vectors go to few
+    owners.
+    """
     counts: list[int] = []
     taken = 0
     cumulative = 0.0
@@ -141,7 +154,9 @@ def part_counts(numel: int, fractions: Sequence[float]) -> tuple[int, ...]:
 
 
 def chunk_elements(counts: Sequence[int]) -> int:
-    """Elements per chunk: 128 Ki (512 KiB of float32) for long parts, shorter so that a part has about 8 chunks to overlap."""
+    """Elements per chunk: 128 Ki (512 KiB of float32) for long parts, shorter so that a part has about 8
+    chunks to overlap.
+    """
     longest = max(counts, default=0)
     wanted = -(-longest // 8)
     aligned = -(-wanted // ALIGNMENT) * ALIGNMENT

@@ -42,7 +42,7 @@ class Worker:
             raise WorkerError(f"worker {self.index} ended with code {self.process.wait()}") from None
 
     def receive(self, deadline_s: float) -> dict[str, Any]:
-        """The next answer. Raises WorkerError when the worker ended, failed, or is silent for `deadline_s`."""
+        """The next answer. Raises WorkerError when the worker ended, failed, or is too slow."""
         assert self.process.stdout is not None
         descriptor = self.process.stdout.fileno()
         end = time.monotonic() + deadline_s
@@ -79,7 +79,12 @@ class Workers(AbstractContextManager["Workers"]):
     """N worker processes running `python -m MODULE`, on this machine or on the hosts of a lab topology."""
 
     def __init__(
-        self, count: int, module: str, *, topology: str | None = None, environment: Mapping[str, str] | None = None
+        self,
+        count: int,
+        module: str,
+        *,
+        topology: str | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._stack = ExitStack()
         self.lab: Any = None
@@ -145,7 +150,9 @@ def _popen(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[byte
 
 
 def serve(handlers: Mapping[str, Callable[[dict[str, Any]], Mapping[str, Any]]]) -> int:
-    """A worker's main loop: one JSON command a line, {"do": name, ...}, one JSON answer a line; ends with its input."""
+    """A worker's main loop: one JSON command a line, {"do": name, ...}, one JSON answer a line; ends with
+    its input.
+    """
     for line in sys.stdin.buffer:
         command = json.loads(line)
         try:

@@ -1,6 +1,7 @@
 """Driver: the thin asyncio shell around the rounds machine. Everything here runs on the event-loop thread.
 
-It feeds events (links, messages, engine, training thread, timers) to the machine and carries out its actions; it decides
+It feeds events (links, messages, engine, training thread, timers) to the machine and carries out its
+actions; it decides
 nothing about rounds itself.
 """
 
@@ -10,14 +11,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from p2pavg import codecs
 from p2pavg.allreduce.jobs import Jobs, NoLinkError
-from p2pavg.errors import P2PAvgError, ProtocolError, StateError
+from p2pavg.errors import ClosedError, ProtocolError, StateError
 from p2pavg.identity import short_id
+from p2pavg.report import RoundReport
 from p2pavg.rounds import events as ev
 from p2pavg.rounds import messages
 from p2pavg.rounds.heal import Donor, Downloader
@@ -50,10 +52,13 @@ class Surroundings(Protocol):
 class Driver:
     """One training session's rounds."""
 
-    def __init__(self, peer: Surroundings, session: Session, spec: TrainingSpec, machine: Machine, recorder: Recorder) -> None:
+    def __init__(
+        self, peer: Surroundings, session: Session, spec: TrainingSpec, machine: Machine, recorder: Recorder
+    ) -> None:
         self._peer = peer
         self._session = session
         self._spec = spec
+        self._target = spec.target_batch_size
         self.machine = machine
         self.recorder = recorder
         self._jobs = Jobs(peer.engine, codecs.get(spec.compression), spec.numel)
@@ -92,6 +97,12 @@ class Driver:
             task.cancel()
         self._jobs.cancel_all()
 
+    def set_target(self, samples: int) -> None:
+        """Samples that make an epoch from now on."""
+        self._target = samples
+        self.machine.target = samples
+        self.feed(ev.Tick())
+
     def fail(self, error: BaseException) -> None:
         """The training thread gets this error now or at its next boundary."""
         self._session.fail(error)
@@ -109,8 +120,6 @@ class Driver:
     def arrived(self, contribution: Contribution, answer: Future[Outcome]) -> None:
         """The training thread waits at a boundary."""
         if self._closed:
-            from p2pavg.errors import ClosedError
-
             answer.set_exception(ClosedError("this peer is closed; build a new optimizer to train on"))
             return
         self._answer = answer
@@ -124,13 +133,22 @@ class Driver:
         if idle and self._answer is not None:
             self._resume()
 
-    def applied(self, seconds_update: float, extra: Mapping[str, float]) -> None:
+    def withdrawn(self, answer: Future[Outcome]) -> None:
+        """The training thread waits no longer, if its contribution is not in use."""
+        if answer is self._answer and not self._jobs.running():
+            self._resume()
+
+    def applied(
+        self, seconds_update: float, extra: Mapping[str, float], recorded: Future[RoundReport | None]
+    ) -> None:
         """The training thread has loaded or stepped what it was given."""
         if self._applying is None or self._closed:
+            recorded.set_result(None)
             return
+        report = None
         (outcome, commit), self._applying = self._applying, None
         if commit is not None and isinstance(outcome, Average):
-            self._session.last_report = self.recorder.finished(
+            report = self.recorder.finished(
                 commit, seconds_update, extra, self._session.steps, tuple(self._discarded), self._peer.links
             )
             self._discarded.clear()
@@ -139,6 +157,7 @@ class Driver:
             history = self._healed[0] if self._healed else ()
             self.recorder.healed(time.monotonic())
             self.feed(ev.Healed(outcome.state.epoch, outcome.state.lineage, history))
+        recorded.set_result(report)
         self._peer.standing_changed()
         self.progress()
 
@@ -200,7 +219,13 @@ class Driver:
             health = self._peer.engine.health(link.id)
             heard = max(health.last_heard_at, link.last_heard)
             healths.append(
-                ev.PeerHealth(peer, max(0.0, now - heard), health.loop_age_s, health.trainer_age_s, link.rtt or health.rtt_s)
+                ev.PeerHealth(
+                    peer,
+                    max(0.0, now - heard),
+                    health.loop_age_s,
+                    health.trainer_age_s,
+                    link.rtt or health.rtt_s,
+                )
             )
         self.feed(ev.Health(tuple(healths)))
         for transfer in self._jobs.running():
@@ -219,7 +244,11 @@ class Driver:
             received = 0 if rank == job.rank else sum(s.bytes_received for s in self._peer.engine.stats(link))
             ranks.append(
                 ev.RankProgress(
-                    progress.contributions_received[rank], progress.results_received[rank], contributions, results, received
+                    progress.contributions_received[rank],
+                    progress.results_received[rank],
+                    contributions,
+                    results,
+                    received,
                 )
             )
         self.feed(ev.JobProgressed(transfer, tuple(ranks), progress.first_byte_at))
@@ -287,14 +316,16 @@ class Driver:
             case ev.Commit():
                 self._commit(action)
             case ev.RoundFailed(epoch, why, blamed):
-                logger.warning("epoch %d: no average (%s); training goes on, the samples are kept", epoch, why)
+                logger.warning(
+                    "epoch %d: no average (%s); training goes on, the samples are kept", epoch, why
+                )
                 self.recorder.round_failed(why, blamed)
                 self._stopping = False
                 self._resume()
             case ev.StartHeal():
                 self._heal(action)
             case ev.WaitAt(others):
-                self._session.set_stop(others, self._spec.target_batch_size)
+                self._session.set_stop(others, self._target)
                 self._refresh_attention()
             case ev.Stop():
                 self._stopping = True
@@ -427,7 +458,9 @@ class Driver:
 
     def _serve_chunks(self, link: Link, request: dict[str, Any]) -> None:
         try:
-            self.donor.send(link.id, request["transfer"], request["chunks"], request["epoch"], request["lineage"])
+            self.donor.send(
+                link.id, request["transfer"], request["chunks"], request["epoch"], request["lineage"]
+            )
         except (StateError, KeyError, TypeError) as error:
             link.reply(request, {"error": str(error)})
             return

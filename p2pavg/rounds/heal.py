@@ -49,7 +49,9 @@ class _Upload:
 class Donor:
     """Serves this peer's state. One snapshot is shared by all downloads of the same epoch."""
 
-    def __init__(self, engine: Engine, source: StateSource, applying: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(
+        self, engine: Engine, source: StateSource, applying: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         self._engine = engine
         self._source = source
         self._applying = applying
@@ -58,7 +60,9 @@ class Donor:
         self._uploads: dict[tuple[int, int], _Upload] = {}
 
     async def manifest(self, standing: Callable[[], tuple[int, bytes]]) -> Manifest:
-        """A manifest of the state as it stands now. standing: (epoch, lineage), read while nothing is being applied."""
+        """A manifest of the state as it stands now. standing: (epoch, lineage), read while nothing is being
+        applied.
+        """
         async with self._taking:
             if self._snapshot is None or standing() != (self._snapshot[0].epoch, self._snapshot[0].lineage):
                 loop = asyncio.get_running_loop()
@@ -118,8 +122,12 @@ class Downloader:
             download.chunks.add(chunk)
             download.arrived.set()
 
-    async def fetch(self, donors: Sequence[bytes], links: Mapping[bytes, Link]) -> tuple[State, dict[str, Any]]:
-        """(state, the donor's other facts). Asks one donor after the other. Raises StateError when none can give it."""
+    async def fetch(
+        self, donors: Sequence[bytes], links: Mapping[bytes, Link]
+    ) -> tuple[State, dict[str, Any]]:
+        """(state, the donor's other facts). Asks one donor after the other. Raises StateError when none can
+        give it.
+        """
         whys: list[str] = []
         for donor in donors:
             link = links.get(donor)
@@ -147,7 +155,9 @@ class Downloader:
             while missing:
                 await self._ask(link, manifest, transfer, missing)
                 await self._receive(download, len(missing))
-                missing = await asyncio.get_running_loop().run_in_executor(None, _broken, manifest, blob, missing)
+                missing = await asyncio.get_running_loop().run_in_executor(
+                    None, _broken, manifest, blob, missing
+                )
                 download.chunks.difference_update(missing)
             return state.unpack(manifest, blob), answer
         finally:
@@ -182,5 +192,6 @@ def _broken(manifest: Manifest, blob: U8, chunks: Sequence[int]) -> list[int]:
     return [
         i
         for i in chunks
-        if state.chunk_hash(view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]) != manifest.hashes[i * size : (i + 1) * size]
+        if state.chunk_hash(view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES])
+        != manifest.hashes[i * size : (i + 1) * size]
     ]

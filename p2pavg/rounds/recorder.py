@@ -20,7 +20,9 @@ RATE_MEMORY = 0.7  # weight of the past in the moving averages of step time and 
 class Recorder:
     """Measures one peer's epochs. Runs on the loop thread."""
 
-    def __init__(self, run_id: str, me: bytes, codec: str, engine: Engine, publish: Callable[[RoundReport], None]) -> None:
+    def __init__(
+        self, run_id: str, me: bytes, codec: str, engine: Engine, publish: Callable[[RoundReport], None]
+    ) -> None:
         self._run_id = run_id
         self._me = me
         self._codec = codec
@@ -44,7 +46,9 @@ class Recorder:
             fresh, step = (samples - before) / (now - at), (now - at) / (steps - steps_before)
             self._rate = fresh if self._rate == 0.0 else RATE_MEMORY * self._rate + (1 - RATE_MEMORY) * fresh
             self.step_seconds = (
-                step if self.step_seconds == 0.0 else RATE_MEMORY * self.step_seconds + (1 - RATE_MEMORY) * step
+                step
+                if self.step_seconds == 0.0
+                else RATE_MEMORY * self.step_seconds + (1 - RATE_MEMORY) * step
             )
         self._seen = (now, samples, steps)
         return self._rate

@@ -1,4 +1,6 @@
-"""Session: the training thread's handle on the rounds. Implements `training.Training` over the loop thread's driver."""
+"""Session: the training thread's handle on the rounds. Implements `training.Training` over the loop thread's
+driver.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,16 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from p2pavg.errors import ClosedError
 from p2pavg.report import RoundReport
 from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome
 
-REPORT_INTERVAL_S = (
-    0.02  # how often count() may wake the loop thread; the loop's own timer covers slower trainers
-)
+REPORT_INTERVAL_S = 0.02  # how often count() may wake the loop thread; its own timer covers slower trainers
+REPORT_TIMEOUT_S = 5.0
 
 
 class LoopSide(Protocol):
@@ -27,7 +28,11 @@ class LoopSide(Protocol):
 
     def arrived(self, contribution: Contribution, answer: Future[Outcome]) -> None: ...
 
-    def applied(self, seconds_update: float, extra: Mapping[str, float]) -> None: ...
+    def withdrawn(self, answer: Future[Outcome]) -> None: ...
+
+    def applied(
+        self, seconds_update: float, extra: Mapping[str, float], recorded: Future[RoundReport | None]
+    ) -> None: ...
 
     def discarded(self, samples: int, why: str) -> None: ...
 
@@ -35,7 +40,8 @@ class LoopSide(Protocol):
 class Session:
     """Counts samples and meets the loop thread at step boundaries.
 
-    Only the training thread changes the sample count and the epoch; the loop thread reads them, and writes `stop_at`
+    Only the training thread changes the sample count and the epoch; the loop thread reads them, and writes
+    `stop_at`
     (the own count at which the training thread must stop and ask) and `attention` (ask at the next boundary).
     """
 
@@ -55,7 +61,8 @@ class Session:
         self.at_boundary = False
         self.last_step_at = 0.0
         self.steps = 0
-        self.last_report: RoundReport | None = None
+        self._last_report: RoundReport | None = None
+        self._recorded: Future[RoundReport | None] | None = None
 
     def connect(self, side: LoopSide) -> None:
         """Attach the driver; before this, `count` must not be called."""
@@ -84,20 +91,31 @@ class Session:
             self._post("progress")
         return False
 
-    def arrive(self, contribution: Contribution) -> Outcome:
-        """Wait at a step boundary until the loop thread knows what to do. Raises P2PAvgError."""
+    def arrive(self, contribution: Contribution, timeout: float | None = None) -> Outcome:
+        """Wait at a step boundary until the loop thread knows what to do. Raises P2PAvgError.
+
+        timeout: seconds after which the wait is withdrawn (KeepGoing), unless a round with this contribution
+        has begun.
+        """
         if self._failure is not None:
             raise self._failure
         answer: Future[Outcome] = Future()
         self.at_boundary = True
         try:
             self._post("arrived", contribution, answer)
-            outcome = answer.result()
+            outcome = self._outcome(answer, timeout)
         finally:
             self.at_boundary = False
         self._contributed = contribution.samples
         self._pending = None if isinstance(outcome, KeepGoing) else outcome
         return outcome
+
+    def _outcome(self, answer: Future[Outcome], timeout: float | None) -> Outcome:
+        try:
+            return answer.result(timeout)
+        except TimeoutError:
+            self._post("withdrawn", answer)
+            return answer.result()
 
     @contextmanager
     def applying(self) -> Iterator[None]:
@@ -117,7 +135,18 @@ class Session:
             if lost:
                 self._post("discarded", lost, "healed")
             self._epoch = pending.state.epoch
-        self._post("applied", seconds_update, dict(extra or {}))
+        self._recorded = Future()
+        self._post("applied", seconds_update, dict(extra or {}), self._recorded)
+
+    @property
+    def last_report(self) -> RoundReport | None:
+        """What the last applied epoch measured."""
+        recorded = self._recorded
+        if recorded is not None:
+            with suppress(TimeoutError, CancelledError):
+                self._last_report = recorded.result(REPORT_TIMEOUT_S) or self._last_report
+            self._recorded = None
+        return self._last_report
 
     def discard(self, why: str) -> None:
         """Drop the samples counted so far; the next report names them."""
@@ -129,7 +158,9 @@ class Session:
     # The loop thread's side.
 
     def set_stop(self, others: int | None, target: int) -> None:
-        """The others are known to have `others` samples: stop when the rest to `target` is counted here. None: never."""
+        """The others are known to have `others` samples: stop when the rest to `target` is counted here.
+        None: never.
+        """
         self.stop_at = math.inf if others is None else max(1, target - others)
 
     def fail(self, error: BaseException) -> None:

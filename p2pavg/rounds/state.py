@@ -48,7 +48,9 @@ class Manifest:
 
     @classmethod
     def from_message(cls, data: Mapping[str, Any]) -> Manifest:
-        """Raises StateError when the fields cannot be a manifest. Sizes are checked before anything is allocated."""
+        """Raises StateError when the fields cannot be a manifest. Sizes are checked before anything is
+        allocated.
+        """
         try:
             manifest = cls(data["epoch"], data["lineage"], data["meta"], data["total"], data["hashes"])
             sizes = (manifest.epoch, manifest.meta_bytes, manifest.total_bytes)
@@ -89,7 +91,9 @@ def pack(state: State) -> tuple[Manifest, U8]:
 
 
 def unpack(manifest: Manifest, blob: U8) -> State:
-    """The state whose chunks were verified against the manifest. Raises StateError when its inside is malformed."""
+    """The state whose chunks were verified against the manifest. Raises StateError when its inside is
+    malformed.
+    """
     wrong = StateError("a downloaded state is malformed; another donor will be asked")
     try:
         head = msgpack.unpackb(memoryview(blob)[: manifest.meta_bytes], strict_map_key=False)

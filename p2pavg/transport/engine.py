@@ -1,16 +1,17 @@
 """The engine: what moves chunks over data streams and reduces them.
 
-Two implementations speak the same wire format and pass the same tests: `python_engine.PythonEngine` on asyncio
-protocols, and `pump_engine.PumpEngine` on native threads that never hold the GIL. Everything here is called on the
-event-loop thread, and every event is delivered there.
+Two implementations speak the same wire format and pass the same tests: `python_engine.PythonEngine` on the
+event loop, and `pump_engine.PumpEngine` on native threads that never hold the GIL. Everything here is called
+on the event-loop thread, and every event is delivered there.
 
-Roles in a reduce job. Ranks 0..N-1 are the members. Each part of the vector has one owner. A member with weight > 0
-sends every chunk of every part to the part's owner (CONTRIBUTION); the owner adds `weight * decode(chunk)` in float32
-(its own contribution without a detour over the codec, unless its source is already encoded), and when the contributions of all members
-with weight > 0 are in, divides by the total weight, encodes once with the result codec, stores the encoded bytes in
-its own result buffer and sends exactly these bytes to every other member (RESULT). A member with weight 0 sends no
-contribution, but serves the parts it owns and receives results. Members that do not vote (joiners) own nothing, receive
-results, and nobody's completion waits for them.
+Roles in a reduce job. Ranks 0..N-1 are the members. Each part of the vector has one owner. A member with
+weight > 0 sends every chunk of every part to the part's owner (CONTRIBUTION); the owner adds
+`weight * decode(chunk)` in float32 (its own contribution without a detour over the codec, unless its source
+is already encoded), and when the contributions of all members with weight > 0 are in, divides by the total
+weight, encodes once with the result codec, stores the encoded bytes in its own result buffer and sends
+exactly these bytes to every other member (RESULT). A member with weight 0 sends no contribution, but serves
+the parts it owns and receives results. Members that do not vote (joiners) own nothing, receive results, and
+nobody's completion waits for them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SELF = -1  # the link id that stands for this peer itself
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A contiguous slice [start, start + count) of the flat vector, reduced by rank `owner`. count may be 0."""
+    """A contiguous slice [start, start + count) of the flat vector, reduced by rank `owner`; may be empty."""
 
     owner: int
     start: int
@@ -40,19 +41,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ReduceJob:
-    """One attempt to average one float32 vector of `numel` elements. Everything about it that is known at accept time.
+    """One attempt to average one float32 vector: everything about it that is known at accept time.
 
-    Encoded layout (of `result` and of `encoded`): parts in order, chunks of `chunk_elements` in order (the last chunk
-    of a part may be shorter), each `codec.encoded_size(elements)` bytes, without gaps.
+    Encoded layout (of `result` and of `encoded`): parts in order, chunks of `chunk_elements` in order (the
+    last chunk of a part may be shorter), each `codec.encoded_size(elements)` bytes, without gaps.
     """
 
     transfer: int  # unique 64-bit id of the attempt, chosen by the leader
     rank: int  # this peer's rank
     links: tuple[int, ...]  # link id of each rank; SELF at `rank`
     voters: tuple[bool, ...]  # False: a joiner
-    parts: tuple[
-        Part, ...
-    ]  # ordered by start, covering the vector exactly; owners are voters; one owner may own several
+    # Ordered by start, covering the vector exactly; owners are voters; one owner may own several.
+    parts: tuple[Part, ...]
     chunk_elements: int
     contribution_codec: int  # codecs.Codec.wire_id
     result_codec: int
@@ -65,8 +65,9 @@ class Begin:
 
     weights: tuple[float, ...]  # per rank, >= 0, at least one > 0
     scale: float  # what this peer's raw source is multiplied with, to make a local mean
-    # What this peer contributes, known only now (the job is opened while it still computes); both None when its weight
-    # is 0. float32[numel], or uint8 in the encoded layout of contribution_codec. Unchanged until the job ended.
+    # What this peer contributes, known only now (the job is opened while it still computes); both None when
+    # its weight is 0. float32[numel], or uint8 in the encoded layout of contribution_codec. Unchanged until
+    # the job ended.
     source: F32 | None = None  # raw: the engine sends encode(source * scale)
     encoded: U8 | None = None  # or already encoded (scale is not applied)
 
@@ -140,9 +141,9 @@ class EngineEvents(Protocol):
 class Engine(Protocol):
     """Moves chunks. All methods are called on the loop thread and return at once.
 
-    Frames of a job that was opened but has not begun are held back (the stream is not read further) until `begin`
-    or `cancel`. Frames of unknown transfers are read and dropped. A duplicate chunk is dropped. A frame that breaks the
-    format, or whose checksum is wrong, closes its stream with a reason.
+    Contributions to a job that was opened but has not begun are held back (the stream is not read further)
+    until `begin` or `cancel`. Frames of unknown transfers are read and dropped. A duplicate chunk is
+    dropped. A frame that breaks the format, or whose checksum is wrong, closes its stream with a reason.
     """
 
     def attach(self, link: int, stream: int, sock: socket.socket) -> None:
@@ -168,7 +169,8 @@ class Engine(Protocol):
         """Send again what `rank` says it misses from us; what was not ready yet is sent when it is."""
 
     def finish(self, transfer: int) -> None:
-        """The job is over for everybody (COMMIT): release it. Results still on their way to joiners go on first, from `result`."""
+        """The job is over for everybody (COMMIT): release it. Results on their way to joiners go on, from
+        `result`, which stays unchanged until they are gone or `cancel`."""
 
     def open_blob(self, transfer: int, buffer: memoryview, chunk_bytes: int) -> None:
         """Receive BLOB chunks: chunk i goes to buffer[i*chunk_bytes:], the last may be shorter."""
@@ -195,14 +197,20 @@ class Engine(Protocol):
     def set_upload_limit(self, bytes_per_second: float | None) -> None: ...
 
     def cpu_seconds(self) -> float:
-        """CPU time used by the engine's own threads so far (0.0 for the Python twin, whose work is on the loop thread)."""
+        """CPU time of the engine's own threads so far (0.0 for the Python twin, which works on the loop
+        thread).
+        """
 
     def close(self) -> None:
-        """Stop all threads, close all streams, without events. Idempotent. Also called in forked children (fds only)."""
+        """Stop threads, close streams, without events. Idempotent. Also called in forked children (fds
+        only).
+        """
 
 
 def codec_layout(job: ReduceJob, encoded_size: Any) -> list[list[int]]:
-    """Byte offset of each chunk in the encoded layout: one list per part. encoded_size(n) -> bytes for n elements."""
+    """Byte offset of each chunk in the encoded layout, a list per part. encoded_size(n): bytes of n
+    elements.
+    """
     offsets: list[list[int]] = []
     at = 0
     for part in job.parts:

@@ -1,0 +1,370 @@
+"""Place: everything of one peer that lives on its event loop. Links, membership and rounds meet here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from p2pavg import codecs, native
+from p2pavg.allreduce.plan import planner
+from p2pavg.errors import AddressInUseError, IncompatiblePeerError, P2PAvgError
+from p2pavg.identity import Identity, short_id
+from p2pavg.membership import DHT, PeerInfo, View
+from p2pavg.report import RoundReport
+from p2pavg.rounds import events as ev
+from p2pavg.rounds.driver import Driver
+from p2pavg.rounds.lineage import first_lineage
+from p2pavg.rounds.machine import Machine
+from p2pavg.rounds.recorder import Recorder
+from p2pavg.rounds.session import Session
+from p2pavg.rounds.training import TrainingSpec
+from p2pavg.transport.endpoint import Endpoint
+from p2pavg.transport.engine import Engine
+from p2pavg.transport.link import Link
+
+logger = logging.getLogger("p2pavg.peer")
+
+DEFAULT_PORT = 31330
+PORTS_TRIED = 64
+AUTO_STREAMS = 4
+DIAL_TIMEOUT_S = 5.0
+DIAL_BACKOFF_S = (0.2, 5.0)
+JOIN_TIMEOUT_S = 10.0
+ANNOUNCE_INTERVAL_S = 1.0
+HEARTBEAT_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a peer takes its place in a swarm. Checked by `peer.Peer`."""
+
+    run_id: str
+    initial_peers: tuple[str, ...]
+    host: str
+    port: int
+    port_is_default: bool
+    announce: tuple[str, int] | None
+    client_only: bool
+    region: str
+    streams: int
+
+
+class Place:
+    """One peer's links, table node, view and, once it trains, rounds. All methods run on the loop."""
+
+    def __init__(self, settings: Settings, publish: Callable[[RoundReport], None]) -> None:
+        self.settings = settings
+        self.identity = Identity.generate()
+        self.driver: Driver | None = None
+        self._publish = publish
+        self._dialling: dict[bytes, asyncio.Task[None]] = {}
+        self._refusals: list[str] = []
+        self._announcing: asyncio.Task[None] | None = None
+        self._spec: TrainingSpec | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Open the ports and join the table. Raises P2PAvgError with what to do."""
+        self._engine = make_engine(self)
+        try:
+            await self._open_ports()
+        except BaseException:
+            self._engine.close()
+            raise
+        self._engine.set_heartbeat(HEARTBEAT_S)
+        self.view = View(self.dht, self.settings.run_id)
+        self.view.on_change = self._connect_missing
+
+    async def _open_ports(self) -> None:
+        """TCP and UDP on one number; when the default is taken, the next on which both are free."""
+        settings = self.settings
+        hello: dict[str, Any] = {"schema": b"", "role": "watcher", "client_only": settings.client_only}
+        port = settings.port
+        for attempt in range(PORTS_TRIED):
+            self.endpoint = await Endpoint.start(
+                self.identity,
+                run_id=settings.run_id,
+                listen_host=settings.host,
+                listen_port=port,
+                port_is_default=settings.port_is_default,
+                engine=self._engine,
+                hello=hello,
+                streams=settings.streams,
+                events=self,
+            )
+            try:
+                self.dht = await DHT.start(
+                    self.identity,
+                    host=settings.host,
+                    port=self.endpoint.port,
+                    initial_peers=settings.initial_peers,
+                    client_only=settings.client_only,
+                )
+                return
+            except AddressInUseError:
+                taken = self.endpoint.port
+                await self.endpoint.close()
+                if attempt == PORTS_TRIED - 1 or not (settings.port_is_default or settings.port == 0):
+                    raise
+                port = 0 if settings.port == 0 else taken + 1
+            except BaseException:
+                await self.endpoint.close()
+                raise
+
+    # ------------------------------------------------------------------------------- for the driver
+
+    @property
+    def peer_id(self) -> bytes:
+        """This peer's id."""
+        return self.identity.peer_id
+
+    @property
+    def engine(self) -> Engine:
+        """What moves the chunks."""
+        return self._engine
+
+    @property
+    def links(self) -> Mapping[bytes, Link]:
+        """Links whose control connection is up, by peer id."""
+        return self.endpoint.links
+
+    def standing_changed(self) -> None:
+        """Epoch, lineage or role changed: tell newcomers and watchers."""
+        driver = self.driver
+        if driver is None:
+            return
+        machine = driver.machine
+        self.endpoint.hello.update(
+            epoch=machine.epoch,
+            lineage=machine.lineage,
+            role=machine.role.value,
+            total=machine.total_samples,
+            leader=machine.leader or b"",
+        )
+        if self._announcing is None or self._announcing.done():
+            self._announcing = asyncio.get_running_loop().create_task(self._announce())
+
+    async def _announce(self) -> None:
+        info = self._info()
+        await self.view.announce(info)
+        await asyncio.sleep(ANNOUNCE_INTERVAL_S)
+        while not self._closed and (latest := self._info()) != info:
+            info = latest
+            await self.view.announce(info)
+            await asyncio.sleep(ANNOUNCE_INTERVAL_S)
+
+    def _info(self) -> PeerInfo:
+        driver, spec = self.driver, self._spec
+        assert driver is not None
+        assert spec is not None
+        return PeerInfo(
+            peer_id=self.peer_id,
+            addresses=tuple(self.addresses()),
+            client_only=self.settings.client_only,
+            region=self.settings.region,
+            epoch=driver.machine.epoch,
+            lineage=driver.machine.lineage,
+            role="trainer",
+            model=spec.schema,
+        )
+
+    def addresses(self) -> Sequence[tuple[str, int]]:
+        """(host, port) under which others reach this peer, best first."""
+        if self.settings.announce is not None:
+            return [self.settings.announce]
+        return [(host, self.endpoint.port) for host, _ in self.dht.external_addresses()]
+
+    # -------------------------------------------------------------------------------------- joining
+
+    async def train(self, session: Session, spec: TrainingSpec) -> None:
+        """Enter the run: link to everybody who trains in it, then open the rounds. Raises
+        IncompatiblePeerError.
+        """
+        self._spec = spec
+        lineage = first_lineage(self.settings.run_id.encode(), spec.initial_digest)
+        self.endpoint.hello.update(
+            schema=spec.schema,
+            terms={
+                "target_batch_size": spec.target_batch_size,
+                "compression": spec.compression,
+                "parameters": spec.numel,
+            },
+            epoch=0,
+            lineage=lineage,
+            role=ev.Role.TRAINER.value,
+            total=0,
+            leader=b"",
+        )
+        await self.view.refresh_now()
+        self._connect_missing()
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
+        while self._dialling and time.monotonic() < deadline and not self._refusals:
+            await asyncio.wait(
+                list(self._dialling.values()),
+                timeout=deadline - time.monotonic(),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        if self._refusals:
+            raise IncompatiblePeerError(self._refusals[0])
+        role, epoch = ev.Role.TRAINER, 0
+        others = [
+            link.hello for link in self.links.values() if link.hello.get("role") == ev.Role.TRAINER.value
+        ]
+        if any((facts["epoch"], facts["lineage"]) != (0, lineage) for facts in others):
+            role = ev.Role.JOINER
+        machine = Machine(
+            me=self.peer_id,
+            run_id=self.settings.run_id,
+            epoch=epoch,
+            lineage=lineage,
+            role=role,
+            target=spec.target_batch_size,
+            plan=planner(spec.numel),
+            now=time.monotonic(),
+        )
+        codec = codecs.get(spec.compression)
+        recorder = Recorder(self.settings.run_id, self.peer_id, codec.name, self._engine, self._publish)
+        self.driver = Driver(self, session, spec, machine, recorder)
+        session.connect(self.driver)
+        self.driver.start()
+        for link in list(self.links.values()):
+            if self._trains(link):
+                self.driver.link_up(link)
+        self.standing_changed()
+
+    async def set_target(self, samples: int | None) -> None:
+        """Samples that make an epoch; None: one for every trainer now linked and this peer."""
+        driver = self.driver
+        if driver is not None:
+            trainers = sum(link.hello.get("role") == ev.Role.TRAINER.value for link in self.links.values())
+            driver.set_target(1 + trainers if samples is None else samples)
+
+    def _connect_missing(self) -> None:
+        """Dial every trainer in view that has no link. A peer that does not train dials nobody."""
+        if self._spec is None or self._closed:
+            return
+        for peer_id, info in self.view.peers.items():
+            if (
+                peer_id in self.links
+                or peer_id in self._dialling
+                or info.client_only
+                or info.role != "trainer"
+            ):
+                continue
+            self._dialling[peer_id] = asyncio.get_running_loop().create_task(self._dial(peer_id))
+
+    async def _dial(self, peer_id: bytes) -> None:
+        pause, most = DIAL_BACKOFF_S
+        try:
+            while not self._closed and peer_id not in self.links:
+                info = self.view.peers.get(peer_id)
+                if info is None:
+                    return
+                for host, port in info.addresses:
+                    try:
+                        await self.endpoint.connect(host, port, expect=peer_id, timeout=DIAL_TIMEOUT_S)
+                        return
+                    except IncompatiblePeerError as error:
+                        self._refused(peer_id, str(error))
+                        return
+                    except (P2PAvgError, OSError, TimeoutError) as error:
+                        logger.debug("no link to %s at %s:%d: %s", short_id(peer_id), host, port, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, most)
+        finally:
+            self._dialling.pop(peer_id, None)
+
+    def _refused(self, peer_id: bytes, why: str) -> None:
+        if self.driver is None:
+            self._refusals.append(why)
+        else:
+            logger.warning("peer %s cannot take part: %s", short_id(peer_id), why)
+
+    # --------------------------------------------------------------------------- events of the links
+
+    def link_up(self, link: Link) -> None:
+        """Endpoint event."""
+        self.view.report_alive(link.peer_id)
+        if self.driver is not None and self._trains(link):
+            self.driver.link_up(link)
+
+    def link_down(self, link: Link, reason: str) -> None:
+        """Endpoint event."""
+        if self._closed:
+            return
+        self.view.report_dead(link.peer_id)
+        if self.driver is not None:
+            self.driver.link_down(link, reason)
+        self._connect_missing()
+
+    def message(self, link: Link, message: dict[str, Any]) -> None:
+        """Endpoint event. Raises ProtocolError, on which the endpoint drops the link."""
+        if self.driver is None:
+            logger.debug("a control message came before this peer trains: %s", message.get("t"))
+            return
+        self.driver.message(link, message)
+
+    def stream_closed(self, link: int, stream: int, reason: str) -> None:
+        """Engine event; the endpoint reopens streams."""
+
+    def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None:
+        """Engine event."""
+        if self.driver is not None:
+            self.driver.job_done(transfer, digests)
+
+    def job_refused(self, transfer: int, rank: int, why: str) -> None:
+        """Engine event."""
+        if self.driver is not None:
+            self.driver.job_refused(transfer, rank, why)
+
+    def blob_chunk(self, transfer: int, chunk: int) -> None:
+        """Engine event."""
+        if self.driver is not None:
+            self.driver.downloader.chunk(transfer, chunk)
+
+    def blob_sent(self, link: int, transfer: int, chunk: int) -> None:
+        """Engine event."""
+        if self.driver is not None:
+            self.driver.donor.sent(link, transfer)
+
+    def _trains(self, link: Link) -> bool:
+        return link.hello.get("role") in (ev.Role.TRAINER.value, ev.Role.JOINER.value)
+
+    # --------------------------------------------------------------------------------------- leaving
+
+    async def close(self, notice_s: float) -> None:
+        """Leave the run, telling everybody, and free all ports. Idempotent."""
+        if self._closed:
+            return
+        driver = self.driver
+        if driver is not None:
+            driver.feed(ev.Leave())
+            try:
+                await asyncio.wait_for(driver.left.wait(), notice_s)
+            except TimeoutError:
+                logger.info("left the run in the middle of a round")
+        self._closed = True
+        for task in (*self._dialling.values(), self._announcing):
+            if task is not None:
+                task.cancel()
+        if driver is not None:
+            driver.close()
+        await self.view.leave()
+        await self.endpoint.close()
+        await self.dht.stop()
+        self._engine.close()
+
+
+def make_engine(events: Any) -> Engine:
+    """The native pump where it is built, else its Python twin."""
+    if native.available() and hasattr(native.module(), "Pump"):
+        from p2pavg.transport.pump_engine import PumpEngine
+
+        return PumpEngine(events)
+    from p2pavg.transport.python_engine import PythonEngine
+
+    return PythonEngine(events)
