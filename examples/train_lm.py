@@ -1,0 +1,292 @@
+"""Train a small byte-level language model together with whoever joins.
+
+    python examples/train_lm.py --run-id demo
+
+prints the command to paste into a second terminal, on this machine or another one. Every machine has the
+text: the source files of Python's standard library (or name a folder of your own with --text). `--alone`
+trains the same model in one process with the same batches per epoch, without p2pavg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import random
+import sys
+import sysconfig
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+CONTEXT = 64  # bytes that the model looks back
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norm2(x))
+
+
+class Transformer(nn.Module):
+    """Bytes int64[batch, length] -> logits float32[batch, length, 256]."""
+
+    def __init__(self, width: int = 64, layers: int = 2, heads: int = 4) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(256, width)
+        self.places = nn.Parameter(0.02 * torch.randn(CONTEXT, width))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 256, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bytes(x) + self.places[: x.shape[1]]
+        return self.head(self.norm(self.blocks(x)))
+
+
+def read_text(folder: Path | None, suffix: str) -> tuple[Tensor, Tensor]:
+    """(training bytes, validation bytes), uint8: one file in twenty, chosen by its name, validates."""
+    root = folder or Path(sysconfig.get_path("stdlib"))
+    skip = set() if folder else {"site-packages", "test", "tests", "idlelib", "lib2to3"}
+    training, validation = bytearray(), bytearray()
+    for path in sorted(root.rglob(f"*{suffix}")):
+        name = path.relative_to(root)
+        if skip.isdisjoint(name.parts) and path.is_file():
+            (validation if zlib.crc32(str(name).encode()) % 20 == 0 else training).extend(path.read_bytes())
+    if min(len(training), len(validation)) <= 2 * CONTEXT:
+        sys.exit(f"Not enough text in {root}/**/*{suffix}; name another folder with --text and --suffix.")
+    return torch.frombuffer(training, dtype=torch.uint8), torch.frombuffer(validation, dtype=torch.uint8)
+
+
+def windows(text: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """`count` random places of the text: int64[count, CONTEXT + 1]."""
+    starts = torch.randint(0, len(text) - CONTEXT, (count, 1), generator=generator)
+    return text[starts + torch.arange(CONTEXT + 1)].long()
+
+
+def batches(text: Tensor, batch_size: int, seed: int) -> Iterator[Tensor]:
+    """For ever. Peers with different seeds (or shards of the text) do not repeat each other's samples."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield windows(text, batch_size, generator)
+
+
+def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    """Mean cross-entropy per byte, in nats."""
+    return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+
+@torch.no_grad()
+def validate(model: nn.Module, text: Tensor, count: int) -> float:
+    """Loss over `count` windows of the validation files, the same ones each time."""
+    generator = torch.Generator().manual_seed(0)
+    model.eval()
+    losses = [loss_of(model, windows(text, 64, generator)).item() for _ in range(math.ceil(count / 64))]
+    model.train()
+    return sum(losses) / len(losses)
+
+
+def build(
+    args: argparse.Namespace,
+) -> tuple[nn.Module, torch.optim.Optimizer, LRScheduler]:
+    """Model, optimizer and scheduler: all peers must build the same, from the same seed."""
+    torch.manual_seed(args.init_seed)
+    model = Transformer()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
+
+    def factor(epoch: int) -> float:  # warm up over a tenth of the run, then half a cosine
+        warmup = max(1, args.epochs // 10)
+        return min(1.0, (epoch + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * min(1.0, epoch / args.epochs)))
+
+    return model, optimizer, LambdaLR(optimizer, factor)
+
+
+class Log:
+    """One JSON object per line into --log, and a line for people on stdout."""
+
+    def __init__(self, path: str | None) -> None:
+        self.file = open(path, "w", buffering=1) if path else None  # noqa: SIM115
+
+    def __call__(self, event: str, words: str, **values: object) -> None:
+        print(words, flush=True)
+        if self.file:
+            print(json.dumps({"event": event, "time": time.time(), **values}), file=self.file)
+
+
+def digest(model: nn.Module) -> str:
+    """Equal on two peers only when all their parameters are equal to the bit."""
+    content = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def train_together(args: argparse.Namespace, log: Log) -> None:
+    """One peer's life: count samples until the swarm has its batch, average, step, again and again."""
+    from p2pavg import CollaborativeOptimizer
+
+    training, validation = read_text(args.text, args.suffix)
+    model, optimizer, scheduler = build(args)
+    part, parts = args.shard
+    training = training[len(training) * (part - 1) // parts : len(training) * part // parts]
+    with CollaborativeOptimizer(
+        optimizer,
+        run_id=args.run_id,
+        target_batch_size=args.target_batch_size,
+        batch_size_per_step=args.batch_size,
+        initial_peers=args.initial_peers,
+        scheduler=scheduler,
+        compression=args.compression,
+        listen=args.listen,
+    ) as opt:
+        address = opt.peer.address
+        join = f"To join from another terminal or machine:\n\n    {join_command(args, address)}\n"
+        log("start", join, address=address)
+        epoch = opt.epoch
+        for batch in batches(training, args.batch_size, args.seed):
+            loss = loss_of(model, batch)
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            if opt.epoch == epoch:
+                continue
+            epoch = opt.epoch
+            tell(log, epoch, loss.item(), opt)
+            if epoch >= args.epochs:
+                break
+            if args.validate_every and epoch % args.validate_every == 0:
+                value = validate(model, validation, args.validation_windows)
+                log("validation", f"epoch {epoch}: validation loss {value:.4f}", epoch=epoch, loss=value)
+    finish(model, validation, args, log)
+
+
+def finish(model: nn.Module, validation: Tensor, args: argparse.Namespace, log: Log) -> float:
+    value = validate(model, validation, 8 * args.validation_windows)
+    state = digest(model)
+    words = f"done after {args.epochs} epochs: validation loss {value:.4f}, parameters {state}"
+    log("end", words, epoch=args.epochs, loss=value, digest=state)
+    return value
+
+
+def join_command(args: argparse.Namespace, address: str) -> str:
+    shared = ("target_batch_size", "epochs", "lr", "init_seed", "compression", "text", "suffix")
+    changed = [name for name in shared if getattr(args, name) != DEFAULTS[name]]
+    options = [f" --{name.replace('_', '-')} {getattr(args, name)}" for name in changed]
+    return f"python examples/train_lm.py --run-id {args.run_id} --initial-peers {address}{''.join(options)}"
+
+
+def tell(log: Log, epoch: int, loss: float, opt: object) -> None:
+    """Log one epoch from its RoundReport (none when this peer only downloaded the state)."""
+    report = opt.last_report  # type: ignore[attr-defined]
+    if report is None:
+        log("joined", f"epoch {epoch}: downloaded the swarm's state", epoch=epoch)
+        return
+    members, spent = len(report.members), report.seconds_communication
+    log(
+        "epoch",
+        f"epoch {epoch}: training loss {loss:.3f}, {members} peers, {report.samples} samples "
+        f"({report.local_samples} mine), {report.samples_per_second:.0f} samples/s, "
+        f"{report.seconds_calculation:.2f} s calculating, {spent:.2f} s communicating",
+        epoch=epoch,
+        loss=loss,
+        peers=members,
+        samples=report.samples,
+        local_samples=report.local_samples,
+        samples_per_second=report.samples_per_second,
+        seconds_calculation=report.seconds_calculation,
+        seconds_communication=spent,
+        attempts=report.attempts,
+    )
+
+
+def train_alone(args: argparse.Namespace, log: Log) -> float:
+    """The reference: one process, the same target batch size and epochs. Returns the validation loss."""
+    training, validation = read_text(args.text, args.suffix)
+    model, optimizer, scheduler = build(args)
+    source = batches(training, args.batch_size, args.seed)
+    steps = math.ceil(args.target_batch_size / args.batch_size)
+    for epoch in range(1, args.epochs + 1):
+        started = time.perf_counter()
+        for _ in range(steps):
+            loss = loss_of(model, next(source))
+            (loss / steps).backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        rate = steps * args.batch_size / (time.perf_counter() - started)
+        words = f"epoch {epoch}: training loss {loss.item():.3f}, {rate:.0f} samples/s"
+        log("epoch", words, epoch=epoch, loss=loss.item(), samples_per_second=rate)
+        if args.validate_every and epoch % args.validate_every == 0 and epoch < args.epochs:
+            value = validate(model, validation, args.validation_windows)
+            log("validation", f"epoch {epoch}: validation loss {value:.4f}", epoch=epoch, loss=value)
+    return finish(model, validation, args, log)
+
+
+def shard(text: str) -> tuple[int, int]:
+    part, _, whole = text.partition("/")
+    if not (part.isdigit() and whole.isdigit() and 1 <= int(part) <= int(whole)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shard such as 2/3")
+    return int(part), int(whole)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--run-id", default="train-lm")
+    add(
+        "--initial-peers",
+        nargs="*",
+        default=[],
+        metavar="HOST:PORT",
+        help="any peer; none: start a new swarm",
+    )
+    add("--listen", default="0.0.0.0:31330", metavar="HOST:PORT", help="the next free port when taken")
+    add("--target-batch-size", type=int, default=256, help="samples per epoch, over all peers")
+    add("--batch-size", type=int, default=16, help="samples per step of this peer")
+    add("--epochs", type=int, default=120)
+    add("--lr", type=float, default=1e-2)
+    add("--compression", default="fp16")
+    add("--seed", type=int, default=None, help="of this peer's samples; drawn at random by default")
+    add("--shard", type=shard, default=(1, 1), metavar="I/N", help="use only the I-th of N parts of the text")
+    add("--init-seed", type=int, default=0, help="of the model; the same on all peers")
+    add("--validate-every", type=int, default=5, metavar="EPOCHS", help="0: only at the end")
+    add("--validation-windows", type=int, default=128, help="at the end: eight times as many")
+    add("--text", type=Path, metavar="FOLDER", help="your own text, instead of Python's standard library")
+    add("--suffix", default=".py", help="of the files to read")
+    add("--threads", type=int, default=1, help="of torch")
+    add("--alone", action="store_true", help="one process, without p2pavg: the reference")
+    add("--log", metavar="PATH", help="also write one JSON object per line")
+    return parser
+
+
+DEFAULTS = vars(parser().parse_args([]))
+
+
+def main() -> None:
+    args = parser().parse_args()
+    args.seed = random.SystemRandom().getrandbits(32) if args.seed is None else args.seed
+    torch.set_num_threads(args.threads)
+    (train_alone if args.alone else train_together)(args, Log(args.log))
+
+
+if __name__ == "__main__":
+    main()
