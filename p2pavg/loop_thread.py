@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -36,6 +37,13 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the thread so far; 0.0 where the system does not tell."""
+        ident = self._thread.ident
+        if ident is None or not hasattr(time, "pthread_getcpuclockid"):
+            return 0.0
+        return time.clock_gettime(time.pthread_getcpuclockid(ident))
 
     def stop(self) -> None:
         """Cancel what still runs, close the loop, end the thread. Idempotent; must not be called on the loop

@@ -138,9 +138,19 @@ class Peer:
         """What the last finished epoch measured."""
         return None if self._session is None else self._session.last_report
 
-    def engine_cpu_seconds(self) -> float:
-        """CPU time of the native threads so far; 0.0 with the Python twin."""
-        return self._running().engine.cpu_seconds()
+    @property
+    def engine_name(self) -> str:
+        """ "pump" (native threads) or "python" (its twin)."""
+        return self._running().engine_name
+
+    def cpu_seconds(self) -> float:
+        """CPU time that averaging used so far: native threads, the event loop, and `all_reduce` in its
+        caller.
+        """
+        place, thread = self._running(), self._thread
+        assert thread is not None
+        caller = 0.0 if self._averager is None else self._averager.cpu_seconds
+        return place.engine.cpu_seconds() + thread.cpu_seconds() + caller
 
     # ------------------------------------------------------------------------------------- training
 

@@ -128,6 +128,11 @@ class Place:
         return self._engine
 
     @property
+    def engine_name(self) -> str:
+        """Which engine: "pump" or "python"."""
+        return type(self._engine).__name__.removesuffix("Engine").lower()
+
+    @property
     def links(self) -> Mapping[bytes, Link]:
         """Links whose control connection is up, by peer id."""
         return self.endpoint.links

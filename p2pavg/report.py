@@ -64,6 +64,8 @@ class RoundReport:
     bytes_sent: int
     bytes_received: int
     codec: str
+    first_byte_at: float = 0.0  # time.monotonic() of the first gradient byte sent or received, 0.0: none
+    last_byte_at: float = 0.0
     links: tuple[LinkReport, ...] = ()
     overlapped: bool = False
     finished_at: float = 0.0  # time.time()

@@ -44,6 +44,7 @@ class Averager:
         self._vector: F32 = np.empty(0, np.float32)
         self._sizes: tuple[int, ...] = ()
         self._one_at_a_time = threading.Lock()
+        self.cpu_seconds = 0.0
 
     def average(
         self, peer: Peer, tensors: Sequence[Any] | Any, weight: float, group_size: int | None, timeout: float
@@ -51,6 +52,7 @@ class Averager:
         """Blocking; see Peer.all_reduce."""
         listed = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
         flats = [_Flat.of(tensor) for tensor in listed]
+        started = time.thread_time()
         with self._one_at_a_time:
             session = self._ready(peer, tuple(flat.size for flat in flats), group_size)
             direct = flats[0].direct if len(flats) == 1 else None
@@ -67,6 +69,7 @@ class Averager:
                     flat.write(vector[at : at + flat.size])
                     at += flat.size
             report = session.last_report
+            self.cpu_seconds += time.thread_time() - started
         assert report is not None
         return report
 

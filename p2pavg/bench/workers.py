@@ -134,6 +134,12 @@ class Workers(AbstractContextManager["Workers"]):
             worker.send(**command)
         return [worker.receive(deadline_s) for worker in self.workers]
 
+    def lab_verdict(self) -> dict[str, Any]:
+        """How late the lab's router was, and its byte counters; empty outside the lab."""
+        if self.lab is None:
+            return {}
+        return {"lab": self.lab.stats().to_json(self.lab.topology.smallest_rtt_ms())}
+
     def join(self, **config: Any) -> list[dict[str, Any]]:
         """Start every worker's peer: the first opens the swarm, the others join through its address."""
         first = self.workers[0]

@@ -290,6 +290,8 @@ class Driver:
 
     def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None:
         """Engine event."""
+        if self._jobs.get(transfer) is not None:
+            self.recorder.moved(self._jobs.progress(transfer))
         self._feed_job(transfer)
         self.feed(ev.JobDone(transfer, digests))
 

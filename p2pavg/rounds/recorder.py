@@ -10,7 +10,7 @@ from typing import Any
 from p2pavg.identity import short_id
 from p2pavg.report import LinkReport, MemberReport, RoundReport
 from p2pavg.rounds import events as ev
-from p2pavg.transport.engine import Engine
+from p2pavg.transport.engine import Engine, JobProgress
 from p2pavg.transport.link import Link
 
 logger = logging.getLogger("p2pavg.rounds")
@@ -33,6 +33,7 @@ class Recorder:
         self._causes: list[str] = []
         self._bytes: dict[int, tuple[int, int]] = {}
         self._seen = (time.monotonic(), 0, 0)
+        self._moved = (0.0, 0.0)
         self._rate = 0.0
         self.step_seconds = 0.0
 
@@ -60,6 +61,10 @@ class Recorder:
     def begun(self, now: float, links: Mapping[bytes, Link]) -> None:
         """An attempt's transfer starts: note the byte counters."""
         self._bytes = {link.id: self._counted(link.id) for link in links.values()}
+
+    def moved(self, progress: JobProgress) -> None:
+        """All bytes of an attempt are through."""
+        self._moved = (progress.first_byte_at, progress.last_byte_at)
 
     def attempt_failed(self, why: str) -> None:
         """An attempt was given up."""
@@ -131,6 +136,8 @@ class Recorder:
             bytes_sent=sum(link.bytes_sent for link in link_reports),
             bytes_received=sum(link.bytes_received for link in link_reports),
             codec=self._codec,
+            first_byte_at=self._moved[0],
+            last_byte_at=self._moved[1],
             links=link_reports,
             finished_at=time.time(),
             extra=dict(extra),

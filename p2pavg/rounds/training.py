@@ -1,7 +1,9 @@
 """What the training thread sees of the rounds: count samples, arrive at a boundary, get an outcome.
 
-The training thread owns the gradients and the parameters. The event-loop thread decides. They meet here: `count` is
-O(1) and touches no network; when it returns True the training thread calls `arrive`, which blocks until the loop
+The training thread owns the gradients and the parameters. The event-loop thread decides. They meet here:
+`count` is
+O(1) and touches no network; when it returns True the training thread calls `arrive`, which blocks until the
+loop
 thread has an `Outcome` for it.
 """
 
@@ -21,9 +23,11 @@ U8 = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What this peer brings to a round: the mean over its samples is `gradient * scale`, over `samples` samples.
+    """What this peer brings to a round: the mean over its samples is `gradient * scale`, over `samples`
+    samples.
 
-    gradient: flat float32[numel]; it stays unchanged until the outcome. None: nothing to contribute (weight 0).
+    gradient: flat float32[numel]; it stays unchanged until the outcome. None: nothing to contribute (weight
+    0).
     """
 
     gradient: F32 | None
@@ -46,10 +50,12 @@ class StateSource(Protocol):
     """The optimizer's side of joining: how a snapshot is taken and loaded."""
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, U8]]:
-        """(meta, buffers), copied. Called on a background thread while the training thread is not applying."""
+        """(meta, buffers), copied. Called on a background thread while the training thread is not applying.
+        """
 
     def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:
-        """Replace the training state. Called on the training thread; raises StateError when it does not fit."""
+        """Replace the training state. Called on the training thread; raises StateError when it does not fit.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,8 @@ class KeepGoing:
 class Average:
     """A committed average for `epoch`: decode it, step, then call `Training.applied`.
 
-    late: the round went on without this peer's samples (weight 0): its own gradient buffer is not part of the result
+    late: the round went on without this peer's samples (weight 0): its own gradient buffer is not part of
+    the result
     and must be kept for the next epoch, so decode into another buffer.
     """
 
@@ -74,7 +81,9 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Heal:
-    """This peer is behind or on another lineage: load `state` (its accumulated samples are discarded and reported)."""
+    """This peer is behind or on another lineage: load `state` (its accumulated samples are discarded and
+    reported).
+    """
 
     state: State
 
