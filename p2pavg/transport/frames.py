@@ -9,7 +9,8 @@
 16 u32 part        index into the job's parts (CONTRIBUTION, RESULT), else 0
 ```
 
-A PING's body is a `Heartbeat`; the PONG that answers it carries the same `stamp` back, with the answerer's own ages.
+A PING's body is a `Heartbeat`; the PONG that answers it carries the same `stamp` back, with the answerer's
+own ages.
 """
 
 from __future__ import annotations

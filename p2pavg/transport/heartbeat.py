@@ -1,0 +1,54 @@
+"""Heartbeats of the Python engine: what it tells the others, and what each link told."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from p2pavg.transport.engine import LinkHealth
+from p2pavg.transport.frames import HEARTBEAT_BYTES, Heartbeat, Kind
+
+
+class OwnPulse:
+    """When this process's event loop and training thread were last seen."""
+
+    def __init__(self) -> None:
+        self.loop_at = time.monotonic()
+        self.trainer_at = -math.inf
+
+    def beat(self, stamp: int) -> bytes:
+        now = time.monotonic()
+        return Heartbeat(stamp, max(0.0, now - self.loop_at), max(0.0, now - self.trainer_at)).pack()
+
+
+class Pulse:
+    """What the other side's heartbeats told."""
+
+    def __init__(self) -> None:
+        self._rtt_s = 0.0
+        self._loop_age_s = math.inf
+        self._trainer_age_s = math.inf
+
+    def heard(self, beat: Heartbeat, kind: Kind) -> None:
+        self._loop_age_s = beat.loop_age_s
+        self._trainer_age_s = beat.trainer_age_s
+        if kind is Kind.PONG:
+            rtt = max(0.0, (time.monotonic_ns() - beat.stamp) / 1e9)
+            self._rtt_s = rtt if self._rtt_s == 0.0 else self._rtt_s + (rtt - self._rtt_s) / 8
+
+    def health(self, last_heard_at: float) -> LinkHealth:
+        return LinkHealth(last_heard_at, self._rtt_s, self._loop_age_s, self._trainer_age_s)
+
+
+class HeartbeatLanding:
+    def __init__(self, kind: Kind, heard: Callable[[Kind, Heartbeat], None]) -> None:
+        self.view = memoryview(bytearray(HEARTBEAT_BYTES))
+        self._kind = kind
+        self._heard = heard
+
+    def landed(self) -> None:
+        self._heard(self._kind, Heartbeat.parse(self.view))
+
+    def lost(self) -> None:
+        pass

@@ -1,0 +1,23 @@
+"""A token bucket: how much may be sent now under an upload limit. Pure, time is a parameter."""
+
+from __future__ import annotations
+
+_BURST_S = 0.2  # of the rate: what a sender may catch up after it was held up
+
+
+class TokenBucket:
+    """Frames are sent whole as soon as there is any token, and may leave a debt: the mean rate is exact."""
+
+    def __init__(self, bytes_per_second: float, now: float) -> None:
+        self._rate = bytes_per_second
+        self._tokens = 0.0
+        self._at = now
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until the next frame may start; 0.0: now."""
+        self._tokens = min(self._tokens + (now - self._at) * self._rate, self._rate * _BURST_S)
+        self._at = now
+        return max(0.0, -self._tokens / self._rate)
+
+    def spend(self, nbytes: int) -> None:
+        self._tokens -= nbytes

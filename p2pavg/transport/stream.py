@@ -1,0 +1,256 @@
+"""One data stream: reads frames into the places that its owner names, and writes one frame at a time.
+
+It works on the socket itself (`loop.add_reader`, `add_writer`) rather than through an asyncio transport: a
+transport does not tell when the kernel has taken a buffer's bytes, and reads and writes here scatter and
+gather, so that a body and the header after it cost one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from enum import Enum
+from typing import Protocol
+
+from p2pavg.errors import ProtocolError
+from p2pavg.native import crc32
+from p2pavg.transport import frames
+from p2pavg.transport.frames import HEADER_BYTES, Header
+from p2pavg.transport.outbox import Item
+
+_READS_PER_TURN = 8
+_UNSENT_BYTES = 256 << 10  # what may wait unsent in the kernel: a stalled stream holds back no more than this
+_TRASH_BYTES = 64 << 10
+
+
+class Fate(Enum):
+    DROP = "read and forget the body"
+    HOLD = "stop reading; resume() asks again"
+
+
+class Landing(Protocol):
+    """Where one body goes. Exactly one of `landed` and `lost` is called."""
+
+    view: memoryview  # length of the body
+
+    def landed(self) -> None:
+        """The body is whole and its checksum right. May raise ProtocolError: the stream closes."""
+
+    def lost(self) -> None:
+        """The rest of the body will not be written here."""
+
+
+class Owner(Protocol):
+    def place(self, stream: DataStream, header: Header) -> Landing | Fate: ...
+
+    def next_frame(self, stream: DataStream) -> tuple[Item, bytes, memoryview] | None:
+        """What this stream, which has room, sends next: (item, header, body)."""
+
+    def handed(self, stream: DataStream, item: Item) -> None:
+        """All bytes of the frame were handed to the kernel."""
+
+    def broken(self, stream: DataStream, reason: str) -> None:
+        """The stream closed itself."""
+
+
+class DataStream:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, link: int, number: int, sock: socket.socket, owner: Owner
+    ) -> None:
+        self.link = link
+        self.number = number
+        self.sock = sock
+        self.closed = False
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.last_received_at = 0.0
+        self._loop = loop
+        self._fd = sock.fileno()
+        self._owner = owner
+        # receiving
+        self._head = memoryview(bytearray(HEADER_BYTES))
+        self._head_have = 0
+        self._header: Header | None = None
+        self._landing: Landing | None = None
+        self._rest = self._head[:0]  # of the landing
+        self._unwanted = 0  # bytes of a body to read and forget
+        self._held = False
+        # sending
+        self.item: Item | None = None  # being sent
+        self._out_head = b""
+        self._out_body = memoryview(b"")
+        self._armed = False
+
+        sock.setblocking(False)
+        _tune(sock)
+        loop.add_reader(self._fd, self._readable)
+
+    # -- receiving
+
+    def _readable(self) -> None:
+        try:
+            for _ in range(_READS_PER_TURN):
+                if self.closed or self._held:
+                    return
+                if not self._read():
+                    self._break("closed by the other side")
+                    return
+        except (BlockingIOError, InterruptedError):
+            return
+        except ProtocolError as error:
+            self._break(str(error))
+        except OSError as error:
+            self._break(error.strerror or str(error))
+
+    def _read(self) -> int:
+        if self._header is None:
+            got = self.sock.recv_into(self._head[self._head_have :])
+            self._received(got)
+            self._head_have += got
+        elif self._landing is None:
+            got = self.sock.recv_into(_TRASH[: min(self._unwanted, _TRASH_BYTES)])
+            self._received(got)
+            self._unwanted -= got
+            if not self._unwanted:
+                self._header = None
+            return got
+        else:
+            got = self.sock.recvmsg_into([self._rest, self._head])[0]
+            self._received(got)
+            if got < len(self._rest):
+                self._rest = self._rest[got:]
+                return got
+            self._head_have = got - len(self._rest)
+            self._body_whole(self._header, self._landing)
+        if self._head_have == HEADER_BYTES and not self.closed:
+            self._head_have = 0
+            self._header = frames.parse(self._head)
+            self._open_body(self._header)
+        return got
+
+    def _received(self, got: int) -> None:
+        if got:
+            self.bytes_received += got
+            self.last_received_at = time.monotonic()
+
+    def _open_body(self, header: Header) -> None:
+        fate = self._owner.place(self, header)
+        if fate is Fate.HOLD:
+            self._held = True
+            self._loop.remove_reader(self._fd)
+        elif fate is Fate.DROP:
+            self._unwanted = header.length
+            if not header.length:
+                self._header = None
+        else:
+            assert not isinstance(fate, Fate)
+            self._landing = fate
+            self._rest = fate.view
+            if not header.length:
+                self._body_whole(header, fate)
+
+    def _body_whole(self, header: Header, landing: Landing) -> None:
+        self._header = self._landing = None
+        if crc32(landing.view) != header.body_crc:
+            landing.lost()
+            raise ProtocolError("a frame whose checksum is wrong")
+        landing.landed()
+
+    def resume(self) -> None:
+        """Ask again what is to be done with the frame that was held."""
+        if self._held and not self.closed and self._header is not None:
+            self._held = False
+            self._loop.add_reader(self._fd, self._readable)
+            try:
+                self._open_body(self._header)
+            except ProtocolError as error:
+                self._break(str(error))
+
+    def forget_landing(self) -> None:
+        """Write no more into the place of the body under way; read the rest of it and drop it."""
+        if self._landing is not None:
+            landing, self._landing = self._landing, None
+            self._unwanted = len(self._rest)
+            if not self._unwanted:
+                self._header = None
+            landing.lost()
+
+    @property
+    def receiving(self) -> int | None:
+        """The transfer whose body is under way into its landing."""
+        return self._header.transfer if self._header is not None and self._landing is not None else None
+
+    # -- sending
+
+    def want_to_send(self) -> None:
+        """There is something in the outbox: ask for it once the kernel has room."""
+        if not self._armed and not self.closed:
+            self._armed = True
+            self._loop.add_writer(self._fd, self._writable)
+
+    def _writable(self) -> None:
+        try:
+            if self.item is None:
+                frame = self._owner.next_frame(self)
+                if frame is None:
+                    self._armed = False
+                    self._loop.remove_writer(self._fd)
+                    return
+                self.item, self._out_head, self._out_body = frame
+            self._write()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._break(error.strerror or str(error))
+
+    def _write(self) -> None:
+        while self._out_head or self._out_body:
+            sent = self.sock.sendmsg([self._out_head, self._out_body], [], _SEND_FLAGS)
+            self.bytes_sent += sent
+            in_head = min(sent, len(self._out_head))
+            self._out_head = self._out_head[in_head:]
+            self._out_body = self._out_body[sent - in_head :]
+        item, self.item = self.item, None
+        self._out_body = memoryview(b"")
+        assert item is not None
+        self._owner.handed(self, item)
+
+    def keep_own_copy(self) -> None:
+        """The buffer of the frame under way is about to change: send the rest of it from a copy."""
+        self._out_body = memoryview(bytes(self._out_body))
+
+    # -- the end
+
+    def close(self) -> None:
+        """Without an event. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        self._loop.remove_reader(self._fd)
+        if self._armed:
+            self._loop.remove_writer(self._fd)
+        self.sock.close()
+        if self._landing is not None:
+            landing, self._landing = self._landing, None
+            landing.lost()
+
+    def _break(self, reason: str) -> None:
+        if not self.closed:
+            self.close()
+            self._owner.broken(self, reason)
+
+
+_TRASH = memoryview(bytearray(_TRASH_BYTES))
+_SEND_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+def _tune(sock: socket.socket) -> None:
+    """Never SO_SNDBUF or SO_RCVBUF: setting them turns the kernel's autotuning off."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+
+
+_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)

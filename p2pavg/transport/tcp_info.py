@@ -1,0 +1,57 @@
+"""What the Linux kernel knows about a TCP connection."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import socket
+import struct
+import termios
+from dataclasses import dataclass
+
+_SIOCOUTQ = termios.TIOCOUTQ
+_ASKED_BYTES = 512  # more than any kernel's struct tcp_info; the kernel fills what it has
+# Offsets in struct tcp_info of include/uapi/linux/tcp.h. Newer kernels only append.
+_SND_MSS, _RTT_US, _SND_CWND, _TOTAL_RETRANS, _DELIVERY_RATE = 16, 68, 80, 100, 160
+
+
+@dataclass(frozen=True, slots=True)
+class TcpInfo:
+    rtt_s: float  # smoothed; 0.0 when unknown
+    window_bytes: int
+    delivery_rate_bps: float  # bit/s; 0.0 before the first sample
+    retransmits: int
+
+
+def parse(raw: bytes) -> TcpInfo:
+    """raw: struct tcp_info as far as the kernel filled it; what it lacks is 0."""
+
+    def field(offset: int, fmt: str) -> int:
+        if len(raw) < offset + struct.calcsize(fmt):
+            return 0
+        return int(struct.unpack_from(fmt, raw, offset)[0])
+
+    return TcpInfo(
+        rtt_s=field(_RTT_US, "=I") / 1e6,
+        window_bytes=field(_SND_MSS, "=I") * field(_SND_CWND, "=I"),
+        delivery_rate_bps=field(_DELIVERY_RATE, "=Q") * 8.0,
+        retransmits=field(_TOTAL_RETRANS, "=I"),
+    )
+
+
+def read(sock: socket.socket) -> TcpInfo:
+    """All zero for a socket that is not TCP, or is closed."""
+    try:
+        return parse(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED_BYTES))
+    except OSError:
+        return parse(b"")
+
+
+def unacked_bytes(sock: socket.socket) -> int:
+    """Bytes written that the other side's kernel has not acknowledged; 0 when unknown."""
+    queued = array.array("i", [0])
+    try:
+        fcntl.ioctl(sock.fileno(), _SIOCOUTQ, queued)
+    except (OSError, ValueError):
+        return 0
+    return queued[0]

@@ -1,0 +1,259 @@
+"""Several engines in one process, connected over loopback: what the engine tests share."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import itertools
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from p2pavg import codecs, native
+from p2pavg.transport.engine import SELF, Begin, Engine, Part, ReduceJob, codec_layout
+from p2pavg.transport.python_engine import PythonEngine
+
+DEADLINE_S = 20.0
+ENGINES: dict[str, Callable[..., Engine]] = {"python": PythonEngine}
+if (
+    native.available()
+    and hasattr(native.module(), "Pump")
+    and importlib.util.find_spec("p2pavg.transport.pump_engine")
+):
+    from p2pavg.transport.pump_engine import PumpEngine
+
+    ENGINES["pump"] = PumpEngine
+
+# How far a mean may be from the float64 mean, relative to the largest magnitude anywhere.
+TOLERANCE = {"none": 1e-6, "fp16": 2e-3, "bf16": 2e-2, "int8": 2e-2}
+
+# Which engine each peer of a test has, in turn.
+KINDS = [(name,) for name in ENGINES] + ([("python", "pump")] if "pump" in ENGINES else [])
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of one TCP connection over loopback, non-blocking."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    one.setblocking(False)
+    other.setblocking(False)
+    return one, other
+
+
+@dataclass
+class Recorder:
+    """EngineEvents that remembers, and lets a test wait for what it expects."""
+
+    closed: list[tuple[int, int, str]] = field(default_factory=list)
+    done: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
+    refused: list[tuple[int, int, str]] = field(default_factory=list)
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+    sent: list[tuple[int, int, int]] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def stream_closed(self, link: int, stream: int, reason: str) -> None:
+        self.closed.append((link, stream, reason))
+        self._news.set()
+
+    def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None:
+        assert transfer not in self.done, "told twice"
+        self.done[transfer] = digests
+        self._news.set()
+
+    def job_refused(self, transfer: int, rank: int, why: str) -> None:
+        self.refused.append((transfer, rank, why))
+        self._news.set()
+
+    def blob_chunk(self, transfer: int, chunk: int) -> None:
+        self.chunks.append((transfer, chunk))
+        self._news.set()
+
+    def blob_sent(self, link: int, transfer: int, chunk: int) -> None:
+        self.sent.append((link, transfer, chunk))
+        self._news.set()
+
+    async def until(self, happened: Callable[[], Any]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not happened():
+                self._news.clear()
+                await self._news.wait()
+
+
+async def poll(happened: Callable[[], Any]) -> None:
+    """For what has no event: look each time the loop turns, up to the deadline."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not happened():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+class Swarm:
+    """N engines, every pair linked by k streams. Peer i calls its link to j `link(i, j)`."""
+
+    def __init__(self, kinds: Sequence[str], peers: int, streams: int = 2) -> None:
+        loop = asyncio.get_running_loop()
+        self.events = [Recorder() for _ in range(peers)]
+        self.engines: list[Engine] = [
+            ENGINES[kind](loop, recorder)
+            for kind, recorder in zip(itertools.cycle(kinds), self.events, strict=False)
+        ]
+        self.peers = peers
+        self._stream = itertools.count()
+        self.ends: dict[
+            tuple[int, int, int], socket.socket
+        ] = {}  # a test may break these: (peer, other, stream)
+        for i, j in itertools.combinations(range(peers), 2):
+            for _ in range(streams):
+                self.connect(i, j)
+
+    @staticmethod
+    def link(i: int, j: int) -> int:
+        return 100 * i + j + 1
+
+    def connect(self, i: int, j: int) -> int:
+        """One more stream between two peers; its number."""
+        number = next(self._stream)
+        one, other = tcp_pair()
+        self.engines[i].attach(self.link(i, j), number, one)
+        self.engines[j].attach(self.link(j, i), number, other)
+        return number
+
+    def wire(self, i: int, j: int) -> socket.socket:
+        """A raw stream into peer i, whose other end, as peer j, the test plays."""
+        one, other = tcp_pair()
+        self.engines[i].attach(self.link(i, j), next(self._stream), one)
+        return other
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+
+
+@dataclass
+class Reduction:
+    """One all-reduce over a swarm: what everybody brings, and what everybody should get."""
+
+    sources: list[np.ndarray | None]  # float32[numel] per rank; None: weight 0
+    weights: list[float]
+    counts: list[int]  # elements of each part
+    owners: list[int] = field(default_factory=list)  # of each part; default: part i is owned by rank i
+    voters: list[bool] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    codec: str = "none"
+    result_codec: str = ""
+    chunk_elements: int = 1000
+    transfer: int = 7
+    pre_encoded: bool = False
+
+    def __post_init__(self) -> None:
+        n = len(self.sources)
+        self.owners = self.owners or list(range(len(self.counts)))
+        self.voters = self.voters or [True] * n
+        self.scales = self.scales or [1.0] * n
+        self.contribution_codec = codecs.get(self.codec)
+        self.final_codec = codecs.get(self.result_codec or self.codec)
+        starts = np.concatenate([[0], np.cumsum(self.counts)]).tolist()
+        self.parts = tuple(
+            Part(owner, start, count)
+            for owner, start, count in zip(self.owners, starts, self.counts, strict=False)
+        )
+        self.numel = starts[-1]
+        self.chunks = [
+            (part.start + offset, min(self.chunk_elements, part.count - offset))
+            for part in self.parts
+            for offset in range(0, part.count, self.chunk_elements)
+        ]
+        size = sum(self.final_codec.encoded_size(count) for _, count in self.chunks)
+        self.results = [np.zeros(size, np.uint8) for _ in range(n)]
+
+    def job(self, rank: int) -> ReduceJob:
+        return ReduceJob(
+            transfer=self.transfer,
+            rank=rank,
+            links=tuple(SELF if j == rank else Swarm.link(rank, j) for j in range(len(self.sources))),
+            voters=tuple(self.voters),
+            parts=self.parts,
+            chunk_elements=self.chunk_elements,
+            contribution_codec=self.contribution_codec.wire_id,
+            result_codec=self.final_codec.wire_id,
+            result=self.results[rank],
+        )
+
+    def begin(self, rank: int) -> Begin:
+        source = self.sources[rank]
+        encoded = None
+        if self.pre_encoded and source is not None:
+            encoded = np.concatenate(
+                [self.encode(source[at : at + count], self.scales[rank]) for at, count in self.chunks]
+            )
+            source = None
+        return Begin(tuple(self.weights), self.scales[rank], source, encoded)
+
+    def encode(self, values: np.ndarray, scale: float = 1.0) -> np.ndarray:
+        out = np.empty(self.contribution_codec.encoded_size(len(values)), np.uint8)
+        self.contribution_codec.encode(values, out, scale)
+        return out
+
+    def expected(self) -> np.ndarray:
+        total = np.zeros(self.numel, np.float64)
+        for source, weight, scale in zip(self.sources, self.weights, self.scales, strict=True):
+            if source is not None and weight > 0:
+                total += source.astype(np.float64) * weight * scale
+        return total / sum(self.weights)
+
+    def decoded(self, rank: int) -> np.ndarray:
+        out = np.empty(self.numel, np.float32)
+        at = 0
+        for start, count in self.chunks:
+            size = self.final_codec.encoded_size(count)
+            self.final_codec.decode(self.results[rank][at : at + size], out[start : start + count])
+            at += size
+        return out
+
+    def digests(self, rank: int) -> tuple[bytes, ...]:
+        """What `job_done` must tell, computed from the result."""
+        rows = codec_layout(self.job(rank), self.final_codec.encoded_size)
+        ends = [*itertools.chain(*rows), len(self.results[rank])][1:]
+        end = iter(ends)
+        found = []
+        for row in rows:
+            crcs = [native.crc32(self.results[rank][at : next(end)]) for at in row]
+            found.append(hashlib.sha256(b"".join(crc.to_bytes(4, "little") for crc in crcs)).digest())
+        return tuple(found)
+
+    def open(self, swarm: Swarm, ranks: Sequence[int] | None = None) -> None:
+        for rank in range(len(self.sources)) if ranks is None else ranks:
+            swarm.engines[rank].open_reduce(self.job(rank))
+
+    def start(self, swarm: Swarm, ranks: Sequence[int] | None = None) -> None:
+        for rank in range(len(self.sources)) if ranks is None else ranks:
+            swarm.engines[rank].begin(self.transfer, self.begin(rank))
+
+    async def finished(self, swarm: Swarm, ranks: Sequence[int] | None = None) -> None:
+        for rank in range(len(self.sources)) if ranks is None else ranks:
+            await swarm.events[rank].until(lambda rank=rank: self.transfer in swarm.events[rank].done)
+
+    def check(self, swarm: Swarm, ranks: Sequence[int] | None = None) -> None:
+        """All results are equal to the bit, near the float64 mean, and were told with the right digests."""
+        ranks = range(len(self.sources)) if ranks is None else ranks
+        first = self.results[ranks[0]].tobytes()
+        expected = self.expected()
+        largest = max(float(np.abs(s).max()) * k for s, k in self.brought()) if self.numel else 1.0
+        tolerance = TOLERANCE[self.codec] + TOLERANCE[self.final_codec.name]
+        for rank in ranks:
+            assert self.results[rank].tobytes() == first, f"rank {rank} has other bits than rank {ranks[0]}"
+            assert swarm.events[rank].done[self.transfer] == self.digests(rank)
+            assert swarm.events[rank].refused == []
+        np.testing.assert_allclose(self.decoded(ranks[0]), expected, rtol=0, atol=tolerance * largest)
+
+    def brought(self) -> list[tuple[np.ndarray, float]]:
+        rows = zip(self.sources, self.weights, self.scales, strict=True)
+        return [(source, scale) for source, weight, scale in rows if source is not None and weight > 0]
+
+
+def gradients(rng: np.random.Generator, peers: int, numel: int) -> list[np.ndarray | None]:
+    return [rng.standard_normal(numel).astype(np.float32) for _ in range(peers)]
