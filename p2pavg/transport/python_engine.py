@@ -34,14 +34,9 @@ from p2pavg.transport.stream import DataStream, Fate, Landing
 class PythonEngine:
     """Implements `engine.Engine`."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        events: EngineEvents,
-        extra_codecs: Sequence[codecs.Codec] = (),
-    ) -> None:
-        """extra_codecs: those that jobs may name by wire id besides the built-in ones."""
-        self._loop = loop
+    def __init__(self, events: EngineEvents, extra_codecs: Sequence[codecs.Codec] = ()) -> None:
+        """Belongs to the running event loop. extra_codecs: those that jobs may name besides the built-in ones."""
+        self._loop = asyncio.get_running_loop()
         self._events = events
         built_in = [codecs.get(name) for name in codecs.WIRE_IDS]
         self._codecs = {codec.wire_id: codec for codec in (*built_in, *extra_codecs)}

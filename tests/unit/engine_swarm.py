@@ -95,10 +95,9 @@ class Swarm:
     """N engines, every pair linked by k streams. Peer i calls its link to j `link(i, j)`."""
 
     def __init__(self, kinds: Sequence[str], peers: int, streams: int = 2) -> None:
-        loop = asyncio.get_running_loop()
         self.events = [Recorder() for _ in range(peers)]
         self.engines: list[Engine] = [
-            ENGINES[kind](loop, recorder)
+            ENGINES[kind](recorder)
             for kind, recorder in zip(itertools.cycle(kinds), self.events, strict=False)
         ]
         self.peers = peers
