@@ -158,8 +158,8 @@ def train_together(args: argparse.Namespace, log: Log) -> None:
     ) as opt:
         address = opt.peer.address
         join = f"To join from another terminal or machine:\n\n    {join_command(args, address)}\n"
-        log("start", join, address=address)
         epoch = opt.epoch
+        log("start", join, address=address, epoch=epoch)
         for batch in batches(training, args.batch_size, args.seed):
             loss = loss_of(model, batch)
             loss.backward()
@@ -212,6 +212,7 @@ def tell(log: Log, epoch: int, loss: float, opt: object) -> None:
         samples_per_second=report.samples_per_second,
         seconds_calculation=report.seconds_calculation,
         seconds_communication=spent,
+        seconds_total=report.seconds_total,
         attempts=report.attempts,
     )
 

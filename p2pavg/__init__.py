@@ -2,4 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from p2pavg.errors import P2PAvgError
+    from p2pavg.optim.optimizer import CollaborativeOptimizer
+    from p2pavg.peer import Peer
+    from p2pavg.report import RoundReport
+
 __version__ = "0.1.0"
+
+__all__ = ["CollaborativeOptimizer", "P2PAvgError", "Peer", "RoundReport", "__version__"]
+
+_HOME = {
+    "CollaborativeOptimizer": "p2pavg.optim.optimizer",
+    "P2PAvgError": "p2pavg.errors",
+    "Peer": "p2pavg.peer",
+    "RoundReport": "p2pavg.report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that the command line starts without torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,0 +1,44 @@
+"""Handwritten digits, in forty lines: run it in two terminals, and both train one model.
+
+python examples/digits.py                              # prints its address
+python examples/digits.py --initial-peers HOST:PORT    # in the other terminal, or on another machine
+"""
+
+import argparse
+import os
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from p2pavg import CollaborativeOptimizer
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--initial-peers", nargs="*", default=[])
+parser.add_argument("--epochs", type=int, default=200)
+args = parser.parse_args()
+
+digits = load_digits()
+images = torch.tensor(digits.data, dtype=torch.float32) / 16
+labels = torch.tensor(digits.target)
+
+torch.manual_seed(0)  # all peers start from the same weights ...
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+torch.manual_seed(int.from_bytes(os.urandom(4), "big"))  # ... and each draws its own samples
+
+with CollaborativeOptimizer(
+    torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    run_id="digits",
+    target_batch_size=4096,  # samples per epoch, over all peers
+    batch_size_per_step=32,
+    initial_peers=args.initial_peers,
+) as opt:
+    print(f"join with: python examples/digits.py --initial-peers {opt.peer.address}", flush=True)
+    while opt.epoch < args.epochs:
+        chosen = torch.randint(0, 1500, (32,))
+        nn.functional.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+        opt.step()
+        opt.zero_grad()
+
+right = (model(images[1500:]).argmax(1) == labels[1500:]).float().mean().item()
+print(f"epoch {opt.epoch}: {right:.1%} of the test digits are right")
