@@ -63,7 +63,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             compression=args.compression,
             streams=streams,
             beside=args.beside,
-            lab=args.lab is not None,
         )
         for index in range(args.rounds + 1):
             if index:
@@ -119,7 +118,7 @@ def _words(result: dict[str, Any]) -> list[str]:
         f"{result['streams']} streams, {result['engine']}) in {result['seconds_median']:.3f} s (median of "
         f"{len(result['seconds'])}); {same}, largest error {result['max_abs_error']:.2g}",
         f"each sent {result['bytes_sent_per_peer'] / 1e6:.1f} MB, {result['gbps_per_peer']:.2f} Gb/s over the "
-        f"round; {result['averaging_cpu_seconds_per_peer']:.3f} CPU seconds of averaging per peer and round",
+        f"round; {result['averaging_cpu_seconds_per_peer']:.3f} CPU seconds of averaging per peer",
         "seconds by phase: " + ", ".join(f"{name} {value:.3f}" for name, value in result["phases"].items()),
     ]
 
