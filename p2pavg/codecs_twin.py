@@ -45,9 +45,15 @@ def encode(codec: int, src: F32, dst: Buffer, scale: float, draws: DrawKey | Non
     header[:] = 0
     finite = True
     for start, stop, block in _pieces(codec, len(src)):
+        rows, out = src[start:stop].reshape(-1, block), body[start:stop].reshape(-1, block)
         with np.errstate(all="ignore"):
-            y = (src[start:stop] * np.float32(scale)).reshape(-1, block)
-        finite &= _encode_rows(codec, y, header, body, start, draws)
+            if codec == INT8:
+                uniform = None if draws is None else _uniform(draws, start, rows.size).reshape(rows.shape)
+                steps = header.view(np.float32)[start // INT8_BLOCK :][: len(rows)]
+                finite &= _encode_int8(rows, np.float32(scale), uniform, steps, out)
+            else:
+                exponents = header.view(np.int8)[start // BLOCK :][: len(rows)]
+                finite &= _encode_rows(codec, rows * np.float32(scale), exponents, out)
     return finite
 
 
@@ -94,25 +100,17 @@ def _magnitude(y: F32) -> U32:
     return y.view(np.uint32) & np.uint32(0x7FFFFFFF)
 
 
-def _encode_rows(
-    codec: int, y: F32, header: U8, body: npt.NDArray[Any], start: int, draws: DrawKey | None
-) -> bool:
+def _encode_rows(codec: int, y: F32, exponents: npt.NDArray[np.int8], out: npt.NDArray[Any]) -> bool:
     bits = _magnitude(y)
     finite = bool((bits < INF_BITS).all())
-    out = body[start : start + y.size].reshape(y.shape)
     if codec == NONE:
         out[:] = y
-        if not finite:
-            out[bits > INF_BITS] = np.nan
+        out[bits > INF_BITS] = np.nan
     elif codec == BF16:
         out[:] = _bf16(y, bits)
-    elif codec == FP16:
-        exponents = _exponents(bits)
-        first = start // BLOCK
-        header[first : first + len(y)].view(np.int8)[:] = exponents
-        out[:] = _half(y * _powers(exponents)[:, None])
     else:
-        _encode_int8(y, bits, header.view(np.float32), out, start, draws)
+        exponents[:] = _exponents(bits)
+        out[:] = _half(y * _powers(exponents)[:, None])
     return finite
 
 
@@ -155,23 +153,22 @@ def _float_of_half(halves: U16) -> F32:
 
 
 def _encode_int8(
-    y: F32, bits: U32, steps: F32, out: npt.NDArray[np.int8], start: int, draws: DrawKey | None
-) -> None:
-    largest = bits.max(axis=1)
-    usable = (largest >= np.uint32(15 << 23)) & (largest < INF_BITS)
-    top = np.where(usable, largest, np.uint32(0x3F800000)).view(np.float32)
-    step = np.where(usable, top / np.float32(127), np.float32(0))
-    step[largest >= INF_BITS] = np.nan
-    first = start // INT8_BLOCK
-    steps[first : first + len(y)] = step
-    with np.errstate(all="ignore"):
-        wanted = y * (np.float32(127) / top)[:, None]
-        if draws is None:
-            levels = np.rint(wanted)
-        else:
-            levels = np.floor(wanted + _uniform(draws, start, y.size).reshape(y.shape)).clip(-127, 127)
+    x: F32, scale: np.float32, uniform: F32 | None, steps: F32, out: npt.NDArray[np.int8]
+) -> bool:
+    """The levels of a row are x·(127 / largest |x|) whatever the scale, which goes into the step, with its sign."""
+    raw = _magnitude(x).max(axis=1)
+    largest = raw.view(np.float32) * scale
+    scaled = _magnitude(largest)
+    finite = np.maximum(raw, scaled) < INF_BITS
+    usable = finite & (np.minimum(raw, scaled) >= np.uint32(15 << 23))
+    steps[:] = np.where(
+        usable, largest / np.float32(127), np.where(finite, np.float32(0), np.float32(np.nan))
+    )
+    wanted = x * np.where(usable, np.float32(127) / raw.view(np.float32), np.float32(0))[:, None]
+    levels = np.rint(wanted) if uniform is None else np.floor(wanted + uniform).clip(-127, 127)
     levels[~usable] = 0
     out[:] = levels.astype(np.int8)
+    return bool(finite.all())
 
 
 def _decode_rows(
@@ -205,14 +202,6 @@ def _mix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _mix32(x: U32) -> U32:
-    x = x ^ (x >> np.uint32(16))
-    x = x * np.uint32(0x7FEB352D)
-    x = x ^ (x >> np.uint32(15))
-    x = x * np.uint32(0x846CA68B)
-    return x ^ (x >> np.uint32(16))
-
-
 def _uniform(draws: DrawKey, start: int, n: int) -> F32:
     """The draws of elements start … start + n - 1: uniform in [0, 1), 24 bits each."""
     seed, epoch, first = draws
@@ -226,8 +215,12 @@ def _uniform(draws: DrawKey, start: int, n: int) -> F32:
         count = min(n - done, (1 << 32) - low)
         part = _mix64(key ^ (((index >> 32) * 0xD1342543DE82EF95) & _MASK64))
         lanes = np.arange(low, low + count, dtype=np.uint64).astype(np.uint32)
-        spread = lanes * np.uint32(0x9E3779B1) + np.uint32(part & 0xFFFFFFFF)
-        random = _mix32(_mix32(spread) ^ np.uint32(part >> 32))
-        values[done : done + count] = (random >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+        x = lanes * np.uint32(0x9E3779B1) + np.uint32(part & 0xFFFFFFFF)
+        x ^= x >> np.uint32(16)
+        x *= np.uint32(0x7FEB352D)
+        x ^= (x >> np.uint32(15)) ^ np.uint32(part >> 32)
+        x *= np.uint32(0x846CA68B)
+        x = (x >> np.uint32(8)) ^ (x >> np.uint32(24))
+        values[done : done + count] = x.astype(np.float32) * np.float32(2**-24)
         done += count
     return values

@@ -61,47 +61,45 @@ uint32_t add_f32(const float *x, size_t n, float s, float *acc) {
     return larger(reduce(m), portable_spans.add_f32(x + i, n - i, s, acc + i));
 }
 
-void encode_f16(const float *x, size_t n, float s, float power, uint16_t *h) {
-    const __m256 vs = _mm256_set1_ps(s), vp = _mm256_set1_ps(power);
+void encode_f16(const float *x, size_t n, float s, uint16_t *h) {
+    const __m256 vs = _mm256_set1_ps(s);
     size_t i = 0;
     for (; i + 16 <= n; i += 16) {
         prefetch(x + i + kAhead);
-        const __m256 a = _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), vs), vp);
-        const __m256 b = _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i + 8), vs), vp);
+        const __m256 a = _mm256_mul_ps(_mm256_loadu_ps(x + i), vs);
+        const __m256 b = _mm256_mul_ps(_mm256_loadu_ps(x + i + 8), vs);
         _mm_storeu_si128(reinterpret_cast<__m128i *>(h + i), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
         _mm_storeu_si128(reinterpret_cast<__m128i *>(h + i + 8), _mm256_cvtps_ph(b, _MM_FROUND_TO_NEAREST_INT));
     }
-    portable_spans.encode_f16(x + i, n - i, s, power, h + i);
+    portable_spans.encode_f16(x + i, n - i, s, h + i);
 }
 
 inline __m256 load_f16(const uint16_t *h) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(h)));
 }
 
-void decode_f16(const uint16_t *h, size_t n, float power, float s, float *y) {
-    const __m256 vs = _mm256_set1_ps(s), vp = _mm256_set1_ps(power);
+void decode_f16(const uint16_t *h, size_t n, float s, float *y) {
+    const __m256 vs = _mm256_set1_ps(s);
     size_t i = 0;
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_mul_ps(load_f16(h + i), vp), vs));
-    portable_spans.decode_f16(h + i, n - i, power, s, y + i);
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, _mm256_mul_ps(load_f16(h + i), vs));
+    portable_spans.decode_f16(h + i, n - i, s, y + i);
 }
 
-uint32_t add_f16(const uint16_t *h, size_t n, float power, float s, float *acc) {
-    const __m256 vs = _mm256_set1_ps(s), vp = _mm256_set1_ps(power);
+uint32_t add_f16(const uint16_t *h, size_t n, float s, float *acc) {
+    const __m256 vs = _mm256_set1_ps(s);
     __m256i m = _mm256_setzero_si256();
     size_t i = 0;
     for (; i + 8 <= n; i += 8) {
-        const __m256 v = _mm256_mul_ps(_mm256_mul_ps(load_f16(h + i), vp), vs);
+        const __m256 v = _mm256_mul_ps(load_f16(h + i), vs);
         _mm256_storeu_ps(acc + i, _mm256_add_ps(_mm256_loadu_ps(acc + i), v));
         m = max_of(m, v);
     }
-    return larger(reduce(m), portable_spans.add_f16(h + i, n - i, power, s, acc + i));
+    return larger(reduce(m), portable_spans.add_f16(h + i, n - i, s, acc + i));
 }
 
-inline __m256i round_bf16(__m256i bits, __m256i magnitude) {  // the bfloat16 in the low half of each lane
-    const __m256i a = _mm256_min_epi32(magnitude, _mm256_set1_epi32(static_cast<int>(kBf16MaxBits)));
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(a, 16), _mm256_set1_epi32(1));
-    const __m256i r = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(a, _mm256_set1_epi32(0x7fff)), odd), 16);
-    return _mm256_or_si256(r, _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x8000)));
+inline __m256i round_bf16(__m256i bits) {  // the bfloat16 in the low half of each lane
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
 }
 
 uint32_t encode_bf16(const float *x, size_t n, float s, uint16_t *h) {
@@ -110,10 +108,9 @@ uint32_t encode_bf16(const float *x, size_t n, float s, uint16_t *h) {
     size_t i = 0;
     for (; i + 16 <= n; i += 16) {
         const __m256 a = _mm256_mul_ps(_mm256_loadu_ps(x + i), vs), b = _mm256_mul_ps(_mm256_loadu_ps(x + i + 8), vs);
-        const __m256i ma = abs_of(a), mb = abs_of(b);
-        m = _mm256_max_epi32(m, _mm256_max_epi32(ma, mb));
-        const __m256i packed = _mm256_packus_epi32(round_bf16(_mm256_castps_si256(a), ma),
-                                                   round_bf16(_mm256_castps_si256(b), mb));
+        m = max_of(max_of(m, a), b);
+        const __m256i packed =
+            _mm256_packus_epi32(round_bf16(_mm256_castps_si256(a)), round_bf16(_mm256_castps_si256(b)));
         _mm256_storeu_si256(reinterpret_cast<__m256i *>(h + i), _mm256_permute4x64_epi64(packed, 0xd8));
     }
     return larger(reduce(m), portable_spans.encode_bf16(x + i, n - i, s, h + i));
@@ -148,31 +145,33 @@ inline __m256i pack_i8(__m256i a, __m256i b, __m256i c, __m256i d) {
     return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-void encode_i8(const float *x, size_t n, float s, float inverse, int8_t *q) {
-    const __m256 vs = _mm256_set1_ps(s), vi = _mm256_set1_ps(inverse);
+void encode_i8(const float *x, size_t n, float s, int8_t *q) {
+    const __m256 vs = _mm256_set1_ps(s);
     size_t i = 0;
     for (; i + 32 <= n; i += 32) {
         prefetch(x + i + kAhead);
         prefetch(x + i + kAhead + 16);
         __m256i v[4];
         for (int k = 0; k < 4; k++)
-            v[k] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i + 8 * k), vs), vi));
+            v[k] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i + 8 * k), vs));
         _mm256_storeu_si256(reinterpret_cast<__m256i *>(q + i), pack_i8(v[0], v[1], v[2], v[3]));
     }
-    portable_spans.encode_i8(x + i, n - i, s, inverse, q + i);
+    portable_spans.encode_i8(x + i, n - i, s, q + i);
 }
 
-inline __m256i mix(__m256i x) {
+inline __m256 uniform_of(__m256i index, __m256i key0, __m256i key1) {
+    __m256i x = _mm256_add_epi32(_mm256_mullo_epi32(index, _mm256_set1_epi32(static_cast<int>(0x9e3779b1u))), key0);
     x = _mm256_xor_si256(x, _mm256_srli_epi32(x, 16));
     x = _mm256_mullo_epi32(x, _mm256_set1_epi32(0x7feb352d));
-    x = _mm256_xor_si256(x, _mm256_srli_epi32(x, 15));
+    x = _mm256_xor_si256(x, _mm256_xor_si256(_mm256_srli_epi32(x, 15), key1));
     x = _mm256_mullo_epi32(x, _mm256_set1_epi32(static_cast<int>(0x846ca68bu)));
-    return _mm256_xor_si256(x, _mm256_srli_epi32(x, 16));
+    x = _mm256_xor_si256(_mm256_srli_epi32(x, 8), _mm256_srli_epi32(x, 24));
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(x), _mm256_set1_ps(0x1p-24f));
 }
 
-void encode_i8_random(const float *x, size_t n, float s, float inverse, uint32_t index, uint32_t key0, uint32_t key1,
+void encode_i8_random(const float *x, size_t n, float s, uint32_t index, uint32_t key0, uint32_t key1,
                       int8_t *q) {
-    const __m256 vs = _mm256_set1_ps(s), vi = _mm256_set1_ps(inverse);
+    const __m256 vs = _mm256_set1_ps(s);
     const __m256i k0 = _mm256_set1_epi32(static_cast<int>(key0)), k1 = _mm256_set1_epi32(static_cast<int>(key1));
     const __m256i low = _mm256_set1_epi32(-127), high = _mm256_set1_epi32(127);
     size_t i = 0;
@@ -181,16 +180,14 @@ void encode_i8_random(const float *x, size_t n, float s, float inverse, uint32_t
         for (int k = 0; k < 4; k++) {
             const auto start = static_cast<int>(index + static_cast<uint32_t>(i) + 8u * static_cast<uint32_t>(k));
             const __m256i lane = _mm256_add_epi32(_mm256_set1_epi32(start), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-            const __m256i spread = _mm256_mullo_epi32(lane, _mm256_set1_epi32(static_cast<int>(0x9e3779b1u)));
-            const __m256i r = mix(_mm256_xor_si256(mix(_mm256_add_epi32(spread, k0)), k1));
-            const __m256 u = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_srli_epi32(r, 8)), _mm256_set1_ps(0x1p-24f));
-            const __m256 t = _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i + 8 * k), vs), vi);
+            const __m256 u = uniform_of(lane, k0, k1);
+            const __m256 t = _mm256_mul_ps(_mm256_loadu_ps(x + i + 8 * k), vs);
             const __m256i f = _mm256_cvtps_epi32(_mm256_floor_ps(_mm256_add_ps(t, u)));
             v[k] = _mm256_max_epi32(low, _mm256_min_epi32(high, f));
         }
         _mm256_storeu_si256(reinterpret_cast<__m256i *>(q + i), pack_i8(v[0], v[1], v[2], v[3]));
     }
-    portable_spans.encode_i8_random(x + i, n - i, s, inverse, index + static_cast<uint32_t>(i), key0, key1, q + i);
+    portable_spans.encode_i8_random(x + i, n - i, s, index + static_cast<uint32_t>(i), key0, key1, q + i);
 }
 
 inline __m256 load_i8(const int8_t *q) {

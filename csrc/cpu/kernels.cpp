@@ -66,15 +66,15 @@ uint64_t draw_key(uint64_t seed, uint64_t epoch) {
     return mix64(mix64(seed + kGolden) + epoch * kGolden);
 }
 
-void round_i8(const Spans &k, const Draws *draws, size_t at, const float *x, size_t n, float scale, float inverse,
+void round_i8(const Spans &k, const Draws *draws, size_t at, const float *x, size_t n, float factor,
               int8_t *q) {
-    if (!draws) return k.encode_i8(x, n, scale, inverse, q);
+    if (!draws) return k.encode_i8(x, n, factor, q);
     while (n) {  // the keys change with the high half of the index
         const uint64_t index = draws->first + at;
         const auto low = static_cast<uint32_t>(index);
         const auto m = static_cast<size_t>(std::min<uint64_t>(n, (uint64_t{1} << 32) - low));
         const uint64_t key = mix64(draws->key ^ ((index >> 32) * 0xd1342543de82ef95ull));
-        k.encode_i8_random(x, m, scale, inverse, low, static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), q);
+        k.encode_i8_random(x, m, factor, low, static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), q);
         x += m, q += m, at += m, n -= m;
     }
 }
@@ -86,6 +86,13 @@ struct Run {
     Byte *header, *body;
     Run(int c, Byte *bytes, size_t n) : codec(c), header(bytes), body(bytes + header_size(c, n)) {}
 };
+
+// Scaling by a power of two and by s in one multiplication gives the bits of doing it in two, (x * s) * 2^e, as
+// long as nothing overflows, and what becomes denormal on the way is far below the smallest float16 anyway.
+bool one_factor(int e, float factor) {
+    const uint32_t a = abs_bits(factor);
+    return e >= -112 && e <= 100 && a >= 0x00800000u && a < kInfBits;
+}
 
 bool encode_fp16_block(const Spans &k, const float *x, size_t n, float scale, uint8_t *exponent, uint16_t *h) {
     uint32_t m = k.max_abs(x, n);
@@ -101,8 +108,8 @@ bool encode_fp16_block(const Spans &k, const float *x, size_t n, float scale, ui
     const int e = half_exponent(m);
     *exponent = static_cast<uint8_t>(static_cast<int8_t>(e));
     const float power = power_of_two(e);
-    if (finite)
-        k.encode_f16(x, n, scale, power, h);
+    if (finite && one_factor(e, scale * power))
+        k.encode_f16(x, n, scale * power, h);
     else
         for (size_t i = 0; i < n; i++) put(h, i, half_from_any((get(x, i) * scale) * power));
     return finite;
@@ -110,17 +117,18 @@ bool encode_fp16_block(const Spans &k, const float *x, size_t n, float scale, ui
 
 bool encode_int8_block(const Spans &k, const Draws *draws, size_t at, const float *x, size_t n, float scale,
                        uint8_t *header, int8_t *q) {
-    uint32_t m = k.max_abs(x, n);
-    if (m < kInfBits) m = abs_bits(from_bits(m) * scale);
+    const uint32_t raw = k.max_abs(x, n);
+    const float largest = from_bits(raw) * scale;  // with the sign of scale
+    const uint32_t m = std::max(raw, abs_bits(largest));
     float step = 0.0f;
     if (m >= kInfBits) {
         step = from_bits(0x7fc00000u);  // int8 has no NaN of its own: the whole block becomes NaN
         std::memset(q, 0, n);
-    } else if (m < kInt8MinBits) {
+    } else if (std::min(raw, abs_bits(largest)) < kInt8MinBits) {
         std::memset(q, 0, n);
     } else {
-        step = from_bits(m) / 127.0f;
-        round_i8(k, draws, at, x, n, scale, 127.0f / from_bits(m), q);
+        step = largest / 127.0f;
+        round_i8(k, draws, at, x, n, 127.0f / from_bits(raw), q);
     }
     std::memcpy(header, &step, 4);
     return m < kInfBits;
@@ -141,9 +149,10 @@ bool encode_block(const Spans &k, const Draws *draws, const Run<uint8_t> &run, s
             return encode_fp16_block(k, x, n, scale, run.header + b, reinterpret_cast<uint16_t *>(run.body) + at);
         case P2PAVG_BF16: {
             auto *h = reinterpret_cast<uint16_t *>(run.body) + at;
-            if (k.encode_bf16(x, n, scale, h) < kInfBits) return true;
+            const uint32_t m = k.encode_bf16(x, n, scale, h);
+            if (m <= kBf16MaxBits) return true;
             for (size_t i = 0; i < n; i++) put(h, i, bf16_from_any(get(x, i) * scale));
-            return false;
+            return m < kInfBits;
         }
         default: {
             bool finite = true;
@@ -166,8 +175,23 @@ int encode_run(const Spans &k, const Draws *draws, int codec, const float *src, 
     return finite;
 }
 
-float block_power(const Run<const uint8_t> &run, size_t b) {
-    return power_of_two(-static_cast<int>(static_cast<int8_t>(run.header[b])));
+// y = (h * 2^-e) * scale; in one multiplication when that gives the same bits.
+void decode_fp16_block(const Spans &k, const uint16_t *h, size_t n, int e, float scale, float *y) {
+    const float power = power_of_two(-e);
+    if (one_factor(e, power * scale)) return k.decode_f16(h, n, power * scale, y);
+    for (size_t i = 0; i < n; i++) put(y, i, (half_to_float(get(h, i)) * power) * scale);
+}
+
+uint32_t add_fp16_block(const Spans &k, const uint16_t *h, size_t n, int e, float weight, float *acc) {
+    const float power = power_of_two(-e);
+    if (one_factor(e, power * weight)) return k.add_f16(h, n, power * weight, acc);
+    uint32_t m = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float term = (half_to_float(get(h, i)) * power) * weight;
+        put(acc, i, get(acc, i) + term);
+        m = std::max(m, abs_bits(term));
+    }
+    return m;
 }
 
 float block_step(const Run<const uint8_t> &run, size_t at) {
@@ -183,7 +207,8 @@ void decode_block(const Spans &k, const Run<const uint8_t> &run, size_t b, size_
             k.scale_f32(reinterpret_cast<const float *>(run.body) + at, n, scale, y);
             break;
         case P2PAVG_FP16:
-            k.decode_f16(reinterpret_cast<const uint16_t *>(run.body) + at, n, block_power(run, b), scale, y);
+            decode_fp16_block(k, reinterpret_cast<const uint16_t *>(run.body) + at, n,
+                              static_cast<int8_t>(run.header[b]), scale, y);
             break;
         case P2PAVG_BF16:
             k.decode_bf16(reinterpret_cast<const uint16_t *>(run.body) + at, n, scale, y);
@@ -201,7 +226,8 @@ uint32_t add_block(const Spans &k, const Run<const uint8_t> &run, size_t b, size
         case P2PAVG_NONE:
             return k.add_f32(reinterpret_cast<const float *>(run.body) + at, n, weight, acc);
         case P2PAVG_FP16:
-            return k.add_f16(reinterpret_cast<const uint16_t *>(run.body) + at, n, block_power(run, b), weight, acc);
+            return add_fp16_block(k, reinterpret_cast<const uint16_t *>(run.body) + at, n,
+                                  static_cast<int8_t>(run.header[b]), weight, acc);
         case P2PAVG_BF16:
             return k.add_bf16(reinterpret_cast<const uint16_t *>(run.body) + at, n, weight, acc);
         default: {

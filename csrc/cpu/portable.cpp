@@ -33,18 +33,18 @@ uint32_t add_f32(const float *x, size_t n, float s, float *acc) {
     return m;
 }
 
-void encode_f16(const float *x, size_t n, float s, float power, uint16_t *h) {
-    for (size_t i = 0; i < n; i++) put(h, i, half_from_finite((get(x, i) * s) * power));
+void encode_f16(const float *x, size_t n, float s, uint16_t *h) {
+    for (size_t i = 0; i < n; i++) put(h, i, half_from_finite(get(x, i) * s));
 }
 
-void decode_f16(const uint16_t *h, size_t n, float power, float s, float *y) {
-    for (size_t i = 0; i < n; i++) put(y, i, (half_to_float(get(h, i)) * power) * s);
+void decode_f16(const uint16_t *h, size_t n, float s, float *y) {
+    for (size_t i = 0; i < n; i++) put(y, i, half_to_float(get(h, i)) * s);
 }
 
-uint32_t add_f16(const uint16_t *h, size_t n, float power, float s, float *acc) {
+uint32_t add_f16(const uint16_t *h, size_t n, float s, float *acc) {
     uint32_t m = 0;
     for (size_t i = 0; i < n; i++) {
-        const float term = (half_to_float(get(h, i)) * power) * s;
+        const float term = half_to_float(get(h, i)) * s;
         put(acc, i, get(acc, i) + term);
         m = larger(m, abs_bits(term));
     }
@@ -55,7 +55,7 @@ uint32_t encode_bf16(const float *x, size_t n, float s, uint16_t *h) {
     uint32_t m = 0;
     for (size_t i = 0; i < n; i++) {
         const float y = get(x, i) * s;
-        put(h, i, bf16_from_finite(y));
+        put(h, i, bf16_round(y));
         m = larger(m, abs_bits(y));
     }
     return m;
@@ -75,16 +75,16 @@ uint32_t add_bf16(const uint16_t *h, size_t n, float s, float *acc) {
     return m;
 }
 
-void encode_i8(const float *x, size_t n, float s, float inverse, int8_t *q) {
+void encode_i8(const float *x, size_t n, float s, int8_t *q) {
     // Adding 1.5 * 2^23 leaves the integer nearest to a small float, ties to even, in the low bits.
-    for (size_t i = 0; i < n; i++) put(q, i, static_cast<int8_t>(to_bits((get(x, i) * s) * inverse + 0x1.8p23f)));
+    for (size_t i = 0; i < n; i++) put(q, i, static_cast<int8_t>(to_bits(get(x, i) * s + 0x1.8p23f)));
 }
 
-void encode_i8_random(const float *x, size_t n, float s, float inverse, uint32_t index, uint32_t key0, uint32_t key1,
+void encode_i8_random(const float *x, size_t n, float s, uint32_t index, uint32_t key0, uint32_t key1,
                       int8_t *q) {
     for (size_t i = 0; i < n; i++) {
         const float u = uniform(index + static_cast<uint32_t>(i), key0, key1);
-        const float v = std::floor((get(x, i) * s) * inverse + u);
+        const float v = std::floor(get(x, i) * s + u);
         put(q, i, static_cast<int8_t>(v < -127.0f ? -127.0f : v > 127.0f ? 127.0f : v));
     }
 }

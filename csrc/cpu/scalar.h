@@ -54,15 +54,15 @@ static inline float half_to_float(uint16_t h) {
     return from_bits((finite & ~special) | ((shifted | kInfBits) & special) | ((h & 0x8000u) << 16));
 }
 
-// Round to nearest even, saturating: a finite x never becomes infinite.
-static inline uint16_t bf16_from_finite(float x) {
-    const uint32_t b = to_bits(x), raw = b & 0x7fffffffu, a = raw < kBf16MaxBits ? raw : kBf16MaxBits;
-    return static_cast<uint16_t>(((a + 0x7fffu + ((a >> 16) & 1u)) >> 16) | ((b >> 16) & 0x8000u));
+// Round to nearest even, for |x| of at most kBf16MaxBits.
+static inline uint16_t bf16_round(float x) {
+    const uint32_t b = to_bits(x);
+    return static_cast<uint16_t>((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
 }
 
 static inline float bf16_to_float(uint16_t h) { return from_bits(static_cast<uint32_t>(h) << 16); }
 
-// Codecs of any float, for the rare runs that hold infinities and NaN: an infinity stays, a NaN becomes the quiet one.
+// Encoders of any float, for the rare blocks that need them: an infinity stays, a NaN becomes the quiet one.
 static inline float canonical(float x) { return abs_bits(x) > kInfBits ? from_bits(0x7fc00000u) : x; }
 
 static inline uint16_t half_from_any(float x) {
@@ -72,10 +72,12 @@ static inline uint16_t half_from_any(float x) {
     return a == kInfBits ? static_cast<uint16_t>(sign | 0x7c00u) : half_from_finite(x);
 }
 
-static inline uint16_t bf16_from_any(float x) {
+static inline uint16_t bf16_from_any(float x) {  // saturating: a finite x never becomes infinite
     const uint32_t a = abs_bits(x);
     if (a > kInfBits) return 0x7fc0u;
-    return a == kInfBits ? static_cast<uint16_t>(to_bits(x) >> 16) : bf16_from_finite(x);
+    const auto sign = static_cast<uint16_t>((to_bits(x) >> 16) & 0x8000u);
+    if (a > kBf16MaxBits) return static_cast<uint16_t>(sign | (a == kInfBits ? 0x7f80u : 0x7f7fu));
+    return bf16_round(x);
 }
 
 // The exponent e of a block of float16 whose largest finite magnitude has these bits: x * 2^e lies in [2^14, 2^15).
@@ -88,17 +90,8 @@ static inline int half_exponent(uint32_t max_bits) {
 // 2^e for any e of one byte; 2^128 is infinity.
 static inline float power_of_two(int e) { return std::ldexp(1.0f, e); }
 
-// Below this a block of int8 is all zeros: its scale would lose precision as a denormal.
+// Below this a block of int8 is all zeros: its step would lose precision as a denormal.
 constexpr uint32_t kInt8MinBits = 15u << 23;  // 2^-112
-
-// lowbias32 (Chris Wellons' hash-prospector), a bijection of 32 bits.
-static inline uint32_t mix32(uint32_t x) {
-    x ^= x >> 16;
-    x *= 0x7feb352du;
-    x ^= x >> 15;
-    x *= 0x846ca68bu;
-    return x ^ (x >> 16);
-}
 
 // The finaliser of splitmix64.
 static inline uint64_t mix64(uint64_t x) {
@@ -107,10 +100,15 @@ static inline uint64_t mix64(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// Uniform in [0, 1), 24 bits: the draw of the element whose index has these low 32 bits.
+// Uniform in [0, 1), 24 bits: the draw of the element whose index has these low 32 bits. The rounds are those of
+// lowbias32 (Chris Wellons' hash-prospector), keyed before the first and between the two.
 static inline float uniform(uint32_t index, uint32_t key0, uint32_t key1) {
-    const uint32_t x = mix32(mix32(index * 0x9e3779b1u + key0) ^ key1);
-    return static_cast<float>(static_cast<int32_t>(x >> 8)) * 0x1p-24f;
+    uint32_t x = index * 0x9e3779b1u + key0;
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= (x >> 15) ^ key1;
+    x *= 0x846ca68bu;
+    return static_cast<float>(static_cast<int32_t>(x >> 8) ^ static_cast<int32_t>(x >> 24)) * 0x1p-24f;
 }
 
 }  // namespace p2pavg

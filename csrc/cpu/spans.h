@@ -7,24 +7,24 @@
 namespace p2pavg {
 
 // Every function that returns uint32_t returns the largest absolute bits of the float32 values it produced
-// (before encoding), from which the caller tells whether all were finite. x*s means float32 rounding after each
-// operation; encoders of float16 and int8 need finite input.
+// (before encoding), from which the caller tells whether all were finite. Encoders of float16 and int8 need finite
+// input within their range; that of bfloat16 is right when the largest absolute bits are at most kBf16MaxBits.
 struct Spans {
     const char *name;
     uint32_t (*max_abs)(const float *x, size_t n);
-    uint32_t (*scale_f32)(const float *x, size_t n, float s, float *y);                        // y = x*s
-    uint32_t (*add_f32)(const float *x, size_t n, float s, float *acc);                        // acc += x*s
-    void (*encode_f16)(const float *x, size_t n, float s, float power, uint16_t *h);           // h = (x*s)*power
-    void (*decode_f16)(const uint16_t *h, size_t n, float power, float s, float *y);           // y = (h*power)*s
-    uint32_t (*add_f16)(const uint16_t *h, size_t n, float power, float s, float *acc);        // acc += (h*power)*s
-    uint32_t (*encode_bf16)(const float *x, size_t n, float s, uint16_t *h);                   // h = x*s
-    void (*decode_bf16)(const uint16_t *h, size_t n, float s, float *y);                       // y = h*s
-    uint32_t (*add_bf16)(const uint16_t *h, size_t n, float s, float *acc);                    // acc += h*s
-    void (*encode_i8)(const float *x, size_t n, float s, float inverse, int8_t *q);            // q = rint((x*s)*inverse)
-    void (*encode_i8_random)(const float *x, size_t n, float s, float inverse, uint32_t index, uint32_t key0,
-                             uint32_t key1, int8_t *q);                                        // q = floor(.. + u)
-    void (*decode_i8)(const int8_t *q, size_t n, float s, float *y);                           // y = q*s
-    uint32_t (*add_i8)(const int8_t *q, size_t n, float s, float *acc);                        // acc += q*s
+    uint32_t (*scale_f32)(const float *x, size_t n, float s, float *y);            // y = x*s
+    uint32_t (*add_f32)(const float *x, size_t n, float s, float *acc);            // acc += x*s
+    void (*encode_f16)(const float *x, size_t n, float s, uint16_t *h);            // h = x*s
+    void (*decode_f16)(const uint16_t *h, size_t n, float s, float *y);            // y = h*s
+    uint32_t (*add_f16)(const uint16_t *h, size_t n, float s, float *acc);         // acc += h*s
+    uint32_t (*encode_bf16)(const float *x, size_t n, float s, uint16_t *h);       // h = x*s
+    void (*decode_bf16)(const uint16_t *h, size_t n, float s, float *y);           // y = h*s
+    uint32_t (*add_bf16)(const uint16_t *h, size_t n, float s, float *acc);        // acc += h*s
+    void (*encode_i8)(const float *x, size_t n, float s, int8_t *q);               // q = rint(x*s)
+    void (*encode_i8_random)(const float *x, size_t n, float s, uint32_t index, uint32_t key0, uint32_t key1,
+                             int8_t *q);                                           // q = floor(x*s + uniform)
+    void (*decode_i8)(const int8_t *q, size_t n, float s, float *y);               // y = q*s
+    uint32_t (*add_i8)(const int8_t *q, size_t n, float s, float *acc);            // acc += q*s
 };
 
 extern const Spans portable_spans;
