@@ -30,6 +30,19 @@ def all_finite(vector: F32) -> bool:
     return all(bool(np.isfinite(vector[at : at + step]).all()) for at in range(0, len(vector), step))
 
 
+def clip_norm(vector: F32, max_norm: float) -> None:
+    """Scale float32[n] in place so that its 2-norm is at most max_norm.
+
+    The norm is summed in float64 and then rounded, so that it does not depend on the number of threads.
+    """
+    step = 1 << 16
+    chunks = (vector[at : at + step].astype(np.float64) for at in range(0, len(vector), step))
+    norm = np.float32(np.sqrt(sum(float(np.dot(chunk, chunk)) for chunk in chunks)))
+    factor = np.float32(max_norm) / (norm + np.float32(1e-6))
+    if factor < 1:
+        vector *= factor
+
+
 class FlatGradients:
     """The gradient sums of `params`, as one float32 CPU vector for the rounds.
 
@@ -213,16 +226,21 @@ class FlatGradients:
         return self._staging
 
     @contextmanager
-    def averaged(self, decode: Callable[[F32], None], keep: bool) -> Iterator[None]:
+    def averaged(
+        self, decode: Callable[[F32], None], keep: bool, max_norm: float | None = None
+    ) -> Iterator[None]:
         """Inside, every `.grad` is its part of the vector that `decode` writes, or None where nobody had one.
 
         keep: the sums accumulated so far stay (a second buffer holds the average); else they are cleared.
+        max_norm: clip the average's 2-norm to this, like torch.nn.utils.clip_grad_norm_.
         A parameter whose buffer has another dtype than itself gets its gradient in its own dtype.
         """
         dtypes = [kind[2] for kind in self._kind]
         store = Store(self.params, dtypes, self.layout) if keep else self._store
         vector = store.vector if store.vector is not None else self._vector()
         decode(vector)
+        if max_norm is not None:
+            clip_norm(vector[: self.layout.marks], max_norm)
         if store.vector is None:
             store.spread(vector)
         for index, param in enumerate(self.params):

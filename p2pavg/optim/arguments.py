@@ -1,0 +1,80 @@
+"""Checks of what a user hands to CollaborativeOptimizer: each mistake is one sentence that names the fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
+
+from p2pavg.errors import ConfigurationError
+
+REDUCTIONS = ("mean", "sum")
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raises ConfigurationError for what cannot step on averaged gradients."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigurationError(
+            f"optimizer must be a torch.optim.Optimizer that is already built, not {type(optimizer).__name__}"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigurationError(
+            "LBFGS evaluates the loss several times per step; use a first-order optimizer"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ConfigurationError(
+            "SparseAdam needs sparse gradients; use Adam and embeddings with sparse=False"
+        )
+
+
+def check_scheduler(scheduler: object, optimizer: torch.optim.Optimizer) -> None:
+    """Raises ConfigurationError unless `scheduler` is None or can step `optimizer` without arguments."""
+    if scheduler is None:
+        return
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigurationError(
+            "ReduceLROnPlateau needs a metric: leave scheduler=None and call its step(metric) on every peer"
+        )
+    if not isinstance(scheduler, LRScheduler):
+        raise ConfigurationError(f"scheduler must be an LRScheduler, not {type(scheduler).__name__}")
+    nested: Any = (
+        scheduler._schedulers[0] if isinstance(scheduler, SequentialLR | ChainedScheduler) else scheduler
+    )
+    if getattr(nested, "optimizer", optimizer) is not optimizer:
+        raise ConfigurationError("scheduler must be built on the optimizer that you wrap, before wrapping it")
+
+
+def check_sizes(target_batch_size: object, batch_size_per_step: object) -> None:
+    """Raises ConfigurationError unless both are whole numbers of samples that fit each other."""
+    for name, value in (
+        ("target_batch_size", target_batch_size),
+        ("batch_size_per_step", batch_size_per_step),
+    ):
+        if value is None and name == "batch_size_per_step":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigurationError(f"{name} must be a whole number of samples, at least 1, not {value!r}")
+    if isinstance(batch_size_per_step, int) and isinstance(target_batch_size, int):
+        check_step_fits(batch_size_per_step, target_batch_size)
+
+
+def check_step_fits(batch_size: int, target_batch_size: int) -> None:
+    """Raises ConfigurationError when one step brings more samples than an epoch has."""
+    if batch_size > target_batch_size:
+        raise ConfigurationError(
+            f"target_batch_size={target_batch_size} is below the {batch_size} samples of one step; "
+            f"set it to at least {batch_size}"
+        )
+
+
+def check_run_id(run_id: object) -> None:
+    """Raises ConfigurationError unless it is a non-empty string."""
+    if not isinstance(run_id, str) or not run_id:
+        raise ConfigurationError("run_id must be a non-empty string that all peers of the run share")
+
+
+def check_reduction(loss_reduction: object) -> None:
+    """Raises ConfigurationError unless it is "mean" or "sum"."""
+    if loss_reduction not in REDUCTIONS:
+        raise ConfigurationError(f'loss_reduction must be "mean" or "sum", not {loss_reduction!r}')

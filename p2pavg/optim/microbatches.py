@@ -1,0 +1,69 @@
+"""What each microbatch weighs: the plain arithmetic behind exact means over uneven batches."""
+
+from __future__ import annotations
+
+from p2pavg.errors import ConfigurationError
+from p2pavg.optim.arguments import check_step_fits
+
+
+class Microbatches:
+    """Decides how many samples a step() counts, and by what factor the gradient sum becomes a mean.
+
+    With loss_reduction="mean", backward() adds the mean over a microbatch, so that all must have `unit`
+    samples, or be weighted by n / unit beforehand. With "sum" it adds a sum over samples, and any size will
+    do.
+    """
+
+    def __init__(self, target_batch_size: int, batch_size: int | None, loss_reduction: str) -> None:
+        self._target = target_batch_size
+        self._sums = loss_reduction == "sum"
+        self._default = batch_size
+        self._unit = 1 if self._sums else batch_size
+        self._weighted: int | None = None  # samples of the loss that was weighted since the last step
+
+    def weight(self, samples: int) -> float:
+        """The factor for the loss of the coming backward(), which is a mean over `samples`."""
+        self._check(samples)
+        self._weighted = samples
+        if self._sums:
+            return 1.0
+        if self._unit is None:
+            self._unit = samples
+        return samples / self._unit
+
+    def take(self, samples: int | None) -> int:
+        """The samples of the microbatch that ends now. Raises ConfigurationError if its weight is unknown."""
+        weighted, self._weighted = self._weighted, None
+        if samples is None:
+            samples = weighted if weighted is not None else self._default
+        if samples is None:
+            raise ConfigurationError(
+                "step() does not know its samples: pass batch_size_per_step or batch_size="
+            )
+        self._check(samples)
+        if self._unit is None:
+            self._unit = samples
+        if self._default is None:
+            self._default = samples
+        if weighted is not None and weighted != samples:
+            raise ConfigurationError(
+                f"scale_loss() was told {weighted} samples and step() {samples}; pass the same number"
+            )
+        if weighted is None and not self._sums and samples != self._unit:
+            raise ConfigurationError(
+                f"step(batch_size={samples}) after steps of {self._unit}: weight uneven microbatches with "
+                "opt.scale_loss(loss, n) before backward(), or use loss_reduction='sum'"
+            )
+        return samples
+
+    def factor(self, samples: int) -> float:
+        """gradient sum * factor is the mean over `samples` samples."""
+        assert self._unit is not None, "take() comes first"
+        return self._unit / samples
+
+    def _check(self, samples: int) -> None:
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+            raise ConfigurationError(
+                f"a microbatch has a whole number of samples, at least 1, not {samples!r}"
+            )
+        check_step_fits(samples, self._target)

@@ -1,0 +1,287 @@
+"""CollaborativeOptimizer: a torch optimizer whose step is taken by the whole swarm together."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from p2pavg.errors import ClosedError, ConfigurationError
+from p2pavg.membership import PeerInfo
+from p2pavg.optim import arguments
+from p2pavg.optim.flat import FlatGradients
+from p2pavg.optim.microbatches import Microbatches
+from p2pavg.optim.modules import owning_modules, persistent_buffers
+from p2pavg.optim.state import TrainingState, parameters_of, schema
+from p2pavg.peer import Peer
+from p2pavg.report import RoundReport
+from p2pavg.rounds.training import Average, Contribution, Heal, TrainingSpec
+
+log = logging.getLogger("p2pavg.optim")
+
+
+class CollaborativeOptimizer(torch.optim.Optimizer):
+    """Trains one model on many machines: peers accumulate samples, average gradients, and step together.
+
+    `step()` counts this peer's samples. When the swarm has `target_batch_size` of them, it averages the
+    gradient over all samples of all peers, steps the inner optimizer and the scheduler once, and the next
+    epoch begins; before that it touches no network and does the same little work whatever the model's size.
+    Constructing it changes no weight; a peer that joins a running swarm loads the swarm's state.
+
+    optimizer: any first-order torch optimizer, already built; `.grad` of its parameters belongs to this
+    class.
+    run_id: the run's name; peers of one run_id train together.
+    target_batch_size: samples per epoch, over the whole swarm.
+    batch_size_per_step: samples per backward(); None: taken from the first step(batch_size=n).
+    initial_peers: "host:port" of any members; empty: start a new swarm; None: from P2PAVG_INITIAL_PEERS.
+    scheduler: an LRScheduler on `optimizer`, stepped once per epoch.
+    compression: "none", "fp16" or "bf16", what gradients look like on the wire.
+    streams: TCP streams per link, or "auto".
+    loss_reduction: "mean" or "sum", what loss.backward() is given.
+    max_grad_norm: clip the averaged gradient to this norm, as one would clip one big batch.
+    grad_dtype: the dtype in which gradients of float16 and bfloat16 parameters accumulate; None: their own.
+    listen, announce: "host:port" to bind and to tell others.
+    on_round: called with each RoundReport.
+    model: the module whose buffers belong to the state; None: found through the parameters it owns.
+
+    Raises ConfigurationError for arguments that cannot work, UnreachableError when no initial peer answers,
+    and IncompatiblePeerError when the swarm trains another model.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        run_id: str,
+        target_batch_size: int,
+        batch_size_per_step: int | None = None,
+        initial_peers: Sequence[str] | None = None,
+        scheduler: LRScheduler | None = None,
+        compression: str = "fp16",
+        streams: str | int = "auto",
+        *,
+        loss_reduction: str = "mean",
+        max_grad_norm: float | None = None,
+        grad_dtype: torch.dtype | None = None,
+        listen: str = "0.0.0.0:31330",
+        announce: str | None = None,
+        on_round: Callable[[RoundReport], None] | None = None,
+        model: nn.Module | None = None,
+    ) -> None:
+        arguments.check_optimizer(optimizer)
+        arguments.check_run_id(run_id)
+        arguments.check_sizes(target_batch_size, batch_size_per_step)
+        arguments.check_scheduler(scheduler, optimizer)
+        arguments.check_reduction(loss_reduction)
+        super().__init__([{"params": parameters_of(optimizer)}], {})
+        self.inner = optimizer
+        self._mirror_inner()
+        self._scheduler = scheduler
+        self._microbatches = Microbatches(target_batch_size, batch_size_per_step, loss_reduction)
+        self._max_grad_norm = max_grad_norm
+        self._flat = FlatGradients(parameters_of(optimizer), grad_dtype)
+        modules = owning_modules(self._flat.params) if model is None else [model]
+        self._state = TrainingState(optimizer, scheduler, lambda: persistent_buffers(modules))
+        self._closed = False
+        self._target_batch_size = target_batch_size
+        self._compression = compression
+        self._build_peer = partial(
+            Peer,
+            run_id,
+            initial_peers=initial_peers,
+            listen=listen,
+            announce=announce,
+            compression=compression,
+            streams=streams,
+            on_round=on_round,
+        )
+        try:
+            self._join()
+        except BaseException:
+            self.close()
+            raise
+
+    def _join(self) -> None:
+        """Enter the run, and load the swarm's state when it has gone on without us."""
+        self.peer = self._build_peer()
+        self.peer.start()
+        self._training = self.peer.training(
+            TrainingSpec(
+                target_batch_size=self._target_batch_size,
+                numel=self._flat.layout.numel,
+                schema=schema(self.inner),
+                initial_digest=self._state.initial_digest(),
+                compression=self._compression,
+                state=self._state,
+                describe=self._describe(),
+            )
+        )
+        while self._arrive():
+            pass
+
+    def _mirror_inner(self) -> None:
+        """Be seen as the inner optimizer: schedulers and users read and write its groups through us."""
+        self.param_groups = self.inner.param_groups
+        self.state = self.inner.state
+        self.defaults = self.inner.defaults
+
+    def _describe(self) -> list[str]:
+        parameters = sum(self._flat.layout.sizes)
+        return [f"{parameters:,} parameters in {len(self._flat.params)} tensors", type(self.inner).__name__]
+
+    # ---------------------------------------------------------------- the training loop
+
+    def step(self, closure: Callable[[], Any] | None = None, batch_size: int | None = None) -> Any:
+        """End a microbatch: count its samples; average and step once the swarm reached the target.
+
+        closure: computes the loss and its backward(); called once. batch_size: samples of this microbatch.
+        Returns the closure's loss. Raises ConfigurationError when the microbatch's weight is unknown,
+        ClosedError after close(), and what the round raises when it failed for good.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._closed:
+            raise ClosedError("this optimizer was closed; build a new one to go on training")
+        samples = self._microbatches.take(batch_size)
+        self._flat.tick()
+        if self._training.count(samples):
+            self._arrive()
+        return loss
+
+    def _arrive(self) -> bool:
+        """Hand in what was accumulated and do what the swarm decided. True: a new epoch began."""
+        outcome = self._training.arrive(self._contribution())
+        begun = time.perf_counter()
+        if isinstance(outcome, Average):
+            with self._training.applying():
+                self._apply(outcome)
+        elif isinstance(outcome, Heal):
+            with self._training.applying():
+                self._state.load(outcome.state.meta, outcome.state.buffers)
+                self._flat.clear()
+        else:
+            return False
+        self._training.applied(time.perf_counter() - begun)
+        return True
+
+    def _contribution(self) -> Contribution:
+        samples = self._training.samples()
+        if samples == 0:
+            return Contribution(None, 0.0, 0)
+        factor = self._microbatches.factor(samples)
+        vector = self._flat.total(mark=1.0 / factor)
+        if vector is None:
+            log.warning("a gradient is not finite: %d samples of this peer are discarded", samples)
+            self._drop("non-finite gradient")
+            return Contribution(None, 0.0, 0)
+        return Contribution(vector, factor, samples)
+
+    def _apply(self, average: Average) -> None:
+        with self._flat.averaged(average.result.decode_into, keep=average.late, max_norm=self._max_grad_norm):
+            self.inner.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+
+    def _drop(self, why: str) -> None:
+        self._training.discard(why)
+        self._flat.clear()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Harmless: gradients are cleared when an epoch ends; what earlier steps accumulated stays.
+
+        Raises ConfigurationError after a backward() without step(): its gradient is already in the sum, and
+        only discard() can take it out, together with the rest of this peer's epoch.
+        """
+        if self._flat.pending:
+            raise ConfigurationError(
+                "zero_grad() after a backward() without step(): call step() to count the batch, or discard() "
+                "to drop what this peer accumulated in the epoch"
+            )
+
+    def discard(self) -> None:
+        """Drop this peer's accumulated gradient of the epoch, and its samples: the next report names them."""
+        self._drop("discard() was called")
+
+    def scale_loss(self, loss: torch.Tensor, samples: int) -> torch.Tensor:
+        """The loss, weighted so that a microbatch of `samples` counts exactly; for backward()."""
+        weight = self._microbatches.weight(samples)
+        return loss if weight == 1.0 else loss * weight
+
+    # ---------------------------------------------------------------- what a torch optimizer has
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises ConfigurationError: all peers agreed on the parameters when they joined."""
+        if hasattr(self, "inner"):
+            raise ConfigurationError(
+                "parameters cannot be added while the swarm trains; call add_param_group() on the inner "
+                "optimizer, with requires_grad=False until needed, before wrapping it"
+            )
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner state_dict, with the scheduler's, the epoch and the lineage under "p2pavg"."""
+        state = self.inner.state_dict()
+        report = self.last_report
+        state["p2pavg"] = {
+            "epoch": self.epoch,
+            "lineage": "" if report is None else report.lineage,
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+        }
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a checkpoint, and enter the run anew from there: this peer's accumulated samples are dropped.
+
+        Where the swarm is elsewhere by then, its state replaces the checkpoint's.
+        """
+        state = dict(state_dict)
+        ours = state.pop("p2pavg", None)
+        self.peer.close()
+        self.inner.load_state_dict(state)
+        self._mirror_inner()
+        if self._scheduler is not None and ours is not None and ours["scheduler"] is not None:
+            self._scheduler.load_state_dict(ours["scheduler"])
+        self._flat.clear()
+        self._join()
+
+    @property
+    def epoch(self) -> int:
+        """Global optimizer steps that this peer has applied."""
+        return self._training.epoch
+
+    @property
+    def peers(self) -> Mapping[bytes, PeerInfo]:
+        """The other peers of the run now in view, by peer id."""
+        return self.peer.peers
+
+    @property
+    def last_report(self) -> RoundReport | None:
+        """What the last round measured."""
+        return self._training.last_report
+
+    def close(self) -> None:
+        """Leave the swarm. The model's parameters become ordinary ones, without gradients."""
+        if self._closed:
+            return
+        self._closed = True
+        self._flat.close()
+        if hasattr(self, "peer"):
+            self.peer.close()
+
+    def __enter__(self) -> CollaborativeOptimizer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,140 @@
+"""A swarm without a network: the threads of one process average through shared memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from p2pavg import codecs
+from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome, TrainingSpec
+
+DEADLINE_S = 60.0
+
+
+class Encoded:
+    """An encoded vector, decoded by everybody from the same bytes."""
+
+    def __init__(self, vector: np.ndarray, codec: str) -> None:
+        self._codec = codecs.get(codec)
+        self.body = np.zeros(self._codec.encoded_size(len(vector)), dtype=np.uint8)
+        self._codec.encode(vector, self.body, 1.0)
+
+    def decode_into(self, out: np.ndarray) -> None:
+        self._codec.decode(self.body, out, 1.0)
+
+
+class FakeSwarm:
+    """Waits for every member at the end of an epoch, except those in `late`, which apply it afterwards."""
+
+    def __init__(self, members: int) -> None:
+        self.condition = threading.Condition()
+        self.members = members
+        self.joined: list[FakeTraining] = []
+        self.late: set[int] = set()
+        self.rounds = 0
+        self.waiting: dict[int, Contribution] = {}
+        self.discarded: list[tuple[int, str]] = []
+
+    def peer(self, *args: Any, **kwargs: Any) -> FakePeer:
+        return FakePeer(self)
+
+    def total(self) -> int:
+        return sum(member.counted for member in self.joined)
+
+    def average(self) -> None:
+        """Called with the condition held, when everybody who takes part is waiting."""
+        weights = {rank: c.samples for rank, c in self.waiting.items() if c.gradient is not None}
+        spec = self.joined[0].spec
+        mean = np.zeros(spec.numel, dtype=np.float32)
+        for rank, weight in weights.items():
+            contribution = self.waiting[rank]
+            assert contribution.gradient is not None
+            mean += np.float32(weight / sum(weights.values())) * (
+                contribution.gradient * np.float32(contribution.scale)
+            )
+        result = Encoded(mean, spec.compression)
+        for rank, member in enumerate(self.joined):
+            late = rank not in self.waiting
+            average = Average(self.rounds, sum(weights.values()), len(self.joined), late, result)
+            member.outcomes.append(average)
+            if not late:
+                member.counted = 0
+        self.waiting.clear()
+        self.rounds += 1
+        self.condition.notify_all()
+
+
+class FakePeer:
+    def __init__(self, swarm: FakeSwarm) -> None:
+        self.swarm = swarm
+        self.closed = False
+        self.peers: Mapping[bytes, Any] = {}
+        self.address = "fake:0"
+
+    def start(self) -> FakePeer:
+        return self
+
+    def training(self, spec: TrainingSpec) -> FakeTraining:
+        with self.swarm.condition:
+            training = FakeTraining(self.swarm, spec, len(self.swarm.joined))
+            self.swarm.joined.append(training)
+            self.swarm.condition.notify_all()
+        return training
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeTraining:
+    last_report = None
+
+    def __init__(self, swarm: FakeSwarm, spec: TrainingSpec, rank: int) -> None:
+        self.swarm, self.spec, self.rank = swarm, spec, rank
+        self.epoch = 0
+        self.counted = 0
+        self.outcomes: list[Outcome] = []
+        self.seen: list[Outcome] = []
+
+    def count(self, samples: int) -> bool:
+        with self.swarm.condition:
+            self.counted += samples
+            return bool(self.outcomes) or self.swarm.total() >= self.spec.target_batch_size
+
+    def samples(self) -> int:
+        return self.counted
+
+    def arrive(self, contribution: Contribution) -> Outcome:
+        swarm = self.swarm
+        with swarm.condition:
+            if not self.outcomes and (contribution.samples or swarm.total() >= self.spec.target_batch_size):
+                swarm.waiting[self.rank] = contribution
+                swarm.condition.notify_all()
+                expected = set(range(swarm.members)) - swarm.late
+                if set(swarm.waiting) >= expected:
+                    swarm.average()
+                elif not swarm.condition.wait_for(lambda: bool(self.outcomes), DEADLINE_S):
+                    raise AssertionError("the round did not finish")
+            outcome = self.outcomes.pop(0) if self.outcomes else KeepGoing()
+            self.seen.append(outcome)
+            return outcome
+
+    @contextmanager
+    def applying(self) -> Iterator[None]:
+        yield
+
+    def applied(self, seconds_update: float, *, extra: Mapping[str, float] | None = None) -> None:
+        last = self.seen[-1]
+        if isinstance(last, Heal):
+            self.counted = 0
+            self.epoch = last.state.epoch
+        else:
+            self.epoch += 1
+
+    def discard(self, why: str) -> None:
+        with self.swarm.condition:
+            self.swarm.discarded.append((self.counted, why))
+            self.counted = 0
