@@ -67,14 +67,16 @@ def read_text(folder: Path | None, suffix: str) -> tuple[Tensor, Tensor]:
     """(training bytes, validation bytes), uint8: one file in twenty, chosen by its name, validates."""
     root = folder or Path(sysconfig.get_path("stdlib"))
     skip = set() if folder else {"site-packages", "test", "tests", "idlelib", "lib2to3"}
-    training, validation = bytearray(), bytearray()
-    for path in sorted(root.rglob(f"*{suffix}")):
-        name = path.relative_to(root)
-        if skip.isdisjoint(name.parts) and path.is_file():
-            (validation if zlib.crc32(str(name).encode()) % 20 == 0 else training).extend(path.read_bytes())
-    if min(len(training), len(validation)) <= 2 * CONTEXT:
-        sys.exit(f"Not enough text in {root}/**/*{suffix}; name another folder with --text and --suffix.")
-    return torch.frombuffer(training, dtype=torch.uint8), torch.frombuffer(validation, dtype=torch.uint8)
+    names = [path.relative_to(root) for path in root.rglob(f"*{suffix}") if path.is_file()]
+    drawn = sorted((zlib.crc32(str(name).encode()), name) for name in names if skip.isdisjoint(name.parts))
+    chosen = [name for number, name in drawn if number % 20 == 0] or [name for _, name in drawn[:1]]
+    texts = [bytearray(), bytearray()]
+    for _, name in drawn:
+        texts[name in chosen].extend((root / name).read_bytes())
+    if min(map(len, texts)) <= 2 * CONTEXT:
+        sys.exit(f"Not enough text in {root}/**/*{suffix}: two long files at least; see --text and --suffix.")
+    training, validation = (torch.frombuffer(text, dtype=torch.uint8) for text in texts)
+    return training, validation
 
 
 def windows(text: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -155,6 +157,7 @@ def train_together(args: argparse.Namespace, log: Log) -> None:
         scheduler=scheduler,
         compression=args.compression,
         listen=args.listen,
+        announce=args.announce,
     ) as opt:
         address = opt.peer.address
         join = f"To join from another terminal or machine:\n\n    {join_command(args, address)}\n"
@@ -261,6 +264,7 @@ def parser() -> argparse.ArgumentParser:
         help="any peer; none: start a new swarm",
     )
     add("--listen", default="0.0.0.0:31330", metavar="HOST:PORT", help="the next free port when taken")
+    add("--announce", metavar="HOST:PORT", help="where others reach this peer, when not at --listen")
     add("--target-batch-size", type=int, default=256, help="samples per epoch, over all peers")
     add("--batch-size", type=int, default=16, help="samples per step of this peer")
     add("--epochs", type=int, default=120)
@@ -286,7 +290,17 @@ def main() -> None:
     args = parser().parse_args()
     args.seed = random.SystemRandom().getrandbits(32) if args.seed is None else args.seed
     torch.set_num_threads(args.threads)
-    (train_alone if args.alone else train_together)(args, Log(args.log))
+    if args.alone:
+        train_alone(args, Log(args.log))
+        return
+    from p2pavg import P2PAvgError
+
+    try:
+        train_together(args, Log(args.log))
+    except P2PAvgError as error:
+        sys.exit(f"train_lm: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":
