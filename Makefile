@@ -42,9 +42,8 @@ $(INSTALLED): pyproject.toml constraints/$(HARDWARE).txt
 	@touch $@
 
 $(BUILT): $(INSTALLED) CMakeLists.txt $(shell find csrc -type f)
-	@if sh csrc/can_build.sh $(VENV_PYTHON); then \
-		echo "Building the native modules ..." && $(MAKE) --no-print-directory native PYTHON=$(VENV_PYTHON); fi
-	@touch $@
+	@if sh csrc/can_build.sh $(VENV_PYTHON); then echo "Building the native modules ..." && \
+		$(MAKE) --no-print-directory native PYTHON=$(VENV_PYTHON) && touch $@; fi
 
 # Build the native modules in place (p2pavg/*.so). `sh csrc/can_build.sh PYTHON` tells beforehand whether it can.
 native:
