@@ -46,3 +46,5 @@ class Held:
     begun: bool  # BEGIN was seen: the target was reached, and gradients may be on their way
     digests: tuple[bytes, ...] = ()  # when DONE or COMMITTED
     voters: tuple[PeerId, ...] = ()  # whom to ask
+    weights: tuple[float, ...] = ()  # per rank, once begun
+    samples: tuple[int, ...] = ()

@@ -44,6 +44,15 @@ class Seat:
     voter: bool  # False: a joiner; owns nothing, is not waited for
 
 
+@dataclass(frozen=True, slots=True)
+class PlanMember:
+    """What the plan of the parts may depend on."""
+
+    peer: PeerId
+    voter: bool
+    upload_bps: float  # 0.0: unknown
+
+
 # ---------------------------------------------------------------------------------------------------- events
 
 
@@ -53,7 +62,8 @@ class LocalProgress:
 
     samples: counted since the last average that included them; only grows until Commit, Healed or Discard.
     weight: what this peer's mean counts in the average; None: its samples.
-    at_boundary: it waits in step() with a fixed contribution (samples may be 0: nothing to contribute).
+    at_boundary: it waits in step() with a fixed contribution (samples may be 0: nothing to contribute) and
+    was given no outcome yet: False as soon as Resume, Commit, RoundFailed or a state was handed to it.
     step_seconds: how long the last step took; 0.0 before the first.
     """
 

@@ -28,12 +28,14 @@ MAX_INT = 2**62
 class Progress:
     """Where a peer stands. To the leader often, to everybody when (epoch, lineage, state) changes."""
 
-    epoch: int  # the one it accumulates for; while `pending`, the one whose average it has yet to apply
+    epoch: (
+        int  # the one after its last commit: it accumulates for it, or will once it has applied the average
+    )
     lineage: Lineage
     samples: int
     rate: float  # samples per second
     boundary: bool  # it waits at a step() boundary
-    pending: bool  # it holds a committed average (of this epoch) that it has not applied yet
+    pending: bool  # it has not applied its last committed average yet
     joining: bool  # it downloads the state of (epoch, lineage)
     total: int  # samples of its whole lineage
     step_s: float  # how long its steps take
@@ -113,6 +115,7 @@ class Begin:
     ballot: Ballot
     weights: tuple[float, ...]
     samples: tuple[int, ...]
+    ready: tuple[bool, ...]  # who was at its boundary; the others compute on, and their samples count later
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +310,16 @@ def _stage(value: Any) -> Stage:
 
 
 def _held(value: Any) -> Held:
-    ballot, stage, begun, digests, voters = _items(value, 5)
-    return Held(_ballot(ballot), _stage(stage), _bool(begun), _list(_digest)(digests), _list(_peer)(voters))
+    ballot, stage, begun, digests, voters, weights, samples = _items(value, 7)
+    return Held(
+        _ballot(ballot),
+        _stage(stage),
+        _bool(begun),
+        _list(_digest)(digests),
+        _list(_peer)(voters),
+        _list(_number)(weights),
+        _list(_int)(samples),
+    )
 
 
 def _part(value: Any) -> tuple[int, int, int]:
@@ -340,10 +351,12 @@ _FIELDS: Mapping[type[Any], tuple[tuple[str, Check], ...]] = {
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Stage):
+        return value.value
     if isinstance(value, Ballot):
         return [value.epoch, value.attempt, value.leader]
     if isinstance(value, Held):
-        return [_plain(value.ballot), value.stage.value, value.begun, list(value.digests), list(value.voters)]
+        return [_plain(getattr(value, field.name)) for field in fields(Held)]
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
@@ -388,5 +401,7 @@ def _consistent(message: Message) -> None:
             raise _refuse("the leader is no member of its own group")
     if isinstance(message, (Begin, Committed)) and len(message.weights) != len(message.samples):
         raise _refuse("weights and samples differ in number")
+    if isinstance(message, Begin) and len(message.ready) != len(message.weights):
+        raise _refuse("weights and readiness differ in number")
     if isinstance(message, Begin) and not any(weight > 0 for weight in message.weights):
         raise _refuse("a round in which nobody has a weight cannot begin")

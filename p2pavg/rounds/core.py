@@ -1,0 +1,221 @@
+"""What all parts of the rounds machine share: where this peer stands, its view, its timers, its outbox."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from p2pavg.rounds.ballot import Ballot, Lineage, PeerId
+from p2pavg.rounds.deadlines import Deadlines
+from p2pavg.rounds.events import (
+    Action,
+    Blame,
+    Generation,
+    PlanMember,
+    Resume,
+    Role,
+    Send,
+    Stop,
+    Trace,
+    WaitAt,
+)
+from p2pavg.rounds.leader import rendezvous
+from p2pavg.rounds.lineage import History
+from p2pavg.rounds.messages import Aborted, Committed, Message, Progress
+from p2pavg.rounds.view import Camp, Facts, View
+from p2pavg.transport.engine import Part
+
+Plan = Callable[[Sequence[PlanMember]], tuple[Part, ...]]
+OUTCOMES_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What a machine is built with."""
+
+    me: PeerId
+    run: bytes
+    target: int  # samples per epoch, over all peers
+    plan: Plan  # members in rank order -> the parts
+    epoch: int
+    lineage: Lineage
+    history: tuple[Generation, ...] = ()
+    role: Role = Role.TRAINER
+    client_only: bool = False
+    upload_bps: float = 0.0
+    patience_s: float | None = None  # how long stragglers are waited for; None: from measurements
+
+
+class Core:
+    """The shared state. `now` is this peer's lived time: while its process is stopped, none passes."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.me = config.me
+        self.now = 0.0
+        self.resumed_at = 0.0  # when this process last came back from a pause
+        self.view = View()
+        self.deadlines = Deadlines()
+        self.history = History()
+        self.history.generations.extend(config.history)
+        # Where we stand: after our last commit; `pending` until the training thread has applied it.
+        self.epoch = config.epoch
+        self.lineage = config.lineage
+        self.pending = False
+        self.joining: tuple[int, Lineage] | None = None
+        self.role = config.role  # a joiner becomes a trainer when it has its state
+        self.target = config.target
+        self.leaving = False
+        self.epoch_began_at = 0.0
+        # The training thread.
+        self.samples = 0
+        self.rate = 0.0
+        self.weight: float | None = None
+        self.step_s = 0.0
+        self.boundary = False
+        self.boundary_at = 0.0
+        self.waits_at: int | None = 0
+        self.told_to_stop = False
+        # This epoch.
+        self.promised: Ballot | None = None
+        self.must_go = False  # a round of this epoch has begun once: it goes on, target reached or not
+        self.excluded: dict[PeerId, str] = {}
+        self.suspects: set[PeerId] = set()
+        self.sticky: PeerId | None = config.history[-1].leader if config.history else None
+        self.attempts = 0
+        self.outcomes: dict[Ballot, Committed | Aborted] = {}
+        self.actions: list[Action] = []
+        self.inbox: deque[Message] = deque()  # messages to ourselves
+        self.timers: dict[str, float] = {}
+
+    # Out.
+
+    def act(self, action: Action) -> None:
+        self.actions.append(action)
+
+    def trace(self, kind: str, **fields: Any) -> None:
+        self.actions.append(Trace(kind, {"epoch": self.epoch, **fields}))
+
+    def send(self, peer: PeerId, message: Message) -> None:
+        """To a peer with a link, or to ourselves by the shortest way."""
+        if peer == self.me:
+            self.inbox.append(message)
+        elif peer in self.view:
+            self.actions.append(Send(peer, message))
+
+    def progress(self) -> Progress:
+        epoch, lineage = self.joining or (self.epoch, self.lineage)
+        return Progress(
+            epoch=epoch,
+            lineage=lineage,
+            samples=self.samples,
+            rate=self.rate,
+            boundary=self.boundary,
+            pending=self.pending,
+            joining=self.joining is not None or self.role is not Role.TRAINER,
+            total=self.history.total,
+            step_s=self.step_s,
+            leader=self.leader(),
+        )
+
+    def broadcast_progress(self) -> None:
+        message = self.progress()
+        for facts in self.view:
+            self.send(facts.peer, message)
+
+    # Timers.
+
+    def arm(self, name: str, at: float) -> None:
+        self.timers[name] = at
+
+    def disarm(self, *names: str) -> None:
+        for name in names:
+            self.timers.pop(name, None)
+
+    # The training thread.
+
+    def resume(self) -> None:
+        """Let the training thread go on, if it waits."""
+        if self.boundary or self.told_to_stop:
+            self.boundary = False
+            self.told_to_stop = False
+            self.act(Resume())
+
+    def stop(self) -> None:
+        if not self.told_to_stop and not self.boundary:
+            self.told_to_stop = True
+            self.act(Stop())
+
+    def wait_at(self, others: int | None) -> None:
+        if others != self.waits_at:
+            self.waits_at = others
+            self.act(WaitAt(others))
+
+    # Who is who.
+
+    @property
+    def out(self) -> bool:
+        """The epoch goes on without us."""
+        return self.me in self.excluded
+
+    def exclude(self, peer: PeerId, why: str) -> None:
+        """The peer failed an attempt: it stays out of this epoch."""
+        if peer not in self.excluded:
+            self.excluded[peer] = why
+            self.act(Blame(peer, why))
+            self.trace("excluded", peer=peer, why=why)
+
+    def stands_here(self, facts: Facts) -> bool:
+        return facts.epoch == self.epoch and facts.lineage == self.lineage
+
+    def can_lead(self, peer: PeerId) -> bool:
+        if peer in self.suspects or peer in self.excluded:
+            return False
+        if peer == self.me:
+            return self.joining is None and not self.leaving and self.role is Role.TRAINER
+        facts = self.view.get(peer)
+        if facts is None or facts.silent or facts.joining or facts.role is not Role.TRAINER:
+            return False
+        return self.stands_here(facts) or facts.epoch > self.epoch
+
+    def leader(self) -> PeerId | None:
+        """Whom we follow: the last leader as long as it can, else the rendezvous choice of those that can."""
+        if self.sticky is not None and self.can_lead(self.sticky):
+            return self.sticky
+        able = [f for f in self.view.trainers() if self.stands_here(f) and self.can_lead(f.peer)]
+        candidates = [(f.peer, f.client_only) for f in able]
+        if self.can_lead(self.me):
+            candidates.append((self.me, self.config.client_only))
+        reachable = [peer for peer, client_only in candidates if not client_only]
+        return rendezvous(self.config.run, self.epoch, reachable or [peer for peer, _ in candidates])
+
+    def camp(self) -> Camp:
+        """Ours, counting ourselves only. Without a state we stand nowhere."""
+        if self.role is not Role.TRAINER:
+            return Camp(-1, self.lineage, 0, 0)
+        return Camp(self.epoch, self.lineage, 1, self.history.total)
+
+    def remember(self, outcome: Committed | Aborted) -> None:
+        self.outcomes[outcome.ballot] = outcome
+        while len(self.outcomes) > OUTCOMES_KEPT:
+            del self.outcomes[next(iter(self.outcomes))]
+
+    def new_epoch(self, epoch: int, lineage: Lineage, leader: PeerId | None) -> None:
+        """Stand somewhere else: everything about the old epoch is over."""
+        self.deadlines.measured_epoch(self.now - self.epoch_began_at)
+        self.deadlines.scale = 1.0
+        self.epoch, self.lineage = epoch, lineage
+        self.epoch_began_at = self.now
+        self.restart_epoch()
+        self.promised = None
+        if leader is not None:
+            self.sticky = leader
+
+    def restart_epoch(self) -> None:
+        """Forget who failed: after a commit, a heal, or a round that failed for good."""
+        self.must_go = False
+        self.attempts = 0
+        self.excluded.clear()
+        self.suspects.clear()

@@ -1,0 +1,182 @@
+"""When this peer is behind, or on a lineage that gives way: download the state of the camp that wins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2pavg.rounds.ballot import Lineage, PeerId
+from p2pavg.rounds.events import Discarded, Healed, HealFailed, Role, StartHeal
+from p2pavg.rounds.messages import Inquire, Unknown
+from p2pavg.rounds.view import Camp
+
+if TYPE_CHECKING:
+    from p2pavg.rounds.machine import Machine
+
+RETRY_S = 0.5  # after no donor could give the state
+ALONE_S = 5.0  # a joiner that sees nobody with a state begins with its own
+
+
+class Healing:
+    """Which camp this peer belongs to."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.core = machine.core
+        self._asking: set[PeerId] = set()  # what became of the ballot that we hold
+        self._rival: tuple[int, Lineage] | None = (
+            None  # a camp of our epoch that wins, since `settle` was armed
+        )
+        self.failed: set[PeerId] = set()
+
+    def new_epoch(self) -> None:
+        self._asking.clear()
+        self._rival = None
+        self.core.disarm("settle", "ask")
+
+    def consider(self) -> None:
+        """Called after every event: does another camp win?"""
+        core = self.core
+        if core.joining is not None or core.leaving or core.role is Role.WATCHER:
+            return
+        best = mine = None
+        for camp in core.view.camps(core.camp()):
+            if mine is None:
+                mine = best = camp
+            elif best is not None and camp.beats(best):
+                best = camp
+        assert best is not None
+        assert mine is not None
+        if best is mine:
+            self._rival = None
+            core.disarm("settle", "ask")
+            if core.role is Role.JOINER and "found" not in core.timers:
+                core.arm("found", core.now + ALONE_S)
+            return
+        core.disarm("found")
+        if best.epoch > mine.epoch:
+            held = self.machine.member.holding
+            if held is None:
+                self._start(best, "behind the others")
+            elif "ask" not in core.timers:
+                donors = self._donors(best)
+                for peer in donors:
+                    core.send(peer, Inquire(held.ballot, held.lineage))
+                core.arm("ask", core.now + max(core.deadlines.answer(peer) for peer in donors))
+            return
+        if self.machine.member.holding is not None:
+            return  # our round of this epoch ends first
+        if self._rival != (best.epoch, best.lineage):
+            self._rival = (best.epoch, best.lineage)
+            core.arm("settle", core.now + core.deadlines.settle())
+        elif "settle" not in core.timers:
+            self._start(best, "another lineage of the same epoch wins")
+
+    def on_settle_timer(self) -> None:
+        """Nothing to do: `consider` runs after every event."""
+
+    def on_found_timer(self) -> None:
+        """Whoever had the state is gone: what we were built with is where the run begins again."""
+        core = self.core
+        if core.joining is None:
+            core.role = Role.TRAINER
+            core.trace("founded")
+            core.wait_at(0)
+            core.broadcast_progress()
+
+    def on_ask_timer(self) -> None:
+        """Nobody of the winning camp knows our ballot: it went another way."""
+        self._give_up()
+
+    def on_unknown(self, peer: PeerId, message: Unknown) -> None:
+        held = self.machine.member.holding
+        if held is not None and held.ballot == message.ballot and message.epoch > self.core.epoch:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        core = self.core
+        best = max(core.view.camps(core.camp()), key=lambda camp: camp.epoch)
+        if best.epoch > core.epoch and core.joining is None:
+            self.machine.abandon_round("the others went on without us")
+            self._start(best, "behind the others")
+
+    def behind(self, peer: PeerId, epoch: int) -> None:
+        """A peer has committed what we cannot: it stands at least at `epoch`."""
+        facts = self.core.view.get(peer)
+        if facts is not None and facts.epoch >= epoch:
+            self.consider()
+        elif facts is not None:
+            self.core.send(peer, self.core.progress())  # its answer tells where it stands
+
+    def _donors(self, camp: Camp) -> list[PeerId]:
+        core = self.core
+        return [
+            f.peer
+            for f in sorted(
+                core.view.trainers(),
+                key=lambda f: (f.client_only, f.pending, core.deadlines.rtt(f.peer), f.peer),
+            )
+            if f.epoch == camp.epoch and f.lineage == camp.lineage and f.peer not in self.failed
+        ] or [f.peer for f in core.view.trainers() if f.epoch == camp.epoch and f.lineage == camp.lineage]
+
+    def _start(self, camp: Camp, why: str) -> None:
+        core = self.core
+        self.machine.abandon_round(why)
+        core.joining = (camp.epoch, camp.lineage)
+        core.resume()
+        core.wait_at(None)
+        donors = self._donors(camp)
+        core.trace("heal", to=camp.epoch, lineage=camp.lineage, why=why)
+        core.act(StartHeal(camp.epoch, camp.lineage, tuple(donors), why))
+        core.broadcast_progress()
+
+    def on_healed(self, event: Healed) -> None:
+        """The training thread has loaded a state."""
+        core = self.core
+        lost = core.history.adopt(event.history, core.samples)
+        if lost:
+            core.act(Discarded(lost, "healed"))
+        core.samples = 0
+        core.boundary = core.pending = False
+        core.joining = None
+        core.role = Role.TRAINER
+        self.failed.clear()
+        core.disarm("heal")
+        self.machine.leading.new_epoch()
+        leader = event.history[-1].leader if event.history else None
+        core.sticky = None
+        core.new_epoch(event.epoch, event.lineage, leader)
+        self.machine.new_epoch()
+        core.trace("healed", lineage=event.lineage)
+        held = self.machine.member.holding
+        if held is not None:
+            if (held.ballot.epoch, held.lineage) != (event.epoch, event.lineage) or held.fact is None:
+                self.machine.member.abandon("healed past it")
+            else:
+                self.machine.member.commit(held, held.fact)
+        if not core.pending:
+            core.wait_at(0)
+        core.broadcast_progress()
+
+    def on_heal_failed(self, event: HealFailed) -> None:
+        core = self.core
+        core.trace("heal failed", why=event.why)
+        core.arm("heal", core.now + RETRY_S)
+
+    def on_heal_timer(self) -> None:
+        """Try again: with whoever wins now."""
+        core = self.core
+        core.joining = None
+        self.consider()
+        if core.joining is None:
+            core.wait_at(0)
+            core.broadcast_progress()
+
+    def on_moved(self) -> None:
+        """While we download, nobody of the camp is left: look again."""
+        core = self.core
+        if core.joining is None:
+            return
+        epoch, _ = core.joining
+        if any(f.epoch >= epoch for f in core.view.trainers()):
+            return
+        core.arm("heal", core.now + RETRY_S)

@@ -1,0 +1,18 @@
+"""Who leads: rendezvous hashing over the peers that could. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from p2pavg.rounds.ballot import PeerId
+
+
+def rendezvous(run: bytes, epoch: int, peers: Iterable[PeerId]) -> PeerId | None:
+    """The peer with the highest hash of (run, epoch, peer); None of none.
+
+    A peer that is not in somebody's view changes that somebody's choice only if it is the choice (Thaler and
+    Ravishankar 1998), so slightly different views usually name the same leader.
+    """
+    seed = run + epoch.to_bytes(8, "big")
+    return max(peers, key=lambda peer: (hashlib.sha256(seed + peer).digest(), peer), default=None)

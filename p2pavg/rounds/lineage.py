@@ -1,0 +1,86 @@
+"""Which history of averages a peer has applied, and which of its samples are in it."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from p2pavg.rounds.ballot import Lineage, PeerId
+from p2pavg.rounds.events import Generation
+
+KEPT_GENERATIONS = 256
+
+
+def first_lineage(run: bytes, initial_digest: bytes) -> Lineage:
+    """id_0 = H(run_id, digest of the initial parameters and buffers)."""
+    return hashlib.sha256(b"p2pavg lineage" + hashlib.sha256(run).digest() + initial_digest).digest()
+
+
+def next_lineage(
+    before: Lineage,
+    epoch: int,
+    members: Sequence[PeerId],
+    weights: Sequence[float],
+    digests: Sequence[bytes],
+) -> Lineage:
+    """id_t = H(id_{t-1}, epoch, members and weights, digest of the encoded result)."""
+    state = hashlib.sha256(before)
+    state.update(struct.pack("<QII", epoch, len(members), len(digests)))
+    for peer, weight in zip(members, weights, strict=True):
+        state.update(peer + struct.pack("<d", weight))
+    for digest in digests:
+        state.update(digest)
+    return state.digest()
+
+
+@dataclass(slots=True)
+class History:
+    """The last generations of this peer's lineage, and what it contributed to which transfer.
+
+    A contribution is remembered from BEGIN on: the others may commit it without this peer ever learning so.
+    """
+
+    generations: deque[Generation] = field(default_factory=lambda: deque(maxlen=KEPT_GENERATIONS))
+    offered: dict[int, dict[int, int]] = field(default_factory=dict)  # epoch -> transfer -> own samples in it
+
+    @property
+    def total(self) -> int:
+        """Samples of all peers in this lineage so far."""
+        return self.generations[-1].total if self.generations else 0
+
+    def offer(self, epoch: int, transfer: int, samples: int) -> None:
+        """A transfer began with `samples` of ours in it."""
+        self.offered.setdefault(epoch, {})[transfer] = samples
+        for old in [known for known in self.offered if known < epoch - KEPT_GENERATIONS]:
+            del self.offered[old]
+
+    def append(self, generation: Generation) -> None:
+        self.generations.append(generation)
+
+    def knows(self, epoch: int, lineage: Lineage) -> bool:
+        """Whether this peer's lineage passed through (epoch, lineage)."""
+        return any(g.epoch + 1 == epoch and g.lineage == lineage for g in self.generations)
+
+    def adopt(self, donor: Iterable[Generation], unaveraged: int) -> int:
+        """Go over to the donor's history; returns how many of our samples are in none of its averages.
+
+        unaveraged: counted since the last average that included them, offered to an undecided transfer or not
+        """
+        theirs = {generation.epoch: generation for generation in donor}
+        ours = {generation.epoch: generation for generation in self.generations}
+        lost = unaveraged
+        for epoch, transfers in self.offered.items():
+            mine, their = ours.get(epoch), theirs.get(epoch)
+            counted_here = transfers.get(mine.transfer, 0) if mine else 0
+            if their is None:
+                # Older than what the donor remembers: the same past. Without any history: never counted.
+                counted_there = counted_here if theirs and epoch < min(theirs) else 0
+            else:
+                counted_there = transfers.get(their.transfer, 0)
+            lost += counted_here - counted_there
+        self.generations.clear()
+        self.generations.extend(sorted(theirs.values(), key=lambda generation: generation.epoch))
+        return max(0, lost)

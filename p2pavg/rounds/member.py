@@ -1,0 +1,420 @@
+"""A member's side of a ballot: promise, contribute, tell DONE, and apply only what was committed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from p2pavg.rounds.ballot import Ballot, Held, Lineage, PeerId, Stage
+from p2pavg.rounds.events import (
+    BeginJob,
+    CancelJob,
+    Commit,
+    Generation,
+    JobDone,
+    JobFailed,
+    JobProgressed,
+    JobRefused,
+    OpenJob,
+    Role,
+    RoundFailed,
+    Seat,
+)
+from p2pavg.rounds.lineage import next_lineage
+from p2pavg.rounds.messages import (
+    Aborted,
+    Begin,
+    Committed,
+    Complain,
+    Done,
+    Inquire,
+    Prepare,
+    Promise,
+    Query,
+    Ready,
+    Refuse,
+    Stalled,
+    Unknown,
+)
+from p2pavg.rounds.progress import TransferWatch
+from p2pavg.transport.engine import Part
+
+if TYPE_CHECKING:
+    from p2pavg.rounds.machine import Machine
+
+
+@dataclass(slots=True)
+class Holding:
+    """The ballot that this member holds."""
+
+    ballot: Ballot
+    transfer: int
+    lineage: Lineage  # before the epoch
+    members: tuple[Seat, ...]
+    rank: int
+    parts: tuple[Part, ...]
+    proposed_at: float
+    stage: Stage = Stage.OPEN
+    frozen: bool = False  # a successor was told that we are not DONE: we must not become so
+    said_ready: bool = False
+    begun: bool = False
+    begun_at: float = 0.0
+    done_at: float = 0.0
+    ready: bool = False  # at the boundary when the round began
+    weights: tuple[float, ...] = ()
+    samples: tuple[int, ...] = ()
+    digests: tuple[bytes, ...] = ()
+    fact: Committed | None = None  # committed, but our copy of the result is not whole yet (joiners)
+    watch: TransferWatch | None = None
+    stalled_told: tuple[tuple[int, ...], tuple[int, ...]] = field(default=((), ()))
+
+    @property
+    def voter(self) -> bool:
+        return self.members[self.rank].voter
+
+    @property
+    def voters(self) -> tuple[PeerId, ...]:
+        return tuple(seat.peer for seat in self.members if seat.voter)
+
+    def described(self) -> Held:
+        return Held(
+            self.ballot, self.stage, self.begun, self.digests, self.voters, self.weights, self.samples
+        )
+
+
+class Member:
+    """What this peer holds, and how it answers."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.core = machine.core
+        self.holding: Holding | None = None
+
+    # Proposals and questions.
+
+    def on_prepare(self, peer: PeerId, message: Prepare) -> None:
+        core, ballot = self.core, message.ballot
+        if peer != ballot.leader or core.me not in message.members:
+            return
+        rank = message.members.index(core.me)
+        joining = not message.voters[rank]
+        why = self._cannot(ballot, message.lineage, joining)
+        missing = tuple(
+            other
+            for other, voter in zip(message.members, message.voters, strict=True)
+            if other != core.me and (voter or not joining) and other not in core.view
+        )
+        if why is not None or missing:
+            self._refuse(peer, ballot, why or "no link", missing)
+            return
+        held = self.holding
+        if held is not None and held.stage is Stage.DONE and held.ballot.leader != ballot.leader:
+            # Somebody else's round may be committed: it has to be decided before another can be prepared.
+            self._promise(ballot)
+            core.send(peer, Promise(ballot, held.described()))
+            return
+        before = held.described() if held is not None else None
+        if held is not None:
+            self._drop("a newer proposal")
+        self._promise(ballot)
+        seats = tuple(Seat(p, v) for p, v in zip(message.members, message.voters, strict=True))
+        parts = tuple(Part(owner, start, count) for owner, start, count in message.parts)
+        transfer = ballot.transfer(message.lineage)
+        self.holding = Holding(ballot, transfer, message.lineage, seats, rank, parts, core.now)
+        core.attempts += 1
+        core.act(OpenJob(transfer, ballot, seats, parts))
+        core.trace("proposed", attempt=ballot.attempt, leader=ballot.leader, members=len(seats))
+        core.send(peer, Promise(ballot, before))
+        if joining:
+            return
+        self.at_boundary()
+        if not core.boundary:
+            core.stop()
+
+    def on_query(self, peer: PeerId, message: Query) -> None:
+        core, ballot = self.core, message.ballot
+        if peer != ballot.leader:
+            return
+        if ballot.epoch < core.epoch:
+            for outcome in core.outcomes.values():
+                if isinstance(outcome, Committed) and outcome.ballot.epoch == ballot.epoch:
+                    core.send(peer, outcome)
+        why = self._cannot(ballot, message.lineage, joining=False)
+        if why is not None:
+            self._refuse(peer, ballot, why, ())
+            return
+        held = self.freeze()
+        self._promise(ballot)
+        core.send(peer, Promise(ballot, held))
+
+    def freeze(self) -> Held | None:
+        """What we hold, once and for all: if it is not DONE, it will not become so."""
+        held = self.holding
+        if held is None:
+            return None
+        if held.stage is Stage.OPEN and not held.frozen:
+            held.frozen = True
+            self.core.act(CancelJob(held.transfer, "a successor decides"))
+        return held.described()
+
+    def _cannot(self, ballot: Ballot, lineage: Lineage, joining: bool) -> str | None:
+        """Why a ballot cannot be accepted."""
+        core = self.core
+        if core.role is Role.WATCHER:
+            return "a watcher"
+        if joining:
+            if core.joining != (ballot.epoch, lineage) or core.leaving:
+                return "elsewhere"
+        elif core.joining is not None or (ballot.epoch, lineage) != (core.epoch, core.lineage):
+            return "elsewhere"
+        elif core.pending:
+            return "pending"
+        elif core.leaving and self.holding is None:
+            return "leaving"
+        if core.promised is not None and ballot <= core.promised and core.promised.epoch == ballot.epoch:
+            return "promised"
+        leads = self.authority()
+        if leads == core.me:
+            busy = self.machine.leading.proposal is not None and ballot.leader != core.me
+        else:
+            busy = leads not in (None, ballot.leader) and core.can_lead(leads)
+        return "busy" if busy else None
+
+    def authority(self) -> PeerId | None:
+        """Who decides the ballot that we hold: the leader of the highest ballot that we promised."""
+        if self.holding is None:
+            return None
+        return self.core.promised.leader if self.core.promised is not None else self.holding.ballot.leader
+
+    def _promise(self, ballot: Ballot) -> None:
+        self.core.promised = ballot
+        if ballot.leader != self.core.me:
+            self.machine.succession.yield_to(ballot)
+            self.core.sticky = ballot.leader
+            self.core.suspects.discard(ballot.leader)
+
+    def _refuse(self, peer: PeerId, ballot: Ballot, why: str, missing: tuple[PeerId, ...]) -> None:
+        core = self.core
+        core.trace("refused", leader=ballot.leader, attempt=ballot.attempt, why=why)
+        core.send(peer, Refuse(ballot, core.epoch, core.lineage, why, core.promised, missing))
+
+    # The round.
+
+    def at_boundary(self) -> None:
+        """The training thread waits: say so to whoever proposed."""
+        held, core = self.holding, self.core
+        if (
+            held is None
+            or not core.boundary
+            or held.begun
+            or held.said_ready
+            or held.frozen
+            or not held.voter
+        ):
+            return
+        held.said_ready = True
+        weight = float(core.samples) if core.weight is None else core.weight
+        core.send(held.ballot.leader, Ready(held.ballot, core.samples, weight))
+
+    def on_begin(self, peer: PeerId, message: Begin) -> None:
+        held, core = self.holding, self.core
+        if held is None or held.ballot != message.ballot or peer != message.ballot.leader:
+            return
+        if held.begun or held.frozen or len(message.weights) != len(held.members):
+            return
+        if held.voter and core.promised != held.ballot:
+            return
+        ready = message.ready[held.rank]
+        if ready and not (held.said_ready and core.boundary):
+            return  # not what we said: the leader's deadline or ours ends it
+        held.begun, held.begun_at, held.ready = True, core.now, ready
+        held.weights, held.samples = message.weights, message.samples
+        held.watch = TransferWatch(core.now, [seat.peer for seat in held.members], core.me, core.deadlines)
+        if held.voter:
+            core.must_go = True
+        if ready:
+            core.history.offer(held.ballot.epoch, held.transfer, message.samples[held.rank])
+        elif held.voter:
+            core.resume()
+            core.wait_at(None)
+        core.trace("begun", attempt=held.ballot.attempt, contributors=sum(w > 0 for w in message.weights))
+        core.act(BeginJob(held.transfer, message.weights))
+
+    def _job(self, transfer: int) -> Holding | None:
+        held = self.holding
+        if held is None or held.transfer != transfer or held.stage is not Stage.OPEN or held.frozen:
+            return None
+        return held
+
+    def on_job_done(self, event: JobDone) -> None:
+        held = self._job(event.transfer)
+        if held is None or not held.begun:
+            return
+        held.stage, held.digests, held.done_at = Stage.DONE, event.digests, self.core.now
+        if held.watch is not None:
+            held.watch.finished(self.core.now)
+        self.core.trace("done", attempt=held.ballot.attempt)
+        if held.fact is not None:
+            self.on_committed(held.ballot.leader, held.fact)
+        elif held.voter:
+            self.core.send(held.ballot.leader, Done(held.ballot, event.digests))
+
+    def on_job_refused(self, event: JobRefused) -> None:
+        held = self._job(event.transfer)
+        if held is not None and held.voter and 0 <= event.rank < len(held.members):
+            peer = held.members[event.rank].peer
+            self.core.send(held.ballot.leader, Complain(held.ballot, peer, event.why[:200]))
+
+    def on_job_failed(self, event: JobFailed) -> None:
+        held = self._job(event.transfer)
+        if held is None:
+            return
+        blamed = self.core.me
+        if event.rank is not None and 0 <= event.rank < len(held.members):
+            blamed = held.members[event.rank].peer
+        self.core.send(held.ballot.leader, Complain(held.ballot, blamed, event.why[:200]))
+
+    def on_progressed(self, event: JobProgressed) -> None:
+        held = self._job(event.transfer)
+        if held is None or held.watch is None or not held.voter:
+            return
+        held.watch.update(self.core.now, event.ranks)
+        lagging = held.watch.lagging(self.core.now)
+        if lagging != held.stalled_told:
+            held.stalled_told = lagging
+            self.core.send(held.ballot.leader, Stalled(held.ballot, *lagging))
+
+    def lost(self, peer: PeerId, why: str) -> None:
+        """The link to a member is gone while the leader may still see it."""
+        held, core = self.holding, self.core
+        if held is None or not held.voter or held.stage is not Stage.OPEN or peer == held.ballot.leader:
+            return
+        if core.me != held.ballot.leader and peer in held.voters:
+            core.send(held.ballot.leader, Complain(held.ballot, peer, why[:200]))
+
+    # Outcomes.
+
+    def on_committed(self, peer: PeerId, message: Committed) -> None:
+        core, held = self.core, self.holding
+        if held is None or held.ballot != message.ballot:
+            if message.ballot.epoch >= core.epoch and peer != core.me:
+                core.send(peer, core.progress())  # it is ahead of us; its answer tells by what
+            return
+        if len(message.weights) != len(held.members) or len(message.digests) != len(held.parts):
+            return
+        if held.stage is not Stage.DONE:
+            if not held.voter and held.begun and not held.frozen:
+                held.fact = message
+                return
+            self._drop("committed by the others, and our copy is not whole")
+            self.machine.healing.behind(peer, held.ballot.epoch + 1)
+            return
+        if held.digests != message.digests:
+            self._drop("our copy of the result differs from the committed one")
+            self.machine.healing.behind(peer, held.ballot.epoch + 1)
+            return
+        if core.joining is not None:
+            held.fact = message  # applied after the state that it builds on
+            return
+        self.commit(held, message)
+
+    def commit(self, held: Holding, message: Committed) -> None:
+        """The result is the epoch's average."""
+        core, ballot = self.core, held.ballot
+        peers = [seat.peer for seat in held.members]
+        lineage = next_lineage(held.lineage, ballot.epoch, peers, message.weights, message.digests)
+        total = core.history.total + sum(message.samples)
+        core.history.append(
+            Generation(ballot.epoch, lineage, held.transfer, sum(message.samples), total, ballot.leader)
+        )
+        late = not held.ready
+        arrived = core.boundary_at if held.ready else held.proposed_at
+        core.act(
+            Commit(
+                transfer=held.transfer,
+                ballot=ballot,
+                members=held.members,
+                weights=message.weights,
+                samples=message.samples,
+                digests=message.digests,
+                lineage=lineage,
+                late=late,
+                attempts=core.attempts,
+                failed=tuple(core.excluded.items()),
+                seconds={
+                    "waiting": max(0.0, held.proposed_at - arrived),
+                    "matchmaking": held.begun_at - max(held.proposed_at, arrived),
+                    "transfer": held.done_at - held.begun_at,
+                    "commit": core.now - held.done_at,
+                },
+            )
+        )
+        core.trace("committed", attempt=ballot.attempt, late=late, lineage=lineage)
+        core.remember(message)
+        if held.ready:
+            core.samples -= held.samples[held.rank]
+            core.boundary = False
+        core.told_to_stop = False
+        core.pending = True
+        self.holding = None
+        for rank, seat in enumerate(held.members):
+            facts = core.view.get(seat.peer)
+            if facts is None or not seat.voter or facts.epoch > ballot.epoch + 1:
+                continue
+            if not facts.stands_at(ballot.epoch + 1, lineage):
+                facts.epoch, facts.lineage, facts.pending = ballot.epoch + 1, lineage, True
+                facts.samples, facts.boundary, facts.total = 0, False, total
+            facts.committed_at = core.now
+            facts.late = message.weights[rank] == 0
+        core.new_epoch(ballot.epoch + 1, lineage, ballot.leader)
+        self.machine.new_epoch()
+        if ballot.leader == core.me or core.leader() == core.me:
+            for facts in core.view:
+                if not core.stands_here(facts):
+                    core.send(facts.peer, core.progress())
+
+    def on_aborted(self, peer: PeerId, message: Aborted) -> None:
+        core, held = self.core, self.holding
+        if message.ballot.epoch != core.epoch or (core.promised is not None and message.by < core.promised):
+            return
+        if held is None or held.ballot != message.ballot:
+            if message.final or message.ballot == core.promised:
+                self._aborted(message)
+            return
+        self._drop(message.why)
+        self._aborted(message)
+
+    def _aborted(self, message: Aborted) -> None:
+        core = self.core
+        core.remember(message)
+        core.trace("aborted", attempt=message.ballot.attempt, why=message.why, final=message.final)
+        self.machine.leading.aborted(message)
+        for peer in message.blamed:
+            core.exclude(peer, message.why)
+        if message.final:
+            core.act(RoundFailed(core.epoch, message.why, tuple(core.excluded)))
+            core.restart_epoch()
+            core.boundary = False
+            core.told_to_stop = False
+            core.wait_at(0)
+        elif core.out:
+            core.resume()
+            core.wait_at(None)
+
+    def on_inquire(self, peer: PeerId, message: Inquire) -> None:
+        core = self.core
+        outcome = core.outcomes.get(message.ballot)
+        core.send(peer, outcome or Unknown(message.ballot, core.epoch, core.lineage))
+
+    def abandon(self, why: str) -> None:
+        """The swarm moved on without this ballot."""
+        if self.holding is not None:
+            self._drop(why)
+
+    def _drop(self, why: str) -> None:
+        held = self.holding
+        assert held is not None
+        self.holding = None
+        self.core.told_to_stop = False
+        if not held.frozen:
+            self.core.act(CancelJob(held.transfer, why))

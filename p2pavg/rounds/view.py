@@ -1,0 +1,111 @@
+"""What this peer knows of the others: who is alive, where each stands, which camp wins when lineages meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from p2pavg.rounds.ballot import Lineage, PeerId
+from p2pavg.rounds.events import PeerUp, Role
+from p2pavg.rounds.messages import Progress
+
+
+@dataclass(slots=True)
+class Facts:
+    """One peer with a link to us, as it last told."""
+
+    peer: PeerId
+    epoch: int
+    lineage: Lineage
+    role: Role
+    client_only: bool
+    total: int
+    leader: PeerId | None
+    upload_bps: float
+    samples: int = 0
+    rate: float = 0.0
+    boundary: bool = False
+    pending: bool = False
+    late: bool = False  # its last commit found it away from its boundary
+    joining: bool = False
+    silent: bool = False  # the link is there, but nothing is heard
+    committed_at: float = 0.0  # when its pending commit was
+
+    def stands_at(self, epoch: int, lineage: Lineage) -> bool:
+        return self.epoch == epoch and self.lineage == lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Camp:
+    """All live trainers at one (epoch, lineage)."""
+
+    epoch: int
+    lineage: Lineage
+    peers: int
+    total: int
+
+    def beats(self, other: Camp) -> bool:
+        """The higher epoch wins, then more live peers, then more samples, then the smaller id."""
+        if (self.epoch, self.peers, self.total) != (other.epoch, other.peers, other.total):
+            return (self.epoch, self.peers, self.total) > (other.epoch, other.peers, other.total)
+        return self.lineage < other.lineage
+
+
+class View:
+    """All peers that have a link to this one."""
+
+    def __init__(self) -> None:
+        self._facts: dict[PeerId, Facts] = {}
+
+    def __iter__(self) -> Iterator[Facts]:
+        return iter(self._facts.values())
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._facts
+
+    def get(self, peer: PeerId) -> Facts | None:
+        return self._facts.get(peer)
+
+    def alive(self, peer: PeerId) -> bool:
+        facts = self._facts.get(peer)
+        return facts is not None and not facts.silent
+
+    def up(self, event: PeerUp) -> None:
+        self._facts[event.peer] = Facts(
+            event.peer,
+            event.epoch,
+            event.lineage,
+            event.role,
+            event.client_only,
+            event.total_samples,
+            event.leader,
+            event.upload_bps,
+        )
+
+    def down(self, peer: PeerId) -> None:
+        self._facts.pop(peer, None)
+
+    def told(self, peer: PeerId, message: Progress) -> Facts | None:
+        """The peer told where it stands."""
+        facts = self._facts.get(peer)
+        if facts is None:
+            return None
+        facts.epoch, facts.lineage, facts.total = message.epoch, message.lineage, message.total
+        facts.samples, facts.rate, facts.boundary = message.samples, message.rate, message.boundary
+        facts.pending, facts.joining, facts.leader = message.pending, message.joining, message.leader
+        if not message.pending:
+            facts.late = False
+        return facts
+
+    def trainers(self) -> Iterator[Facts]:
+        """Those that live and have the state of some (epoch, lineage)."""
+        return (f for f in self._facts.values() if not f.silent and f.role is Role.TRAINER and not f.joining)
+
+    def camps(self, mine: Camp) -> list[Camp]:
+        """The other camps, and ours first; `mine` counts this peer alone."""
+        counts: dict[tuple[int, Lineage], list[int]] = {(mine.epoch, mine.lineage): [mine.peers, mine.total]}
+        for facts in self.trainers():
+            entry = counts.setdefault((facts.epoch, facts.lineage), [0, 0])
+            entry[0] += 1
+            entry[1] = max(entry[1], facts.total)
+        return [Camp(epoch, lineage, peers, total) for (epoch, lineage), (peers, total) in counts.items()]
