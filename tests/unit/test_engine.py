@@ -549,7 +549,7 @@ class TestEngine:
         whole = frame(Kind.BLOB, b"x" * 100_000, transfer=5)
         link = swarm.link(0, 1)
         await send(wire, whole[:50_000])
-        await poll(lambda: swarm.engines[0].traffic(link)[1] == 50_000)
+        await poll(lambda: swarm.engines[0].traffic(link)[1] > frames.HEADER_BYTES)
         swarm.engines[0].cancel(5)
         frozen = bytes(buffer)
         await send(wire, whole[50_000:])
@@ -687,7 +687,7 @@ class TestEngine:
         assert len(os.listdir("/proc/self/fd")) <= before
 
     async def test_many_streams(self, swarm_of):
-        """Sixteen streams share one job, and each carries some of it."""
+        """Sixteen streams share one job: whichever is free carries the next chunk."""
         rng = np.random.default_rng(20)
         swarm = swarm_of(2, streams=16)
         numel = 2_000_000
@@ -698,7 +698,7 @@ class TestEngine:
         reduction.start(swarm)
         await reduction.finished(swarm)
         reduction.check(swarm)
-        assert all(row.bytes_sent > 0 for row in swarm.engines[0].stats(swarm.link(0, 1)))
+        assert sum(row.bytes_sent > 0 for row in swarm.engines[0].stats(swarm.link(0, 1))) > 1
 
 
 def test_tcp_pair_is_tcp():

@@ -1,0 +1,240 @@
+#include "job.h"
+
+#include <stdexcept>
+
+#include "clock.h"
+#include "kernels.h"
+
+namespace p2pavg::pump {
+
+Job::Job(JobSpec given, std::vector<std::shared_ptr<Link>> links, EventQueue &events, BufferPool &accumulators)
+    : Receiver(given.transfer,
+               [&] {
+                   size_t chunks = 0;
+                   if (given.chunk_elements == 0) throw std::invalid_argument("chunk_elements must be positive");
+                   for (const Part &part : given.parts)
+                       chunks += (part.count + given.chunk_elements - 1) / given.chunk_elements;
+                   if (chunks >= UINT32_MAX) throw std::invalid_argument("too many chunks");
+                   return chunks;
+               }()),
+      spec(std::move(given)), links_(std::move(links)), events_(events), accumulators_(accumulators) {
+    const size_t ranks = links_.size();
+    if (spec.voters.size() != ranks) throw std::invalid_argument("as many voters as links are needed");
+    if (spec.rank >= ranks) throw std::invalid_argument("rank is not among the links");
+    if (p2pavg_encoded_size(spec.contribution_codec, 1) == 0 || p2pavg_encoded_size(spec.result_codec, 1) == 0)
+        throw std::invalid_argument("unknown codec");
+    if (p2pavg_encoded_size(spec.contribution_codec, spec.chunk_elements) > kMaxBodyBytes ||
+        p2pavg_encoded_size(spec.result_codec, spec.chunk_elements) > kMaxBodyBytes)
+        throw std::invalid_argument("chunk_elements makes frames larger than 4 MiB");
+    chunks_.reserve(landing.size());
+    uint64_t result_at = 0, encoded_at = 0, element = 0;
+    for (uint32_t p = 0; p < spec.parts.size(); ++p) {
+        const Part &part = spec.parts[p];
+        if (part.owner >= ranks || !is_voter(part.owner)) throw std::invalid_argument("a part's owner must be a voter");
+        if (part.start != element) throw std::invalid_argument("parts must cover the vector in order");
+        first_chunk_.push_back(static_cast<uint32_t>(chunks_.size()));
+        for (uint64_t done = 0, i = 0; done < part.count; done += spec.chunk_elements, ++i) {
+            const uint64_t rest = part.count - done;
+            const uint32_t count = rest < spec.chunk_elements ? static_cast<uint32_t>(rest) : spec.chunk_elements;
+            const auto result_length = static_cast<uint32_t>(p2pavg_encoded_size(spec.result_codec, count));
+            const auto encoded_length = static_cast<uint32_t>(p2pavg_encoded_size(spec.contribution_codec, count));
+            if (part.owner == spec.rank) own_chunks_.push_back(static_cast<uint32_t>(chunks_.size()));
+            chunks_.push_back({part.start + done, count, p, static_cast<uint32_t>(i), result_at, encoded_at,
+                               result_length, encoded_length});
+            result_at += result_length;
+            encoded_at += encoded_length;
+        }
+        element += part.count;
+    }
+    first_chunk_.push_back(static_cast<uint32_t>(chunks_.size()));
+    if (spec.result_bytes != result_at) throw std::invalid_argument("result does not have the size of the encoded layout");
+    elements_ = element;
+    encoded_bytes_ = encoded_at;
+    sums_.resize(chunks_.size());
+    crcs_.resize(chunks_.size());
+    contributed_.reset(new std::atomic<uint8_t>[ranks * chunks_.size()]());
+    sent_.reset(new std::atomic<uint8_t>[ranks * chunks_.size()]());
+    refused_.reset(new std::atomic<uint8_t>[ranks]());
+    for (auto *counts : {&contributions_received_, &results_received_, &contributions_sent_, &results_sent_})
+        counts->reset(new std::atomic<uint32_t>[ranks]());
+    results_left_ = static_cast<uint32_t>(chunks_.size());
+}
+
+Job::~Job() {
+    for (Sum &sum : sums_) accumulators_.give(std::move(sum.accumulator));
+}
+
+void Job::begin(Start start) {
+    if (begun()) throw std::invalid_argument("this transfer has begun already");
+    const std::vector<double> &weights = start.weights;
+    if (weights.size() != links_.size()) throw std::invalid_argument("as many weights as members are needed");
+    double total = 0;
+    uint32_t contributors = 0;
+    for (double weight : weights) {
+        if (!(weight >= 0 && weight <= 1e300)) throw std::invalid_argument("weights must be finite and not negative");
+        total += weight;
+        contributors += weight > 0;
+    }
+    if (!(total > 0 && total <= 1e300)) throw std::invalid_argument("at least one weight must be positive");
+    if (start.source && start.encoded) throw std::invalid_argument("source and encoded exclude each other");
+    if (weights[spec.rank] > 0 && elements_ > 0 && !start.source && !start.encoded)
+        throw std::invalid_argument("a member with weight needs something to contribute");
+    if (start.source && start.source_elements != elements_)
+        throw std::invalid_argument("source does not have as many elements as the parts");
+    if (start.encoded && start.encoded_bytes != encoded_bytes_)
+        throw std::invalid_argument("encoded does not have the size of the encoded layout");
+    start_ = std::move(start);
+    total_weight_ = total;
+    contributors_ = contributors;
+
+    uint32_t voter_results = 0, joiner_results = 0;
+    for (uint32_t rank = 0; rank < links_.size(); ++rank) {
+        if (rank == spec.rank) continue;
+        (is_voter(rank) ? voter_results : joiner_results) += static_cast<uint32_t>(own_chunks_.size());
+    }
+    const bool sends = contributes(spec.rank);
+    voter_sends_left_ = voter_results + (sends ? static_cast<uint32_t>(chunks_.size() - own_chunks_.size()) : 0);
+    joiner_sends_left_ = joiner_results;
+    begun_.store(true, std::memory_order_release);
+
+    if (sends) {
+        std::vector<std::vector<Item>> items(links_.size());
+        for (uint32_t c = 0; c < chunks_.size(); ++c) {
+            if (mine(c)) continue;
+            items[owner(c)].push_back({Kind::contribution, false, owner(c), c, 0, shared_from_this(), {}});
+        }
+        for (uint32_t rank = 0; rank < links_.size(); ++rank)
+            if (!items[rank].empty()) links_[rank]->push(std::move(items[rank]));
+    }
+    maybe_done();
+}
+
+bool Job::find(uint32_t part, uint32_t index, uint32_t &chunk) const {
+    if (part >= spec.parts.size()) return false;
+    if (index >= first_chunk_[part + 1] - first_chunk_[part]) return false;
+    chunk = first_chunk_[part] + index;
+    return true;
+}
+
+Job::Verdict Job::admit(const Header &header, const Link &from, uint32_t &chunk) {
+    if (over.load(std::memory_order_acquire)) return Verdict::discard;
+    const bool contribution = header.kind == Kind::contribution;
+    uint32_t rank = 0;
+    while (rank < links_.size() && links_[rank].get() != &from) ++rank;
+    if (rank == links_.size() || refused_[rank].load(std::memory_order_relaxed)) return Verdict::discard;
+    if (contribution && !begun()) return Verdict::hold;
+    const char *why = nullptr;
+    if (!find(header.part, header.chunk, chunk)) {
+        why = "a chunk that the vector does not have";
+    } else if (header.sender != rank) {
+        why = "a chunk in another member's name";
+    } else if (owner(chunk) != (contribution ? spec.rank : rank)) {
+        why = "a chunk of a part that is not its own to send";
+    } else if (header.codec != (contribution ? spec.contribution_codec : spec.result_codec)) {
+        why = "a chunk in another codec";
+    } else if (header.count != chunks_[chunk].count ||
+               header.length != (contribution ? chunks_[chunk].encoded_length : chunks_[chunk].result_length)) {
+        why = "a chunk of the wrong size";
+    } else if (contribution && !contributes(rank)) {
+        why = "a contribution of a member without weight";
+    }
+    if (why) {
+        refuse(rank, why);
+        return Verdict::discard;
+    }
+    if (contribution)
+        return contributed_[rank * chunks_.size() + chunk].load(std::memory_order_acquire) ? Verdict::discard
+                                                                                            : Verdict::accept;
+    return landing.done(chunk) ? Verdict::discard : Verdict::accept;
+}
+
+void Job::refuse(uint32_t rank, const char *why) {
+    if (refused_[rank].exchange(1)) return;
+    events_.post({Event::Type::job_refused, 0, 0, transfer, rank, why});
+}
+
+void Job::touch(double now) {
+    if (first_byte_at_.load(std::memory_order_relaxed) == 0) {
+        double never = 0;
+        first_byte_at_.compare_exchange_strong(never, now);
+    }
+    last_byte_at_.store(now, std::memory_order_relaxed);
+}
+
+void Job::sent(const Item &item) {
+    if (sent_flag(item.rank, item.chunk).exchange(1)) return;
+    (item.kind == Kind::contribution ? contributions_sent_ : results_sent_)[item.rank].fetch_add(1);
+    if (item.kind == Kind::result && !is_voter(item.rank)) {
+        if (joiner_sends_left_.fetch_sub(1) == 1 && finished())
+            events_.post({Event::Type::released, 0, 0, transfer, 0, {}});
+        return;
+    }
+    if (voter_sends_left_.fetch_sub(1) != 1) return;
+    for (uint32_t rank = 0; rank < links_.size(); ++rank)
+        if (!is_voter(rank) && links_[rank]) links_[rank]->wake();
+    maybe_done();
+}
+
+void Job::finish() {
+    finished_.store(true, std::memory_order_release);
+    voter_sends_left_.store(0, std::memory_order_release);
+    for (uint32_t rank = 0; rank < links_.size(); ++rank)
+        if (!is_voter(rank) && links_[rank]) links_[rank]->wake();
+}
+
+void Job::maybe_done() {
+    if (!begun() || results_left_.load() || voter_sends_left_.load()) return;
+    if (done_.exchange(true)) return;
+    events_.post({Event::Type::job_done, 0, 0, transfer, 0, {}});
+}
+
+Progress Job::progress() const {
+    Progress out;
+    for (uint32_t rank = 0; rank < links_.size(); ++rank) {
+        out.contributions_received.push_back(contributions_received_[rank].load());
+        out.results_received.push_back(results_received_[rank].load());
+        out.contributions_sent.push_back(contributions_sent_[rank].load());
+        out.results_sent.push_back(results_sent_[rank].load());
+    }
+    out.first_byte_at = first_byte_at_.load();
+    out.last_byte_at = last_byte_at_.load();
+    return out;
+}
+
+void Job::missing(uint32_t rank, ChunkNames &contributions, ChunkNames &results) const {
+    if (!begun() || rank >= links_.size() || rank == spec.rank) return;
+    for (uint32_t c = 0; c < chunks_.size(); ++c) {
+        if (mine(c)) {
+            if (contributes(rank) && !contributed_[rank * chunks_.size() + c].load())
+                contributions.emplace_back(chunks_[c].part, chunks_[c].index);
+        } else if (owner(c) == rank && !landing.done(c)) {
+            results.emplace_back(chunks_[c].part, chunks_[c].index);
+        }
+    }
+}
+
+void Job::resend(uint32_t rank, const ChunkNames &contributions, const ChunkNames &results) {
+    if (!begun() || rank >= links_.size() || rank == spec.rank) return;
+    std::vector<Item> items;
+    auto again = [&](Kind kind, const ChunkNames &names, uint32_t owned_by) {
+        for (auto [part, index] : names) {
+            uint32_t c;
+            // What was never sent is still queued, or will be when it is ready.
+            if (find(part, index, c) && owner(c) == owned_by && sent_flag(rank, c).load())
+                items.push_back({kind, true, rank, c, 0, shared_from_this(), {}});
+        }
+    };
+    if (contributes(spec.rank)) again(Kind::contribution, contributions, rank);
+    again(Kind::result, results, spec.rank);
+    links_[rank]->push(std::move(items));
+}
+
+std::vector<std::string> Job::part_crcs() const {
+    std::vector<std::string> out;
+    for (uint32_t p = 0; p < spec.parts.size(); ++p)
+        out.emplace_back(reinterpret_cast<const char *>(crcs_.data() + first_chunk_[p]),
+                         (first_chunk_[p + 1] - first_chunk_[p]) * sizeof(uint32_t));
+    return out;
+}
+
+}  // namespace p2pavg::pump

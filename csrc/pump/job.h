@@ -1,0 +1,143 @@
+// One attempt to average one vector: who contributed which chunk, the sums of our own parts, the encoded result.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "buffers.h"
+#include "events.h"
+#include "frame.h"
+#include "landing.h"
+#include "link.h"
+
+namespace p2pavg::pump {
+
+struct Part {
+    uint32_t owner;
+    uint64_t start;
+    uint64_t count;
+};
+
+struct JobSpec {
+    uint64_t transfer = 0;
+    uint32_t rank = 0;
+    std::vector<uint8_t> voters;
+    std::vector<Part> parts;
+    uint32_t chunk_elements = 0;
+    int contribution_codec = 0;
+    int result_codec = 0;
+    uint8_t *result = nullptr;
+    size_t result_bytes = 0;
+};
+
+// What is known when the round begins.
+struct Start {
+    std::vector<double> weights;  // by rank
+    double scale = 1;             // of source
+    const float *source = nullptr;  // our contribution: at most one of source and encoded
+    size_t source_elements = 0;
+    const uint8_t *encoded = nullptr;
+    size_t encoded_bytes = 0;
+};
+
+struct Chunk {
+    uint64_t first;  // element of the vector
+    uint32_t count;
+    uint32_t part;
+    uint32_t index;  // inside the part
+    uint64_t result_at, encoded_at;
+    uint32_t result_length, encoded_length;
+};
+
+struct Progress {
+    std::vector<uint32_t> contributions_received, results_received, contributions_sent, results_sent;
+    double first_byte_at = 0, last_byte_at = 0;
+};
+
+using ChunkNames = std::vector<std::pair<uint32_t, uint32_t>>;  // (part, chunk)
+
+class Job : public Receiver, public std::enable_shared_from_this<Job> {
+  public:
+    // links: by rank, nullptr at our own. Throws std::invalid_argument when the numbers do not fit together.
+    Job(JobSpec spec, std::vector<std::shared_ptr<Link>> links, EventQueue &events, BufferPool &accumulators);
+    ~Job() override;
+
+    // Loop thread.
+    void begin(Start start);
+    Progress progress() const;
+    void missing(uint32_t rank, ChunkNames &contributions, ChunkNames &results) const;
+    void resend(uint32_t rank, const ChunkNames &contributions, const ChunkNames &results);
+    std::vector<std::string> part_crcs() const;  // little-endian CRC-32s of the encoded chunks of each part
+    bool begun() const { return begun_.load(std::memory_order_acquire); }
+    const std::vector<std::shared_ptr<Link>> &links() const { return links_; }
+    void finish();  // joiners' results go on
+    bool finished() const { return finished_.load(std::memory_order_acquire); }
+
+    // Worker threads.
+    enum class Verdict { hold, discard, accept };
+    Verdict admit(const Header &header, const Link &from, uint32_t &chunk);
+    void contribute(uint32_t rank, uint32_t chunk, const uint8_t *body);
+    void landed(uint32_t chunk, uint32_t crc) override;
+    void sent(const Item &item);
+    void refuse(uint32_t rank, const char *why);
+    // Reduces one chunk that nobody else contributes to; false when there is none left.
+    bool reduce_local_chunk();
+    bool has_local_chunks() const;
+    void touch(double now);  // a gradient byte was sent or received
+    bool voters_served() const { return voter_sends_left_.load(std::memory_order_acquire) == 0; }
+    bool joiners_served() const { return joiner_sends_left_.load(std::memory_order_acquire) == 0; }
+    bool is_voter(uint32_t rank) const { return spec.voters[rank] != 0; }
+
+    const Chunk &chunk(uint32_t index) const { return chunks_[index]; }
+    uint8_t *result_of(uint32_t chunk) const { return spec.result + chunks_[chunk].result_at; }
+    uint32_t result_crc(uint32_t chunk) const { return crcs_[chunk]; }
+    const Start &start() const { return start_; }
+
+    const JobSpec spec;
+
+  private:
+    struct Sum {
+        Buffer accumulator;
+        uint32_t contributions = 0;
+    };
+    static constexpr size_t kStripes = 64;
+
+    bool mine(uint32_t chunk) const { return spec.parts[chunks_[chunk].part].owner == spec.rank; }
+    uint32_t owner(uint32_t chunk) const { return spec.parts[chunks_[chunk].part].owner; }
+    bool find(uint32_t part, uint32_t index, uint32_t &chunk) const;
+    bool contributes(uint32_t rank) const { return start_.weights[rank] > 0; }
+    bool add_own(const Chunk &chunk, float *sum);
+    void reduced(uint32_t chunk, const float *sum);
+    void in_place(uint32_t chunk);
+    void maybe_done();
+    std::atomic<uint8_t> &sent_flag(uint32_t rank, uint32_t chunk) { return sent_[rank * chunks_.size() + chunk]; }
+
+    const std::vector<std::shared_ptr<Link>> links_;
+    EventQueue &events_;
+    BufferPool &accumulators_;
+    std::vector<Chunk> chunks_;
+    std::vector<uint32_t> first_chunk_;  // of each part, and one more
+    std::vector<uint32_t> own_chunks_;
+
+    Start start_;
+    uint64_t elements_ = 0, encoded_bytes_ = 0;
+    double total_weight_ = 0;
+    uint32_t contributors_ = 0;
+
+    std::vector<Sum> sums_;
+    std::mutex stripes_[kStripes];
+    std::vector<uint32_t> crcs_;
+    std::unique_ptr<std::atomic<uint8_t>[]> contributed_, sent_, refused_;
+    std::unique_ptr<std::atomic<uint32_t>[]> contributions_received_, results_received_, contributions_sent_,
+        results_sent_;
+    std::atomic<uint32_t> results_left_{0}, voter_sends_left_{0}, joiner_sends_left_{0}, next_local_{0};
+    std::atomic<bool> begun_{false}, done_{false}, finished_{false};
+    std::atomic<double> first_byte_at_{0}, last_byte_at_{0};
+};
+
+}  // namespace p2pavg::pump

@@ -1,0 +1,125 @@
+// One TCP connection: a receiving and a sending state machine, both stepped by the worker that owns the stream.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "buffers.h"
+#include "frame.h"
+#include "job.h"
+#include "link.h"
+#include "registry.h"
+
+namespace p2pavg::pump {
+
+class Worker;
+
+struct StreamStats {
+    int64_t stream = 0;
+    uint64_t bytes_sent = 0, bytes_received = 0;
+    double rtt = 0;
+    uint64_t window = 0;
+    double delivery_rate = 0;  // bit/s
+    uint64_t unacked = 0;
+    double last_received_at = 0;
+    uint32_t retransmits = 0;
+};
+
+class Stream : public std::enable_shared_from_this<Stream> {
+  public:
+    // Owns fd from here on; throws std::system_error when it is no TCP socket.
+    Stream(uint64_t uid, int64_t id, int fd, std::shared_ptr<Link> link, Worker &worker, Shared &shared);
+    ~Stream();
+
+    const uint64_t uid;
+    const int64_t id;
+    const int fd;
+
+    // Any thread.
+    void wake();  // there may be something to send
+    StreamStats stats() const;     // counters, and what the kernel tells
+    StreamStats counters() const;  // without system calls
+    Worker &worker() const { return worker_; }
+    const std::shared_ptr<Link> &link() const { return link_; }
+
+    // The owning worker only.
+    void ready(bool readable, bool writable);
+    bool step();  // moves at most one frame each way; true when more can be done without waiting
+    void resume() { held_ = false; }  // a job began: look again at the frame that was held back
+    void release(const Receiver *receiver);  // forget it: its buffers are about to go
+    void release_blob(uint64_t transfer);
+    void close();  // puts back what was not delivered
+    bool closed() const { return closed_; }
+    double throttled_until() const { return throttled_until_; }
+    void unthrottle() { throttled_until_ = 0; }
+    bool active = false;  // in the worker's list of streams to step
+
+  private:
+    struct Incoming {
+        enum class To { nowhere, place, buffer, sum, heartbeat };
+        Header header;
+        To to = To::nowhere;
+        std::shared_ptr<Receiver> receiver;
+        uint32_t slot = 0;
+        uint8_t *place = nullptr;
+        Buffer buffer;
+        uint32_t got = 0;
+    };
+    struct Outgoing {
+        Item item;
+        uint8_t header[kHeaderBytes];
+        uint8_t heartbeat[kHeartbeatBytes];
+        const uint8_t *body = nullptr;
+        uint32_t length = 0;
+        size_t sent = 0;  // of header and body
+        Buffer buffer;
+        bool loaded = false;
+    };
+    struct Delivery {
+        uint64_t end;  // of the frame, in bytes sent over this stream
+        Item item;
+    };
+
+    // stream_receive.cpp
+    void receive();
+    bool fill_header();
+    void begin_frame();
+    void route(const Header &header);
+    bool fill_body();
+    void end_frame();
+    ssize_t read(void *body, size_t body_bytes, bool and_header);
+    void want(size_t bytes);
+    // stream_send.cpp
+    void transmit();
+    bool load();
+    void load_contribution(const Job &job, Header &header, bool &finite);
+    void delivered();
+    std::vector<Item> undelivered();
+    void detach_body();
+
+    void fail(const std::string &reason);
+
+    const std::shared_ptr<Link> link_;
+    Worker &worker_;
+    Shared &shared_;
+
+    bool readable_ = true, writable_ = true, closed_ = false, held_ = false, in_body_ = false, idle_ = false;
+    int low_water_ = 1;
+    uint8_t head_[kHeaderBytes];
+    size_t head_got_ = 0;
+    Incoming in_;
+    Outgoing out_;
+    std::deque<Delivery> deliveries_;
+    double throttled_until_ = 0;
+    uint64_t arrived_before_ = 0;  // bytes of the handshake
+    std::atomic<uint64_t> bytes_sent_{0}, bytes_received_{0};
+    std::atomic<double> last_received_at_{0};
+    std::atomic<bool> wanted_{false};
+};
+
+}  // namespace p2pavg::pump

@@ -1,0 +1,228 @@
+// Receiving: header, then [body + next header] in one call, straight to where the body belongs.
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "blob.h"
+#include "clock.h"
+#include "kernels.h"
+#include "stream.h"
+#include "worker.h"
+
+namespace p2pavg::pump {
+
+namespace {
+
+constexpr size_t kLowWater = 128 << 10;  // do not wake for less of a body, unless its end is nearer
+
+}  // namespace
+
+// Tells the kernel how much must have arrived before this stream is worth waking for.
+void Stream::want(size_t bytes) {
+    const int mark = static_cast<int>(std::clamp<size_t>(bytes, 1, kLowWater));
+    if (mark == low_water_) return;
+    low_water_ = mark;
+    setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark);
+}
+
+// Bytes read of the body and, behind it, of the next header; 0: nothing there now, or the stream failed.
+ssize_t Stream::read(void *body, size_t body_bytes, bool and_header) {
+    iovec parts[2] = {{body, body_bytes}, {head_ + head_got_, kHeaderBytes - head_got_}};
+    msghdr message{};
+    message.msg_iov = body_bytes ? parts : parts + 1;
+    message.msg_iovlen = (body_bytes ? 1 : 0) + (and_header ? 1 : 0);
+    const size_t asked = body_bytes + (and_header ? kHeaderBytes - head_got_ : 0);
+    ssize_t got;
+    do got = recvmsg(fd, &message, MSG_DONTWAIT);
+    while (got < 0 && errno == EINTR);
+    if (got == 0) {
+        fail("the other side closed the stream");
+        return 0;
+    }
+    if (got < 0) {
+        if (errno != EAGAIN && errno != EWOULDBLOCK) fail(std::strerror(errno));
+        readable_ = false;
+        return 0;
+    }
+    if (static_cast<size_t>(got) < asked) readable_ = false;
+    const double now = monotonic();
+    bytes_received_.fetch_add(static_cast<uint64_t>(got), std::memory_order_relaxed);
+    last_received_at_.store(now, std::memory_order_relaxed);
+    link_->heard(now);
+    if (static_cast<size_t>(got) > body_bytes) head_got_ += static_cast<size_t>(got) - body_bytes;
+    return got;
+}
+
+void Stream::receive() {
+    if (!in_body_) {
+        if (head_got_ < kHeaderBytes && !fill_header()) return;
+        begin_frame();
+        if (closed_ || held_) return;
+    }
+    while (in_.got < in_.header.length)
+        if (!fill_body()) return;
+    end_frame();
+    if (!closed_ && !readable_) want(kHeaderBytes - head_got_);
+}
+
+bool Stream::fill_header() {
+    read(nullptr, 0, true);
+    if (closed_) return false;
+    if (head_got_ == kHeaderBytes) return true;
+    want(kHeaderBytes - head_got_);
+    return false;
+}
+
+void Stream::begin_frame() {
+    if (const char *why = read_header(head_, in_.header)) {
+        fail(why);
+        return;
+    }
+    route(in_.header);
+    if (held_ || closed_) return;
+    head_got_ = 0;
+    in_.got = 0;
+    in_body_ = true;
+}
+
+// Decides where the body goes; sets held_ when the frame must wait for its job to begin.
+void Stream::route(const Header &header) {
+    using To = Incoming::To;
+    in_.to = To::nowhere;
+    in_.place = nullptr;
+    in_.receiver.reset();
+    if (header.kind == Kind::ping || header.kind == Kind::pong) {
+        in_.to = To::heartbeat;
+        in_.buffer = worker_.buffers().take(header.length);
+        return;
+    }
+    auto receiver = shared_.transfers.find(header.transfer);
+    if (!receiver) return;
+    if (header.kind == Kind::blob) {
+        auto *blob = dynamic_cast<InBlob *>(receiver.get());
+        if (!blob) return;
+        in_.place = blob->place(header.chunk, header.length);
+        if (!in_.place) {
+            fail("a blob chunk of the wrong size");
+            return;
+        }
+        in_.slot = header.chunk;
+        if (blob->landing.done(in_.slot)) return;
+    } else {
+        auto *job = dynamic_cast<Job *>(receiver.get());
+        if (!job) return;
+        const Job::Verdict verdict = job->admit(header, *link_, in_.slot);
+        held_ = verdict == Job::Verdict::hold;
+        if (verdict != Job::Verdict::accept) return;
+        job->touch(monotonic());
+        if (header.kind == Kind::contribution) {
+            in_.to = To::sum;
+            in_.buffer = worker_.buffers().take(header.length);
+            in_.receiver = std::move(receiver);
+            return;
+        }
+        in_.place = job->result_of(in_.slot);
+    }
+    // The same chunk may already be arriving over another stream; then the later one goes through a buffer.
+    if (receiver->landing.claim(in_.slot, uid)) {
+        in_.to = To::place;
+    } else {
+        in_.to = To::buffer;
+        in_.buffer = worker_.buffers().take(header.length);
+    }
+    in_.receiver = std::move(receiver);
+}
+
+// Reads once. False when there was nothing more to read now.
+bool Stream::fill_body() {
+    using To = Incoming::To;
+    const uint32_t rest = in_.header.length - in_.got;
+    size_t here = rest;
+    uint8_t *into = nullptr;
+    std::shared_ptr<Receiver> entered;
+    if (in_.to == To::place) {
+        if (in_.receiver->landing.enter(in_.slot, uid)) {
+            entered = in_.receiver;
+            into = in_.place + in_.got;
+        } else {
+            in_.to = To::nowhere;
+        }
+    } else if (in_.to != To::nowhere) {
+        into = in_.buffer.data() + in_.got;
+    }
+    if (!into) {
+        here = std::min<size_t>(rest, Worker::kScratchBytes);
+        into = worker_.scratch();
+    }
+    const uint32_t slot = in_.slot;
+    const ssize_t got = read(into, here, here == rest);
+    if (entered) {
+        entered->landing.leave(slot, uid);
+        if (closed_) entered->landing.give_up(slot, uid);
+    }
+    if (closed_ || got <= 0) {
+        if (!closed_) want(rest);
+        return false;
+    }
+    in_.got += static_cast<uint32_t>(std::min<size_t>(static_cast<size_t>(got), here));
+    if (in_.got == in_.header.length) return true;
+    if (!readable_) want(in_.header.length - in_.got);
+    return readable_;
+}
+
+void Stream::end_frame() {
+    using To = Incoming::To;
+    in_body_ = false;
+    const bool placing = in_.to == To::place && in_.receiver->landing.enter(in_.slot, uid);
+    if (in_.to == To::place && !placing) in_.to = To::nowhere;
+    if (in_.to == To::nowhere) {
+        in_.receiver.reset();
+        return;
+    }
+    const uint8_t *body = placing ? in_.place : in_.buffer.data();
+    if (p2pavg_crc32(0, body, in_.header.length) != in_.header.body_crc) {
+        if (placing) in_.receiver->landing.leave(in_.slot, uid);
+        fail("a frame body whose checksum is wrong");
+        return;
+    }
+    const double now = monotonic();
+    switch (in_.to) {
+    case To::heartbeat: {
+        Heartbeat beat;
+        if (const char *why = read_heartbeat(body, beat)) {
+            fail(why);
+            return;
+        }
+        link_->heard_ages(beat);
+        if (in_.header.kind == Kind::ping) link_->ask_pong(beat.stamp);
+        else if (now > 1e-9 * static_cast<double>(beat.stamp)) link_->heard_pong(now - 1e-9 * static_cast<double>(beat.stamp));
+        break;
+    }
+    case To::sum: {
+        auto &job = static_cast<Job &>(*in_.receiver);
+        job.contribute(in_.header.sender, in_.slot, body);
+        job.touch(now);
+        break;
+    }
+    case To::place:
+        in_.receiver->landing.finish(in_.slot);
+        in_.receiver->landed(in_.slot, in_.header.body_crc);
+        break;
+    case To::buffer:
+        if (!in_.receiver->landing.take_over(in_.slot)) break;
+        std::memcpy(in_.place, body, in_.header.length);
+        in_.receiver->landing.finish(in_.slot);
+        in_.receiver->landed(in_.slot, in_.header.body_crc);
+        break;
+    case To::nowhere:
+        break;
+    }
+    if (in_.header.kind == Kind::result) static_cast<Job &>(*in_.receiver).touch(now);
+    worker_.buffers().give(std::move(in_.buffer));
+    in_.receiver.reset();
+}
+
+}  // namespace p2pavg::pump

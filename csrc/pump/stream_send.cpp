@@ -1,0 +1,205 @@
+// Sending: one frame at a time, pulled from the link when the socket takes it.
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "clock.h"
+#include "kernels.h"
+#include "stream.h"
+#include "worker.h"
+
+namespace p2pavg::pump {
+
+namespace {
+
+float age(const std::atomic<double> &seen, double now) {
+    const double at = seen.load(std::memory_order_relaxed);
+    return at > 0 ? static_cast<float>(std::max(0.0, now - at)) : std::numeric_limits<float>::infinity();
+}
+
+bool all_finite(const float *values, size_t count) {
+    constexpr uint32_t exponent = 0x7f800000;
+    uint32_t found = 0;
+    for (size_t i = 0; i < count; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, values + i, sizeof bits);
+        found |= (bits & exponent) == exponent;
+    }
+    return found == 0;
+}
+
+}  // namespace
+
+void Stream::transmit() {
+    if (!out_.loaded) {
+        wanted_.store(false);
+        if (!link_->pop(out_.item, shared_from_this())) {
+            idle_ = true;
+            return;
+        }
+        if (!load()) return;
+    }
+    const size_t whole = kHeaderBytes + out_.length;
+    size_t most = whole - out_.sent;
+    const bool limited = shared_.limiter.on() && out_.item.kind != Kind::ping && out_.item.kind != Kind::pong;
+    if (limited) {
+        const double now = monotonic();
+        double retry_in = 0;
+        most = shared_.limiter.take(most, now, retry_in);
+        if (most == 0) {
+            throttled_until_ = now + retry_in;
+            worker_.throttle(shared_from_this());
+            return;
+        }
+    }
+    iovec parts[2];
+    int count = 0;
+    size_t room = most;
+    if (out_.sent < kHeaderBytes) {
+        parts[count] = {out_.header + out_.sent, std::min(room, kHeaderBytes - out_.sent)};
+        room -= parts[count++].iov_len;
+    }
+    if (room) {
+        const size_t from = out_.sent > kHeaderBytes ? out_.sent - kHeaderBytes : 0;
+        parts[count++] = {const_cast<uint8_t *>(out_.body) + from, room};
+    }
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = static_cast<size_t>(count);
+    ssize_t put;
+    do put = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    while (put < 0 && errno == EINTR);
+    if (put < 0) {
+        if (limited) shared_.limiter.give_back(most);
+        if (errno == EAGAIN || errno == EWOULDBLOCK) writable_ = false;
+        else fail(std::strerror(errno));
+        return;
+    }
+    const auto done = static_cast<size_t>(put);
+    if (done < most) {
+        writable_ = false;
+        if (limited) shared_.limiter.give_back(most - done);
+    }
+    bytes_sent_.fetch_add(done, std::memory_order_relaxed);
+    out_.sent += done;
+    if (out_.item.job) out_.item.job->touch(monotonic());
+    if (out_.sent == whole) delivered();
+}
+
+// Makes the frame of out_.item. False when there is nothing to send after all.
+bool Stream::load() {
+    Item &item = out_.item;
+    Header header;
+    header.kind = item.kind;
+    header.flags = item.repeat ? kFlagRepeat : 0;
+    out_.sent = 0;
+    if (item.job) {
+        const Job &job = *item.job;
+        if (job.over.load(std::memory_order_acquire)) {
+            item = {};
+            return false;
+        }
+        const Chunk &chunk = job.chunk(item.chunk);
+        header.transfer = job.transfer;
+        header.part = chunk.part;
+        header.chunk = chunk.index;
+        header.count = chunk.count;
+        header.sender = job.spec.rank;
+        if (item.kind == Kind::contribution) {
+            bool finite = true;
+            load_contribution(job, header, finite);
+            if (!finite) {
+                item.job->refuse(job.spec.rank, "its gradient is not finite");
+                worker_.buffers().give(std::move(out_.buffer));
+                item = {};
+                return false;
+            }
+        } else {
+            header.codec = static_cast<uint8_t>(job.spec.result_codec);
+            header.length = chunk.result_length;
+            header.body_crc = job.result_crc(item.chunk);
+            out_.body = job.result_of(item.chunk);
+        }
+    } else if (item.blob) {
+        header.transfer = item.blob->transfer;
+        header.chunk = item.blob->chunk;
+        header.length = item.blob->length;
+        header.body_crc = p2pavg_crc32(0, item.blob->data, item.blob->length);
+        out_.body = item.blob->data;
+    } else {
+        const double now = monotonic();
+        write_heartbeat({item.stamp, age(shared_.loop_seen, now), age(shared_.trainer_seen, now)}, out_.heartbeat);
+        header.length = kHeartbeatBytes;
+        header.body_crc = p2pavg_crc32(0, out_.heartbeat, kHeartbeatBytes);
+        out_.body = out_.heartbeat;
+    }
+    out_.length = header.length;
+    write_header(header, out_.header);
+    out_.loaded = true;
+    return true;
+}
+
+void Stream::load_contribution(const Job &job, Header &header, bool &finite) {
+    const Chunk &chunk = job.chunk(out_.item.chunk);
+    header.codec = static_cast<uint8_t>(job.spec.contribution_codec);
+    header.length = chunk.encoded_length;
+    const Start &start = job.start();
+    if (start.encoded) {
+        out_.body = start.encoded + chunk.encoded_at;
+    } else if (job.spec.contribution_codec == P2PAVG_NONE && start.scale == 1.0) {
+        out_.body = reinterpret_cast<const uint8_t *>(start.source + chunk.first);  // as it lies
+        finite = all_finite(start.source + chunk.first, chunk.count);
+    } else {
+        out_.buffer = worker_.buffers().take(chunk.encoded_length);
+        finite = p2pavg_encode(job.spec.contribution_codec, start.source + chunk.first, chunk.count,
+                               static_cast<float>(start.scale), out_.buffer.data()) != 0;
+        out_.body = out_.buffer.data();
+    }
+    if (finite) header.body_crc = p2pavg_crc32(0, out_.body, header.length);
+}
+
+// The whole frame was handed to the kernel.
+void Stream::delivered() {
+    out_.loaded = false;
+    worker_.buffers().give(std::move(out_.buffer));
+    Item item = std::move(out_.item);
+    out_.item = {};
+    if (item.job) {
+        item.job->sent(item);
+        deliveries_.push_back({bytes_sent_.load(std::memory_order_relaxed), std::move(item)});
+        int queued = 0;
+        if (deliveries_.size() > 8 && ioctl(fd, SIOCOUTQ, &queued) == 0) {
+            const uint64_t acked = bytes_sent_.load(std::memory_order_relaxed) - static_cast<uint64_t>(queued);
+            while (!deliveries_.empty() && deliveries_.front().end <= acked) deliveries_.pop_front();
+        }
+    } else if (item.blob) {
+        shared_.events.post({Event::Type::blob_sent, link_->id, 0, item.blob->transfer, item.blob->chunk, {}});
+    }
+}
+
+// What the other side may not have: the frame half sent, and whole ones that it has not acknowledged.
+std::vector<Item> Stream::undelivered() {
+    std::vector<Item> items;
+    int queued = 0;
+    const uint64_t sent = bytes_sent_.load(std::memory_order_relaxed);
+    const uint64_t acked = ioctl(fd, SIOCOUTQ, &queued) == 0 ? sent - static_cast<uint64_t>(queued) : 0;
+    for (Delivery &delivery : deliveries_) {
+        if (delivery.end <= acked || delivery.item.job->over.load(std::memory_order_acquire)) continue;
+        if (delivery.item.job->finished() && delivery.item.job->is_voter(delivery.item.rank)) continue;
+        delivery.item.repeat = true;
+        items.push_back(std::move(delivery.item));
+    }
+    deliveries_.clear();
+    if (out_.loaded && (out_.item.job || out_.item.blob)) items.push_back(std::move(out_.item));
+    out_.loaded = false;
+    out_.item = {};
+    return items;
+}
+
+}  // namespace p2pavg::pump

@@ -1,0 +1,243 @@
+"""The engine on native threads: `_native.Pump` moves, adds and encodes chunks without the GIL."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import socket
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from p2pavg import native
+from p2pavg.transport.engine import (
+    Begin,
+    EngineEvents,
+    JobProgress,
+    LinkHealth,
+    Missing,
+    ReduceJob,
+    StreamStats,
+)
+
+MOST_THREADS = 4
+
+
+def available() -> bool:
+    """Whether the native module is there and holds the pump (Linux only)."""
+    return native.available() and hasattr(native.module(), "Pump")
+
+
+class PumpEngine:
+    """Implements `engine.Engine`. Keeps what the native threads work on alive until they let go of it."""
+
+    def __init__(self, events: EngineEvents, threads: int | None = None) -> None:
+        """Belongs to the running event loop.
+
+        threads: own the streams; None: one per core, at most MOST_THREADS.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._events = events
+        self._pump = native.module().Pump(threads or min(MOST_THREADS, len(os.sched_getaffinity(0))))
+        self._uids: dict[int, tuple[int, int]] = {}  # of streams: link, stream
+        self._alive: dict[int, list[Any]] = {}  # by transfer
+        self._lent: dict[tuple[int, int, int], list[Any]] = {}  # blob chunks by link, transfer, chunk
+        self._closed = False
+        self._handlers = self._make_handlers()
+        self._pid = os.getpid()
+        self._loop.add_reader(self._pump.event_fd(), self._drain)
+        _close_in_children(self)
+
+    # -- streams
+
+    def attach(self, link: int, stream: int, sock: socket.socket) -> None:
+        uid = self._pump.attach(link, stream, sock.detach())
+        self._uids[uid] = (link, stream)
+
+    def detach(self, link: int, stream: int | None = None) -> None:
+        if stream is None:
+            self._pump.detach_all(link)
+            self._lent = {key: data for key, data in self._lent.items() if key[0] != link}
+        else:
+            self._pump.detach(link, stream)
+        self._uids = {
+            uid: (of, number)
+            for uid, (of, number) in self._uids.items()
+            if of != link or (stream is not None and number != stream)
+        }
+
+    def streams(self, link: int) -> Sequence[int]:
+        return tuple(self._pump.streams(link))
+
+    # -- jobs
+
+    def open_reduce(self, job: ReduceJob) -> None:
+        self._pump.open_reduce(
+            transfer=job.transfer,
+            rank=job.rank,
+            links=job.links,
+            voters=job.voters,
+            parts=[(part.owner, part.start, part.count) for part in job.parts],
+            chunk_elements=job.chunk_elements,
+            contribution_codec=job.contribution_codec,
+            result_codec=job.result_codec,
+            result=_address(job.result, np.uint8),
+            result_bytes=job.result.nbytes,
+        )
+        self._alive[job.transfer] = [job]
+
+    def begin(self, transfer: int, begin: Begin) -> None:
+        alive = self._alive[transfer]
+        source, encoded = begin.source, begin.encoded
+        self._pump.begin(
+            transfer=transfer,
+            weights=begin.weights,
+            scale=begin.scale,
+            source=0 if source is None else _address(source, np.float32),
+            source_elements=0 if source is None else source.size,
+            encoded=0 if encoded is None else _address(encoded, np.uint8),
+            encoded_bytes=0 if encoded is None else encoded.nbytes,
+        )
+        alive.append(begin)
+
+    def cancel(self, transfer: int) -> None:
+        self._pump.cancel(transfer)
+        self._alive.pop(transfer, None)
+        self._lent = {key: data for key, data in self._lent.items() if key[1] != transfer}
+
+    def finish(self, transfer: int) -> None:
+        if self._pump.finish(transfer):
+            self._alive.pop(transfer, None)
+
+    def progress(self, transfer: int) -> JobProgress:
+        return JobProgress(*self._pump.progress(transfer))
+
+    def missing(self, transfer: int, rank: int) -> Missing:
+        contributions, results = self._pump.missing(transfer, rank)
+        return Missing(tuple(contributions), tuple(results))
+
+    def resend(self, transfer: int, rank: int, missing: Missing) -> None:
+        if transfer in self._alive:
+            self._pump.resend(transfer, rank, missing.contributions, missing.results)
+
+    # -- blobs
+
+    def open_blob(self, transfer: int, buffer: memoryview, chunk_bytes: int) -> None:
+        place = np.frombuffer(buffer, dtype=np.uint8)
+        if not place.flags.writeable:
+            raise ValueError("a blob is received into a writable buffer")
+        self._pump.open_blob(transfer, place.ctypes.data, place.nbytes, chunk_bytes)
+        self._alive[transfer] = [place]
+
+    def send_blob(self, link: int, transfer: int, chunk: int, data: memoryview) -> None:
+        lent = np.frombuffer(data, dtype=np.uint8)
+        self._pump.send_blob(link, transfer, chunk, lent.ctypes.data, lent.nbytes)
+        self._lent.setdefault((link, transfer, chunk), []).append(lent)
+
+    # -- measurements
+
+    def stats(self, link: int) -> Sequence[StreamStats]:
+        return [StreamStats(*numbers) for numbers in self._pump.stats(link)]
+
+    def traffic(self, link: int) -> tuple[int, int]:
+        sent, received = self._pump.traffic(link)
+        return sent, received
+
+    def health(self, link: int) -> LinkHealth:
+        return LinkHealth(*self._pump.health(link))
+
+    def cpu_seconds(self) -> float:
+        return float(self._pump.cpu_seconds())
+
+    # -- settings
+
+    def set_heartbeat(self, interval_s: float) -> None:
+        self._pump.set_heartbeat(interval_s)
+
+    def note_loop(self) -> None:
+        self._pump.note_loop()
+
+    def note_trainer(self) -> None:
+        self._pump.note_trainer()
+
+    def set_upload_limit(self, bytes_per_second: float | None) -> None:
+        self._pump.set_upload_limit(bytes_per_second or 0.0)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() != self._pid:
+            self._pump.abandon()
+            return
+        self._loop.remove_reader(self._pump.event_fd())
+        self._pump.close()
+        self._alive.clear()
+        self._lent.clear()
+
+    # -- events
+
+    def _drain(self) -> None:
+        for kind, link, uid, transfer, index, text in self._pump.drain():
+            if self._closed:
+                return
+            self._handlers[kind](link, uid, transfer, index, text)
+
+    def _make_handlers(self) -> list[Callable[[int, int, int, int, str], None]]:
+        by_name: dict[str, Callable[[int, int, int, int, str], None]] = {
+            "stream_closed": self._stream_closed,
+            "job_done": self._job_done,
+            "job_refused": self._job_refused,
+            "blob_chunk": self._blob_chunk,
+            "blob_sent": self._blob_sent,
+            "released": self._released,
+        }
+        return [by_name[name] for name in native.module().PUMP_EVENTS]
+
+    def _stream_closed(self, link: int, uid: int, transfer: int, index: int, text: str) -> None:
+        if uid in self._uids:
+            self._events.stream_closed(*self._uids.pop(uid), text)
+
+    def _job_done(self, link: int, uid: int, transfer: int, index: int, text: str) -> None:
+        if transfer in self._alive:
+            crcs = self._pump.part_crcs(transfer)
+            self._events.job_done(transfer, tuple(hashlib.sha256(part).digest() for part in crcs))
+
+    def _job_refused(self, link: int, uid: int, transfer: int, index: int, text: str) -> None:
+        if transfer in self._alive:
+            self._events.job_refused(transfer, index, text)
+
+    def _blob_chunk(self, link: int, uid: int, transfer: int, index: int, text: str) -> None:
+        if transfer in self._alive:
+            self._events.blob_chunk(transfer, index)
+
+    def _blob_sent(self, link: int, uid: int, transfer: int, index: int, text: str) -> None:
+        lent = self._lent.get((link, transfer, index))
+        if lent is not None:
+            lent.pop(0)
+            if not lent:
+                del self._lent[link, transfer, index]
+            self._events.blob_sent(link, transfer, index)
+
+    def _released(self, link: int, uid: int, transfer: int, index: int, text: str) -> None:
+        self.cancel(transfer)
+
+
+def _address(array: np.ndarray[Any, Any], dtype: type[np.generic]) -> int:
+    if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
+        raise ValueError(f"a contiguous one-dimensional array of {np.dtype(dtype)} is needed")
+    return int(array.ctypes.data)
+
+
+def _close_in_children(engine: PumpEngine) -> None:
+    """A forked child (a DataLoader worker) must not keep our sockets open."""
+    weak = weakref.ref(engine)
+
+    def close() -> None:
+        if (alive := weak()) is not None:
+            alive.close()
+
+    os.register_at_fork(after_in_child=close)
