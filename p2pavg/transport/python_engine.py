@@ -35,7 +35,7 @@ class PythonEngine:
     """Implements `engine.Engine`."""
 
     def __init__(self, events: EngineEvents, extra_codecs: Sequence[codecs.Codec] = ()) -> None:
-        """Belongs to the running event loop. extra_codecs: those that jobs may name besides the built-in ones."""
+        """Belongs to the running event loop. extra_codecs: what jobs may name besides the built-in ones."""
         self._loop = asyncio.get_running_loop()
         self._events = events
         built_in = [codecs.get(name) for name in codecs.WIRE_IDS]

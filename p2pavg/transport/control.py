@@ -1,0 +1,137 @@
+"""A control connection: length-prefixed msgpack maps over an asyncio transport. TLS goes around this
+alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from p2pavg.errors import ProtocolError, UnreachableError
+from p2pavg.transport import handshake
+
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_QUEUED_BYTES = 8 << 20
+_LENGTH_BYTES = 4
+
+
+class ControlConnection(asyncio.Protocol):
+    """Messages are read one by one with `read` until `start` names who gets them."""
+
+    def __init__(self) -> None:
+        self.last_heard = time.monotonic()
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._limit = handshake.MAX_HELLO_BYTES
+        self._inbox: deque[dict[str, Any]] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._on_message: Callable[[dict[str, Any]], None] | None = None
+        self._on_lost: Callable[[str], None] | None = None
+        self._lost: str | None = None
+
+    @classmethod
+    async def over(cls, sock: socket.socket, *, dialled: bool) -> ControlConnection:
+        """Take over a connected socket on which both preambles have passed."""
+        loop = asyncio.get_running_loop()
+        if dialled:
+            _, connection = await loop.create_connection(cls, sock=sock)
+        else:
+            _, connection = await loop.connect_accepted_socket(cls, sock)
+        return connection
+
+    # -- use
+
+    async def read(self) -> dict[str, Any]:
+        """The next message, before `start`. Raises ProtocolError, UnreachableError."""
+        while not self._inbox:
+            if self._lost is not None:
+                raise UnreachableError(f"the other side broke off the handshake ({self._lost})")
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._inbox.popleft()
+
+    def trust(self) -> None:
+        """The other side has proved who it is: messages may be longer than a hello."""
+        self._limit = MAX_MESSAGE_BYTES
+
+    def start(self, on_message: Callable[[dict[str, Any]], None], on_lost: Callable[[str], None]) -> None:
+        """From now on: on_message(message) for each; on_lost(reason) once, unless closed from this side."""
+        self.trust()
+        self._on_message, self._on_lost = on_message, on_lost
+        if self._lost is not None:
+            asyncio.get_running_loop().call_soon(on_lost, self._lost)
+        self._deliver()
+
+    def write(self, message: Mapping[str, Any]) -> bool:
+        """Queue a message. False: too much is queued already, or the connection is gone."""
+        data = handshake.pack(message)
+        if len(data) - _LENGTH_BYTES > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a control message of {len(data)} bytes, more than {MAX_MESSAGE_BYTES}")
+        if self._transport is None or self._transport.is_closing():
+            return False
+        if self._transport.get_write_buffer_size() + len(data) > MAX_QUEUED_BYTES:
+            return False
+        self._transport.write(data)
+        return True
+
+    def close(self) -> None:
+        """What was written still goes out; no event."""
+        self._on_message = self._on_lost = None
+        if self._transport is not None:
+            self._transport.close()
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none, but acts as one
+        self._transport.set_write_buffer_limits(high=MAX_QUEUED_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_heard = time.monotonic()
+        self._buffer += data
+        try:
+            self._parse()
+        except ProtocolError as error:
+            self._fail(str(error))
+        else:
+            self._deliver()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail("closed by the other side" if error is None else str(error))
+
+    def _parse(self) -> None:
+        at = 0
+        while len(self._buffer) - at >= _LENGTH_BYTES:
+            length = handshake.body_length(self._buffer[at : at + _LENGTH_BYTES], self._limit)
+            end = at + _LENGTH_BYTES + length
+            if len(self._buffer) < end:
+                break
+            self._inbox.append(handshake.unpack(bytes(self._buffer[at + _LENGTH_BYTES : end])))
+            at = end
+        del self._buffer[:at]
+
+    def _deliver(self) -> None:
+        while self._on_message is not None and self._inbox:
+            try:
+                self._on_message(self._inbox.popleft())
+            except ProtocolError as error:
+                self._fail(str(error))
+                return
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _fail(self, reason: str) -> None:
+        if self._lost is None:
+            self._lost = reason
+            on_lost = self._on_lost
+            self.close()
+            self._wake()
+            if on_lost is not None:
+                on_lost(reason)

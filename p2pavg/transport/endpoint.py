@@ -1,0 +1,432 @@
+"""The endpoint: one peer's listening port, and its links to other peers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from p2pavg.errors import ClosedError, P2PAvgError, ProtocolError, UnreachableError
+from p2pavg.identity import Identity, short_id
+from p2pavg.transport import handshake, listening, wire
+from p2pavg.transport.control import ControlConnection
+from p2pavg.transport.engine import Engine
+from p2pavg.transport.forkguard import guard, guard_engine
+from p2pavg.transport.handshake import Hello, Refusal
+from p2pavg.transport.link import Link, Message
+from p2pavg.transport.stream_keeper import MAX_STREAMS, StreamKeeper
+
+logger = logging.getLogger("p2pavg.transport")
+
+PING_INTERVAL_S = 1.0
+_ALIVE_S = 3.0  # how long an old link may take to prove that it lives, before a new one replaces it
+
+
+class EndpointEvents(Protocol):
+    """Called on the event loop; must be quick."""
+
+    def link_up(self, link: Link) -> None:
+        """A peer is linked: messages and chunks may be sent. Its first data stream may still be on its
+        way.
+        """
+
+    def link_down(self, link: Link, reason: str) -> None:
+        """Once for each link_up, except when the endpoint closes."""
+
+    def message(self, link: Link, message: Message) -> None:
+        """A control message. May raise ProtocolError: the link is closed."""
+
+
+class Endpoint:
+    """Links to other peers, by peer id. Engine events go to the engine's own listener, which passes
+    `stream_closed` on to this object's method of the same name.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: str,
+        engine: Engine,
+        hello: dict[str, Any],
+        streams: int,
+        events: EndpointEvents,
+    ) -> None:
+        """Use `start`."""
+        self.hello = hello
+        self.port = 0
+        self._identity = identity
+        self._run_id = run_id
+        self._engine = engine
+        self._streams = streams
+        self._events = events
+        self._incarnation = time.time_ns()
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[bytes, Link] = {}
+        self._by_id: dict[int, Link] = {}
+        self._by_tag: dict[bytes, Link] = {}
+        self._keepers: dict[int, StreamKeeper] = {}
+        self._numbers = itertools.count(1)
+        self._dials: dict[tuple[str, int], asyncio.Task[Link]] = {}
+        self._proving: set[bytes] = set()  # peers to which a dial of ours has sent its proof
+        self._arrivals: dict[bytes, asyncio.Future[Link]] = {}  # dials that wait for the other side's dial
+        self._closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        identity: Identity,
+        *,
+        run_id: str,
+        listen_host: str,
+        listen_port: int,
+        port_is_default: bool,
+        engine: Engine,
+        hello: dict[str, Any],
+        streams: int,
+        events: EndpointEvents,
+    ) -> Endpoint:
+        """Listen. When the port is taken: the next free one if port_is_default, else AddressInUseError.
+
+        hello: what other peers are told at a handshake; read anew each time, so it may be updated. Known to
+        the transport: "schema" (bytes: peers with different ones are refused; empty fits all) and "terms" (a
+        map: named values that must be equal). streams: data streams per link to begin with.
+        """
+        endpoint = cls(identity, run_id, engine, hello, streams, events)
+        sock = listening.bind(listen_host, listen_port, port_is_default=port_is_default)
+        endpoint._listener = listening.Listener(sock, endpoint._welcome)
+        endpoint.port = endpoint._listener.port
+        guard_engine(engine)
+        endpoint._ticker = endpoint._loop.create_task(endpoint._tick())
+        return endpoint
+
+    _listener: listening.Listener
+    _ticker: asyncio.Task[None]
+
+    @property
+    def links(self) -> Mapping[bytes, Link]:
+        """Links whose control connection is up, by peer id."""
+        return self._links
+
+    def set_streams(self, link: Link, streams: int) -> None:
+        """How many data streams this side wants; the larger wish of the two sides counts. Returns at once."""
+        if link.closed or link.streams_wanted == streams:
+            return
+        link.streams_wanted = streams
+        if link.dialled:
+            self._keepers[link.id].check()
+        else:
+            link.send({"t": "_streams", "n": streams})
+
+    def stream_closed(self, link: int, stream: int, reason: str) -> None:
+        """Engine event: a lost stream is opened again."""
+        if link in self._by_id:
+            peer = short_id(self._by_id[link].peer_id)
+            logger.debug("stream %d of the link to %s closed: %s", stream, peer, reason)
+        if link in self._keepers:
+            self._keepers[link].check()
+
+    async def close(self) -> None:
+        """Close the port and all links, without events. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._ticker.cancel()
+        dials = list(self._dials.values())
+        for dial in dials:
+            dial.cancel()
+        await asyncio.gather(*dials, return_exceptions=True)
+        await self._listener.close()
+        for link in list(self._links.values()):
+            link.close("this peer leaves")
+
+    # -- dialling
+
+    async def connect(self, host: str, port: int, *, expect: bytes | None = None, timeout: float) -> Link:
+        """The link to the peer at host:port; the one that exists if there is one.
+
+        expect: its peer id, when known. Raises UnreachableError (nobody there, or somebody else),
+        IncompatiblePeerError (another run, model or version), ConfigurationError (that is this peer itself).
+        """
+        if self._closed:
+            raise ClosedError("this peer is closed")
+        if expect is not None and expect in self._links:
+            return self._links[expect]
+        address = (host, port)
+        dial = self._dials.get(address)
+        if dial is None:
+            dial = self._dials[address] = self._loop.create_task(self._dial(host, port, expect, timeout))
+            dial.add_done_callback(lambda done: self._dial_over(address, done))
+        return await asyncio.shield(dial)
+
+    def _dial_over(self, address: tuple[str, int], dial: asyncio.Task[Link]) -> None:
+        self._dials.pop(address, None)
+        if not dial.cancelled():
+            dial.exception()  # also when nobody waits any more
+
+    async def _dial(self, host: str, port: int, expect: bytes | None, timeout: float) -> Link:
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._meet(host, port, expect)
+        except Refusal as refusal:
+            raise refusal.error() from None
+        except TimeoutError:
+            raise UnreachableError(f"{host}:{port} did not answer within {timeout:.3g} s") from None
+        except OSError as error:
+            if isinstance(error, P2PAvgError):
+                raise
+            raise UnreachableError(
+                f"nobody answers at {host}:{port} ({error.strerror or error}); check address and firewall"
+            ) from None
+
+    async def _meet(self, host: str, port: int, expect: bytes | None) -> Link:
+        sock = guard(await wire.dial(host, port))
+        connection: ControlConnection | None = None
+        theirs: Hello | None = None
+        try:
+            mine = self._make_hello()
+            remote: tuple[str, int] = sock.getpeername()[:2]
+            began = time.monotonic()
+            await wire.send(sock, handshake.preamble(handshake.CONTROL) + handshake.pack(mine.facts))
+            try:
+                handshake.parse_preamble(await wire.receive(sock, handshake.PREAMBLE_BYTES))
+            except ProtocolError:
+                raise UnreachableError(f"{host}:{port} is not a p2pavg peer; check the address") from None
+            connection = await ControlConnection.over(sock, dialled=True)
+            answer = await connection.read()
+            rtt = time.monotonic() - began
+            theirs = handshake.parse_hello(answer)
+            existing = await self._check_answer(connection, mine, theirs, answer, expect)
+            if existing is not None:
+                return existing
+            self._proving.add(theirs.peer_id)
+            signature = self._identity.sign(handshake.transcript(mine, theirs, mine))
+            connection.trust()
+            connection.write({"sig": signature})
+            handshake.raise_refusal(await connection.read())
+            link = self._establish(connection, mine, theirs, remote, dialled=True, rtt=rtt)
+            connection = None
+            return link
+        except Refusal as refusal:
+            if refusal.code == handshake.SUPERSEDED.code and theirs is not None:
+                return await self._arrival(theirs.peer_id)
+            raise
+        finally:
+            if theirs is not None:
+                self._proving.discard(theirs.peer_id)
+            if connection is not None:
+                connection.close()
+            elif theirs is None:
+                sock.close()
+
+    async def _check_answer(
+        self, connection: ControlConnection, mine: Hello, theirs: Hello, answer: Message, expect: bytes | None
+    ) -> Link | None:
+        """Raises Refusal, after telling it to the other side. Returns the link that exists and lives."""
+        try:
+            handshake.check(mine, theirs, expect)
+            handshake.check_signature(mine, theirs, theirs, answer)
+            existing = self._links.get(theirs.peer_id)
+            if existing is not None:
+                await self._settle(existing, theirs)
+                existing = self._links.get(theirs.peer_id)
+            if existing is not None:
+                connection.write(handshake.SUPERSEDED.message())
+        except Refusal as refusal:
+            connection.write(refusal.message())
+            raise
+        return existing
+
+    async def _arrival(self, peer_id: bytes) -> Link:
+        """The link that the other side's own dial makes."""
+        if peer_id in self._links:
+            return self._links[peer_id]
+        future = self._arrivals.get(peer_id)
+        if future is None:
+            future = self._arrivals[peer_id] = self._loop.create_future()
+        return await asyncio.shield(future)
+
+    # -- being dialled
+
+    async def _welcome(self, sock: socket.socket) -> None:
+        """Serve one accepted connection until it is a link, a data stream, or refused. Never raises."""
+        connection: ControlConnection | None = None
+        accepted_at = time.monotonic()
+        handed_over = False
+        try:
+            async with asyncio.timeout(wire.HANDSHAKE_S):
+                raw = await wire.receive(sock, handshake.PREAMBLE_BYTES)
+                try:
+                    kind = handshake.parse_preamble(raw)
+                except Refusal as refusal:
+                    answer = handshake.preamble(handshake.CONTROL) + handshake.pack(refusal.message())
+                    await wire.send(sock, answer)
+                    raise
+                if kind == handshake.DATA:
+                    handed_over = await self._welcome_stream(sock)
+                    return
+                await wire.send(sock, handshake.preamble(handshake.CONTROL))
+                connection = await ControlConnection.over(sock, dialled=False)
+                address = sock.getpeername()[0]
+                handed_over = await self._welcome_peer(connection, address, accepted_at)
+        except Refusal as refusal:
+            logger.debug("refused a connection: %s", refusal.text)
+            if connection is not None:
+                connection.write(refusal.message())
+        except (P2PAvgError, OSError, TimeoutError) as error:
+            logger.debug("a connection ended before its handshake: %s", error)
+        finally:
+            if not handed_over:
+                if connection is not None:
+                    connection.close()
+                else:
+                    sock.close()
+
+    async def _welcome_peer(self, connection: ControlConnection, address: str, accepted_at: float) -> bool:
+        theirs = handshake.parse_hello(await connection.read())
+        mine = self._make_hello()
+        handshake.check(mine, theirs)
+        began = time.monotonic()
+        signature = self._identity.sign(handshake.transcript(theirs, mine, mine))
+        connection.write({**mine.facts, "sig": signature})
+        proof = await connection.read()
+        rtt = time.monotonic() - began
+        handshake.raise_refusal(proof)
+        handshake.check_signature(theirs, mine, theirs, proof)
+        await self._admit(theirs, accepted_at)
+        connection.trust()
+        connection.write({"ok": True})
+        self._establish(connection, theirs, mine, (address, theirs.port), dialled=False, rtt=rtt)
+        return True
+
+    async def _admit(self, theirs: Hello, accepted_at: float) -> None:
+        """Raises Refusal when another connection to the same peer is kept.
+
+        When two peers dial each other at once, the one with the smaller id decides which connection they
+        keep: as dialler it does not go on when it has a link, and as listener it refuses here.
+        """
+        decides = self._identity.peer_id < theirs.peer_id
+        existing = self._links.get(theirs.peer_id)
+        if existing is not None:
+            await self._settle(existing, theirs)
+            existing = self._links.get(theirs.peer_id)
+        if existing is None:
+            if decides and theirs.peer_id in self._proving:
+                raise handshake.SUPERSEDED
+        elif decides and accepted_at < existing.established_at:
+            raise handshake.SUPERSEDED
+        else:  # it has lost its end of the old link, or it decided so
+            existing.close("replaced by a newer connection")
+
+    async def _settle(self, existing: Link, theirs: Hello) -> None:
+        """Of two processes with one identity, the new one takes over if the old one is dead."""
+        if existing.hello["incarnation"] == theirs.incarnation:
+            return
+        if await existing.alive(_ALIVE_S):
+            raise Refusal(
+                "duplicate",
+                f"another live process uses the identity of peer {short_id(theirs.peer_id)}; "
+                "give every process its own",
+            )
+        existing.close("its process has restarted")
+
+    async def _welcome_stream(self, sock: socket.socket) -> bool:
+        hello = await wire.receive_message(sock)
+        tag = hello.get("link")
+        link = self._by_tag.get(tag) if isinstance(tag, bytes) else None
+        if link is None or link.dialled:
+            raise ProtocolError("a data stream of an unknown link")
+        answer = handshake.stream_answer(link.secret, hello)
+        open_streams = self._engine.streams(link.id)
+        if hello["stream"] in open_streams or len(open_streams) >= MAX_STREAMS:
+            raise ProtocolError("a data stream too many")
+        await wire.send(sock, handshake.preamble(handshake.DATA) + handshake.pack(answer))
+        if link.closed or hello["stream"] in self._engine.streams(link.id):
+            return False
+        self._engine.attach(link.id, hello["stream"], sock)
+        if not link.ready.done():
+            link.ready.set_result(None)
+        return True
+
+    # -- links
+
+    def _make_hello(self) -> Hello:
+        return handshake.make_hello(self._identity, self._run_id, self.port, self._incarnation, self.hello)
+
+    def _establish(
+        self,
+        connection: ControlConnection,
+        dialler: Hello,
+        listener: Hello,
+        address: tuple[str, int],
+        *,
+        dialled: bool,
+        rtt: float,
+    ) -> Link:
+        theirs = listener if dialled else dialler
+        link = Link(
+            next(self._numbers),
+            theirs.peer_id,
+            theirs.facts,
+            address,
+            dialled=dialled,
+            secret=handshake.link_secret(dialler, listener),
+            connection=connection,
+            rtt_s=rtt,
+            on_close=self._link_closed,
+        )
+        link.streams_wanted = self._streams
+        self._links[link.peer_id] = link
+        self._by_id[link.id] = link
+        self._by_tag[handshake.link_tag(link.secret)] = link
+        if dialled:
+            self._keepers[link.id] = StreamKeeper(link, self._engine)
+        else:
+            link.send({"t": "_streams", "n": link.streams_wanted})
+        waiting = self._arrivals.pop(link.peer_id, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(link)
+        self._events.link_up(link)
+        connection.start(lambda message: self._received(link, message), link.close)
+        return link
+
+    def _link_closed(self, link: Link, reason: str) -> None:
+        if self._links.get(link.peer_id) is link:
+            del self._links[link.peer_id]
+        self._by_id.pop(link.id, None)
+        self._by_tag.pop(handshake.link_tag(link.secret), None)
+        keeper = self._keepers.pop(link.id, None)
+        if keeper is not None:
+            keeper.close()
+        self._engine.detach(link.id)
+        if not self._closed:
+            self._events.link_down(link, reason)
+
+    def _received(self, link: Link, message: Message) -> None:
+        kind = message.get("t")
+        if kind == "_ping":
+            link.send({"t": "_pong", "at": message.get("at")})
+        elif kind == "_pong":
+            link.ponged(message.get("at"))
+        elif kind == "_alive":
+            link.reply(message, {"t": "_yes"})
+        elif kind == "_streams":
+            wanted = message.get("n")
+            if not isinstance(wanted, int) or not 0 <= wanted <= MAX_STREAMS:
+                raise ProtocolError("a wish for an impossible number of streams")
+            link.streams_asked = wanted
+            if link.id in self._keepers:
+                self._keepers[link.id].check()
+        elif not link.take_answer(message):
+            self._events.message(link, message)
+
+    async def _tick(self) -> None:
+        while True:
+            for link in list(self._links.values()):
+                link.ping()
+                if link.id in self._keepers:
+                    self._keepers[link.id].check()
+            await asyncio.sleep(PING_INTERVAL_S)

@@ -1,0 +1,317 @@
+"""How two peers find out that they belong together. Pure: bytes and dicts in, verdicts out.
+
+Every TCP connection begins with a 16-byte preamble from each side. On a control connection the dialler sends
+its hello, the listener answers with its own and a signature over both, the dialler signs too, and the
+listener says ok. A side that refuses says why instead of its next message. A data stream belongs to a link
+whose two sides share a secret, so it proves itself with a MAC.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from p2pavg.errors import (
+    ConfigurationError,
+    IncompatiblePeerError,
+    P2PAvgError,
+    ProtocolError,
+    UnreachableError,
+)
+from p2pavg.identity import PEER_ID_BYTES, PUBLIC_KEY_BYTES, Identity, peer_id_of, short_id, verify
+
+WIRE_VERSION = 1
+CONTROL, DATA = 1, 2
+PREAMBLE_BYTES = 16
+MAX_HELLO_BYTES = 4096
+NONCE_BYTES = 16
+TOKEN_BYTES = 32
+RUN_BYTES = 16
+SCHEMA_BYTES = 32
+
+_MAGIC = b"P2PAVG"
+_PREAMBLE = struct.Struct("<6sHB7s")
+_LENGTH = struct.Struct("<I")
+
+
+class Refusal(Exception):
+    """Two peers do not belong together. code: for programs, text: one sentence for people, and what to do."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+    def message(self) -> dict[str, Any]:
+        return {"refuse": self.code, "why": self.text}
+
+    def error(self) -> P2PAvgError:
+        """What the caller of `connect` sees."""
+        if self.code in ("version", "run", "model", "terms"):
+            return IncompatiblePeerError(self.text)
+        if self.code in ("self", "duplicate"):
+            return ConfigurationError(self.text)
+        if self.code == "malformed":
+            return ProtocolError(self.text)
+        return UnreachableError(self.text)
+
+
+# Codes beyond those of `Refusal.error`: "identity" (not the expected peer), "superseded" (another connection
+# between the same two peers is kept), "closing".
+SUPERSEDED = Refusal("superseded", "another connection between these two peers is kept")
+
+
+def preamble(kind: int) -> bytes:
+    return _PREAMBLE.pack(_MAGIC, WIRE_VERSION, kind, bytes(7))
+
+
+def parse_preamble(raw: bytes) -> int:
+    """The connection's kind. Raises ProtocolError for a stranger, Refusal for another wire version."""
+    magic, version, kind, _ = _PREAMBLE.unpack(raw)
+    if magic != _MAGIC:
+        raise ProtocolError("this is not a p2pavg connection")
+    if version != WIRE_VERSION:
+        raise Refusal(
+            "version",
+            f"one peer speaks wire version {version}, the other {WIRE_VERSION}; "
+            "install the same p2pavg version everywhere",
+        )
+    if kind not in (CONTROL, DATA):
+        raise ProtocolError(f"a connection of unknown kind {kind}")
+    return int(kind)
+
+
+def pack(message: Mapping[str, Any]) -> bytes:
+    """u32 length and msgpack body."""
+    body: bytes = msgpack.packb(dict(message), use_bin_type=True)
+    return _LENGTH.pack(len(body)) + body
+
+
+def body_length(raw: bytes | bytearray | memoryview, limit: int) -> int:
+    """From the 4 bytes before a message. Raises ProtocolError above `limit`."""
+    (length,) = _LENGTH.unpack(raw)
+    if length > limit:
+        raise ProtocolError(f"a message of {length} bytes, more than {limit}")
+    return int(length)
+
+
+def unpack(body: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """Raises ProtocolError unless it is a msgpack map with text keys."""
+    try:
+        message = msgpack.unpackb(body, raw=False, strict_map_key=False)
+    except Exception as error:
+        raise ProtocolError("a message that is not msgpack") from error
+    if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
+        raise ProtocolError("a message that is not a map")
+    return message
+
+
+def run_tag(run_id: str) -> bytes:
+    return hashlib.sha256(run_id.encode()).digest()[:RUN_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What one side says about itself; `facts` is the whole map, as it travels."""
+
+    peer_id: bytes
+    key: bytes
+    run: bytes
+    schema: bytes  # empty: does not train, fits every model
+    port: int
+    incarnation: int
+    nonce: bytes
+    token: bytes  # half of the link's secret
+    facts: dict[str, Any]
+
+
+def make_hello(
+    identity: Identity, run_id: str, port: int, incarnation: int, facts: Mapping[str, Any]
+) -> Hello:
+    """facts: what the floors above tell about this peer. Raises ConfigurationError when that is too much."""
+    nonce, token = os.urandom(NONCE_BYTES), os.urandom(TOKEN_BYTES)
+    schema = bytes(facts.get("schema", b""))
+    whole = {
+        **facts,
+        "v": WIRE_VERSION,
+        "run": run_tag(run_id),
+        "peer": identity.peer_id,
+        "key": identity.public_key,
+        "port": port,
+        "schema": schema,
+        "incarnation": incarnation,
+        "nonce": nonce,
+        "token": token,
+    }
+    if len(pack(whole)) > MAX_HELLO_BYTES:
+        raise ConfigurationError("what this peer tells about itself is longer than 4 KB; shorten its facts")
+    return Hello(
+        identity.peer_id,
+        identity.public_key,
+        run_tag(run_id),
+        schema,
+        port,
+        incarnation,
+        nonce,
+        token,
+        whole,
+    )
+
+
+def parse_hello(message: dict[str, Any]) -> Hello:
+    """Raises Refusal: the one that the message is, or "malformed"."""
+    raise_refusal(message)
+    hello = Hello(
+        peer_id=_bytes(message, "peer", PEER_ID_BYTES),
+        key=_bytes(message, "key", PUBLIC_KEY_BYTES),
+        run=_bytes(message, "run", RUN_BYTES),
+        schema=_bytes(message, "schema", SCHEMA_BYTES, 0),
+        port=_integer(message, "port", 0xFFFF),
+        incarnation=_integer(message, "incarnation", 2**63),
+        nonce=_bytes(message, "nonce", NONCE_BYTES),
+        token=_bytes(message, "token", TOKEN_BYTES),
+        facts=message,
+    )
+    if peer_id_of(hello.key) != hello.peer_id:
+        raise Refusal("malformed", "a peer's id is not the hash of its key")
+    return hello
+
+
+def raise_refusal(message: Mapping[str, Any]) -> None:
+    code = message.get("refuse")
+    if isinstance(code, str):
+        why = message.get("why")
+        raise Refusal(code, why if isinstance(why, str) else "the other peer refuses without saying why")
+
+
+def _bytes(message: Mapping[str, Any], name: str, *lengths: int) -> bytes:
+    value = message.get(name)
+    if not isinstance(value, bytes) or len(value) not in lengths:
+        raise Refusal("malformed", f"a hello without a right {name!r}")
+    return value
+
+
+def _integer(message: Mapping[str, Any], name: str, most: int) -> int:
+    value = message.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise Refusal("malformed", f"a hello without a right {name!r}")
+    return value
+
+
+def check(mine: Hello, theirs: Hello, expect: bytes | None = None) -> None:
+    """Raises Refusal when the two do not belong together. expect: the peer id that the dialler looks for."""
+    if theirs.peer_id == mine.peer_id and theirs.incarnation == mine.incarnation:
+        raise Refusal("self", "that address is this peer's own; name another member of the run")
+    if theirs.peer_id == mine.peer_id:
+        raise Refusal(
+            "duplicate",
+            f"another process uses the identity of peer {short_id(mine.peer_id)}; give every process its own",
+        )
+    if theirs.run != mine.run:
+        raise Refusal("run", "the peer at that address is in another run; check run_id and initial_peers")
+    if expect is not None and theirs.peer_id != expect:
+        raise Refusal("identity", f"peer {short_id(expect)} is no longer at that address")
+    if mine.schema and theirs.schema:
+        _check_training(mine, theirs)
+
+
+def _check_training(mine: Hello, theirs: Hello) -> None:
+    ours, others = _terms(mine.facts), _terms(theirs.facts)
+    me, them = short_id(mine.peer_id), short_id(theirs.peer_id)
+    told = ", ".join(
+        f"{name} is {ours[name]} at peer {me} and {others[name]} at peer {them}"
+        for name in sorted(ours.keys() & others.keys())
+        if ours[name] != others[name]
+    )
+    if mine.schema != theirs.schema:
+        raise Refusal(
+            "model",
+            "two peers of this run train different models or optimizers"
+            + (f" ({told})" if told else "")
+            + "; start all with the same ones, or use another run_id",
+        )
+    if told:
+        raise Refusal("terms", f"two peers of this run disagree: {told}; start all with the same values")
+
+
+def _terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    terms = facts.get("terms")
+    return terms if isinstance(terms, dict) else {}
+
+
+# -- proofs
+
+
+def transcript(dialler: Hello, listener: Hello, signer: Hello) -> bytes:
+    """What `signer`, one of the two, signs."""
+    role = b"dial" if signer is dialler else b"listen"
+    parts = [b"p2pavg link", role]
+    for hello in (dialler, listener):
+        parts += [hello.run, hello.key, hello.nonce, hello.token]
+    return hashlib.sha256(b"\0".join(parts)).digest()
+
+
+def check_signature(dialler: Hello, listener: Hello, signer: Hello, message: Mapping[str, Any]) -> None:
+    """Raises Refusal unless message["sig"] proves that `signer` has its key."""
+    signature = message.get("sig")
+    if not isinstance(signature, bytes) or not verify(
+        signer.key, transcript(dialler, listener, signer), signature
+    ):
+        raise Refusal("malformed", "a peer could not prove its identity")
+
+
+def link_secret(dialler: Hello, listener: Hello) -> bytes:
+    return hashlib.sha256(b"p2pavg secret" + dialler.token + listener.token).digest()
+
+
+def link_tag(secret: bytes) -> bytes:
+    """How a data stream names its link."""
+    return hashlib.sha256(b"p2pavg tag" + secret).digest()[:8]
+
+
+def stream_hello(secret: bytes, stream: int) -> dict[str, Any]:
+    nonce = os.urandom(NONCE_BYTES)
+    return {
+        "link": link_tag(secret),
+        "stream": stream,
+        "nonce": nonce,
+        "mac": _mac(secret, b"dial", stream, nonce),
+    }
+
+
+def stream_answer(secret: bytes, hello: Mapping[str, Any]) -> dict[str, Any]:
+    """What the listener answers to a right `stream_hello`. Raises ProtocolError for a wrong one."""
+    stream, nonce, mac = hello.get("stream"), hello.get("nonce"), hello.get("mac")
+    if (
+        not isinstance(stream, int)
+        or not 0 <= stream < 2**31
+        or not isinstance(nonce, bytes)
+        or len(nonce) != NONCE_BYTES
+        or not isinstance(mac, bytes)
+        or not hmac.compare_digest(mac, _mac(secret, b"dial", stream, nonce))
+    ):
+        raise ProtocolError("a data stream that does not know its link's secret")
+    own = os.urandom(NONCE_BYTES)
+    return {"nonce": own, "mac": _mac(secret, b"listen", stream, nonce + own)}
+
+
+def check_stream_answer(secret: bytes, hello: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+    """Raises ProtocolError unless the listener knows the secret too."""
+    nonce, mac = answer.get("nonce"), answer.get("mac")
+    if (
+        not isinstance(nonce, bytes)
+        or not isinstance(mac, bytes)
+        or not hmac.compare_digest(mac, _mac(secret, b"listen", hello["stream"], hello["nonce"] + nonce))
+    ):
+        raise ProtocolError("the other side of a data stream does not know the link's secret")
+
+
+def _mac(secret: bytes, role: bytes, stream: int, nonces: bytes) -> bytes:
+    return hmac.new(secret, role + stream.to_bytes(4, "little") + nonces, hashlib.sha256).digest()

@@ -1,0 +1,100 @@
+"""Keeps the wanted number of data streams of a link open. Runs on the side that dialled the link."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import socket
+import time
+
+from p2pavg.errors import P2PAvgError
+from p2pavg.identity import short_id
+from p2pavg.transport import handshake, wire
+from p2pavg.transport.engine import Engine
+from p2pavg.transport.forkguard import guard
+from p2pavg.transport.link import Link
+
+logger = logging.getLogger("p2pavg.transport")
+
+MAX_STREAMS = 256  # per link; what a peer accepts from another
+_BACKOFF_S = (0.1, 5.0)
+_QUIET_S = 1.0  # a stream that carried nothing for so long may be closed
+
+
+class StreamKeeper:
+    def __init__(self, link: Link, engine: Engine) -> None:
+        self._link = link
+        self._engine = engine
+        self._numbers = itertools.count()
+        self._changed = asyncio.Event()
+        self._failures = 0
+        self._opened_at = 0.0
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def check(self) -> None:
+        """The wanted number changed, or a stream closed."""
+        self._changed.set()
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        link = self._link
+        while not link.closed:
+            self._changed.clear()
+            wanted = min(max(link.streams_wanted, link.streams_asked), MAX_STREAMS)
+            lacking = wanted - len(self._engine.streams(link.id))
+            if lacking > 0:
+                if self._failures:
+                    await asyncio.sleep(self._pause())
+                opened = await asyncio.gather(*(self._open(next(self._numbers)) for _ in range(lacking)))
+                self._failures = 0 if any(opened) else self._failures + 1
+                continue
+            if lacking < 0:
+                self._close_quiet(-lacking)
+            await self._changed.wait()
+            if time.monotonic() - self._opened_at < _QUIET_S:
+                self._failures += 1  # it did not last: do not reopen at once, over and over
+
+    def _pause(self) -> float:
+        first, most = _BACKOFF_S
+        return min(first * 2.0 ** (self._failures - 1), most) * random.uniform(0.5, 1.0)
+
+    def _close_quiet(self, surplus: int) -> None:
+        """Streams with nothing under way in either direction; closing another would lose its chunks."""
+        now = time.monotonic()
+        for stats in self._engine.stats(self._link.id):
+            if surplus and not stats.unacked_bytes and now - stats.last_received_at > _QUIET_S:
+                self._engine.detach(self._link.id, stats.stream)
+                surplus -= 1
+
+    async def _open(self, number: int) -> bool:
+        link = self._link
+        sock: socket.socket | None = None
+        try:
+            async with asyncio.timeout(wire.HANDSHAKE_S):
+                sock = guard(await wire.dial(*link.address))
+                hello = handshake.stream_hello(link.secret, number)
+                await wire.send(sock, handshake.preamble(handshake.DATA) + handshake.pack(hello))
+                handshake.parse_preamble(await wire.receive(sock, handshake.PREAMBLE_BYTES))
+                answer = await wire.receive_message(sock)
+            handshake.raise_refusal(answer)
+            handshake.check_stream_answer(link.secret, hello, answer)
+            if link.closed:
+                raise asyncio.CancelledError
+        except (OSError, TimeoutError, P2PAvgError, handshake.Refusal) as error:
+            logger.debug("no data stream to %s: %s", short_id(link.peer_id), error)
+            if sock is not None:
+                sock.close()
+            return False
+        except asyncio.CancelledError:
+            if sock is not None:
+                sock.close()
+            raise
+        self._engine.attach(link.id, number, sock)
+        self._opened_at = time.monotonic()
+        if not link.ready.done():
+            link.ready.set_result(None)
+        return True
