@@ -4,6 +4,8 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/if_tun.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
 #include <net/if.h>
 #include <sched.h>
 #include <signal.h>
@@ -52,6 +54,32 @@ void set_address(int sock, const char* device, unsigned long what, const std::st
     if (ioctl(sock, what, &request) < 0) fail("cannot set address " + address);
 }
 
+// By netlink, for the ioctl asks for privilege outside of the user namespace.
+void set_transmit_queue(const char* device, uint32_t packets) {
+    struct {
+        nlmsghdr header;
+        ifinfomsg link;
+        rtattr attribute;
+        uint32_t packets;
+    } request{};
+    request.header = {sizeof request, RTM_NEWLINK, NLM_F_REQUEST | NLM_F_ACK, 1, 0};
+    request.link.ifi_index = static_cast<int>(if_nametoindex(device));
+    request.attribute = {RTA_LENGTH(sizeof packets), IFLA_TXQLEN};
+    request.packets = packets;
+    struct {
+        nlmsghdr header;
+        nlmsgerr error;
+        char rest[256];
+    } answer{};
+    const int sock = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
+    const bool told = sock >= 0 && send(sock, &request, sizeof request, 0) == sizeof request &&
+                      recv(sock, &answer, sizeof answer, 0) > 0;
+    const int error = told ? -answer.error.error : errno;
+    if (sock >= 0) close(sock);
+    errno = error;
+    if (error != 0) fail("cannot lengthen the transmit queue");
+}
+
 int open_tun() {
     const int tun = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
     if (tun < 0)
@@ -95,10 +123,9 @@ HostDevice make_host(const std::string& name, const std::string& address, int mt
     const int sock = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (sock < 0) fail("cannot open a socket");
     set_up(sock, "lo");
+    set_transmit_queue("wan0", kTransmitQueue);
     ifreq request{};
     std::strncpy(request.ifr_name, "wan0", IFNAMSIZ - 1);
-    request.ifr_qlen = kTransmitQueue;
-    if (ioctl(sock, SIOCSIFTXQLEN, &request) < 0) fail("cannot lengthen the transmit queue");
     request.ifr_mtu = mtu;
     if (ioctl(sock, SIOCSIFMTU, &request) < 0) fail("cannot set the MTU");
     set_address(sock, "wan0", SIOCSIFADDR, address);

@@ -16,7 +16,7 @@ namespace lab {
 namespace {
 
 constexpr int kBatch = 64;               // packets read from one host, and written in all, before the others' turn
-constexpr Nanoseconds kSlack = 20'000;   // a packet may be this early: fewer wake-ups
+constexpr Nanoseconds kEarly = 50'000;   // what waking up costs, here and in the receiver: a packet may leave so early
 constexpr size_t kCopyBelow = 16384;     // shorter packets move to a buffer of their size
 
 }  // namespace
@@ -62,7 +62,7 @@ void Router::deliver() {
     for (int n = 0; n < kBatch; ++n) {
         const Nanoseconds now = monotonic();
         Nanoseconds due;
-        Packet* packet = network_.pop(pool_, now + kSlack, &due);
+        Packet* packet = network_.pop(pool_, now + kEarly, &due);
         if (packet == nullptr) return;
         deliveries_.add(now - due);
         if (write(devices_[packet->dst].tun, packet->data(), packet->len) < 0) ++write_errors_;
@@ -83,7 +83,7 @@ void Router::run(int control, int lifeline, int signals) {
         const Nanoseconds due = network_.next_due();
         timespec wait{1000, 0};
         if (due != INT64_MAX) {
-            const Nanoseconds left = std::max<Nanoseconds>(0, due - monotonic());
+            const Nanoseconds left = std::max<Nanoseconds>(0, due - kEarly - monotonic());
             wait = {static_cast<time_t>(left / 1'000'000'000), static_cast<long>(left % 1'000'000'000)};
         }
         fds.resize(hosts + 3);
