@@ -214,6 +214,8 @@ class Lab(RunningLab):
     def down(self) -> None:
         if self._router is None:
             return
+        for process in self._spawned:
+            process.kill()  # one that has not entered its host yet would not be found there
         super().down()
         if self._router.stdin is not None:
             self._router.stdin.close()
