@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from p2pavg.errors import ClosedError, P2PAvgError, ProtocolError, UnreachableError
 from p2pavg.identity import Identity, short_id
-from p2pavg.transport import handshake, listening, wire
-from p2pavg.transport.control import ControlConnection
+from p2pavg.transport import greeting, handshake, listening, wire
 from p2pavg.transport.engine import Engine
-from p2pavg.transport.forkguard import guard, guard_engine
+from p2pavg.transport.forkguard import guard
+from p2pavg.transport.greeting import Met
 from p2pavg.transport.handshake import Hello, Refusal
 from p2pavg.transport.link import Link, Message
 from p2pavg.transport.stream_keeper import MAX_STREAMS, StreamKeeper
@@ -99,7 +99,6 @@ class Endpoint:
         sock = listening.bind(listen_host, listen_port, port_is_default=port_is_default)
         endpoint._listener = listening.Listener(sock, endpoint._welcome)
         endpoint.port = endpoint._listener.port
-        guard_engine(engine)
         endpoint._ticker = endpoint._loop.create_task(endpoint._tick())
         return endpoint
 
@@ -175,70 +174,36 @@ class Endpoint:
             raise refusal.error() from None
         except TimeoutError:
             raise UnreachableError(f"{host}:{port} did not answer within {timeout:.3g} s") from None
+        except P2PAvgError:
+            raise
         except OSError as error:
-            if isinstance(error, P2PAvgError):
-                raise
             raise UnreachableError(
                 f"nobody answers at {host}:{port} ({error.strerror or error}); check address and firewall"
             ) from None
 
     async def _meet(self, host: str, port: int, expect: bytes | None) -> Link:
         sock = guard(await wire.dial(host, port))
-        connection: ControlConnection | None = None
-        theirs: Hello | None = None
+        remote: tuple[str, int] = sock.getpeername()[:2]
+        mine = self._make_hello()
+        peer_id = b""
+
+        async def admit(theirs: Hello) -> None:
+            nonlocal peer_id
+            handshake.check(mine, theirs, expect)
+            peer_id = theirs.peer_id
+            if await self._settled(theirs) is not None:
+                raise handshake.SUPERSEDED
+            self._proving.add(peer_id)
+
         try:
-            mine = self._make_hello()
-            remote: tuple[str, int] = sock.getpeername()[:2]
-            began = time.monotonic()
-            await wire.send(sock, handshake.preamble(handshake.CONTROL) + handshake.pack(mine.facts))
-            try:
-                handshake.parse_preamble(await wire.receive(sock, handshake.PREAMBLE_BYTES))
-            except ProtocolError:
-                raise UnreachableError(f"{host}:{port} is not a p2pavg peer; check the address") from None
-            connection = await ControlConnection.over(sock, dialled=True)
-            answer = await connection.read()
-            rtt = time.monotonic() - began
-            theirs = handshake.parse_hello(answer)
-            existing = await self._check_answer(connection, mine, theirs, answer, expect)
-            if existing is not None:
-                return existing
-            self._proving.add(theirs.peer_id)
-            signature = self._identity.sign(handshake.transcript(mine, theirs, mine))
-            connection.trust()
-            connection.write({"sig": signature})
-            handshake.raise_refusal(await connection.read())
-            link = self._establish(connection, mine, theirs, remote, dialled=True, rtt=rtt)
-            connection = None
-            return link
+            met = await greeting.as_dialler(sock, self._identity, mine, admit)
         except Refusal as refusal:
-            if refusal.code == handshake.SUPERSEDED.code and theirs is not None:
-                return await self._arrival(theirs.peer_id)
+            if refusal.code == handshake.SUPERSEDED.code and peer_id:
+                return await self._arrival(peer_id)
             raise
         finally:
-            if theirs is not None:
-                self._proving.discard(theirs.peer_id)
-            if connection is not None:
-                connection.close()
-            elif theirs is None:
-                sock.close()
-
-    async def _check_answer(
-        self, connection: ControlConnection, mine: Hello, theirs: Hello, answer: Message, expect: bytes | None
-    ) -> Link | None:
-        """Raises Refusal, after telling it to the other side. Returns the link that exists and lives."""
-        try:
-            handshake.check(mine, theirs, expect)
-            handshake.check_signature(mine, theirs, theirs, answer)
-            existing = self._links.get(theirs.peer_id)
-            if existing is not None:
-                await self._settle(existing, theirs)
-                existing = self._links.get(theirs.peer_id)
-            if existing is not None:
-                connection.write(handshake.SUPERSEDED.message())
-        except Refusal as refusal:
-            connection.write(refusal.message())
-            raise
-        return existing
+            self._proving.discard(peer_id)
+        return self._establish(met, remote, dialled=True)
 
     async def _arrival(self, peer_id: bytes) -> Link:
         """The link that the other side's own dial makes."""
@@ -253,54 +218,39 @@ class Endpoint:
 
     async def _welcome(self, sock: socket.socket) -> None:
         """Serve one accepted connection until it is a link, a data stream, or refused. Never raises."""
-        connection: ControlConnection | None = None
         accepted_at = time.monotonic()
-        handed_over = False
         try:
             async with asyncio.timeout(wire.HANDSHAKE_S):
-                raw = await wire.receive(sock, handshake.PREAMBLE_BYTES)
-                try:
-                    kind = handshake.parse_preamble(raw)
-                except Refusal as refusal:
-                    answer = handshake.preamble(handshake.CONTROL) + handshake.pack(refusal.message())
-                    await wire.send(sock, answer)
-                    raise
+                kind = await self._kind(sock)
                 if kind == handshake.DATA:
-                    handed_over = await self._welcome_stream(sock)
+                    await self._welcome_stream(sock)
                     return
-                await wire.send(sock, handshake.preamble(handshake.CONTROL))
-                connection = await ControlConnection.over(sock, dialled=False)
                 address = sock.getpeername()[0]
-                handed_over = await self._welcome_peer(connection, address, accepted_at)
+                mine = self._make_hello()
+                met = await greeting.as_listener(
+                    sock,
+                    self._identity,
+                    mine,
+                    lambda theirs: handshake.check(mine, theirs),
+                    lambda theirs: self._admit(theirs, accepted_at),
+                )
+            self._establish(met, (address, met.dialler.port), dialled=False)
         except Refusal as refusal:
             logger.debug("refused a connection: %s", refusal.text)
-            if connection is not None:
-                connection.write(refusal.message())
         except (P2PAvgError, OSError, TimeoutError) as error:
             logger.debug("a connection ended before its handshake: %s", error)
-        finally:
-            if not handed_over:
-                if connection is not None:
-                    connection.close()
-                else:
-                    sock.close()
 
-    async def _welcome_peer(self, connection: ControlConnection, address: str, accepted_at: float) -> bool:
-        theirs = handshake.parse_hello(await connection.read())
-        mine = self._make_hello()
-        handshake.check(mine, theirs)
-        began = time.monotonic()
-        signature = self._identity.sign(handshake.transcript(theirs, mine, mine))
-        connection.write({**mine.facts, "sig": signature})
-        proof = await connection.read()
-        rtt = time.monotonic() - began
-        handshake.raise_refusal(proof)
-        handshake.check_signature(theirs, mine, theirs, proof)
-        await self._admit(theirs, accepted_at)
-        connection.trust()
-        connection.write({"ok": True})
-        self._establish(connection, theirs, mine, (address, theirs.port), dialled=False, rtt=rtt)
-        return True
+    async def _kind(self, sock: socket.socket) -> int:
+        try:
+            return handshake.parse_preamble(await wire.receive(sock, handshake.PREAMBLE_BYTES))
+        except Refusal as refusal:
+            answer = handshake.preamble(handshake.CONTROL) + handshake.pack(refusal.message())
+            await wire.send(sock, answer)
+            sock.close()
+            raise
+        except BaseException:
+            sock.close()
+            raise
 
     async def _admit(self, theirs: Hello, accepted_at: float) -> None:
         """Raises Refusal when another connection to the same peer is kept.
@@ -309,10 +259,7 @@ class Endpoint:
         keep: as dialler it does not go on when it has a link, and as listener it refuses here.
         """
         decides = self._identity.peer_id < theirs.peer_id
-        existing = self._links.get(theirs.peer_id)
-        if existing is not None:
-            await self._settle(existing, theirs)
-            existing = self._links.get(theirs.peer_id)
+        existing = await self._settled(theirs)
         if existing is None:
             if decides and theirs.peer_id in self._proving:
                 raise handshake.SUPERSEDED
@@ -321,10 +268,13 @@ class Endpoint:
         else:  # it has lost its end of the old link, or it decided so
             existing.close("replaced by a newer connection")
 
-    async def _settle(self, existing: Link, theirs: Hello) -> None:
-        """Of two processes with one identity, the new one takes over if the old one is dead."""
-        if existing.hello["incarnation"] == theirs.incarnation:
-            return
+    async def _settled(self, theirs: Hello) -> Link | None:
+        """The link that there is. Of two processes with one identity, the new one takes over from a dead
+        one.
+        """
+        existing = self._links.get(theirs.peer_id)
+        if existing is None or existing.hello["incarnation"] == theirs.incarnation:
+            return existing
         if await existing.alive(_ALIVE_S):
             raise Refusal(
                 "duplicate",
@@ -332,50 +282,44 @@ class Endpoint:
                 "give every process its own",
             )
         existing.close("its process has restarted")
+        return self._links.get(theirs.peer_id)
 
-    async def _welcome_stream(self, sock: socket.socket) -> bool:
-        hello = await wire.receive_message(sock)
-        tag = hello.get("link")
-        link = self._by_tag.get(tag) if isinstance(tag, bytes) else None
-        if link is None or link.dialled:
-            raise ProtocolError("a data stream of an unknown link")
-        answer = handshake.stream_answer(link.secret, hello)
-        open_streams = self._engine.streams(link.id)
-        if hello["stream"] in open_streams or len(open_streams) >= MAX_STREAMS:
-            raise ProtocolError("a data stream too many")
-        await wire.send(sock, handshake.preamble(handshake.DATA) + handshake.pack(answer))
-        if link.closed or hello["stream"] in self._engine.streams(link.id):
-            return False
+    async def _welcome_stream(self, sock: socket.socket) -> None:
+        try:
+            hello = await wire.receive_message(sock)
+            tag = hello.get("link")
+            link = self._by_tag.get(tag) if isinstance(tag, bytes) else None
+            if link is None or link.dialled:
+                raise ProtocolError("a data stream of an unknown link")
+            answer = handshake.stream_answer(link.secret, hello)
+            await wire.send(sock, handshake.preamble(handshake.DATA) + handshake.pack(answer))
+            streams = self._engine.streams(link.id)
+            if link.closed or hello["stream"] in streams or len(streams) >= MAX_STREAMS:
+                raise ProtocolError("a data stream too many")
+        except BaseException:
+            sock.close()
+            raise
         self._engine.attach(link.id, hello["stream"], sock)
         if not link.ready.done():
             link.ready.set_result(None)
-        return True
 
     # -- links
 
     def _make_hello(self) -> Hello:
         return handshake.make_hello(self._identity, self._run_id, self.port, self._incarnation, self.hello)
 
-    def _establish(
-        self,
-        connection: ControlConnection,
-        dialler: Hello,
-        listener: Hello,
-        address: tuple[str, int],
-        *,
-        dialled: bool,
-        rtt: float,
-    ) -> Link:
-        theirs = listener if dialled else dialler
+    def _establish(self, met: Met, address: tuple[str, int], *, dialled: bool) -> Link:
+        theirs = met.listener if dialled else met.dialler
+        connection = met.connection
         link = Link(
             next(self._numbers),
             theirs.peer_id,
             theirs.facts,
             address,
             dialled=dialled,
-            secret=handshake.link_secret(dialler, listener),
+            secret=handshake.link_secret(met.dialler, met.listener),
             connection=connection,
-            rtt_s=rtt,
+            rtt_s=met.rtt_s,
             on_close=self._link_closed,
         )
         link.streams_wanted = self._streams

@@ -21,6 +21,7 @@ from p2pavg.transport.engine import (
     ReduceJob,
     StreamStats,
 )
+from p2pavg.transport.forkguard import guard
 from p2pavg.transport.frames import Header, Heartbeat, Kind
 from p2pavg.transport.heartbeat import HeartbeatLanding, OwnPulse
 from p2pavg.transport.outbox import Class, Item
@@ -58,7 +59,7 @@ class PythonEngine:
         peer = self._peer(link)
         if stream in peer.open:
             raise ValueError(f"link {link} has a stream {stream} already")
-        peer.open[stream] = DataStream(self._loop, link, stream, sock, self)
+        peer.open[stream] = DataStream(self._loop, link, stream, guard(sock), self)
         peer.kick()
 
     def detach(self, link: int, stream: int | None = None) -> None:
