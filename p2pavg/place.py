@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pavg import codecs, native
+from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.plan import planner
 from p2pavg.errors import AddressInUseError, IncompatiblePeerError, P2PAvgError
 from p2pavg.identity import Identity, short_id
@@ -23,7 +24,7 @@ from p2pavg.rounds.recorder import Recorder
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import TrainingSpec
 from p2pavg.transport.endpoint import Endpoint
-from p2pavg.transport.engine import Engine
+from p2pavg.transport.engine import Engine, Part
 from p2pavg.transport.link import Link
 
 logger = logging.getLogger("p2pavg.peer")
@@ -228,7 +229,8 @@ class Place:
             lineage=lineage,
             role=role,
             target=spec.target_batch_size,
-            plan=planner(spec.numel),
+            plan=_planner(spec.numel),
+            client_only=self.settings.client_only,
             now=time.monotonic(),
         )
         codec = codecs.get(spec.compression)
@@ -314,7 +316,8 @@ class Place:
         self.driver.message(link, message)
 
     def stream_closed(self, link: int, stream: int, reason: str) -> None:
-        """Engine event; the endpoint reopens streams."""
+        """Engine event; the endpoint opens the stream again."""
+        self.endpoint.stream_closed(link, stream, reason)
 
     def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None:
         """Engine event."""
@@ -362,6 +365,15 @@ class Place:
         await self.endpoint.close()
         await self.dht.stop()
         self._engine.close()
+
+
+def _planner(numel: int) -> Callable[[Sequence[ev.PlanMember]], tuple[Part, ...]]:
+    plan = planner(numel)
+
+    def parts(members: Sequence[ev.PlanMember]) -> tuple[Part, ...]:
+        return plan([Capacity(up=m.upload_bps / 8 or None, owns=m.voter) for m in members])
+
+    return parts
 
 
 def make_engine(events: Any) -> Engine:

@@ -1,0 +1,146 @@
+"""A training job without a model: steps that sleep, and contributions that show who is in an average.
+
+Every peer owns one slot of the vector, found from its id, and contributes 1.0 there and 0.0 elsewhere. In the
+weighted mean, the slot then holds the peer's share of the total weight: a result shows, by itself, exactly
+whose
+contributions it holds and with which weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pavg.errors import StateError
+from p2pavg.peer import Peer
+from p2pavg.report import RoundReport
+from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome, TrainingSpec
+
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+TOLERANCE = 2e-3  # of a share, after fp16
+
+
+def slot(peer_id: bytes, numel: int) -> int:
+    """Where a peer's share shows."""
+    return int.from_bytes(peer_id[:8], "big") % numel
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What a toy trainer saw of one epoch."""
+
+    epoch: int
+    late: bool
+    seconds_in_step: float  # how long the step() that brought it took
+    result: str  # hash of the averaged vector
+    parameters: str  # hash of the parameters after it
+    wrong: str  # why the result does not fit the announced members; empty: it does
+    counted_at: tuple[float, ...]  # time.monotonic() of every step that counted towards it
+    report: RoundReport | None
+
+
+class ToyTrainer:
+    """Counts samples, averages, and adds every average to its parameters."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        *,
+        target: int,
+        samples_per_step: int,
+        step_seconds: float,
+        numel: int,
+        on_epoch: Callable[[Epoch], None],
+    ) -> None:
+        self.peer = peer
+        self.numel = numel
+        self.samples_per_step = samples_per_step
+        self.step_seconds = step_seconds
+        self.on_epoch = on_epoch
+        self.parameters: F32 = np.zeros(numel, np.float32)
+        self._gradient: F32 = np.zeros(numel, np.float32)
+        self._gradient[slot(peer.peer_id, numel)] = 1.0
+        self._average: F32 = np.empty(numel, np.float32)
+        self._counted_at: list[float] = []
+        schema = hashlib.sha256(b"toy" + numel.to_bytes(8, "big")).digest()
+        spec = TrainingSpec(target, numel, schema, b"\0" * 32, str(peer.compression), self)
+        self.session = peer.training(spec)
+        while not isinstance(outcome := self.session.arrive(Contribution(None, 1.0, 0)), KeepGoing):
+            self._apply(outcome, time.monotonic())
+
+    def step(self) -> None:
+        """One microbatch: sleep as long as an accelerator would compute, then count."""
+        time.sleep(self.step_seconds)
+        start = time.monotonic()
+        self._counted_at.append(start)
+        if not self.session.count(self.samples_per_step):
+            return
+        outcome = self.session.arrive(Contribution(self._gradient, 1.0, self.session.samples()))
+        self._apply(outcome, start)
+
+    def _apply(self, outcome: Outcome, start: float) -> None:
+        if isinstance(outcome, Heal):
+            with self.session.applying():
+                self.load(outcome.state.meta, outcome.state.buffers)
+            self.session.applied(0.0)
+        elif isinstance(outcome, Average):
+            begin = time.monotonic()
+            with self.session.applying():
+                outcome.result.decode_into(self._average)
+                self.parameters += self._average
+            self.session.applied(time.monotonic() - begin)
+            seconds = time.monotonic() - start
+            report = self.session.last_report
+            counted = () if outcome.late else tuple(self._counted_at)
+            if not outcome.late:
+                self._counted_at.clear()
+            self.on_epoch(
+                Epoch(
+                    epoch=outcome.epoch,
+                    late=outcome.late,
+                    seconds_in_step=seconds,
+                    result=_hash(self._average),
+                    parameters=_hash(self.parameters),
+                    wrong=_misfit(self._average, report),
+                    counted_at=counted,
+                    report=report,
+                )
+            )
+
+    # The state that newcomers download.
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, U8]]:
+        """The parameters."""
+        return {"numel": self.numel}, {"parameters": self.parameters.view(np.uint8).copy()}
+
+    def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:
+        """Raises StateError when it is of another size."""
+        fresh = buffers["parameters"].view(np.float32)
+        if meta.get("numel") != self.numel or fresh.size != self.numel:
+            raise StateError("the downloaded state is of another size")
+        self.parameters[:] = fresh
+
+
+def _hash(vector: F32) -> str:
+    return hashlib.blake2b(vector.tobytes(), digest_size=12).hexdigest()
+
+
+def _misfit(average: F32, report: RoundReport | None) -> str:
+    """Compare a result with the members that the report announces."""
+    if report is None:
+        return ""
+    total = sum(member.weight for member in report.members)
+    expected = np.zeros_like(average)
+    for member in report.members:
+        expected[slot(bytes.fromhex(member.peer), average.size)] += member.weight / total
+    worst = int(np.argmax(np.abs(average - expected)))
+    if abs(float(average[worst] - expected[worst])) > TOLERANCE:
+        return f"element {worst} is {average[worst]:.4f} where the members make it {expected[worst]:.4f}"
+    return ""
