@@ -18,6 +18,8 @@ namespace p2pavg::pump {
 
 namespace {
 
+constexpr size_t kRemembered = 8;  // frames of a stream that are sent again when it is lost, though acknowledged
+
 float age(const std::atomic<double> &seen, double now) {
     const double at = seen.load(std::memory_order_relaxed);
     return at > 0 ? static_cast<float>(std::max(0.0, now - at)) : std::numeric_limits<float>::infinity();
@@ -174,23 +176,21 @@ void Stream::delivered() {
         item.job->sent(item);
         deliveries_.push_back({bytes_sent_.load(std::memory_order_relaxed), std::move(item)});
         int queued = 0;
-        if (deliveries_.size() > 8 && ioctl(fd, SIOCOUTQ, &queued) == 0) {
+        if (deliveries_.size() > kRemembered && ioctl(fd, SIOCOUTQ, &queued) == 0) {
             const uint64_t acked = bytes_sent_.load(std::memory_order_relaxed) - static_cast<uint64_t>(queued);
-            while (!deliveries_.empty() && deliveries_.front().end <= acked) deliveries_.pop_front();
+            while (deliveries_.size() > kRemembered && deliveries_.front().end <= acked) deliveries_.pop_front();
         }
     } else if (item.blob) {
         shared_.events.post({Event::Type::blob_sent, link_->id, 0, item.blob->transfer, item.blob->chunk, {}});
     }
 }
 
-// What the other side may not have: the frame half sent, and whole ones that it has not acknowledged.
+// What the other side may not have: the frame half sent, whole ones that its kernel has not acknowledged, and the
+// last ones that it has, for they may not have been read. What it has after all, it drops.
 std::vector<Item> Stream::undelivered() {
     std::vector<Item> items;
-    int queued = 0;
-    const uint64_t sent = bytes_sent_.load(std::memory_order_relaxed);
-    const uint64_t acked = ioctl(fd, SIOCOUTQ, &queued) == 0 ? sent - static_cast<uint64_t>(queued) : 0;
     for (Delivery &delivery : deliveries_) {
-        if (delivery.end <= acked || delivery.item.job->over.load(std::memory_order_acquire)) continue;
+        if (delivery.item.job->over.load(std::memory_order_acquire)) continue;
         if (delivery.item.job->finished() && delivery.item.job->is_voter(delivery.item.rank)) continue;
         delivery.item.repeat = true;
         items.push_back(std::move(delivery.item));

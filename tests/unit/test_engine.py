@@ -634,6 +634,8 @@ class TestEngine:
         assert sent == sum(row.bytes_sent for row in stats) == 20_000 * 8 + 40 * 40
         assert received == sum(row.bytes_received for row in stats) == sent
         assert all(row.window_bytes > 0 and row.rtt_s > 0 for row in stats)
+        for engine in swarm.engines:
+            engine.finish(reduction.transfer)
         swarm.engines[1].detach(swarm.link(1, 0), 0)
         await swarm.events[0].until(lambda: swarm.events[0].closed)
         assert swarm.engines[0].traffic(link) == (sent, received)
