@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -178,7 +178,7 @@ def decode_runs(
     if native.available() and is_built_in(codec):
         native.module().decode_runs(codec.wire_id, src, src_offsets, dst, dst_offsets, counts, scale)
         return
-    view = memoryview(cast("Any", src))
+    view = memoryview(src).cast("B")
     for start, to, n in zip(src_offsets.tolist(), dst_offsets.tolist(), counts.tolist(), strict=True):
         size = codec.encoded_size(n)
         if min(start, to, n) < 0 or start + size > len(view) or to + n > len(dst):

@@ -26,6 +26,7 @@ BLOCK = 4096
 INT8_BLOCK = 1024
 PIECE = 16 * BLOCK
 INF_BITS = 0x7F800000
+INT8_TOP_STEP = np.float32(float.fromhex("0x1.020406p+121"))  # 127 of it are still finite
 _ELEMENT_SIZE = {NONE: 4, FP16: 2, BF16: 2, INT8: 1}
 
 
@@ -110,7 +111,9 @@ def _encode_rows(codec: int, y: F32, exponents: npt.NDArray[np.int8], out: npt.N
         out[:] = _bf16(y, bits)
     else:
         exponents[:] = _exponents(bits)
-        out[:] = _half(y * _powers(exponents)[:, None])
+        y = y * _powers(exponents)[:, None]
+        top = np.where(exponents == -113, np.float32(32752), np.float32(np.inf))[:, None]
+        out[:] = _half(np.where(np.isinf(y), y, y.clip(-top, top)))
     return finite
 
 
@@ -155,15 +158,14 @@ def _float_of_half(halves: U16) -> F32:
 def _encode_int8(
     x: F32, scale: np.float32, uniform: F32 | None, steps: F32, out: npt.NDArray[np.int8]
 ) -> bool:
-    """The levels of a row are x·(127 / largest |x|) whatever the scale, which goes into the step, with its sign."""
+    """The levels of a row are x·(127 / largest |x|); the scale goes, with its sign, into the step alone."""
     raw = _magnitude(x).max(axis=1)
     largest = raw.view(np.float32) * scale
     scaled = _magnitude(largest)
     finite = np.maximum(raw, scaled) < INF_BITS
     usable = finite & (np.minimum(raw, scaled) >= np.uint32(15 << 23))
-    steps[:] = np.where(
-        usable, largest / np.float32(127), np.where(finite, np.float32(0), np.float32(np.nan))
-    )
+    step = (largest / np.float32(127)).clip(-INT8_TOP_STEP, INT8_TOP_STEP)
+    steps[:] = np.where(usable, step, np.where(finite, np.float32(0), np.float32(np.nan)))
     wanted = x * np.where(usable, np.float32(127) / raw.view(np.float32), np.float32(0))[:, None]
     levels = np.rint(wanted) if uniform is None else np.floor(wanted + uniform).clip(-127, 127)
     levels[~usable] = 0

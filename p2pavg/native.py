@@ -11,7 +11,7 @@ import importlib
 import logging
 import os
 import zlib
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -73,5 +73,5 @@ def cuda() -> Any | None:
 def crc32(data: Buffer, crc: int = 0) -> int:
     """CRC-32 of a contiguous buffer of bytes, as `zlib.crc32`; releases the GIL."""
     if _module is None:
-        return zlib.crc32(cast("Any", data), crc)
+        return zlib.crc32(data, crc)
     return int(_module.crc32(data, crc))

@@ -111,7 +111,7 @@ bool encode_fp16_block(const Spans &k, const float *x, size_t n, float scale, ui
     if (finite && one_factor(e, scale * power))
         k.encode_f16(x, n, scale * power, h);
     else
-        for (size_t i = 0; i < n; i++) put(h, i, half_from_any((get(x, i) * scale) * power));
+        for (size_t i = 0; i < n; i++) put(h, i, half_from_any((get(x, i) * scale) * power, half_top_bits(e)));
     return finite;
 }
 
@@ -127,7 +127,7 @@ bool encode_int8_block(const Spans &k, const Draws *draws, size_t at, const floa
     } else if (std::min(raw, abs_bits(largest)) < kInt8MinBits) {
         std::memset(q, 0, n);
     } else {
-        step = largest / 127.0f;
+        step = int8_step(largest);
         round_i8(k, draws, at, x, n, 127.0f / from_bits(raw), q);
     }
     std::memcpy(header, &step, 4);

@@ -65,11 +65,11 @@ static inline float bf16_to_float(uint16_t h) { return from_bits(static_cast<uin
 // Encoders of any float, for the rare blocks that need them: an infinity stays, a NaN becomes the quiet one.
 static inline float canonical(float x) { return abs_bits(x) > kInfBits ? from_bits(0x7fc00000u) : x; }
 
-static inline uint16_t half_from_any(float x) {
-    const uint32_t a = abs_bits(x);
-    const auto sign = static_cast<uint16_t>((to_bits(x) >> 16) & 0x8000u);
+static inline uint16_t half_from_any(float x, uint32_t top_bits) {  // saturating at the float with these bits
+    const uint32_t a = abs_bits(x), sign = to_bits(x) & 0x80000000u;
     if (a > kInfBits) return 0x7e00u;
-    return a == kInfBits ? static_cast<uint16_t>(sign | 0x7c00u) : half_from_finite(x);
+    if (a == kInfBits) return static_cast<uint16_t>((sign >> 16) | 0x7c00u);
+    return half_from_finite(a > top_bits ? from_bits(sign | top_bits) : x);
 }
 
 static inline uint16_t bf16_from_any(float x) {  // saturating: a finite x never becomes infinite
@@ -87,11 +87,22 @@ static inline int half_exponent(uint32_t max_bits) {
     return biased < 14 ? 127 : 141 - biased;
 }
 
+// What values of a block with exponent e are limited to. In the topmost binade of float32 a float16 rounded up to
+// 2^15 would decode to infinity: 32752 is the largest one below.
+static inline uint32_t half_top_bits(int e) { return e == -113 ? 0x46ffe000u : 0x47000000u; }
+
 // 2^e for any e of one byte; 2^128 is infinity.
 static inline float power_of_two(int e) { return std::ldexp(1.0f, e); }
 
 // Below this a block of int8 is all zeros: its step would lose precision as a denormal.
 constexpr uint32_t kInt8MinBits = 15u << 23;  // 2^-112
+
+// The step of a block of int8 whose largest magnitude is |largest|: such that 127 steps never round to infinity.
+static inline float int8_step(float largest) {
+    constexpr float kMost = 0x1.020406p+121f;
+    const float step = largest / 127.0f;
+    return step > kMost ? kMost : step < -kMost ? -kMost : step;
+}
 
 // The finaliser of splitmix64.
 static inline uint64_t mix64(uint64_t x) {
