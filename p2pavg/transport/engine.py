@@ -161,6 +161,9 @@ class Engine(Protocol):
     def cancel(self, transfer: int) -> None:
         """Forget a job or blob, at once: buffers are not touched any more after this returns. Idempotent."""
 
+    def running(self) -> Sequence[ReduceJob]:
+        """Jobs that have begun, and were neither cancelled nor finished."""
+
     def progress(self, transfer: int) -> JobProgress: ...
 
     def missing(self, transfer: int, rank: int) -> Missing: ...

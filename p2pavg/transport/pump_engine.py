@@ -44,6 +44,7 @@ class PumpEngine:
         self._pump = native.module().Pump(threads or min(MOST_THREADS, len(os.sched_getaffinity(0))))
         self._uids: dict[int, tuple[int, int]] = {}  # of streams: link, stream
         self._alive: dict[int, list[Any]] = {}  # by transfer
+        self._running: dict[int, ReduceJob] = {}
         self._lent: dict[tuple[int, int, int], list[Any]] = {}  # blob chunks by link, transfer, chunk
         self._closed = False
         self._handlers = self._make_handlers()
@@ -101,16 +102,22 @@ class PumpEngine:
             encoded=0 if encoded is None else _address(encoded, np.uint8),
             encoded_bytes=0 if encoded is None else encoded.nbytes,
         )
+        self._running[transfer] = alive[0]
         alive.append(begin)
 
     def cancel(self, transfer: int) -> None:
         self._pump.cancel(transfer)
+        self._running.pop(transfer, None)
         self._alive.pop(transfer, None)
         self._lent = {key: data for key, data in self._lent.items() if key[1] != transfer}
 
     def finish(self, transfer: int) -> None:
+        self._running.pop(transfer, None)
         if self._pump.finish(transfer):
             self._alive.pop(transfer, None)
+
+    def running(self) -> Sequence[ReduceJob]:
+        return list(self._running.values())
 
     def progress(self, transfer: int) -> JobProgress:
         return JobProgress(*self._pump.progress(transfer))
@@ -176,6 +183,7 @@ class PumpEngine:
         self._loop.remove_reader(self._pump.event_fd())
         self._pump.close()
         self._alive.clear()
+        self._running.clear()
         self._lent.clear()
 
     # -- events

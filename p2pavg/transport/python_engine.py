@@ -140,6 +140,9 @@ class PythonEngine:
         if run is not None:
             run.end()
 
+    def running(self) -> Sequence[ReduceJob]:
+        return [run.job for run in self._runs.values() if run.begun]
+
     def progress(self, transfer: int) -> JobProgress:
         return self._runs[transfer].progress()
 

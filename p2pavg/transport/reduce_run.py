@@ -67,6 +67,10 @@ class ReduceRun:
         for stream in held:
             stream.resume()
 
+    @property
+    def begun(self) -> bool:
+        return self._ledger.begun
+
     def progress(self) -> JobProgress:
         return self._ledger.progress(self._first_byte_at, self._last_byte_at)
 

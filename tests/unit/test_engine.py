@@ -196,7 +196,9 @@ class TestEngine:
         reduction.check(swarm)
 
     async def test_progress(self, swarm_of):
-        """Progress counts chunks per rank and brackets the transfer in time; at the end nothing is missing."""
+        """Progress counts chunks per rank and brackets the transfer in time; at the end nothing is
+        missing.
+        """
         rng = np.random.default_rng(8)
         swarm = swarm_of(2)
         reduction = Reduction(gradients(rng, 2, 9500), [1.0, 1.0], [4500, 5000])
@@ -213,6 +215,23 @@ class TestEngine:
         assert progress.results_sent == (0, 5)
         assert start <= progress.first_byte_at <= progress.last_byte_at <= asyncio.get_running_loop().time()
         assert swarm.engines[0].missing(7, 1) == Missing((), ())
+
+    async def test_running(self, swarm_of):
+        """A job runs from `begin` until it is finished or cancelled."""
+        swarm = swarm_of(1)
+        engine = swarm.engines[0]
+        jobs = [Reduction([np.ones(10, np.float32)], [1.0], [10], transfer=transfer) for transfer in (1, 2)]
+        for reduction in jobs:
+            reduction.open(swarm)
+        assert list(engine.running()) == []
+        for reduction in jobs:
+            reduction.start(swarm)
+        assert sorted(job.transfer for job in engine.running()) == [1, 2]
+        engine.cancel(1)
+        await jobs[1].finished(swarm)
+        assert [job.transfer for job in engine.running()] == [2]
+        engine.finish(2)
+        assert list(engine.running()) == []
 
     async def test_lost_stream_and_resend(self, swarm_of):
         """What a broken stream lost is asked for and sent again; duplicates change nothing."""
