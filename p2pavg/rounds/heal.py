@@ -153,8 +153,9 @@ class Downloader:
         try:
             missing = list(range(manifest.chunks))
             while missing:
+                goal = len(download.chunks) + len(missing)  # before asking: chunks may outrun the answer
                 await self._ask(link, manifest, transfer, missing)
-                await self._receive(download, len(missing))
+                await self._receive(download, goal)
                 missing = await asyncio.get_running_loop().run_in_executor(
                     None, _broken, manifest, blob, missing
                 )
@@ -176,9 +177,8 @@ class Downloader:
         if "error" in answer:
             raise StateError(str(answer["error"])[:200])
 
-    async def _receive(self, download: _Download, wanted: int) -> None:
-        start = len(download.chunks)
-        while len(download.chunks) - start < wanted:
+    async def _receive(self, download: _Download, goal: int) -> None:
+        while len(download.chunks) < goal:
             download.arrived.clear()
             try:
                 await asyncio.wait_for(download.arrived.wait(), STALL_TIMEOUT_S)

@@ -1,0 +1,222 @@
+"""`bench accumulate`: what CollaborativeOptimizer costs the local training loop, against plain PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from p2pavg.bench.common import add_output_options, emit, percentile, positive_int, progress
+from p2pavg.errors import ConfigurationError
+from p2pavg.optim.optimizer import CollaborativeOptimizer
+
+NEVER = 1 << 50
+"""A target batch size that no benchmark reaches."""
+
+
+def register(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "accumulate",
+        help="local training with and without the optimizer",
+        description="Times blocks of microbatches with plain gradient accumulation and with "
+        "CollaborativeOptimizer (its peer alive, alone in its swarm), taken in turn in changing order, and a "
+        "second plain block as control.",
+        epilog="example: p2pavg bench accumulate --params 10000000 --json -",
+    )
+    parser.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
+    parser.add_argument("--params", type=positive_int, default=10_000_000, help="parameters of the model")
+    parser.add_argument("--batch", type=positive_int, default=32, help="samples per microbatch")
+    parser.add_argument("--microbatches", type=positive_int, default=8, help="microbatches per block")
+    parser.add_argument("--pairs", type=positive_int, default=20, help="blocks of each kind")
+    parser.add_argument("--threads", type=positive_int, help="torch threads (default: torch's own choice)")
+    add_output_options(parser)
+    parser.set_defaults(func=run)
+
+
+def model_of(params: int, device: torch.device) -> nn.Sequential:
+    """A chain of square linear layers with about `params` parameters."""
+    width = 512 if params < 50_000_000 else 1024 if params < 200_000_000 else 2048
+    depth = max(1, round(params / (width * width + width)))
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Linear(width, width, device=device), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def twin_of(model: nn.Sequential) -> nn.Sequential:
+    """The same weights in the same memory, as other Parameters: nothing hooked on ours is seen there."""
+    twin: list[nn.Module] = []
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            copy = nn.Linear(layer.in_features, layer.out_features, device="meta")
+            copy.weight = nn.Parameter(layer.weight.data)
+            assert layer.bias is not None
+            copy.bias = nn.Parameter(layer.bias.data)
+            twin.append(copy)
+        else:
+            twin.append(nn.ReLU())
+    return nn.Sequential(*twin)
+
+
+@dataclass
+class Bench:
+    """One model, trained plainly and collaboratively by turns."""
+
+    model: nn.Sequential
+    batch: int
+    microbatches: int
+    device: torch.device
+    step_us: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.plain_model = twin_of(self.model)
+        self.plain_optimizer = torch.optim.SGD(self.plain_model.parameters(), lr=0.0)
+        width = next(self.model.parameters()).shape[1]
+        self.inputs = torch.randn(self.batch, width, device=self.device)
+
+    def synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def timed(self, block: Callable[[], None]) -> float:
+        self.synchronise()
+        begun = time.perf_counter()
+        block()
+        self.synchronise()
+        return time.perf_counter() - begun
+
+    def plain(self) -> None:
+        """One accumulation of plain PyTorch, without its optimizer step."""
+        for _ in range(self.microbatches):
+            self.plain_model(self.inputs).mean().backward()
+        self.plain_optimizer.zero_grad()
+
+    def local(self, optimizer: CollaborativeOptimizer) -> None:
+        """The same under the optimizer, including the clearing of the buffer that ends every epoch."""
+        for _ in range(self.microbatches):
+            self.model(self.inputs).mean().backward()
+            begun = time.perf_counter()
+            optimizer.step()
+            self.step_us.append((time.perf_counter() - begun) * 1e6)
+            optimizer.zero_grad()
+        optimizer.discard()
+
+    def collaborative(self, target_batch_size: int) -> CollaborativeOptimizer:
+        return CollaborativeOptimizer(
+            torch.optim.SGD(self.model.parameters(), lr=0.0),
+            run_id=f"bench-accumulate-{random.getrandbits(64):x}",
+            target_batch_size=target_batch_size,
+            batch_size_per_step=self.batch,
+            initial_peers=[],
+            listen="127.0.0.1:0",
+        )
+
+    def epoch_ends(self, count: int = 3) -> list[float]:
+        """Seconds of the step()s that end an epoch of one peer: averaging with itself, and the inner step."""
+        seconds: list[float] = []
+        with self.collaborative(self.batch * self.microbatches) as optimizer:
+            while len(seconds) < count:
+                self.model(self.inputs).mean().backward()
+                epoch = optimizer.epoch
+                elapsed = self.timed(optimizer.step)
+                if optimizer.epoch > epoch:
+                    seconds.append(elapsed)
+        return seconds
+
+
+def lower_bound(ratios: Sequence[float], draws: int = 2000) -> float:
+    """The 95% lower confidence bound of the median, by bootstrap."""
+    rng = random.Random(0)
+    medians = [median(rng.choices(ratios, k=len(ratios))) for _ in range(draws)]
+    return percentile(medians, 5)
+
+
+def measure(bench: Bench, pairs: int, advance: Callable[[float], None]) -> dict[str, Any]:
+    """All figures of the verb. Blocks are taken in turn, in an order that changes each time."""
+    times: dict[str, list[float]] = {"plain": [], "local": [], "control": []}
+    with bench.collaborative(NEVER) as optimizer:
+        blocks: dict[str, Callable[[], None]] = {
+            "plain": bench.plain,
+            "local": lambda: bench.local(optimizer),
+            "control": bench.plain,
+        }
+        for block in blocks.values():
+            block()  # warm up: allocator, threads, caches
+        bench.step_us.clear()
+        names = list(blocks)
+        for pair in range(pairs):
+            for name in names if pair % 2 == 0 else reversed(names):
+                times[name].append(bench.timed(blocks[name]))
+            names.append(names.pop(0))
+            advance(1)
+    ratios = [plain / local for plain, local in zip(times["plain"], times["local"], strict=True)]
+    controls = [plain / again for plain, again in zip(times["plain"], times["control"], strict=True)]
+    samples = bench.batch * bench.microbatches
+    return {
+        "plain_sps": samples / median(times["plain"]),
+        "local_sps": samples / median(times["local"]),
+        "ratio_median": median(ratios),
+        "ratio_low95": lower_bound(ratios),
+        "control_ratio": median(controls),
+        "control_low95": lower_bound(controls),
+        "step_us_median": median(bench.step_us),
+        "step_us_p99": percentile(bench.step_us, 99),
+        "ratios": ratios,
+        "controls": controls,
+    }
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb."""
+    try:
+        device = torch.device(args.device)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0]
+        raise ConfigurationError(f"Cannot use the device {args.device!r}: {why}") from None
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    bench = Bench(model_of(args.params, device), args.batch, args.microbatches, device)
+    with progress("accumulating", args.pairs) as advance:
+        result = measure(bench, args.pairs, advance)
+        ends = bench.epoch_ends()
+    result |= {
+        "epoch_end_seconds": median(ends),
+        "device": str(device),
+        "params": sum(p.numel() for p in bench.model.parameters()),
+        "batch": args.batch,
+        "microbatches": args.microbatches,
+        "pairs": args.pairs,
+        "threads": torch.get_num_threads(),
+    }
+    lines = [
+        f"{result['params'] / 1e6:.1f}M parameters on {device}, "
+        f"blocks of {args.microbatches} x {args.batch} samples",
+        f"plain {result['plain_sps']:.1f} samples/s, with the optimizer {result['local_sps']:.1f} samples/s",
+        f"ratio {result['ratio_median']:.3f} (95% bound {result['ratio_low95']:.3f}), "
+        f"plain against plain {result['control_ratio']:.3f}",
+        f"step() before the target {result['step_us_median']:.1f} us; "
+        f"the end of an epoch {result['epoch_end_seconds'] * 1e3:.0f} ms",
+    ]
+    emit(args, result, lines, lambda figure: draw(figure, result))
+    return 0
+
+
+def draw(figure: Any, result: dict[str, Any]) -> None:
+    """Every pair's ratio, and the control's."""
+    axes = figure.subplots()
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.plot(result["ratios"], "o", label="with the optimizer")
+    axes.plot(result["controls"], "x", label="plain again (control)")
+    axes.set_xlabel("pair")
+    axes.set_ylabel("samples/s over plain PyTorch's")
+    axes.legend()

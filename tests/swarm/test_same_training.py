@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import copy
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from tests.swarm.trainers import Job, Outcome, Trainers, flat, inner_of, loss_of, net
+
+pytestmark = pytest.mark.swarm
+
+
+def replay(outcomes: list[Outcome], optimizer: str, epochs: int) -> np.ndarray:
+    """One process that takes, per epoch, all peers' samples as one batch.
+
+    A microbatch that was late for its epoch (a busy machine) counts in the next, with its gradient as it was.
+    """
+    model = net()
+    inner = inner_of(optimizer, model)
+    scheduler = CosineAnnealingLR(inner, 40)
+    versions = []
+    for epoch in range(epochs):
+        versions.append(copy.deepcopy(model))
+        batches = [batch for outcome in outcomes for batch in outcome.counted.get(epoch, [])]
+        total = sum(len(ids) for _, ids in batches)
+        inner.zero_grad()
+        for version in {computed_on for computed_on, _ in batches}:
+            ids = [i for computed_on, batch in batches for i in batch if computed_on == version]
+            loss = loss_of(versions[version], ids) * (len(ids) / total)
+            params = list(versions[version].parameters())
+            for param, grad in zip(model.parameters(), torch.autograd.grad(loss, params), strict=True):
+                param.grad = grad if param.grad is None else param.grad + grad
+        inner.step()
+        scheduler.step()
+    return flat(model)
+
+
+def jobs(count: int, **changes: object) -> list[Job]:
+    """Peers of uneven speed."""
+    return [
+        Job(rank, wait_for=count - 1, seconds=0.002 * (1 + rank), **changes)  # type: ignore[arg-type]
+        for rank in range(count)
+    ]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_peers_train_like_one_process(count: int, optimizer: str) -> None:
+    """After 20 epochs the peers' parameters are those of one process that replays the same samples."""
+    with Trainers() as trainers:
+        trainers.start_all(jobs(count, optimizer=optimizer))
+        outcomes = trainers.finish(range(count))
+    alone = replay(outcomes, optimizer, 20)
+    for outcome in outcomes:
+        assert outcome.epoch == 20
+        assert np.linalg.norm(outcome.params - alone) <= 1e-5 * np.linalg.norm(alone)
+        assert np.array_equal(outcome.params, outcomes[0].params)
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8"])
+def test_all_peers_hold_the_same_bits(codec: str) -> None:
+    """With every codec the peers' parameters are equal to the bit after 20 epochs."""
+    with Trainers() as trainers:
+        trainers.start_all(jobs(3, codec=codec, optimizer="adamw"))
+        outcomes = trainers.finish(range(3))
+    assert not np.array_equal(outcomes[0].params, flat(net()))
+    for outcome in outcomes[1:]:
+        assert np.array_equal(outcome.params, outcomes[0].params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_survivors_finish_equal(seed: int) -> None:
+    """Whichever peer is killed at whatever moment, the others finish with the same bits."""
+    rng = random.Random(seed)
+    victim, moment = rng.randrange(3), rng.uniform(0.0, 0.8)
+    with Trainers() as trainers:
+        trainers.start_all(jobs(3, optimizer="adamw", codec="fp16", run_id=f"kill-{seed}"))
+        time.sleep(moment)
+        trainers.processes[victim].kill()
+        survivors = [rank for rank in range(3) if rank != victim]
+        outcomes = trainers.finish(survivors)
+    for outcome in outcomes:
+        assert outcome.epoch == 20
+        assert np.isfinite(outcome.params).all()
+        assert np.array_equal(outcome.params, outcomes[0].params)

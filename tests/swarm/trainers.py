@@ -1,0 +1,179 @@
+"""Real training processes for the swarm tests: they train a small model and tell what they averaged."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from p2pavg import CollaborativeOptimizer
+
+DEADLINE_S = 100.0
+BATCH = 4
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
+
+
+def loss_of(model: nn.Module, ids: Sequence[int]) -> torch.Tensor:
+    """The mean loss over the samples with these ids."""
+    rows = [torch.randn(8, generator=torch.Generator().manual_seed(i)) for i in ids]
+    return model(torch.stack(rows)).square().sum(dim=1).mean()
+
+
+def inner_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=1e-2)
+
+
+def flat(model: nn.Module) -> np.ndarray:
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()
+
+
+@dataclass
+class Job:
+    """What one trainer does. seconds: the time of a microbatch, spent asleep."""
+
+    rank: int
+    optimizer: str = "sgd"
+    codec: str = "none"
+    target: int = 24
+    epochs: int = 20
+    seconds: float = 0.002
+    run_id: str = "same-training"
+    initial_peers: tuple[str, ...] = ()
+    wait_for: int = 0  # others that must be in view before the first microbatch
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """What a trainer ended with: its parameters, and which of its batches each epoch's average held.
+
+    counted[epoch]: (epoch whose parameters it was computed on, sample ids); they differ when it was late.
+    """
+
+    params: np.ndarray
+    counted: dict[int, list[tuple[int, list[int]]]]
+    late: int
+    epoch: int
+
+
+def train(job: Job, pipe: Connection) -> None:
+    """The body of a trainer process."""
+    torch.set_num_threads(1)
+    model = net()
+    inner = inner_of(job.optimizer, model)
+    opt = CollaborativeOptimizer(
+        inner,
+        job.run_id,
+        job.target,
+        BATCH,
+        initial_peers=job.initial_peers,
+        scheduler=CosineAnnealingLR(inner, 40),
+        compression=job.codec,
+        listen="127.0.0.1:0",
+        **job.options,
+    )
+    pipe.send(opt.peer.address)
+    pipe.recv()  # the others are there
+    deadline = time.monotonic() + DEADLINE_S
+    while len(opt.peers) < job.wait_for:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the others were never seen")
+        time.sleep(0.01)
+    counted: dict[int, list[tuple[int, list[int]]]] = {}
+    pending: list[tuple[int, list[int]]] = []
+    late, drawn = 0, job.rank * 1_000_000
+    while opt.epoch < job.epochs:
+        batch = list(range(drawn, drawn + BATCH))
+        drawn += BATCH
+        time.sleep(job.seconds)
+        loss_of(model, batch).backward()
+        epoch = opt.epoch
+        pending.append((epoch, batch))
+        opt.step()
+        opt.zero_grad()
+        if opt.epoch == epoch:
+            continue
+        if opt._training.samples():  # the round went on without us: what we have counts in the next one
+            late += 1
+        else:
+            counted[epoch], pending = pending, []
+    pipe.send(Outcome(flat(model), counted, late, opt.epoch))
+    pipe.recv()  # everybody finished
+    opt.close()
+    pipe.send("closed")
+
+
+torch.optim.SGD([nn.Parameter(torch.zeros(1))])  # the first optimizer of a process imports for seconds
+
+
+def _start() -> multiprocessing.context.BaseContext:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.swarm.trainers"])
+    return context
+
+
+class Trainers:
+    """Starts trainer processes and talks to them; whatever is left is killed at the end."""
+
+    def __init__(self) -> None:
+        self._context = _start()
+        self.processes: list[Any] = []
+        self.pipes: list[Connection] = []
+
+    def __enter__(self) -> Trainers:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+            process.join(10)
+
+    def start(self, job: Job) -> str:
+        """Start one trainer; returns its address."""
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=train, args=(job, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self.processes.append(process)
+        self.pipes.append(ours)
+        return str(self.receive(len(self.pipes) - 1))
+
+    def start_all(self, jobs: Sequence[Job]) -> None:
+        """Start a swarm around the first job's trainer, and let all begin."""
+        address = self.start(jobs[0])
+        for job in jobs[1:]:
+            job.initial_peers = (address,)
+            self.start(job)
+        for rank in range(len(jobs)):
+            self.pipes[rank].send("go")
+
+    def receive(self, rank: int) -> Any:
+        if not self.pipes[rank].poll(DEADLINE_S):
+            raise TimeoutError(f"trainer {rank} did not answer within {DEADLINE_S:.0f} s")
+        return self.pipes[rank].recv()
+
+    def finish(self, ranks: Sequence[int]) -> list[Outcome]:
+        """The outcomes of these trainers, which then close."""
+        outcomes = [self.receive(rank) for rank in ranks]
+        for rank in ranks:
+            self.pipes[rank].send("done")
+        for rank in ranks:
+            assert self.receive(rank) == "closed"
+        return outcomes
