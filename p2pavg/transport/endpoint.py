@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import socket
 import time
 from collections.abc import Mapping
@@ -18,11 +19,13 @@ from p2pavg.transport.forkguard import guard
 from p2pavg.transport.greeting import Met
 from p2pavg.transport.handshake import Hello, Refusal
 from p2pavg.transport.link import Link, Message
+from p2pavg.transport.repair import Repairs
 from p2pavg.transport.stream_keeper import MAX_STREAMS, StreamKeeper
 
 logger = logging.getLogger("p2pavg.transport")
 
 PING_INTERVAL_S = 1.0
+_WATCH_INTERVAL_S = 0.1  # while jobs run
 _ALIVE_S = 3.0  # how long an old link may take to prove that it lives, before a new one replaces it
 
 
@@ -73,6 +76,7 @@ class Endpoint:
         self._dials: dict[tuple[str, int], asyncio.Task[Link]] = {}
         self._proving: set[bytes] = set()  # peers to which a dial of ours has sent its proof
         self._arrivals: dict[bytes, asyncio.Future[Link]] = {}  # dials that wait for the other side's dial
+        self._repairs = Repairs(engine, self._by_id, self._replace_stream)
         self._closed = False
 
     @classmethod
@@ -364,13 +368,27 @@ class Endpoint:
             link.streams_asked = wanted
             if link.id in self._keepers:
                 self._keepers[link.id].check()
+        elif kind == "_resend":
+            self._repairs.asked(link, message)
         elif not link.take_answer(message):
             self._events.message(link, message)
 
+    def _replace_stream(self, link: Link, stream: int) -> None:
+        self._engine.detach(link.id, stream)
+        if link.id in self._keepers:
+            self._keepers[link.id].check()
+
     async def _tick(self) -> None:
+        pinged_at = -math.inf
         while True:
-            for link in list(self._links.values()):
-                link.ping()
-                if link.id in self._keepers:
-                    self._keepers[link.id].check()
-            await asyncio.sleep(PING_INTERVAL_S)
+            now = time.monotonic()
+            due = now - pinged_at >= PING_INTERVAL_S
+            if due:
+                pinged_at = now
+                for link in list(self._links.values()):
+                    link.ping()
+                    if link.id in self._keepers:
+                        self._keepers[link.id].check()
+            if due or self._engine.running():
+                self._repairs.tick()
+            await asyncio.sleep(min(_WATCH_INTERVAL_S, PING_INTERVAL_S))

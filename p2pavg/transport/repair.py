@@ -1,0 +1,107 @@
+"""Repairs transfers while they run: chunks that were lost or are stuck are asked for again, stalled streams
+replaced.
+
+The receiver asks: it alone knows what it lacks. Asking too early costs a duplicate, which is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from p2pavg.errors import ProtocolError
+from p2pavg.identity import short_id
+from p2pavg.transport.engine import SELF, Engine, Missing, ReduceJob
+from p2pavg.transport.link import Link
+from p2pavg.transport.stalls import Ask, LinkWatch, RankWatch, overtaken
+
+logger = logging.getLogger("p2pavg.transport")
+
+_CONTROL_FRESH_S = 3.0  # heard on the control connection so lately: the path works, only the stream does not
+_MOST_CHUNKS = 100_000  # in one request; more follow with the next one
+
+
+class Repairs:
+    def __init__(
+        self, engine: Engine, links: Mapping[int, Link], replace: Callable[[Link, int], None]
+    ) -> None:
+        """links: by id, live view. replace(link, stream): close a stalled stream; a new one takes its
+        place.
+        """
+        self._engine = engine
+        self._links = links
+        self._replace = replace
+        self._watches: dict[int, LinkWatch] = {}
+        self._ranks: dict[tuple[int, int], RankWatch] = {}
+
+    def tick(self) -> None:
+        """Called some times per second."""
+        now = time.monotonic()
+        jobs = self._engine.running()
+        for number in [number for number in self._watches if number not in self._links]:
+            del self._watches[number]
+        for link in list(self._links.values()):
+            self._look_at(link, now)
+        current = {(job.transfer, rank) for job in jobs for rank in range(len(job.links))}
+        for key in [key for key in self._ranks if key not in current]:
+            del self._ranks[key]
+        for job in jobs:
+            for rank, number in enumerate(job.links):
+                link_or_none = self._links.get(number)
+                if number != SELF and link_or_none is not None:
+                    self._ask(job, rank, link_or_none, now)
+
+    def _look_at(self, link: Link, now: float) -> None:
+        watch = self._watches.setdefault(link.id, LinkWatch())
+        watch.tick(now, self._engine.stats(link.id))
+        if now - link.last_heard < _CONTROL_FRESH_S:
+            for stream in watch.stalled(now, link.rtt_min):
+                logger.info(
+                    "stream %d to peer %s is stalled: opening another", stream, short_id(link.peer_id)
+                )
+                self._replace(link, stream)
+
+    def _ask(self, job: ReduceJob, rank: int, link: Link, now: float) -> None:
+        watch = self._ranks.setdefault((job.transfer, rank), RankWatch(now))
+        verdict = watch.judge(now, link.rtt_min, self._watches[link.id])
+        if verdict is Ask.NOTHING:
+            return
+        missing = self._engine.missing(job.transfer, rank)
+        total = len(missing.contributions) + len(missing.results)
+        if verdict is Ask.OVERTAKEN:
+            missing = overtaken(job, rank, missing, max(1, len(self._watches[link.id].streams)))
+        if missing.contributions or missing.results:
+            link.send(
+                {
+                    "t": "_resend",
+                    "transfer": job.transfer,
+                    "contributions": missing.contributions[:_MOST_CHUNKS],
+                    "results": missing.results[:_MOST_CHUNKS],
+                }
+            )
+        watch.asked(now, link.rtt_min, total)
+
+    def asked(self, link: Link, message: Mapping[str, Any]) -> None:
+        """The other side lacks chunks. Raises ProtocolError when the request is malformed."""
+        contributions, results = _pairs(message.get("contributions")), _pairs(message.get("results"))
+        for job in self._engine.running():
+            if job.transfer == message.get("transfer") and link.id in job.links:
+                logger.debug("sending %d chunks again", len(contributions) + len(results))
+                self._engine.resend(job.transfer, job.links.index(link.id), Missing(contributions, results))
+
+
+def _pairs(value: object) -> tuple[tuple[int, int], ...]:
+    if not isinstance(value, list) or len(value) > _MOST_CHUNKS:
+        raise ProtocolError("a malformed request to send again")
+    pairs = []
+    for pair in value:
+        if (
+            not isinstance(pair, list)
+            or len(pair) != 2
+            or not all(isinstance(number, int) and 0 <= number < 2**32 for number in pair)
+        ):
+            raise ProtocolError("a malformed request to send again")
+        pairs.append((pair[0], pair[1]))
+    return tuple(pairs)
