@@ -64,7 +64,11 @@ class Core:
         self.epoch = config.epoch
         self.lineage = config.lineage
         self.pending = False
+        self.applied_epoch = config.epoch
+        # While a state is downloaded: where we will stand with it and the results since.
         self.joining: tuple[int, Lineage] | None = None
+        self.joined_at = (config.epoch, config.lineage)  # where the following of results began
+        self.followed: list[Generation] = []
         self.role = config.role  # a joiner becomes a trainer when it has its state
         self.target = config.target
         self.leaving = False
@@ -106,7 +110,7 @@ class Core:
             self.actions.append(Send(peer, message))
 
     def progress(self) -> Progress:
-        epoch, lineage = self.joining or (self.epoch, self.lineage)
+        epoch, lineage = self.standing
         return Progress(
             epoch=epoch,
             lineage=lineage,
@@ -190,6 +194,11 @@ class Core:
             candidates.append((self.me, self.config.client_only))
         reachable = [peer for peer, client_only in candidates if not client_only]
         return rendezvous(self.config.run, self.epoch, reachable or [peer for peer, _ in candidates])
+
+    @property
+    def standing(self) -> tuple[int, Lineage]:
+        """The (epoch, lineage) that our next average belongs to."""
+        return self.joining or (self.epoch, self.lineage)
 
     def camp(self) -> Camp:
         """Ours, counting ourselves only. Without a state we stand nowhere."""

@@ -94,6 +94,8 @@ class Counting:
     def consider(self) -> None:
         """Called after every event: is it time to propose?"""
         core, machine = self.core, self.machine
+        if core.out and core.joining is None and core.leader() is None:
+            machine.member.fail("nobody is left to average without this peer")
         if machine.leading.proposal is not None or machine.succession.inquest is not None:
             if "keepalive" not in core.timers:
                 core.arm("keepalive", core.now + KEEPALIVE_S)
@@ -204,6 +206,8 @@ class Counting:
     def awaited(self) -> PeerId | None:
         """Whose word the training thread or our ballot waits for; None: nobody's."""
         core, machine = self.core, self.machine
+        if core.out and core.joining is None and core.leader() is None:
+            machine.member.fail("nobody is left to average without this peer")
         if machine.leading.proposal is not None or machine.succession.inquest is not None:
             return None
         if machine.member.holding is not None:

@@ -28,6 +28,9 @@ SETTLE = 0.3  # before one lineage gives way to another of the same epoch
 JUDGE_FLOOR = 0.1  # between the first report of a stall and the verdict
 RETRY_FLOOR = 0.05  # between two questions that were refused
 PAUSE = 0.5  # late by more than this: this process was stopped, and that time does not count for anybody
+MOST_BEHIND = (
+    3  # committed averages that a peer may have yet to apply, each kept encoded, before it has to heal
+)
 K = 6.0  # how many MADs above the median
 LEAST_RATE = 8192.0  # bytes per second below which data does not count as moving, whatever was promised
 PROMISED_SHARE = 0.02  # of a link's usual rate, below which data does not count as moving

@@ -184,6 +184,7 @@ class Healed:
     epoch: int
     lineage: Lineage
     history: tuple[Generation, ...] = ()  # the donor's (Machine.history), newest last
+    dropped: int = 0  # samples that the training thread had accumulated when it loaded the state
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +268,10 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The result of `transfer` is the average of `epoch`. After the training thread applied it comes Applied.
+    """The result of `transfer` is the average of `epoch`. Applied comes when it was applied.
+
+    It follows on the last Commit or Healed; several may queue up while the training thread computes or a state is
+    downloaded: those that do not follow on the state that was loaded are void.
 
     late: own samples are not in it (weight 0): decode into another buffer, keep the own one. The job is to
     be finished (`Engine.finish`), results on their way to joiners go on first.
@@ -279,7 +283,8 @@ class Commit:
     weights: tuple[float, ...]
     samples: tuple[int, ...]  # per rank; 0 where the weight is 0
     digests: tuple[bytes, ...]
-    lineage: Lineage  # the new one
+    before: Lineage  # of the state that it is to be applied to
+    lineage: Lineage  # after it
     late: bool
     attempts: int
     failed: tuple[tuple[PeerId, str], ...]  # who was left out in this epoch, and why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.ballot import Lineage, PeerId
@@ -11,6 +12,7 @@ from p2pavg.rounds.view import Camp
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine import Machine
+    from p2pavg.rounds.member import Holding
 
 RETRY_S = 0.5  # after no donor could give the state
 ALONE_S = 5.0  # a joiner that sees nobody with a state begins with its own
@@ -36,7 +38,10 @@ class Healing:
     def consider(self) -> None:
         """Called after every event: does another camp win?"""
         core = self.core
-        if core.joining is not None or core.leaving or core.role is Role.WATCHER:
+        if core.leaving or core.role is Role.WATCHER:
+            return
+        if core.joining is not None:
+            self._keep_up()
             return
         best = mine = None
         for camp in core.view.camps(core.camp()):
@@ -57,11 +62,8 @@ class Healing:
             held = self.machine.member.holding
             if held is None:
                 self._start(best, "behind the others")
-            elif "ask" not in core.timers:
-                donors = self._donors(best)
-                for peer in donors:
-                    core.send(peer, Inquire(held.ballot, held.lineage))
-                core.arm("ask", core.now + max(core.deadlines.answer(peer) for peer in donors))
+            else:
+                self._ask(best, held)
             return
         if self.machine.member.holding is not None:
             return  # our round of this epoch ends first
@@ -70,6 +72,29 @@ class Healing:
             core.arm("settle", core.now + core.deadlines.settle())
         elif "settle" not in core.timers:
             self._start(best, "another lineage of the same epoch wins")
+
+    def _keep_up(self) -> None:
+        """While we download, the results since are followed; when one is missed, it begins again."""
+        core = self.core
+        camps = core.view.camps(Camp(-1, core.lineage, 0, 0))
+        best = max(camps, key=lambda camp: (camp.epoch, camp.peers, camp.total))
+        assert core.joining is not None
+        if best.epoch <= core.joining[0] or "heal" in core.timers:
+            return
+        held = self.machine.member.holding
+        if held is None:
+            self._start(best, "a result was missed")
+        else:
+            self._ask(best, held)
+
+    def _ask(self, camp: Camp, held: Holding) -> None:
+        """Those ahead of us know what became of the ballot that we hold."""
+        core = self.core
+        if "ask" not in core.timers:
+            donors = self._donors(camp)
+            for peer in donors:
+                core.send(peer, Inquire(held.ballot, held.lineage))
+            core.arm("ask", core.now + max(core.deadlines.answer(peer) for peer in donors))
 
     def on_settle_timer(self) -> None:
         """Nothing to do: `consider` runs after every event."""
@@ -85,17 +110,22 @@ class Healing:
 
     def on_ask_timer(self) -> None:
         """Nobody of the winning camp knows our ballot: it went another way."""
+        core, held = self.core, self.machine.member.holding
+        if held is not None and held.fact is not None and held.watch is not None:
+            if not any(held.watch.lagging(core.now)):
+                core.arm("ask", core.now + core.deadlines.answer(held.ballot.leader))
+                return  # it is committed, and the rest of it is still coming
         self._give_up()
 
     def on_unknown(self, peer: PeerId, message: Unknown) -> None:
         held = self.machine.member.holding
-        if held is not None and held.ballot == message.ballot and message.epoch > self.core.epoch:
+        if held is not None and held.ballot == message.ballot and message.epoch > self.core.standing[0]:
             self._give_up()
 
     def _give_up(self) -> None:
         core = self.core
-        best = max(core.view.camps(core.camp()), key=lambda camp: camp.epoch)
-        if best.epoch > core.epoch and core.joining is None:
+        best = max(core.view.camps(core.camp()), key=lambda camp: (camp.epoch, camp.peers, camp.total))
+        if best.epoch > core.standing[0]:
             self.machine.abandon_round("the others went on without us")
             self._start(best, "behind the others")
 
@@ -121,7 +151,8 @@ class Healing:
     def _start(self, camp: Camp, why: str) -> None:
         core = self.core
         self.machine.abandon_round(why)
-        core.joining = (camp.epoch, camp.lineage)
+        core.joining = core.joined_at = (camp.epoch, camp.lineage)
+        core.followed.clear()
         core.resume()
         core.wait_at(None)
         donors = self._donors(camp)
@@ -132,27 +163,32 @@ class Healing:
     def on_healed(self, event: Healed) -> None:
         """The training thread has loaded a state."""
         core = self.core
-        lost = core.history.adopt(event.history, core.samples)
+        lost = core.history.adopt(event.history, event.dropped)
         if lost:
             core.act(Discarded(lost, "healed"))
+        passed = [core.joined_at, *((g.epoch + 1, g.lineage) for g in core.followed)]
+        here = (event.epoch, event.lineage)
+        since = core.followed[passed.index(here) :] if here in passed else []
+        for made in since:
+            core.history.append(replace(made, total=core.history.total + made.samples))
+        epoch, lineage = passed[-1] if since else here
         core.samples = 0
-        core.boundary = core.pending = False
+        core.boundary = False
+        core.pending = bool(since)
+        core.applied_epoch = event.epoch
         core.joining = None
         core.role = Role.TRAINER
         self.failed.clear()
         core.disarm("heal")
-        self.machine.leading.new_epoch()
-        leader = event.history[-1].leader if event.history else None
         core.sticky = None
-        core.new_epoch(event.epoch, event.lineage, leader)
+        core.new_epoch(
+            epoch, lineage, core.history.generations[-1].leader if core.history.generations else None
+        )
         self.machine.new_epoch()
-        core.trace("healed", lineage=event.lineage)
+        core.trace("healed", lineage=event.lineage, results=len(since))
         held = self.machine.member.holding
-        if held is not None:
-            if (held.ballot.epoch, held.lineage) != (event.epoch, event.lineage) or held.fact is None:
-                self.machine.member.abandon("healed past it")
-            else:
-                self.machine.member.commit(held, held.fact)
+        if held is not None and (held.ballot.epoch, held.lineage) != core.standing:
+            self.machine.member.abandon("the state belongs to another epoch")
         if not core.pending:
             core.wait_at(0)
         core.broadcast_progress()

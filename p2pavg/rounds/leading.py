@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.ballot import Ballot, PeerId, Stage
-from p2pavg.rounds.events import PlanMember
+from p2pavg.rounds.events import PlanMember, Role
 from p2pavg.rounds.messages import (
     Aborted,
     Begin,
@@ -83,7 +83,11 @@ class Leading:
         joiners = [
             f.peer
             for f in core.view
-            if f.joining and not f.silent and core.stands_here(f) and f.peer not in core.excluded
+            if (f.joining or f.pending)
+            and not f.silent
+            and f.role is not Role.WATCHER
+            and core.stands_here(f)
+            and f.peer not in core.excluded
         ]
         members = tuple(sorted(voters) + sorted(joiners))
         votes = tuple(rank < len(voters) for rank in range(len(members)))

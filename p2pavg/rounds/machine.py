@@ -150,6 +150,11 @@ class Machine:
         return self.core.leader()
 
     @property
+    def applied_epoch(self) -> int:
+        """Where the training thread stands: behind `epoch` while averages wait for it."""
+        return self.core.applied_epoch
+
+    @property
     def history(self) -> tuple[Generation, ...]:
         """Travels with the state that this peer gives to others."""
         return tuple(self.core.history.generations)
@@ -294,8 +299,6 @@ class Machine:
         self.member.lost(peer, why)
         self.succession.lost(peer)
         self.healing.on_moved()
-        if self.core.out and not any(self.core.stands_here(f) for f in self.core.view.trainers()):
-            del self.core.excluded[self.core.me]  # nobody is left to go on without us
 
     def _heartbeat(self, health: PeerHealth) -> None:
         core = self.core
@@ -411,6 +414,7 @@ class Machine:
 
     def _applied(self, event: Applied) -> None:
         core = self.core
+        core.applied_epoch = event.epoch
         if not core.pending or event.epoch != core.epoch:
             return
         core.pending = False

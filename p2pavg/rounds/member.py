@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.ballot import Ballot, Held, Lineage, PeerId, Stage
+from p2pavg.rounds.deadlines import MOST_BEHIND
 from p2pavg.rounds.events import (
     BeginJob,
     CancelJob,
@@ -97,12 +98,12 @@ class Member:
         if peer != ballot.leader or core.me not in message.members:
             return
         rank = message.members.index(core.me)
-        joining = not message.voters[rank]
-        why = self._cannot(ballot, message.lineage, joining)
+        votes = message.voters[rank]
+        why = self._cannot(ballot, message.lineage, votes)
         missing = tuple(
             other
             for other, voter in zip(message.members, message.voters, strict=True)
-            if other != core.me and (voter or not joining) and other not in core.view
+            if other != core.me and (voter or votes) and other not in core.view
         )
         if why is not None or missing:
             self._refuse(peer, ballot, why or "no link", missing)
@@ -125,7 +126,7 @@ class Member:
         core.act(OpenJob(transfer, ballot, seats, parts))
         core.trace("proposed", attempt=ballot.attempt, leader=ballot.leader, members=len(seats))
         core.send(peer, Promise(ballot, before))
-        if joining:
+        if not votes:
             return
         self.at_boundary()
         if not core.boundary:
@@ -139,7 +140,7 @@ class Member:
             for outcome in core.outcomes.values():
                 if isinstance(outcome, Committed) and outcome.ballot.epoch == ballot.epoch:
                     core.send(peer, outcome)
-        why = self._cannot(ballot, message.lineage, joining=False)
+        why = self._cannot(ballot, message.lineage, votes=True)
         if why is not None:
             self._refuse(peer, ballot, why, ())
             return
@@ -157,19 +158,18 @@ class Member:
             self.core.act(CancelJob(held.transfer, "a successor decides"))
         return held.described()
 
-    def _cannot(self, ballot: Ballot, lineage: Lineage, joining: bool) -> str | None:
+    def _cannot(self, ballot: Ballot, lineage: Lineage, votes: bool) -> str | None:
         """Why a ballot cannot be accepted."""
         core = self.core
         if core.role is Role.WATCHER:
             return "a watcher"
-        if joining:
-            if core.joining != (ballot.epoch, lineage) or core.leaving:
-                return "elsewhere"
-        elif core.joining is not None or (ballot.epoch, lineage) != (core.epoch, core.lineage):
+        if core.standing != (ballot.epoch, lineage) or (votes and core.joining is not None):
             return "elsewhere"
-        elif core.pending:
+        if votes and core.pending:
             return "pending"
-        elif core.leaving and self.holding is None:
+        if core.pending and core.epoch - core.applied_epoch >= MOST_BEHIND:
+            return "too far behind"
+        if core.leaving and self.holding is None:
             return "leaving"
         if core.promised is not None and ballot <= core.promised and core.promised.epoch == ballot.epoch:
             return "promised"
@@ -234,7 +234,7 @@ class Member:
             core.must_go = True
         if ready:
             core.history.offer(held.ballot.epoch, held.transfer, message.samples[held.rank])
-        elif held.voter:
+        else:
             core.resume()
             core.wait_at(None)
         core.trace("begun", attempt=held.ballot.attempt, contributors=sum(w > 0 for w in message.weights))
@@ -276,9 +276,11 @@ class Member:
 
     def on_progressed(self, event: JobProgressed) -> None:
         held = self._job(event.transfer)
-        if held is None or held.watch is None or not held.voter:
+        if held is None or held.watch is None:
             return
         held.watch.update(self.core.now, event.ranks)
+        if not held.voter:
+            return
         lagging = held.watch.lagging(self.core.now)
         if lagging != held.stalled_told:
             held.stalled_told = lagging
@@ -302,6 +304,9 @@ class Member:
             return
         if len(message.weights) != len(held.members) or len(message.digests) != len(held.parts):
             return
+        if (held.ballot.epoch, held.lineage) != core.standing:
+            self._drop("it builds on a state that we do not have")
+            return
         if held.stage is not Stage.DONE:
             if not held.voter and held.begun and not held.frozen:
                 held.fact = message
@@ -313,20 +318,15 @@ class Member:
             self._drop("our copy of the result differs from the committed one")
             self.machine.healing.behind(peer, held.ballot.epoch + 1)
             return
-        if core.joining is not None:
-            held.fact = message  # applied after the state that it builds on
-            return
-        self.commit(held, message)
+        self._commit(held, message)
 
-    def commit(self, held: Holding, message: Committed) -> None:
+    def _commit(self, held: Holding, message: Committed) -> None:
         """The result is the epoch's average."""
         core, ballot = self.core, held.ballot
         peers = [seat.peer for seat in held.members]
         lineage = next_lineage(held.lineage, ballot.epoch, peers, message.weights, message.digests)
         total = core.history.total + sum(message.samples)
-        core.history.append(
-            Generation(ballot.epoch, lineage, held.transfer, sum(message.samples), total, ballot.leader)
-        )
+        made = Generation(ballot.epoch, lineage, held.transfer, sum(message.samples), total, ballot.leader)
         late = not held.ready
         arrived = core.boundary_at if held.ready else held.proposed_at
         core.act(
@@ -337,6 +337,7 @@ class Member:
                 weights=message.weights,
                 samples=message.samples,
                 digests=message.digests,
+                before=held.lineage,
                 lineage=lineage,
                 late=late,
                 attempts=core.attempts,
@@ -355,17 +356,27 @@ class Member:
             core.samples -= held.samples[held.rank]
             core.boundary = False
         core.told_to_stop = False
-        core.pending = True
         self.holding = None
         for rank, seat in enumerate(held.members):
             facts = core.view.get(seat.peer)
-            if facts is None or not seat.voter or facts.epoch > ballot.epoch + 1:
+            if facts is None or facts.epoch > ballot.epoch + 1:
+                continue
+            if not seat.voter:
+                if facts.stands_at(ballot.epoch, held.lineage):
+                    facts.epoch, facts.lineage = ballot.epoch + 1, lineage  # it follows
                 continue
             if not facts.stands_at(ballot.epoch + 1, lineage):
                 facts.epoch, facts.lineage, facts.pending = ballot.epoch + 1, lineage, True
                 facts.samples, facts.boundary, facts.total = 0, False, total
             facts.committed_at = core.now
             facts.late = message.weights[rank] == 0
+        if core.joining is not None:
+            core.followed.append(made)
+            core.joining = (ballot.epoch + 1, lineage)
+            core.send(ballot.leader, core.progress())
+            return
+        core.pending = True
+        core.history.append(made)
         core.new_epoch(ballot.epoch + 1, lineage, ballot.leader)
         self.machine.new_epoch()
         if ballot.leader == core.me or core.leader() == core.me:
@@ -392,14 +403,21 @@ class Member:
         for peer in message.blamed:
             core.exclude(peer, message.why)
         if message.final:
-            core.act(RoundFailed(core.epoch, message.why, tuple(core.excluded)))
-            core.restart_epoch()
-            core.boundary = False
-            core.told_to_stop = False
-            core.wait_at(0)
+            self.fail(message.why)
         elif core.out:
             core.resume()
             core.wait_at(None)
+
+    def fail(self, why: str) -> None:
+        """No average for now: the training thread keeps what it has and goes on."""
+        core = self.core
+        if self.holding is not None:
+            self._drop(why)
+        core.act(RoundFailed(core.epoch, why, tuple(core.excluded)))
+        core.restart_epoch()
+        core.boundary = False
+        core.told_to_stop = False
+        core.wait_at(0)
 
     def on_inquire(self, peer: PeerId, message: Inquire) -> None:
         core = self.core

@@ -95,6 +95,8 @@ class View:
         facts.pending, facts.joining, facts.leader = message.pending, message.joining, message.leader
         if not message.pending:
             facts.late = False
+        if facts.role is not Role.WATCHER:
+            facts.role = Role.JOINER if message.joining else Role.TRAINER
         return facts
 
     def trainers(self) -> Iterator[Facts]:

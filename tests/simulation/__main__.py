@@ -1,0 +1,64 @@
+"""Run simulated schedules: `python -m tests.simulation --seeds 0:1000`; `--seed X` replays one, traced."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+
+from tests.simulation.schedule import Schedule, Verdict
+
+
+def run(task: tuple[int, int | None]) -> Verdict:
+    seed, peers = task
+    return Schedule(seed, peers).run()
+
+
+def verdicts(seeds: range, peers: int | None, processes: int) -> Iterator[Verdict]:
+    """One for each seed, in any order."""
+    tasks = [(seed, peers) for seed in seeds]
+    if processes == 1:
+        yield from map(run, tasks)
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        yield from pool.imap_unordered(run, tasks, chunksize=8)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, help="replay one schedule with a trace")
+    parser.add_argument("--seeds", default="0:1000", help="first:last, the last not included")
+    parser.add_argument("--peers", type=int, help="how many (default: drawn from the seed, 1 to 8)")
+    parser.add_argument("--processes", type=int, default=2)
+    given = parser.parse_args()
+    if given.seed is not None:
+        verdict = Schedule(given.seed, given.peers, trace=print).run()
+        print(verdict)
+        return int(verdict.broken is not None)
+    first, last = map(int, given.seeds.split(":"))
+    began = time.perf_counter()
+    totals = dict.fromkeys(
+        ("events", "messages", "commits", "late", "heals", "aborts", "failed", "successions"), 0
+    )
+    stalls, broken, count = [], 0, 0
+    for verdict in verdicts(range(first, last), given.peers, given.processes):
+        count += 1
+        for key in totals:
+            totals[key] += getattr(verdict, key)
+        stalls.append(verdict.longest_stall)
+        if verdict.broken is not None:
+            broken += 1
+            peers = f" --peers {given.peers}" if given.peers else ""
+            print(
+                f"seed {verdict.seed}: {verdict.broken}\n    python -m tests.simulation --seed {verdict.seed}{peers}"
+            )
+    seconds = time.perf_counter() - began
+    print(f"{count} schedules in {seconds:.1f} s, {broken} of them broke a promise; {totals}")
+    print(f"longest stall of an undisturbed peer {max(stalls):.2f} s")
+    return int(broken > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""What is promised, checked after every event of a simulated schedule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from p2pavg.rounds import events as ev
+from p2pavg.rounds.ballot import Lineage
+
+if TYPE_CHECKING:
+    from tests.simulation.swarm import Swarm
+    from tests.simulation.trainer import Node
+
+UNDISTURBED_S = 6.0  # a process and its links without a fault for so long has no excuse
+LONGEST_WAIT_S = 60.0  # virtual seconds in one step(), whatever happens
+
+
+class BrokenPromiseError(AssertionError):
+    """A schedule found a bug."""
+
+
+class Checks:
+    """Knows more than any peer: all commits, all samples."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.swarm = swarm
+        self.average: dict[Lineage, tuple[Any, ...]] = {}
+        self.before: dict[Lineage, Lineage] = {}
+        self.counted: dict[Lineage, frozenset[Any]] = {swarm.lineage: frozenset()}
+        self.commits = 0
+        self.late = 0
+        self.failed = 0
+        self.heals = 0
+        self.aborts = 0
+        self.successions = 0
+
+    def broken(self, promise: str, what: str) -> None:
+        raise BrokenPromiseError(f"{promise}: {what} (at {self.swarm.world.now:.4f} s)")
+
+    def acted(self, node: Node, action: ev.Action) -> None:
+        if isinstance(action, ev.Commit):
+            self._committed(node, action)
+        elif isinstance(action, ev.RoundFailed):
+            self.failed += 1
+        elif isinstance(action, ev.StartHeal):
+            self.heals += 1
+        elif isinstance(action, ev.BeginJob):
+            self._begun(node, action)
+        elif isinstance(action, ev.Trace):
+            self.aborts += action.kind == "aborted"
+            self.successions += action.kind == "inquest commits"
+
+    def _begun(self, node: Node, begun: ev.BeginJob) -> None:
+        """Healing: whoever contributes has applied all of the lineage that it contributes to."""
+        job = node.jobs[begun.transfer]
+        if begun.weights[job.rank] > 0:
+            if not node.waiting:
+                self.broken("Counted", f"{node.name} contributes while it computes")
+            if (node.parameters.epoch, node.parameters.lineage) != (node.machine.epoch, node.machine.lineage):
+                self.broken("Healing", f"{node.name} contributes to a lineage that it has not healed to")
+            if len(node.contribution) != begun.weights[job.rank]:
+                self.broken("Counted", f"{node.name} contributes other samples than it said")
+
+    def _committed(self, node: Node, commit: ev.Commit) -> None:
+        swarm, name = self.swarm, node.name
+        job = node.jobs.get(commit.transfer)
+        if job is None or not job.done:
+            self.broken("Whole", f"{name} commits a result that it does not have")
+            return
+        self.commits += 1
+        self.late += commit.late
+        before = commit.before
+        contributors = {job.members[rank] for rank, weight in enumerate(commit.weights) if weight > 0}
+        samples: set[Any] = set()
+        count = 0
+        for part in range(job.parts):
+            value = job.results[part]
+            if "corrupt" in value:
+                self.broken("Equal", f"{name} commits a corrupted part")
+            if {peer for (peer, *_), _ in value} != contributors:
+                self.broken("Whole", f"{name} commits a part summed over others than announced")
+            for (peer, epoch, lineage, ids), weight in value:
+                if (epoch, lineage) != (commit.ballot.epoch, before):
+                    self.broken("Healing", f"two lineages meet in {name}'s average of epoch {epoch}")
+                if len(ids) != commit.samples[job.members.index(peer)] or len(ids) != weight:
+                    self.broken("Counted", f"{swarm.name(peer)} contributed other samples than it said")
+                samples.update(ids)
+                count += len(ids) if part == 0 else 0
+        if len(samples) != count:
+            self.broken("Counted", f"a sample is in {name}'s average twice")
+        average = (before, commit.members, commit.weights, tuple(sorted(job.results.items())))
+        known = self.average.setdefault(commit.lineage, average)
+        if known != average:
+            self.broken("Equal", f"{name} applies another average than others of its lineage")
+        if before not in self.counted:
+            self.broken("Equal", f"{name} commits to a lineage that nobody made")
+        if commit.lineage not in self.counted:
+            past = self.counted[before]
+            if past & samples:
+                self.broken("Counted", f"{name} averages a sample twice in one lineage")
+            self.counted[commit.lineage] = past | samples
+            self._all_done(node, commit)
+
+    def _all_done(self, node: Node, commit: ev.Commit) -> None:
+        """A first commit: every voter that nothing has befallen holds the result, too."""
+        swarm = self.swarm
+        for seat in commit.members:
+            other = swarm.nodes[seat.peer]
+            if other is node or not seat.voter or not other.alive:
+                continue
+            if swarm.world.now - max(other.disturbed_at, node.disturbed_at) < UNDISTURBED_S:
+                continue
+            job = other.jobs.get(commit.transfer)
+            if job is None or not job.done:
+                swarm_name = swarm.name(seat.peer)
+                self.broken("Whole", f"{node.name} commits while {swarm_name} is not DONE")
+
+    def applied(self, node: Node, commit: ev.Commit) -> None:
+        before = self.average[commit.lineage][0]
+        if (node.parameters.epoch, node.parameters.lineage) != (commit.ballot.epoch, before):
+            self.broken("Equal", f"{node.name} applies an average to another state than it belongs to")
+
+    def handled(self, node: Node) -> None:
+        """Live: no wait without a deadline."""
+        if node.waiting and not node.applying and not node.outcomes and not node.healing:
+            if node.machine.next_deadline is None and not self._job_runs(node):
+                self.broken("Live", f"{node.name} waits without a deadline")
+            if self.swarm.world.now - max(node.waiting_since, node.disturbed_at) > LONGEST_WAIT_S:
+                self.broken("Live", f"{node.name} sits in step() for {LONGEST_WAIT_S} s")
+
+    def _job_runs(self, node: Node) -> bool:
+        """A job has its deadlines inside: they are looked at with every JobProgressed."""
+        return any(job.begun and not job.done for job in node.jobs.values())
+
+    def at_the_end(self, goal: int) -> None:
+        """Everybody that lives has finished, in one lineage, and each sample is accounted for."""
+        nodes = [node for node in self.swarm.nodes.values() if node.alive]
+        for node in nodes:
+            if node.parameters.epoch < goal:
+                self.broken("Live", f"{node.name} stands at epoch {node.parameters.epoch} and not at {goal}")
+        best = max(nodes, key=lambda node: node.machine.epoch)
+        chain = {best.machine.lineage}
+        lineage = best.machine.lineage
+        while lineage in self.average:
+            lineage = self.average[lineage][0]
+            chain.add(lineage)
+        final = self.counted[best.machine.lineage]
+        for node in nodes:
+            if node.machine.lineage not in chain:
+                self.broken("Equal", f"{node.name} ends in another lineage than {best.name}")
+            inside = sum(1 for peer, _ in final if peer == node.me)
+            outside = sum(1 for sample in node.samples if sample not in final)
+            if inside + outside + node.discarded != node.produced:
+                self.broken(
+                    "Counted",
+                    f"{node.name} made {node.produced} samples: {inside} are averaged, {outside} wait, "
+                    f"{node.discarded} were named as discarded",
+                )

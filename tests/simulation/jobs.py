@@ -1,0 +1,117 @@
+"""A simulated all-reduce attempt. A part's value is the set of contributions that really went into it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from p2pavg.rounds import events as ev
+
+if TYPE_CHECKING:
+    from tests.simulation.trainer import Node
+
+CHUNKS = 2  # of each contribution and each result on each way
+
+
+class Job:
+    """One member's side of one transfer."""
+
+    def __init__(self, node: Node, opened: ev.OpenJob) -> None:
+        self.node = node
+        self.transfer = opened.transfer
+        self.members = [seat.peer for seat in opened.members]
+        self.voters = [seat.voter for seat in opened.members]
+        self.owned = {part.owner: index for index, part in enumerate(opened.parts)}
+        self.parts = len(opened.parts)
+        self.rank = self.members.index(node.me)
+        self.begun = False
+        self.early: list[tuple[str, int, Any]] = []
+        self.weights: tuple[float, ...] = ()
+        self.contributions: dict[int, Any] = {}
+        self.results: dict[int, Any] = {}
+        self.chunks_in = [[0, 0] for _ in self.members]
+        self.done = False
+
+    def begin(self, weights: tuple[float, ...], samples: tuple[Any, ...]) -> None:
+        self.begun = True
+        self.weights = weights
+        node = self.node
+        if weights[self.rank] > 0:
+            value = (node.me, node.parameters.epoch, node.parameters.lineage, samples)
+            if node.poison:
+                node.poison = False
+                value = ("poison", *value)
+            for rank in self.owned:
+                if rank == self.rank and value[0] == "poison":
+                    refused = ev.JobRefused(self.transfer, rank, "the own contribution is not finite")
+                    swarm = node.swarm
+                    swarm.world.after(0.0, lambda: node.feed(refused))
+                elif rank == self.rank:
+                    self.contributions[rank] = value
+                else:
+                    self._send(rank, "contribution", value)
+        self._reduce()
+        early, self.early = self.early, []
+        for kind, rank, value in early:
+            self.received(kind, rank, value)
+
+    def _send(self, rank: int, kind: str, value: Any) -> None:
+        """As chunks; the last one carries the value."""
+        node, swarm = self.node, self.node.swarm
+        target = swarm.nodes[self.members[rank]]
+        for chunk in range(CHUNKS):
+            swarm.send_data(
+                node, target, self.transfer, kind, self.rank, value if chunk == CHUNKS - 1 else None
+            )
+
+    def received(self, kind: str, rank: int, value: Any) -> None:
+        if not self.begun:
+            self.early.append((kind, rank, value))
+            return
+        self.chunks_in[rank][kind == "result"] += 1
+        if value is None:
+            return
+        if kind == "contribution":
+            if value[0] == "poison":
+                self.node.feed(ev.JobRefused(self.transfer, rank, "a contribution is not finite"))
+                return
+            self.contributions[rank] = value
+            self._reduce()
+        else:
+            self.results[self.owned[rank]] = value
+            self._finish()
+
+    def _reduce(self) -> None:
+        part = self.owned.get(self.rank)
+        if part is not None and part not in self.results:
+            needed = [rank for rank, weight in enumerate(self.weights) if weight > 0]
+            if not all(rank in self.contributions for rank in needed):
+                return
+            value = tuple((self.contributions[rank], self.weights[rank]) for rank in needed)
+            self.results[part] = value
+            for rank in range(len(self.members)):
+                if rank != self.rank:
+                    self._send(rank, "result", self.node.swarm.corrupted(self.node, rank, value))
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self.done and len(self.results) == self.parts:
+            self.done = True
+            digests = tuple(
+                hashlib.sha256(repr((part, self.results[part])).encode()).digest()
+                for part in range(self.parts)
+            )
+            self.node.feed(ev.JobProgressed(self.transfer, self.progress()))
+            self.node.feed(ev.JobDone(self.transfer, digests))
+
+    def progress(self) -> tuple[ev.RankProgress, ...]:
+        owns = self.rank in self.owned
+        return tuple(
+            ev.RankProgress(
+                got[0],
+                got[1],
+                CHUNKS if owns and self.weights[rank] > 0 and rank != self.rank else 0,
+                CHUNKS if rank in self.owned and rank != self.rank else 0,
+            )
+            for rank, got in enumerate(self.chunks_in)
+        )

@@ -1,0 +1,219 @@
+"""One seeded schedule: a swarm, its faults, and the verdict."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from p2pavg.rounds.events import Leave, Role
+from tests.simulation.checks import BrokenPromiseError
+from tests.simulation.swarm import Swarm
+from tests.simulation.trainer import Node
+
+FAULTS = (
+    "crash",
+    "stop",
+    "cut",
+    "oneway",
+    "reset",
+    "jump",
+    "join",
+    "leave",
+    "hang",
+    "slow",
+    "corrupt",
+    "poison",
+)
+LIMIT_S = 120.0  # virtual seconds until everybody must have finished
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one schedule came to."""
+
+    seed: int
+    peers: int
+    broken: str | None
+    seconds: float  # virtual
+    events: int
+    messages: int
+    commits: int
+    late: int
+    heals: int
+    aborts: int
+    failed: int
+    successions: int
+    longest_stall: float  # of nodes that nothing befell
+
+
+class Schedule:
+    """Everything follows from the seed (and the number of peers, when it is given)."""
+
+    def __init__(
+        self,
+        seed: int,
+        peers: int | None = None,
+        faults: int | None = None,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        dice = random.Random(f"schedule {seed}")
+        self.seed = seed
+        self.dice = dice
+        self.peers = peers or dice.choice((1, 2, 2, 3, 3, 3, 4, 4, 5, 6, 8))
+        latency = dice.choice((0.0002, 0.002, 0.02, 0.05, 0.15))
+        step = dice.choice((0.03, 0.08, 0.2))
+        batch = dice.choice((1, 4))
+        epoch_steps = dice.choice((2, 4, 10))
+        self.swarm = Swarm(
+            seed,
+            latency=latency,
+            chunk_seconds=dice.choice((0.0, 0.001, 0.05)) / self.peers,
+            target=max(1, int(batch * epoch_steps * self.peers)),
+            state_seconds=dice.choice((0.01, 0.1, 1.0)),
+            trace=trace,
+            through_wire=seed % 10 == 0,
+        )
+        for _ in range(self.peers):
+            self.swarm.add(Role.TRAINER, step * dice.choice((1.0, 1.0, 1.0, 1.5, 4.0)), batch)
+        self.step, self.batch = step, batch
+        self.calm_at = 0.0
+        at = 0.2
+        for _ in range(dice.choice((0, 1, 1, 2, 2, 3, 4)) if faults is None else faults):
+            at += dice.choice((0.0, 0.05, 0.3, 1.0)) * dice.random() * 2
+            kind = dice.choice(FAULTS)
+            self.swarm.world.at(at, lambda kind=kind: self._befall(kind))
+            self.calm_at = max(self.calm_at, at)
+
+    def _pick(self) -> Node | None:
+        """Rather the leader: it is where it hurts."""
+        nodes = [n for n in self.swarm.nodes.values() if n.alive and n.running]
+        if not nodes:
+            return None
+        if self.dice.random() < 0.4:
+            leaders = [n for n in nodes if n.machine.leader == n.me]
+            nodes = leaders or nodes
+        return self.dice.choice(nodes)
+
+    def _befall(self, kind: str) -> None:
+        swarm, dice, world = self.swarm, self.dice, self.swarm.world
+        node = self._pick()
+        others = [n for n in swarm.nodes.values() if n.alive and n is not node]
+        if node is None:
+            return
+        lasts = dice.choice((0.05, 0.3, 1.0, 2.5, 4.0)) * (0.5 + dice.random())
+        self.calm_at = max(self.calm_at, world.now + lasts)
+        if kind in ("crash", "leave") and len(others) == 0:
+            kind = "jump"
+        swarm.say(f"!!! {kind} {node.name} for {lasts:.2f} s")
+        if kind in ("cut", "oneway", "reset", "slow", "stop", "crash", "leave", "hang", "corrupt", "poison"):
+            self._disturb([node])
+        if kind == "crash":
+            node.dead = True
+            swarm.closed(node, "connection reset")
+        elif kind == "leave":
+            node.feed(Leave())
+        elif kind == "stop":
+            node.stop()
+            world.after(lasts, node.go_on)
+        elif kind == "hang":
+            node.hung = True
+
+            def wake() -> None:
+                node.hung = False
+
+            world.after(lasts, wake)
+        elif kind == "jump":
+            node.clock_offset += dice.choice((-3.0, 0.2, 3.0, 1000.0))
+            node.disturbed_at = world.now
+        elif kind == "join" and len(swarm.nodes) < self.peers + 3:
+            swarm.add(Role.JOINER, self.step, self.batch)
+        elif kind == "corrupt":
+            swarm.corrupting.add(node.me)
+        elif kind == "poison":
+            node.poison = True
+        elif others and kind in ("cut", "oneway", "slow", "reset"):
+            far = dice.sample(others, dice.randint(1, len(others)))
+            near = [n for n in [node, *others] if n not in far]
+            if kind == "reset":
+                far = far[:1]
+                near = [node]
+            self._disturb([*near, *far])
+            self._between(kind, near, far, lasts)
+
+    def _disturb(self, nodes: list[Node]) -> None:
+        """The fault may show until long after it is over."""
+        until = self.swarm.world.now + 1e6
+        for node in nodes:
+            node.disturbed_at = until
+
+    def _between(self, kind: str, near: list[Node], far: list[Node], lasts: float) -> None:
+        swarm, world = self.swarm, self.swarm.world
+        network = swarm.network
+        pairs = [(a, b) for a in near for b in far if b.me in a.links]
+        for a, b in pairs:
+            if kind == "reset":
+                swarm.reset(a, b, "connection reset")
+                world.after(lasts / 5, lambda a=a, b=b: swarm.link(a, b))
+                continue
+            ways = [(a, b)] if kind == "oneway" else [(a, b), (b, a)]
+            for x, y in ways:
+                way = network.ways[x.me, y.me]
+                if kind == "slow":
+                    way.chunk_seconds = 10 * way.chunk_seconds + 0.05
+                else:
+                    network.cut(x.me, y.me)
+
+            def mend(ways: list[tuple[Node, Node]] = ways) -> None:
+                for x, y in ways:
+                    if kind == "slow":
+                        network.ways[x.me, y.me].chunk_seconds = swarm.chunk_seconds
+                    else:
+                        network.mend(x.me, y.me)
+
+            world.after(lasts, mend)
+
+    def run(self) -> Verdict:
+        """Raises nothing: a broken promise is in the verdict."""
+        swarm, broken = self.swarm, None
+        try:
+            self._run()
+        except BrokenPromiseError as found:
+            broken = str(found)
+        checks = swarm.checks
+        return Verdict(
+            seed=self.seed,
+            peers=self.peers,
+            broken=broken,
+            seconds=swarm.world.now,
+            events=swarm.world.events,
+            messages=swarm.messages,
+            commits=checks.commits,
+            late=checks.late,
+            heals=checks.heals,
+            aborts=checks.aborts,
+            failed=checks.failed,
+            successions=checks.successions,
+            longest_stall=max(node.longest_stall for node in swarm.nodes.values()),
+        )
+
+    def _run(self) -> None:
+        swarm = self.swarm
+        # The swarm runs through the faults, then has to come to rest: two more epochs for everybody that lives.
+        while True:
+            calm = self.calm_at
+            swarm.world.run(calm + 1e-3, lambda: False)
+            if self.calm_at == calm:
+                break
+        goal = 2 + max((n.machine.epoch for n in swarm.nodes.values() if n.alive), default=0)
+
+        def finished() -> bool:
+            return all(
+                n.parameters.epoch >= goal and n.machine.role is Role.TRAINER
+                for n in swarm.nodes.values()
+                if n.alive
+            )
+
+        swarm.world.run(calm + LIMIT_S, finished)
+        if any(n.alive for n in swarm.nodes.values()):
+            swarm.checks.at_the_end(goal)

@@ -1,0 +1,216 @@
+"""A simulated swarm: nodes, their links, the faults that befall them, and the checks after every event."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from p2pavg.rounds import events as ev
+from p2pavg.rounds.ballot import PeerId
+from p2pavg.rounds.lineage import first_lineage
+from p2pavg.rounds.messages import Committed, Inquire, Message, Progress, from_dict, to_dict
+from tests.simulation.checks import Checks
+from tests.simulation.trainer import Node
+from tests.simulation.world import Network, World
+
+
+class Swarm:
+    """All that a schedule acts on."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        latency: float,
+        chunk_seconds: float,
+        target: int,
+        state_seconds: float,
+        beat: float = 0.25,
+        trace: Callable[[str], None] | None = None,
+        through_wire: bool = False,
+    ) -> None:
+        self.world = World(seed)
+        self.network = Network(self.world)
+        self.latency = latency
+        self.chunk_seconds = chunk_seconds
+        self.target = target
+        self.state_seconds = state_seconds
+        self.beat = beat
+        self.lineage = first_lineage(b"simulated", b"the same start")
+        self.nodes: dict[PeerId, Node] = {}
+        self.trace = trace
+        self.through_wire = through_wire
+        self.corrupting: set[PeerId] = set()
+        self.checks = Checks(self)
+        self.messages = 0
+
+    def name(self, peer: PeerId) -> str:
+        return f"p{int.from_bytes(peer[-2:], 'big')}"
+
+    def say(self, text: str) -> None:
+        if self.trace is not None:
+            self.trace(f"{self.world.now:9.4f} {text}")
+
+    # Nodes and links.
+
+    def add(self, role: ev.Role, step_seconds: float, batch: int) -> Node:
+        number = len(self.nodes)
+        me = hashlib.sha256(b"%d" % number).digest()[:18] + number.to_bytes(2, "big")
+        node = Node(self, me, role, step_seconds, batch)
+        for other in self.nodes.values():
+            if other.alive:
+                self.world.after(
+                    self.world.random.random() * 0.02, lambda other=other: self.link(node, other)
+                )
+        self.nodes[me] = node
+        return node
+
+    def link(self, a: Node, b: Node) -> None:
+        """A handshake: each tells where it stands."""
+        if not a.alive or not b.alive or b.me in a.links:
+            return
+        if not a.running or not b.running or self._cut(a, b) or self._cut(b, a):
+            self.world.after(0.2, lambda: self.link(a, b))
+            return
+        self.network.connect(a.me, b.me, self.latency, self.chunk_seconds)
+        facts = {node.me: self._hello(node) for node in (a, b)}
+        a.links[b.me] = b.links[a.me] = True
+        a.feed(facts[b.me])
+        b.feed(facts[a.me])
+
+    def _hello(self, node: Node) -> ev.PeerUp:
+        machine = node.machine
+        return ev.PeerUp(
+            node.me,
+            machine.epoch,
+            machine.lineage,
+            machine.role,
+            total_samples=machine.total_samples,
+            leader=machine.leader,
+            rtt_s=2 * self.latency,
+        )
+
+    def reset(self, a: Node, b: Node, reason: str) -> None:
+        """The connection between two nodes breaks, and both learn it."""
+        if b.me in a.links:
+            self.network.disconnect(a.me, b.me)
+            del a.links[b.me], b.links[a.me]
+            a.feed(ev.PeerDown(b.me, reason))
+            b.feed(ev.PeerDown(a.me, reason))
+
+    def closed(self, node: Node, reason: str) -> None:
+        """The process is gone: its kernel resets its connections."""
+        for peer in list(node.links):
+            other = self.nodes[peer]
+
+            def tell(other: Node = other) -> None:
+                if node.me in other.links:
+                    self.network.disconnect(node.me, other.me)
+                    del other.links[node.me]
+                    other.feed(ev.PeerDown(node.me, reason))
+
+            cut = self._cut(node, other)
+            self.world.after(10.0 if cut else self.latency * 1.5, tell)
+        node.links.clear()
+
+    def _cut(self, a: Node, b: Node) -> bool:
+        way = self.network.ways.get((a.me, b.me))
+        return way is not None and way.cut_at is not None
+
+    def reaches(self, a: Node, b: Node) -> bool:
+        """Whether a can send to b and hear from it."""
+        return a.alive and b.alive and b.me in a.links and not self._cut(a, b) and not self._cut(b, a)
+
+    def health(self, node: Node, peer: PeerId) -> ev.PeerHealth:
+        other, way = self.nodes[peer], self.network.ways[peer, node.me]
+        since = [t for t in (way.cut_at, other.stopped_at if not other.running else None) if t is not None]
+        heard = self.world.now - min(since) if since else self.world.random.random() * 0.1 + self.latency
+        return ev.PeerHealth(peer, heard, heard, heard, 2 * self.latency)
+
+    def send(self, node: Node, peer: PeerId, message: Message) -> None:
+        if peer not in node.links:
+            return
+        self.messages += 1
+        if self.through_wire:
+            message = from_dict(to_dict(message))
+        if self.trace is not None:
+            self.say(f"{node.name} -> {self.name(peer)} {short(message, self.name)}")
+        target = self.nodes[peer]
+        event = ev.Received(node.me, message)
+        times = 1
+        if isinstance(message, (Committed, Progress, Inquire)) and self.world.random.random() < 0.05:
+            times = 2  # facts may be told twice
+        for _ in range(times):
+            self.network.send(node.me, peer, lambda: self._deliver(node.me, target, event))
+
+    def _deliver(self, sender: PeerId, target: Node, event: ev.Event) -> None:
+        if sender in target.links:
+            target.feed(event)
+
+    def send_data(self, node: Node, target: Node, transfer: int, kind: str, rank: int, value: Any) -> None:
+        if target.me not in node.links:
+            return
+
+        def deliver() -> None:
+            if not target.alive or node.me not in target.links:
+                return
+            if not target.running:
+                target.backlog.append(deliver)
+                return
+            job = target.jobs.get(transfer)
+            if job is not None:
+                job.received(kind, rank, value)
+
+        self.network.send(node.me, target.me, deliver, data=True)
+
+    def corrupted(self, node: Node, rank: int, value: Any) -> Any:
+        """What an owner with broken memory sends to one member."""
+        if node.me in self.corrupting:
+            self.corrupting.discard(node.me)
+            self.say(f"{node.name} corrupts a result for rank {rank}")
+            return (*value, "corrupt")
+        return value
+
+    # Checks.
+
+    def acted(self, node: Node, action: ev.Action) -> None:
+        if self.trace is not None and not isinstance(action, (ev.Send, ev.WaitAt)):
+            self.say(f"{node.name} {short(action, self.name)}")
+        self.checks.acted(node, action)
+
+    def check(self, node: Node) -> None:
+        self.checks.handled(node)
+
+    def applied(self, node: Node, commit: ev.Commit) -> None:
+        self.checks.applied(node, commit)
+
+
+def short(thing: Any, name: Callable[[PeerId], str]) -> str:
+    """One line for a trace."""
+
+    def show(value: Any) -> str:
+        if isinstance(value, bytes):
+            return name(value) if len(value) == 20 else value[:3].hex()
+        if isinstance(value, (tuple, list)):
+            return "[" + " ".join(show(item) for item in value[:12]) + "]"
+        if isinstance(value, dict):
+            return " ".join(f"{key}={show(item)}" for key, item in value.items() if key != "epoch")
+        if hasattr(value, "attempt"):
+            return f"({value.epoch}.{value.attempt} {show(value.leader)})"
+        if hasattr(value, "stage"):
+            return f"held({show(value.ballot)} {value.stage.value})"
+        if hasattr(value, "voter"):
+            return show(value.peer) + ("" if value.voter else "*")
+        if isinstance(value, float):
+            return f"{value:.3g}"
+        return str(value)
+
+    if isinstance(thing, ev.Trace):
+        return f"* {thing.kind} e{thing.fields.get('epoch')} {show(dict(thing.fields))}"
+    fields = [
+        f"{field}={show(getattr(thing, field))}"
+        for field in thing.__dataclass_fields__
+        if field not in ("parts", "voters", "digests", "rate", "step_s", "total", "transfer", "seconds")
+    ]
+    return f"{type(thing).__name__} " + " ".join(fields)

@@ -1,0 +1,330 @@
+"""A simulated training thread and the driver around one machine: what a process does, without its I/O."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from p2pavg.rounds import events as ev
+from p2pavg.rounds.ballot import Lineage, PeerId
+from p2pavg.rounds.machine import Machine
+from p2pavg.transport.engine import Part
+from tests.simulation.jobs import Job
+
+if TYPE_CHECKING:
+    from tests.simulation.swarm import Swarm
+
+Sample = tuple[PeerId, int]
+
+
+@dataclass
+class Parameters:
+    """What training has made so far: enough to tell which averages are in it."""
+
+    epoch: int
+    lineage: Lineage
+
+
+@dataclass
+class Stalls:
+    longest: float = 0.0
+    since: float | None = None
+
+
+class Node:
+    """One process: a machine, its driver, its training thread."""
+
+    def __init__(self, swarm: Swarm, me: PeerId, role: ev.Role, step_seconds: float, batch: int) -> None:
+        self.swarm = swarm
+        self.world = swarm.world
+        self.me = me
+        self.name = swarm.name(me)
+        self.step_seconds = step_seconds
+        self.apply_seconds = step_seconds * 0.3
+        self.batch = batch
+        self.clock_offset = self.world.random.uniform(0, 1000)
+        self.running = True  # not stopped
+        self.dead = False
+        self.left = False
+        self.stopped_at = 0.0
+        self.disturbed_at = -1e9  # when a fault last touched this process
+        self.backlog: list[Any] = []
+        self.links: dict[PeerId, bool] = {}
+        self.jobs: dict[int, Job] = {}
+        # The training thread.
+        self.parameters = Parameters(0, swarm.lineage)
+        self.produced = 0
+        self.samples: list[Sample] = []
+        self.stop_at: float = 0.0
+        self.stopping = False
+        self.waiting = False  # in step(), without an outcome
+        self.waiting_since = 0.0
+        self.contribution: list[Sample] = []
+        self.outcomes: deque[tuple[str, Any]] = deque()
+        self.applying = False
+        self.healing: Any = None
+        self.discarded = 0
+        self.longest_stall = 0.0
+        self.hung = False  # the training thread never finishes its step
+        self.finished = False
+        self.poison = False  # its next contribution is not finite
+        self.refused: set[int] = set()
+        self._tick_at: float | None = None
+        self.machine = Machine(
+            me=me,
+            run_id="simulated",
+            epoch=0,
+            lineage=swarm.lineage,
+            target=swarm.target,
+            plan=plan,
+            now=self.clock(),
+            role=role,
+        )
+        self.stop_at = swarm.target
+        self.machine.health_interval = swarm.beat
+        self.world.after(step_seconds * self.world.random.random(), self._step_ends)
+        self.world.after(swarm.beat * self.world.random.random(), self._beat)
+
+    @property
+    def alive(self) -> bool:
+        return not self.dead and not self.left
+
+    def clock(self) -> float:
+        return self.world.now + self.clock_offset
+
+    # Feeding the machine.
+
+    def feed(self, event: ev.Event) -> None:
+        if not self.alive:
+            return
+        if not self.running:
+            self.backlog.append(event)
+            return
+        for action in self.machine.handle(event, self.clock()):
+            self.swarm.acted(self, action)
+            self._perform(action)
+            if not self.alive:
+                return
+        self.swarm.check(self)
+        deadline = self.machine.next_deadline
+        if deadline is not None:
+            at = max(self.world.now, deadline - self.clock_offset) + 1e-6
+            if self._tick_at is None or at < self._tick_at - 1e-9 or self._tick_at < self.world.now:
+                self._tick_at = at
+                self.world.at(at, lambda: self._tick(at))
+
+    def _tick(self, at: float) -> None:
+        if self._tick_at == at:
+            self._tick_at = None
+            if self.running:
+                self.feed(ev.Tick())
+
+    def _beat(self) -> None:
+        if not self.alive:
+            return
+        self.world.after(self.swarm.beat, self._beat)
+        if not self.running:
+            return
+        self.feed(ev.Health(tuple(self.swarm.health(self, peer) for peer in self.links)))
+        for job in list(self.jobs.values()):
+            if job.begun:
+                self.feed(ev.JobProgressed(job.transfer, job.progress()))
+        if self.waiting:
+            self.feed(self._local())
+
+    def stop(self) -> None:
+        self.running = False
+        self.stopped_at = self.world.now
+        self.disturbed_at = self.world.now
+
+    def go_on(self) -> None:
+        if self.running or self.dead:
+            return
+        self.running = True
+        self.disturbed_at = self.world.now
+        backlog, self.backlog = self.backlog, []
+        if self.world.random.random() < 0.5:
+            self.feed(ev.Tick())  # timers may fire before the sockets are read
+        for event in backlog:
+            if callable(event):
+                event()
+            else:
+                self.feed(event)
+        self.feed(ev.Tick())
+
+    # The training thread.
+
+    def _local(self) -> ev.LocalProgress:
+        samples = self.contribution if self.waiting else self.samples
+        return ev.LocalProgress(
+            len(samples), self.batch / self.step_seconds, self.waiting, None, self.step_seconds
+        )
+
+    def _step_ends(self) -> None:
+        if not self.alive:
+            return
+        if not self.running or self.hung:
+            self.world.after(self.step_seconds, self._step_ends)
+            return
+        for _ in range(self.batch):
+            self.samples.append((self.me, self.produced))
+            self.produced += 1
+        if self.stopping or self.outcomes or self.healing or len(self.samples) >= self.stop_at:
+            self._arrive()
+        else:
+            self.feed(self._local())
+            self._next_step()
+
+    def _next_step(self) -> None:
+        noise = 0.7 + 0.6 * self.world.random.random()
+        self.world.after(self.step_seconds * noise, self._step_ends)
+
+    def _arrive(self) -> None:
+        self.waiting, self.waiting_since = True, self.world.now
+        self.contribution = list(self.samples)
+        if self.outcomes and self._give_next():
+            return
+        self.feed(self._local())
+
+    def _released(self) -> None:
+        self.waiting = False
+        if self.disturbed_at < self.waiting_since:
+            self.longest_stall = max(self.longest_stall, self.world.now - self.waiting_since)
+
+    def _resume(self) -> None:
+        if self.waiting:
+            self._released()
+            self._next_step()
+
+    def _give_next(self) -> bool:
+        if not self.waiting or self.applying or not self.outcomes:
+            return False
+        if self.healing and self.outcomes[0][0] != "heal":
+            return False
+        self._released()
+        self.applying = True
+        outcome = self.outcomes.popleft()
+        self.world.after(self.apply_seconds, lambda: self._applied(*outcome))
+        return True
+
+    def _applied(self, kind: str, what: Any) -> None:
+        if not self.alive:
+            return
+        if not self.running:
+            self.world.after(self.apply_seconds + 0.01, lambda: self._applied(kind, what))
+            return
+        self.applying = False
+        if kind == "average":
+            commit, job = what
+            self.swarm.applied(self, commit)
+            if not commit.late:
+                count = commit.samples[job.rank]
+                del self.samples[:count]
+            self.parameters = Parameters(commit.ballot.epoch + 1, commit.lineage)
+            self.feed(ev.Applied(commit.ballot.epoch + 1, commit.lineage))
+        else:
+            parameters, history = what
+            dropped = len(self.samples)
+            self.samples.clear()
+            self.parameters = Parameters(parameters.epoch, parameters.lineage)
+            self.feed(ev.Healed(parameters.epoch, parameters.lineage, history, dropped))
+        self.feed(self._local())
+        if self.outcomes:
+            self._arrive()
+        else:
+            self._next_step()
+
+    # Actions.
+
+    def _perform(self, action: ev.Action) -> None:
+        match action:
+            case ev.Send(peer, message):
+                self.swarm.send(self, peer, message)
+            case ev.OpenJob():
+                self.jobs[action.transfer] = Job(self, action)
+            case ev.BeginJob(transfer, weights):
+                self.jobs[transfer].begin(weights, tuple(self.contribution) if self.waiting else ())
+            case ev.CancelJob(transfer):
+                self.jobs.pop(transfer, None)
+            case ev.Commit():
+                job = self.jobs.pop(action.transfer)
+                self.stopping = False
+                self.outcomes.append(("average", (action, job)))
+                self._give_next()
+            case ev.RoundFailed():
+                self.stopping = False
+                self._resume()
+            case ev.StartHeal():
+                self._heal(action)
+            case ev.WaitAt(others):
+                self.stop_at = float("inf") if others is None else self.swarm.target - others
+            case ev.Stop():
+                self.stopping = True
+            case ev.Resume():
+                self.stopping = False
+                self._resume()
+            case ev.Discarded(samples):
+                self.discarded += samples
+            case ev.Left():
+                self.left = True
+                self.swarm.closed(self, "left")
+
+    def _heal(self, action: ev.StartHeal) -> None:
+        token = object()
+        self.healing = token
+        self.outcomes = deque(o for o in self.outcomes if o[0] != "heal")
+        donors = deque(action.donors)
+
+        def ask() -> None:
+            if self.healing is not token or not self.alive:
+                return
+            if not donors:
+                self.healing = None
+                self.feed(ev.HealFailed("no donor answered"))
+                return
+            donor = self.swarm.nodes[donors.popleft()]
+            if not self.swarm.reaches(donor, self) or donor.machine.role is not ev.Role.TRAINER:
+                self.world.after(0.3, ask)
+            elif donor.parameters.epoch < action.epoch:
+                donors.appendleft(donor.me)  # it has yet to apply what we need
+                self.world.after(0.05, ask)
+            elif donor.running:
+                parameters = Parameters(donor.parameters.epoch, donor.parameters.lineage)
+                history = tuple(g for g in donor.machine.history if g.epoch < parameters.epoch)
+                self.world.after(self.swarm.state_seconds, lambda: got(donor, parameters, history))
+            else:
+                self.world.after(0.3, ask)
+
+        def got(donor: Node, parameters: Parameters, history: tuple[ev.Generation, ...]) -> None:
+            if self.healing is not token or not self.alive:
+                return
+            if not self.swarm.reaches(donor, self):
+                ask()
+                return
+            self.healing = None
+            kept, lineage = [], parameters.lineage
+            for outcome in self.outcomes:
+                commit = outcome[1][0]
+                if commit.before == lineage:
+                    kept.append(outcome)
+                    lineage = commit.lineage
+            self.outcomes = deque([("heal", (parameters, history)), *kept])
+            self._give_next()
+
+        self.world.after(0.01, ask)
+
+
+def plan(members: Any) -> tuple[Part, ...]:
+    """One part for each voter, of uneven sizes."""
+    parts, at = [], 0
+    for rank, member in enumerate(members):
+        if member.voter:
+            parts.append(Part(rank, at, rank + 1))
+            at += rank + 1
+    return tuple(parts)
+
+
+def digest(*what: Any) -> bytes:
+    return hashlib.sha256(repr(what).encode()).digest()

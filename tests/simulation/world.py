@@ -1,0 +1,101 @@
+"""A virtual clock, and a network of ordered links that can be slow, cut in one direction, reset, or die."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+Job = Callable[[], None]
+
+
+class World:
+    """Runs callbacks in the order of virtual time."""
+
+    def __init__(self, seed: int) -> None:
+        self.now = 0.0
+        self.random = random.Random(seed)
+        self.events = 0
+        self._queue: list[tuple[float, int, Job]] = []
+        self._count = 0
+
+    def at(self, time: float, job: Job) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (time, self._count, job))
+
+    def after(self, delay: float, job: Job) -> None:
+        self.at(self.now + delay, job)
+
+    def run(self, until: float, stop: Callable[[], bool]) -> None:
+        while self._queue and self._queue[0][0] <= until and not stop():
+            time, _, job = heapq.heappop(self._queue)
+            self.now = max(self.now, time)
+            self.events += 1
+            job()
+
+
+@dataclass
+class Way:
+    """One direction of a link."""
+
+    latency: float
+    free_at: float = 0.0  # deliveries are ordered
+    cut_at: float | None = None
+    held: list[Job] = field(default_factory=list)  # sent while cut: TCP sends them again when the cut ends
+    chunk_seconds: float = 0.0  # bandwidth: how long a chunk of gradient takes
+    data_free_at: float = 0.0
+
+
+class Network:
+    """All links. A link is up or down for both sides; each way can be cut without either side being told."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.ways: dict[tuple[Any, Any], Way] = {}
+        self.session: dict[tuple[Any, Any], int] = {}  # counts connections: a reset loses what is under way
+
+    def connect(self, a: Any, b: Any, latency: float, chunk_seconds: float) -> None:
+        for x, y in ((a, b), (b, a)):
+            old = self.ways.get((x, y))
+            self.ways[x, y] = Way(latency, cut_at=old.cut_at if old else None, chunk_seconds=chunk_seconds)
+            self.session[x, y] = self.session.get((x, y), 0) + 1
+
+    def disconnect(self, a: Any, b: Any) -> None:
+        for pair in ((a, b), (b, a)):
+            self.session[pair] = self.session.get(pair, 0) + 1
+            if pair in self.ways:
+                self.ways[pair].held.clear()
+
+    def send(self, a: Any, b: Any, deliver: Job, *, data: bool = False) -> None:
+        """In order within each way and kind; lost when the connection is reset before it arrives."""
+        way = self.ways[a, b]
+        session = self.session[a, b]
+
+        def arrive() -> None:
+            if self.session[a, b] != session:
+                return
+            if way.cut_at is not None:
+                way.held.append(arrive)
+            else:
+                deliver()
+
+        now, noise = self.world.now, self.world.random.random()
+        if data:
+            way.data_free_at = max(way.data_free_at, now) + way.chunk_seconds
+            self.world.at(way.data_free_at + way.latency * (1 + 0.2 * noise), arrive)
+        else:
+            way.free_at = max(way.free_at, now + way.latency * (1 + 0.3 * noise))
+            self.world.at(way.free_at, arrive)
+
+    def cut(self, a: Any, b: Any) -> None:
+        if self.ways[a, b].cut_at is None:
+            self.ways[a, b].cut_at = self.world.now
+
+    def mend(self, a: Any, b: Any) -> None:
+        way = self.ways[a, b]
+        way.cut_at = None
+        held, way.held = way.held, []
+        for deliver in held:
+            self.send(a, b, deliver)
