@@ -108,42 +108,37 @@ void apply(Network& network, const std::string& line) {
     }
 }
 
-void ControlServer::accept(int listener) {
+int ControlServer::accept(int listener) {
     const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) return;
+    if (fd < 0) return -1;
     if (clients_.size() >= kMostClients) {
         close(fd);
-        return;
+        return -1;
     }
-    clients_.push_back({fd, {}});
+    clients_[fd];
+    return fd;
 }
 
-void ControlServer::add_clients(std::vector<pollfd>& fds) const {
-    for (const Client& client : clients_) fds.push_back({client.fd, POLLIN, 0});
-}
-
-bool ControlServer::serve(const std::vector<pollfd>& fds, size_t first) {
+bool ControlServer::serve(int fd) {
+    const auto client = clients_.find(fd);
+    if (client == clients_.end()) return true;
+    std::string& input = client->second;
     bool quit = false;
-    for (size_t i = 0; first + i < fds.size(); ++i) {
-        if (fds[first + i].revents == 0) continue;
-        Client& client = clients_[i];
-        char buffer[4096];
-        const ssize_t n = read(client.fd, buffer, sizeof buffer);
-        if (n > 0) client.input.append(buffer, static_cast<size_t>(n));
-        size_t end;
-        bool open = n > 0 && client.input.size() <= kLongestLine;
-        while (open && (end = client.input.find('\n')) != std::string::npos) {
-            const std::string reply = answer(client.input.substr(0, end), &quit) + "\n";
-            client.input.erase(0, end + 1);
-            // The socket's buffer takes one answer; a client that does not read is not waited for.
-            open = send(client.fd, reply.data(), reply.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(reply.size());
-        }
-        if (!open) {
-            close(client.fd);
-            client.fd = -1;
-        }
+    char buffer[4096];
+    const ssize_t n = read(fd, buffer, sizeof buffer);
+    if (n > 0) input.append(buffer, static_cast<size_t>(n));
+    bool open = n > 0 && input.size() <= kLongestLine;
+    size_t end;
+    while (open && (end = input.find('\n')) != std::string::npos) {
+        const std::string reply = answer(input.substr(0, end), &quit) + "\n";
+        input.erase(0, end + 1);
+        // The socket's buffer takes one answer; a client that does not read is not waited for.
+        open = send(fd, reply.data(), reply.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(reply.size());
     }
-    std::erase_if(clients_, [](const Client& client) { return client.fd < 0; });
+    if (!open) {
+        close(fd);
+        clients_.erase(client);
+    }
     return !quit;
 }
 

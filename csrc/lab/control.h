@@ -1,8 +1,7 @@
 // Text commands, one a line, from the configuration file and from the control socket; one line answers each.
 #pragma once
 
-#include <poll.h>
-
+#include <map>
 #include <string>
 #include <vector>
 
@@ -22,23 +21,17 @@ public:
     ControlServer(std::vector<HostDevice>& devices, Network& network, Router& router)
         : devices_(devices), network_(network), router_(router) {}
 
-    void accept(int listener);
-    void add_clients(std::vector<pollfd>& fds) const;
-    bool has_clients() const { return !clients_.empty(); }
-    bool serve(const std::vector<pollfd>& fds, size_t first);  // false: told to quit
+    int accept(int listener);  // the new client's descriptor, or -1
+    bool serve(int client);    // reads and answers; false: told to quit
 
 private:
-    struct Client {
-        int fd;
-        std::string input;
-    };
     std::string answer(const std::string& line, bool* quit);
     std::string statistics() const;
 
     std::vector<HostDevice>& devices_;
     Network& network_;
     Router& router_;
-    std::vector<Client> clients_;
+    std::map<int, std::string> clients_;  // descriptor -> what it sent of a line
 };
 
 }  // namespace lab

@@ -50,10 +50,12 @@ double Network::draw_loss_gap(double loss) {  // geometric: segments that pass b
 }
 
 void Network::configured() {
+    shortest_delay_ = 1e18;
     for (size_t i = 0; i < size(); ++i) {
         double longest = 0;
         for (size_t j = 0; j < size(); ++j) {
             Path& path = this->path(i, j);
+            if (i != j) shortest_delay_ = std::min(shortest_delay_, path.delay_ns);
             const double rtt = path.delay_ns + this->path(j, i).delay_ns;
             longest = std::max(longest, rtt);
             path.shaper.ns_per_byte = ns_per_byte(path.rate_bps);

@@ -78,6 +78,7 @@ public:
     Packet* pop(PacketPool& pool, Nanoseconds now, Nanoseconds* due);
     void delivered(PacketPool& pool, Packet* packet);
     size_t in_flight() const { return heap_.size(); }
+    double shortest_delay_ns() const { return shortest_delay_; }
 
 private:
     struct Event {
@@ -105,6 +106,7 @@ private:
     std::priority_queue<Event, std::vector<Event>, std::greater<Event>> heap_;
     uint64_t order_ = 0;
     uint64_t random_;
+    double shortest_delay_ = 0;
 };
 
 }  // namespace lab

@@ -1,14 +1,17 @@
 #include "router.h"
 
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <stdexcept>
 
 #include "control.h"
 
@@ -18,6 +21,30 @@ namespace {
 constexpr int kBatch = 64;               // packets read from one host, and written in all, before the others' turn
 constexpr Nanoseconds kEarly = 50'000;   // what waking up costs, here and in the receiver: a packet may leave so early
 constexpr size_t kCopyBelow = 16384;     // shorter packets move to a buffer of their size
+constexpr double kLongestRest = 200'000;
+constexpr Nanoseconds kShortestRest = 25'000;
+constexpr Nanoseconds kForever = 1'000'000'000'000;
+
+// epoll_wait with a timeout in nanoseconds, also on kernels before 5.11. Returns the number of events.
+int wait_for(int epoll, epoll_event* events, int room, Nanoseconds timeout) {
+    const timespec wait{static_cast<time_t>(timeout / 1'000'000'000), static_cast<long>(timeout % 1'000'000'000)};
+#ifdef SYS_epoll_pwait2
+    static bool known = true;
+    if (known) {
+        const long n = syscall(SYS_epoll_pwait2, epoll, events, room, &wait, nullptr, size_t{0});
+        if (n >= 0 || errno != ENOSYS) return static_cast<int>(n);
+        known = false;
+    }
+#endif
+    pollfd one{epoll, POLLIN, 0};
+    const int n = ppoll(&one, 1, &wait, nullptr);
+    return n <= 0 ? n : epoll_wait(epoll, events, room, 0);
+}
+
+void rest(Nanoseconds length) {
+    const timespec wait{0, static_cast<long>(length)};
+    nanosleep(&wait, nullptr);
+}
 
 }  // namespace
 
@@ -42,7 +69,7 @@ std::string Lateness::json() const {
 Router::Router(std::vector<HostDevice>& devices, Network& network) : devices_(devices), network_(network) {}
 
 void Router::read_host(size_t i) {
-    for (int n = 0; n < kBatch; ++n) {
+    for (int n = 0; n < kBatch; ++n, ++moved_) {
         if (spare_ == nullptr) spare_ = pool_.get(kMaxPacket);
         const ssize_t bytes = read(devices_[i].tun, spare_->data(), kMaxPacket);
         if (bytes <= 0) return;
@@ -58,11 +85,11 @@ void Router::read_host(size_t i) {
     }
 }
 
-void Router::deliver() {
-    for (int n = 0; n < kBatch; ++n) {
+void Router::deliver(Nanoseconds early) {
+    for (int n = 0; n < kBatch; ++n, ++moved_) {
         const Nanoseconds now = monotonic();
         Nanoseconds due;
-        Packet* packet = network_.pop(pool_, now + kEarly, &due);
+        Packet* packet = network_.pop(pool_, now + early, &due);
         if (packet == nullptr) return;
         deliveries_.add(now - due);
         if (write(devices_[packet->dst].tun, packet->data(), packet->len) < 0) ++write_errors_;
@@ -71,37 +98,54 @@ void Router::deliver() {
 }
 
 void Router::run(int control, int lifeline, int signals) {
-    std::vector<pollfd> fds;
-    for (const HostDevice& device : devices_) fds.push_back({device.tun, POLLIN, 0});
-    const size_t hosts = fds.size();
-    fds.push_back({signals, POLLIN, 0});
-    fds.push_back({lifeline, POLLIN, 0});  // -1 is ignored by poll
-    fds.push_back({control, POLLIN, 0});
+    const int epoll = epoll_create1(EPOLL_CLOEXEC);
+    auto watch = [epoll](int fd, uint64_t what) {
+        epoll_event event{};
+        event.events = EPOLLIN;
+        event.data.u64 = what;
+        if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) < 0)
+            throw std::runtime_error(std::string("cannot watch a descriptor: ") + std::strerror(errno));
+    };
+    const size_t hosts = devices_.size();  // events below this number are hosts, above kClient clients
+    enum : uint64_t { kSignal = 1 << 16, kLifeline, kListener, kClient };
+    for (size_t i = 0; i < hosts; ++i) watch(devices_[i].tun, i);
+    watch(signals, kSignal);
+    if (lifeline >= 0) watch(lifeline, kLifeline);
+    watch(control, kListener);
     ControlServer server(devices_, network_, *this);
+    std::vector<epoll_event> events(hosts + 8);
 
     while (true) {
-        const Nanoseconds due = network_.next_due();
-        timespec wait{1000, 0};
-        if (due != INT64_MAX) {
-            const Nanoseconds left = std::max<Nanoseconds>(0, due - kEarly - monotonic());
-            wait = {static_cast<time_t>(left / 1'000'000'000), static_cast<long>(left % 1'000'000'000)};
-        }
-        fds.resize(hosts + 3);
-        server.add_clients(fds);
-        if (ppoll(fds.data(), fds.size(), &wait, nullptr) < 0 && errno != EINTR) return;
+        auto left = [this] {
+            const Nanoseconds due = network_.next_due();
+            return due == INT64_MAX ? kForever : std::max<Nanoseconds>(0, due - kEarly - monotonic());
+        };
+        // After a turn that moved packets, rest a while, so that the next turn moves many: each costs system calls.
+        // What would come due meanwhile leaves early instead. The rest is short against the shortest delay.
+        Nanoseconds pause = static_cast<Nanoseconds>(std::min(kLongestRest, network_.shortest_delay_ns() / 100));
+        if (moved_ == 0 || pause < kShortestRest) pause = 0;
+        if (pause != 0) rest(pause);
+        const int n = wait_for(epoll, events.data(), static_cast<int>(events.size()), left());
+        if (n < 0 && errno != EINTR) return;
         const Nanoseconds woken = monotonic();
-        deliver();
-        for (size_t i = 0; i < hosts; ++i) {
-            if (fds[i].revents != 0) read_host(i);
+        moved_ = 0;
+        deliver(kEarly + pause);
+        for (int i = 0; i < n; ++i) {
+            const uint64_t what = events[static_cast<size_t>(i)].data.u64;
+            if (what < hosts) read_host(what);
         }
         turns_.add(monotonic() - woken);
-        if (fds[hosts].revents != 0) return;
-        if (fds[hosts + 1].revents != 0) {
+        for (int i = 0; i < n; ++i) {
+            const uint64_t what = events[static_cast<size_t>(i)].data.u64;
             char byte;
-            if (read(lifeline, &byte, 1) <= 0) return;
+            if (what == kSignal) return;
+            if (what == kLifeline && read(lifeline, &byte, 1) <= 0) return;
+            if (what == kListener) {
+                const int client = server.accept(control);
+                if (client >= 0) watch(client, kClient + static_cast<uint64_t>(client));
+            }
+            if (what >= kClient && !server.serve(static_cast<int>(what - kClient))) return;
         }
-        if (fds[hosts + 2].revents != 0) server.accept(control);
-        if (server.has_clients() && !server.serve(fds, hosts + 3)) return;
     }
 }
 

@@ -36,12 +36,13 @@ public:
 
 private:
     void read_host(size_t i);
-    void deliver();
+    void deliver(Nanoseconds early);
 
     std::vector<HostDevice>& devices_;
     Network& network_;
     PacketPool pool_;
     Packet* spare_ = nullptr;
+    int moved_ = 0;        // packets read and delivered in this turn of the loop
     Lateness deliveries_;  // of a packet after it was due
     Lateness turns_;       // length of one turn of the loop: an upper bound for a packet's wait before it is read
     uint64_t write_errors_ = 0;
