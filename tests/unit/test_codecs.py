@@ -68,7 +68,7 @@ class TestAgainstFloat64:
             expected = (meaning * float(np.float32(weight))).astype(np.float32)
         assert told == bool(np.isfinite(weighted).all()) == bool(np.isfinite(expected).all())
         if told:
-            np.testing.assert_allclose(weighted, expected, rtol=2.0**-22, atol=2.0**-147)
+            np.testing.assert_allclose(weighted, expected, rtol=2.0**-22, atol=2.0**-142)
             assert (acc == start + weighted).all()
 
     @briefly
