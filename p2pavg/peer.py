@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from p2pavg.errors import ClosedError, ConfigurationError
+from p2pavg.identity import Identity
 from p2pavg.loop_thread import LoopThread
 from p2pavg.membership import PeerInfo
 from p2pavg.membership.address import format_host_port, parse_host_port
@@ -57,8 +58,10 @@ class Peer:
         streams: int | str = "auto",
         on_round: Callable[[RoundReport], None] | None = None,
         reports: str | os.PathLike[str] | None = None,
+        identity: str | os.PathLike[str] | None = None,
     ) -> None:
         self._settings = _settings(run_id, initial_peers, listen, announce, client_only, region, streams)
+        self._identity = identity
         self.run_id = run_id
         self.compression = compression
         self._on_round = on_round
@@ -80,7 +83,7 @@ class Peer:
             return self
         _check_writable(self._reports)
         thread = LoopThread(f"p2pavg-{self.run_id}")
-        place = Place(self._settings, self._publish)
+        place = Place(self._settings, self._own_identity(), self._publish)
         try:
             thread.run(place.start())
         except BaseException:
@@ -103,8 +106,10 @@ class Peer:
         if self._session is not None:
             error = ClosedError("this peer is closed; build a new one")
             thread.loop.call_soon_threadsafe(_fail, place, self._session, error)
-        thread.run(place.close(notice_s))
-        thread.stop()
+        try:
+            thread.run(place.close(notice_s))
+        finally:
+            thread.stop()
 
     async def __aenter__(self) -> Peer:
         await asyncio.to_thread(self.start)
@@ -215,6 +220,9 @@ class Peer:
                 else "this peer was not started; call start() or use async with"
             )
         return self._place
+
+    def _own_identity(self) -> Identity:
+        return Identity.generate() if self._identity is None else Identity.load_or_create(self._identity)
 
     def _publish(self, report: RoundReport) -> None:
         """On the loop thread, after every epoch."""

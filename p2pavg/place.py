@@ -57,9 +57,11 @@ class Settings:
 class Place:
     """One peer's links, table node, view and, once it trains, rounds. All methods run on the loop."""
 
-    def __init__(self, settings: Settings, publish: Callable[[RoundReport], None]) -> None:
+    def __init__(
+        self, settings: Settings, identity: Identity, publish: Callable[[RoundReport], None]
+    ) -> None:
         self.settings = settings
-        self.identity = Identity.generate()
+        self.identity = identity
         self.driver: Driver | None = None
         self._publish = publish
         self._dialling: dict[bytes, asyncio.Task[None]] = {}
@@ -361,10 +363,12 @@ class Place:
                 task.cancel()
         if driver is not None:
             driver.close()
-        await self.view.leave()
-        await self.endpoint.close()
-        await self.dht.stop()
-        self._engine.close()
+        try:
+            await self.view.leave()
+        finally:
+            await self.endpoint.close()
+            await self.dht.stop()
+            self._engine.close()
 
 
 def _planner(numel: int) -> Callable[[Sequence[ev.PlanMember]], tuple[Part, ...]]:

@@ -118,12 +118,11 @@ class Averager:
                     )
                 continue
             start = time.monotonic()
-            mine = isinstance(outcome, Average) and not outcome.late
-            if mine:
+            if isinstance(outcome, Average) and not outcome.late:
                 outcome.result.decode_into(vector)
-            session.applied(time.monotonic() - start)
-            if mine:
+                session.applied(time.monotonic() - start)
                 return
+            session.applied(0.0)
 
 
 class _Flat:

@@ -1,0 +1,334 @@
+"""The swarm that `bench chaos` breaks: processes, their events, and the faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from p2pavg.bench.chaos_check import HANG_S
+from p2pavg.bench.workers import WorkerError
+
+FAULTS = ("kill", "stop", "cut", "slow", "corrupt", "duplicate", "leader", "all-but-one", "join")
+LAB_FAULTS = ("cut", "slow")
+START_S = 60.0
+STOP_S = (0.5, 8.0)
+CUT_S = (1.0, 8.0)
+GARBAGE_BYTES = 65536
+
+
+@dataclass(slots=True)
+class Member:
+    """One process of the swarm."""
+
+    who: str
+    host: str | None
+    process: subprocess.Popen[bytes]
+    address: str = ""
+    peer: str = ""
+    joined: bool = False
+    finished: bool = False
+    epoch: int = -1
+    heard_at: float = 0.0
+    stopped_until: float = 0.0
+    leader: str = ""
+
+
+class Swarm(AbstractContextManager["Swarm"]):
+    """Keeps `peers` processes training until all have applied `epochs` epochs, and breaks them meanwhile."""
+
+    def __init__(
+        self, *, peers: int, epochs: int, steps: int, epoch_seconds: float, topology: str | None, seed: int
+    ) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._peers = peers
+        self._epochs = epochs
+        self._config = {"target": peers * steps, "step_seconds": epoch_seconds / steps, "epochs": epochs}
+        self._topology = topology
+        self._random = random.Random(seed)
+        self._members: dict[str, Member] = {}
+        self._queue: queue.Queue[tuple[str, dict[str, Any] | None]] = queue.Queue()
+        self._stack = ExitStack()
+        self._lab: Any = None
+        self._born = 0
+        self._undo: list[tuple[float, Callable[[], None]]] = []
+
+    def __enter__(self) -> Swarm:
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="p2pavg-chaos-")))
+        if self._topology is not None:
+            from p2pavg.lab import Lab
+
+            self._lab = self._stack.enter_context(Lab(self._topology))
+            if self._peers > len(self._lab.hosts):
+                self._stack.close()
+                raise WorkerError(f"topology {self._topology!r} has only {len(self._lab.hosts)} hosts")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for member in self._members.values():
+            if member.process.poll() is None:
+                member.process.send_signal(signal.SIGCONT)
+                member.process.kill()
+            member.process.wait()
+        self._stack.close()
+
+    # ------------------------------------------------------------------------------------ the run
+
+    def run(self, faults: Sequence[str], fault_every: float, advance: Callable[[float], None]) -> None:
+        """Start, break, and wait for the end. Raises WorkerError when the swarm cannot start."""
+        self._note("", "run", peers=self._peers)
+        for _ in range(self._peers):
+            self._spawn()
+            self._wait_until(lambda: all(m.address for m in self._members.values()), START_S)
+        self._wait_until(lambda: all(m.joined for m in self._members.values()), START_S)
+        next_fault = time.monotonic() + fault_every
+        shown = 0
+        while not self._over():
+            now = time.monotonic()
+            if now >= next_fault and faults:
+                self._fault(self._random.choice(list(faults)))
+                next_fault = now + fault_every * self._random.uniform(0.7, 1.3)
+            self._repair(now)
+            self._pump(0.05)
+            latest = max((m.epoch for m in self._members.values()), default=0)
+            if latest > shown:
+                advance(latest - shown)
+                shown = latest
+            if any(self._hangs(m, now) for m in self._members.values()):
+                break
+        for undo_at, undo in self._undo:
+            del undo_at
+            undo()
+        self._undo.clear()
+        self._finish()
+
+    def _over(self) -> bool:
+        members = self._living()
+        return bool(members) and all(m.finished for m in members)
+
+    def _hangs(self, member: Member, now: float) -> bool:
+        if member.process.poll() is not None or member.finished:
+            return False
+        if now - max(member.heard_at, member.stopped_until) > HANG_S:
+            self._note(member.who, "hang", epoch=member.epoch)
+            return True
+        return False
+
+    def _finish(self) -> None:
+        """Let everybody leave in order; who does not is a hang."""
+        for member in self._living():
+            assert member.process.stdin is not None
+            member.process.stdin.close()
+        deadline = time.monotonic() + 15
+        for member in self._living():
+            try:
+                member.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self._note(member.who, "hang", epoch=member.epoch)
+        self._pump(0.2)
+
+    # ---------------------------------------------------------------------------------- processes
+
+    def _living(self) -> list[Member]:
+        return [m for m in self._members.values() if m.process.poll() is None]
+
+    def _spawn(self, identity: str | None = None, host: str | None = None) -> Member:
+        who = f"p{self._born}"
+        self._born += 1
+        argv = [sys.executable, "-m", "p2pavg.bench.chaos_worker"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if self._lab is not None:
+            used = {m.host for m in self._living()}
+            host = host or next((h for h in self._lab.hosts if h not in used), self._lab.hosts[0])
+            process = self._lab.spawn(host, argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        else:
+            process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        member = Member(who, host, process, heard_at=time.monotonic())
+        known = [m.address for m in self._living() if m.address]
+        config = {
+            **self._config,
+            "run_id": "chaos",
+            "initial_peers": self._random.sample(known, min(3, len(known))),
+            "identity": identity or str(self._folder / f"{who}.key"),
+        }
+        process.stdin.write(json.dumps(config).encode() + b"\n")
+        process.stdin.flush()
+        threading.Thread(target=self._read, args=(member,), daemon=True).start()
+        self._members[who] = member
+        return member
+
+    def _read(self, member: Member) -> None:
+        assert member.process.stdout is not None
+        for line in member.process.stdout:
+            self._queue.put((member.who, json.loads(line)))
+        self._queue.put((member.who, None))
+
+    def _pump(self, seconds: float) -> None:
+        """Take in what the processes said."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            try:
+                who, event = self._queue.get(timeout=left)
+            except queue.Empty:
+                return
+            self._take(self._members[who], event)
+
+    def _take(self, member: Member, event: dict[str, Any] | None) -> None:
+        if event is None:
+            member.process.wait()
+            self._note(member.who, "ended")
+            return
+        member.heard_at = time.monotonic()
+        self.events.append({"who": member.who, **event})
+        match event["t"]:
+            case "up":
+                member.address, member.peer = event["address"], event["peer"]
+            case "joined":
+                member.joined = True
+            case "epoch":
+                member.epoch, member.leader = event["epoch"], event["leader"]
+            case "finished":
+                member.finished = True
+
+    def _note(self, who: str, kind: str, **fields: Any) -> None:
+        self.events.append({"who": who, "t": kind, "at": time.monotonic(), **fields})
+
+    def _wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not ready():
+            self._pump(0.05)
+            if time.monotonic() > end or not all(m.process.poll() is None for m in self._members.values()):
+                raise WorkerError("the swarm did not start; run one peer of it by hand to see why")
+
+    # -------------------------------------------------------------------------------------- faults
+
+    def _fault(self, name: str) -> None:
+        targets = [m for m in self._living() if m.joined and not m.finished and not m.stopped_until]
+        if len(targets) < 2 and name != "join":
+            return
+        victim = self._random.choice(targets) if targets else None
+        if name == "leader":
+            leading = [m for m in targets if any(m.peer == other.leader for other in targets)]
+            victim = leading[0] if leading else victim
+        match name:
+            case "join":
+                if len(self._living()) < self._peers + 1 and self._room():
+                    self._log(name, "", 0.0)
+                    self._spawn()
+            case "all-but-one":
+                for member in targets[1:]:
+                    self._kill(member, name)
+            case "kill" | "leader" if victim is not None:
+                self._kill(victim, name)
+            case "stop" if victim is not None:
+                self._stop(victim)
+            case "cut" | "slow" if victim is not None:
+                self._break_link(name, victim)
+            case "corrupt" if victim is not None:
+                self._log(name, "", 0.0)
+                self._garbage(victim)
+            case "duplicate" if victim is not None and len(self._living()) <= self._peers and self._room():
+                self._log(name, victim.who, 0.0)
+                double = self._spawn(identity=str(self._folder / f"{victim.who}.key"))
+                double.finished = True  # it is not waited for
+                self._undo.append((time.monotonic() + 3.0, lambda: self._kill_quietly(double)))
+
+    def _room(self) -> bool:
+        return self._lab is None or len(self._living()) < len(self._lab.hosts)
+
+    def _log(self, name: str, victim: str, seconds: float) -> None:
+        self._note("", "fault", fault=name, victim=victim, until=time.monotonic() + seconds)
+
+    def _kill(self, member: Member, name: str) -> None:
+        self._log(name, member.who, 0.0)
+        member.process.kill()
+
+    def _kill_quietly(self, member: Member) -> None:
+        if member.process.poll() is None:
+            member.process.kill()
+
+    def _stop(self, member: Member) -> None:
+        seconds = self._random.uniform(*STOP_S)
+        self._log("stop", member.who, seconds)
+        member.process.send_signal(signal.SIGSTOP)
+        member.stopped_until = time.monotonic() + seconds
+
+        def resume() -> None:
+            if member.process.poll() is None:
+                member.process.send_signal(signal.SIGCONT)
+            member.heard_at = time.monotonic()
+            member.stopped_until = 0.0
+
+        self._undo.append((member.stopped_until, resume))
+
+    def _break_link(self, name: str, victim: Member) -> None:
+        """Cut a host off (both ways, or one way), or slow it to 1 kB/s."""
+        seconds = self._random.uniform(*CUT_S)
+        one_way = name == "cut" and self._random.random() < 0.5
+        self._log(name, victim.who, seconds)
+        change: dict[str, Any] = {"down": True} if name == "cut" else {"rate_mbps": 0.008}
+        before = {host: self._settings(victim.host, host) for host in self._lab.hosts if host != victim.host}
+        for host in before:
+            self._lab.set(victim.host, host, both=not one_way, **change)
+        victim.stopped_until = time.monotonic() + seconds
+
+        def mend() -> None:
+            for host, rate in before.items():
+                undo: dict[str, Any] = {"down": False} if name == "cut" else {"rate_mbps": rate}
+                self._lab.set(victim.host, host, both=True, **undo)
+            victim.heard_at = time.monotonic()
+            victim.stopped_until = 0.0
+
+        self._undo.append((victim.stopped_until, mend))
+
+    def _settings(self, src: str | None, dst: str) -> float:
+        return float(self._lab.stats().settings[src, dst]["rate_mbps"])
+
+    def _garbage(self, victim: Member) -> None:
+        """Random bytes to the victim's TCP and UDP ports, from the victim's own machine."""
+        host, _, port = victim.address.rpartition(":")
+        noise = self._random.randbytes(GARBAGE_BYTES)
+        if self._lab is not None:
+            code = (
+                "import socket,sys,os;h,p=sys.argv[1],int(sys.argv[2]);"
+                "s=socket.create_connection((h,p),2);s.sendall(os.urandom(65536));s.close()"
+            )
+            spare = self._lab.spawn(
+                victim.host, [sys.executable, "-c", code, host, port], stderr=subprocess.DEVNULL
+            )
+            threading.Thread(target=spare.wait, daemon=True).start()
+            return
+        try:
+            with socket.create_connection((host, int(port)), 2.0) as stream:
+                stream.sendall(noise)
+        except OSError:
+            pass  # the victim hung up on it, as it should
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+            datagrams.sendto(noise[:1200], (host, int(port)))
+
+    def _repair(self, now: float) -> None:
+        """End faults whose time is over, and bring the swarm back to its size."""
+        due = [entry for entry in self._undo if entry[0] <= now]
+        self._undo = [entry for entry in self._undo if entry[0] > now]
+        for _, undo in due:
+            undo()
+        starting = [m for m in self._living() if not m.joined]
+        short = len(self._living()) < self._peers and len(starting) < 2 and not self._over()
+        if short and any(m.joined for m in self._living()) and self._room():
+            self._spawn()

@@ -1,0 +1,108 @@
+"""One peer of `bench chaos`: trains without end and writes every event as a JSON line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from p2pavg.bench.toy import Epoch, ToyTrainer
+from p2pavg.errors import P2PAvgError
+from p2pavg.peer import Peer
+
+NUMEL = 8192
+
+
+class Chaos:
+    """Trains until its input closes or its last epoch is applied."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self._closing = False
+        self._own_samples = 0
+        threading.Thread(target=self._watch_input, daemon=True).start()
+
+    def run(self) -> None:
+        """The whole life of the peer."""
+        config = self.config
+        host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
+        with_identity = {"identity": config["identity"]} if config.get("identity") else {}
+        peer = Peer(
+            config["run_id"],
+            initial_peers=config["initial_peers"],
+            listen=f"{host}:0",
+            compression="none",
+            **with_identity,
+        ).start()
+        self.say("up", address=peer.address, peer=peer.peer_id.hex())
+        trainer = ToyTrainer(
+            peer,
+            target=config["target"],
+            samples_per_step=1,
+            step_seconds=config["step_seconds"],
+            numel=NUMEL,
+            on_epoch=self._epoch,
+        )
+        self.say("joined", epoch=trainer.session.epoch)
+        while trainer.session.epoch < config["epochs"] and not self._closing:
+            start = time.monotonic()
+            trainer.step()
+            self._own_samples += 1
+            seconds = time.monotonic() - start - config["step_seconds"]
+            if seconds > 0.2:
+                self.say("stall", seconds=seconds, epoch=trainer.session.epoch)
+        self.say("finished", counted=self._own_samples, pending=trainer.session.samples())
+        while not self._closing:  # others may still need this peer's state
+            time.sleep(0.05)
+        peer.close()
+        self.say("closed")
+
+    def say(self, kind: str, **fields: Any) -> None:
+        """One event."""
+        sys.stdout.write(json.dumps({"t": kind, "at": time.monotonic(), **fields}) + "\n")
+        sys.stdout.flush()
+
+    def _epoch(self, epoch: Epoch) -> None:
+        report = epoch.report
+        if report is None:
+            return
+        self.say(
+            "epoch",
+            epoch=epoch.epoch,
+            late=epoch.late,
+            seconds_in_step=epoch.seconds_in_step,
+            result=epoch.result,
+            parameters=epoch.parameters,
+            wrong=epoch.wrong,
+            lineage=report.lineage,
+            members={m.peer: m.samples for m in report.members if m.weight > 0},
+            samples=report.samples,
+            local_samples=report.local_samples,
+            discarded=report.samples_discarded,
+            why=report.discarded_why,
+            attempts=report.attempts,
+            causes=report.causes,
+            leader=report.leader,
+        )
+
+    def _watch_input(self) -> None:
+        sys.stdin.buffer.read()
+        self._closing = True
+
+
+def main() -> int:
+    """The configuration is the first line of the input."""
+    chaos = Chaos(json.loads(sys.stdin.buffer.readline()))
+    try:
+        chaos.run()
+    except P2PAvgError as error:
+        chaos.say("error", error=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
