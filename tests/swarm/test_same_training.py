@@ -79,8 +79,9 @@ def test_survivors_finish_equal(seed: int) -> None:
     rng = random.Random(seed)
     victim, moment = rng.randrange(3), rng.uniform(0.0, 0.8)
     with Trainers() as trainers:
-        trainers.start_all(jobs(3, optimizer="adamw", codec="fp16", run_id=f"kill-{seed}"))
+        trainers.start_all(jobs(3, optimizer="adamw", codec="fp16", target=96, run_id=f"kill-{seed}"))
         time.sleep(moment)
+        assert not trainers.pipes[victim].poll(0), "the victim had finished before it was killed"
         trainers.processes[victim].kill()
         survivors = [rank for rank in range(3) if rank != victim]
         outcomes = trainers.finish(survivors)
