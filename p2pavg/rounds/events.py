@@ -268,7 +268,7 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The result of `transfer` is the average of `epoch`. Applied comes when it was applied.
+    """The result of `transfer` is the average of `epoch`. Applied answers.
 
     It follows on the last Commit or Healed; several may queue up while the training thread computes or a state is
     downloaded: those that do not follow on the state that was loaded are void.

@@ -62,6 +62,7 @@ class Leading:
         self.failures = 0
         self.budget = 0  # attempts that may fail, fixed by the size of the first group
         self.floor = -1  # attempts up to here are taken, as others told
+        self._busy_with: Ballot | None = None
 
     def new_epoch(self) -> None:
         """Whatever was proposed is over."""
@@ -169,7 +170,10 @@ class Leading:
             other = message.promised
             if other.epoch == core.epoch:
                 self.floor = max(self.floor, other.attempt)
-            if other.leader != core.me and core.view.alive(other.leader):
+            # Of two rivals the lower gives way; so does whoever comes upon a round that keeps running.
+            yields = other > proposal.ballot or other == self._busy_with
+            self._busy_with = other
+            if yields and other.leader != core.me and core.view.alive(other.leader):
                 self.abort("another peer leads", (), counts=False)
                 core.sticky = other.leader
                 core.suspects.discard(other.leader)

@@ -167,7 +167,7 @@ class Member:
             return "elsewhere"
         if votes and core.pending:
             return "pending"
-        if core.pending and core.epoch - core.applied_epoch >= MOST_BEHIND:
+        if core.joining is None and core.pending and core.epoch - core.applied_epoch >= MOST_BEHIND:
             return "too far behind"
         if core.leaving and self.holding is None:
             return "leaving"
@@ -388,8 +388,10 @@ class Member:
         core, held = self.core, self.holding
         if message.ballot.epoch != core.epoch or (core.promised is not None and message.by < core.promised):
             return
-        if held is None or held.ballot != message.ballot:
-            if message.final or message.ballot == core.promised:
+        if held is not None and held.ballot != message.ballot:
+            return
+        if held is None:
+            if message.ballot == core.promised or (message.final and peer == core.leader()):
                 self._aborted(message)
             return
         self._drop(message.why)

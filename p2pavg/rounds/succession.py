@@ -56,6 +56,7 @@ class Succession:
         self.inquest: Inquest | None = None
         self.expected: PeerId | None = None  # who should open the inquest, if not we
         self._failures = 0
+        self._busy_with: Ballot | None = None
 
     def new_epoch(self) -> None:
         self.inquest = None
@@ -143,7 +144,9 @@ class Succession:
             core.disarm("query")
             if other.epoch == core.epoch:
                 self.machine.leading.floor = max(self.machine.leading.floor, other.attempt)
-            if other.leader != core.me and core.view.alive(other.leader):
+            yields = other > inquest.ballot or other == self._busy_with
+            self._busy_with = other
+            if yields and other.leader != core.me and core.view.alive(other.leader):
                 self.expected = other.leader
                 core.suspects.discard(other.leader)
                 core.disarm("word")

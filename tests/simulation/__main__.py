@@ -50,7 +50,7 @@ def main() -> int:
         stalls.append(verdict.longest_stall)
         if verdict.broken is not None:
             broken += 1
-            peers = f" --peers {given.peers}" if given.peers else ""
+            peers = f" --peers {given.peers}" * (given.peers is not None)
             print(
                 f"seed {verdict.seed}: {verdict.broken}\n    python -m tests.simulation --seed {verdict.seed}{peers}"
             )

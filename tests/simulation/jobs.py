@@ -43,9 +43,7 @@ class Job:
                 value = ("poison", *value)
             for rank in self.owned:
                 if rank == self.rank and value[0] == "poison":
-                    refused = ev.JobRefused(self.transfer, rank, "the own contribution is not finite")
-                    swarm = node.swarm
-                    swarm.world.after(0.0, lambda: node.feed(refused))
+                    node.swarm.world.after(0.0, self._refuse_own)
                 elif rank == self.rank:
                     self.contributions[rank] = value
                 else:
@@ -54,6 +52,9 @@ class Job:
         early, self.early = self.early, []
         for kind, rank, value in early:
             self.received(kind, rank, value)
+
+    def _refuse_own(self) -> None:
+        self.node.feed(ev.JobRefused(self.transfer, self.rank, "the own contribution is not finite"))
 
     def _send(self, rank: int, kind: str, value: Any) -> None:
         """As chunks; the last one carries the value."""

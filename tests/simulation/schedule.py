@@ -199,7 +199,7 @@ class Schedule:
 
     def _run(self) -> None:
         swarm = self.swarm
-        # The swarm runs through the faults, then has to come to rest: two more epochs for everybody that lives.
+        # Through the faults, then to rest: two more epochs for everybody that lives.
         while True:
             calm = self.calm_at
             swarm.world.run(calm + 1e-3, lambda: False)

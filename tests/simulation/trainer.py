@@ -203,9 +203,11 @@ class Node:
             return False
         if self.healing and self.outcomes[0][0] != "heal":
             return False
+        outcome = self.outcomes.popleft()
+        if outcome[0] == "average" and outcome[1][0].before != self.parameters.lineage:
+            return self._give_next()  # it does not follow on what was loaded
         self._released()
         self.applying = True
-        outcome = self.outcomes.popleft()
         self.world.after(self.apply_seconds, lambda: self._applied(*outcome))
         return True
 
@@ -304,13 +306,7 @@ class Node:
                 ask()
                 return
             self.healing = None
-            kept, lineage = [], parameters.lineage
-            for outcome in self.outcomes:
-                commit = outcome[1][0]
-                if commit.before == lineage:
-                    kept.append(outcome)
-                    lineage = commit.lineage
-            self.outcomes = deque([("heal", (parameters, history)), *kept])
+            self.outcomes.appendleft(("heal", (parameters, history)))
             self._give_next()
 
         self.world.after(0.01, ask)
