@@ -1,0 +1,164 @@
+// The definition of the codecs for one element on the device: csrc/cpu/scalar.h in CUDA's words.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../cpu/kernels.h"
+
+namespace p2pavg {
+
+constexpr int kThreads = 256;
+constexpr int kPerThread = 16;
+constexpr int kBlock = kThreads * kPerThread;  // elements per thread block: one exponent of fp16, four steps of int8
+constexpr int kInt8Block = 1024;
+static_assert(kBlock == 4096, "the layout has one exponent per 4096 elements");
+
+constexpr uint32_t kInf = 0x7f800000u;
+
+__host__ __device__ inline size_t header_size(int codec, size_t n) {
+    const size_t used = codec == P2PAVG_FP16   ? (n + kBlock - 1) / kBlock
+                        : codec == P2PAVG_INT8 ? 4 * ((n + kInt8Block - 1) / kInt8Block)
+                                               : 0;
+    return (used + 63) / 64 * 64;
+}
+
+__host__ __device__ inline size_t element_size(int codec) {
+    return codec == P2PAVG_NONE ? 4 : codec == P2PAVG_INT8 ? 1 : 2;
+}
+
+__host__ __device__ inline uint64_t mix64(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+__device__ inline uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
+
+__device__ inline uint32_t sign_of(float x) { return __float_as_uint(x) & 0x80000000u; }
+
+__device__ inline float power_of_two(int e) {  // -127 <= e <= 128
+    return __uint_as_float(e == -127 ? 0x00400000u : static_cast<uint32_t>(e + 127) << 23);
+}
+
+__device__ inline int half_exponent(uint32_t largest) {
+    if (largest == 0) return 0;
+    const int biased = static_cast<int>(largest >> 23);
+    return biased < 14 ? 127 : 141 - biased;
+}
+
+__device__ inline uint16_t half_of(float x, uint32_t top) {
+    const uint32_t a = magnitude(x);
+    if (a > kInf) return 0x7e00u;
+    if (a != kInf && a > top) x = __uint_as_float(sign_of(x) | top);
+    return __half_as_ushort(__float2half_rn(x));
+}
+
+__device__ inline uint16_t bf16_of(float x) {
+    const uint32_t b = __float_as_uint(x), a = magnitude(x);
+    if (a > kInf) return 0x7fc0u;
+    if (a > 0x7f7f7fffu) return static_cast<uint16_t>((sign_of(x) >> 16) | (a == kInf ? 0x7f80u : 0x7f7fu));
+    return static_cast<uint16_t>((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+}
+
+__device__ inline float canonical(float x) { return magnitude(x) > kInf ? __uint_as_float(0x7fc00000u) : x; }
+
+__device__ inline float int8_step(float largest) {
+    const float most = __uint_as_float(0x7c010203u);  // 127 of it are still finite
+    const float step = __fdiv_rn(largest, 127.0f);
+    return step > most ? most : step < -most ? -most : step;
+}
+
+__device__ inline float uniform(uint32_t index, uint64_t key) {
+    uint32_t x = index * 0x9e3779b1u + static_cast<uint32_t>(key);
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= (x >> 15) ^ static_cast<uint32_t>(key >> 32);
+    x *= 0x846ca68bu;
+    return __uint2float_rn((x >> 8) ^ (x >> 24)) * 0x1p-24f;
+}
+
+// Where a thread block works: kBlock elements (or the rest) of one chunk.
+struct Place {
+    size_t element;    // of the run, where the block starts
+    size_t chunk_at;   // byte where the encoded chunk starts
+    size_t in_chunk;   // element of the chunk where the block starts
+    size_t chunk_len;  // elements of the chunk
+    int count;         // elements of the block
+};
+
+struct Layout {
+    size_t n, chunk, chunk_bytes;
+    uint32_t blocks_per_chunk;
+
+    Layout(int codec, size_t n_, size_t chunk_)
+        : n(n_), chunk(chunk_ < n_ ? chunk_ : n_), chunk_bytes(header_size(codec, chunk) + element_size(codec) * chunk),
+          blocks_per_chunk(static_cast<uint32_t>((chunk + kBlock - 1) / kBlock)) {}
+
+    size_t blocks() const {
+        const size_t whole = n / chunk, rest = n % chunk;
+        return whole * blocks_per_chunk + (rest + kBlock - 1) / kBlock;
+    }
+
+    // Whether every full block can be read and written in vectors of four elements.
+    bool vectors(const void *floats, const void *bytes) const {
+        return (reinterpret_cast<uintptr_t>(floats) | reinterpret_cast<uintptr_t>(bytes)) % 16 == 0 &&
+               (chunk == n || chunk % 16 == 0);
+    }
+
+    __device__ Place place(uint32_t block) const {
+        const uint32_t c = block / blocks_per_chunk, j = block - c * blocks_per_chunk;
+        Place p;
+        p.chunk_at = c * chunk_bytes;
+        p.in_chunk = static_cast<size_t>(j) * kBlock;
+        p.element = c * chunk + p.in_chunk;
+        p.chunk_len = min(chunk, n - c * chunk);
+        p.count = static_cast<int>(min(static_cast<size_t>(kBlock), p.chunk_len - p.in_chunk));
+        return p;
+    }
+};
+
+// Element 4k + i of a thread's sixteen lies here in its block. Either way those of one k are in one block of int8.
+template <bool VECTOR>
+__device__ inline int offset_of(int k, int i) {
+    return VECTOR ? (static_cast<int>(threadIdx.x) + kThreads * k) * 4 + i
+                  : static_cast<int>(threadIdx.x) + kThreads * (4 * k + i);
+}
+
+// The sixteen floats of this thread; beyond `count` zeros.
+template <bool VECTOR>
+__device__ inline void load_floats(const float *x, int count, float (&v)[kPerThread]) {
+    if (VECTOR) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float4 f = reinterpret_cast<const float4 *>(x)[threadIdx.x + kThreads * k];
+            v[4 * k] = f.x, v[4 * k + 1] = f.y, v[4 * k + 2] = f.z, v[4 * k + 3] = f.w;
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < kPerThread; k++) {
+            const int at = static_cast<int>(threadIdx.x) + kThreads * k;
+            v[k] = at < count ? x[at] : 0.0f;
+        }
+    }
+}
+
+template <bool VECTOR>
+__device__ inline void store_floats(float *y, int count, const float (&v)[kPerThread]) {
+    if (VECTOR) {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            reinterpret_cast<float4 *>(y)[threadIdx.x + kThreads * k] =
+                make_float4(v[4 * k], v[4 * k + 1], v[4 * k + 2], v[4 * k + 3]);
+    } else {
+#pragma unroll
+        for (int k = 0; k < kPerThread; k++) {
+            const int at = static_cast<int>(threadIdx.x) + kThreads * k;
+            if (at < count) y[at] = v[k];
+        }
+    }
+}
+
+}  // namespace p2pavg

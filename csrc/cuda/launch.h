@@ -1,0 +1,45 @@
+// The CUDA kernels as plain functions. Pointers are device memory (or host memory that the device can read);
+// all calls only enqueue on `stream` and return the launch's error.
+//
+// A run of n elements is laid out in chunks of `chunk` elements (the last may be shorter), each encoded as
+// csrc/cpu/kernels.h says, one after the other without gaps. Results equal the CPU's to the bit.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace p2pavg {
+
+// int8 rounds by the draws of (seed, epoch, first + element) when `random`.
+struct Draws {
+    bool random;
+    uint64_t seed, epoch, first;
+};
+
+enum FloatType : int { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2 };
+
+// One tensor of a fused accumulation: dst[n] += src[n] * scale.
+struct Term {
+    const void *src;
+    float *dst;
+    size_t n;
+};
+
+size_t encoded_size(int codec, size_t n);
+
+// *flag is set to 1 when a value is not finite, else left.
+cudaError_t encode(int codec, const float *src, size_t n, size_t chunk, float scale, const Draws &draws, uint8_t *dst,
+                   int *flag, cudaStream_t stream);
+
+// dst = decode(src) * scale, or dst += when `add`; flag as above.
+cudaError_t decode(int codec, const uint8_t *src, size_t n, size_t chunk, float scale, bool add, float *dst, int *flag,
+                   cudaStream_t stream);
+
+cudaError_t accumulate(const Term *terms, size_t count, FloatType type, float scale, int *flag, cudaStream_t stream);
+
+// Whether the kernels run on the current device: cudaSuccess, or what is wrong.
+cudaError_t usable();
+
+}  // namespace p2pavg

@@ -1,0 +1,114 @@
+// Gradients between device and host, chunk by chunk: encode and copy overlap on two streams of their own over a small
+// ring of device buffers, so the device holds O(ring) extra bytes and no stream of the trainer is ever waited for.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "launch.h"
+
+namespace p2pavg {
+
+class CudaError : public std::runtime_error {
+  public:
+    CudaError(cudaError_t error, const char *doing)
+        : std::runtime_error(std::string("CUDA: ") + doing + ": " + cudaGetErrorString(error)) {}
+};
+
+inline void check(cudaError_t error, const char *doing) {
+    if (error != cudaSuccess) throw CudaError(error, doing);
+}
+
+// Makes a device current, and the former one at the end.
+class DeviceGuard {
+  public:
+    explicit DeviceGuard(int device) {
+        check(cudaGetDevice(&before_), "asking for the current device");
+        if (before_ != device) check(cudaSetDevice(device), "changing the device");
+    }
+    ~DeviceGuard() { cudaSetDevice(before_); }
+    DeviceGuard(const DeviceGuard &) = delete;
+    DeviceGuard &operator=(const DeviceGuard &) = delete;
+
+  private:
+    int before_ = 0;
+};
+
+class Event {
+  public:
+    Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "creating an event"); }
+    ~Event() { cudaEventDestroy(event_); }
+    Event(const Event &) = delete;
+    Event &operator=(const Event &) = delete;
+    cudaEvent_t get() const { return event_; }
+
+  private:
+    cudaEvent_t event_ = nullptr;
+};
+
+// One transfer under way. Everything was enqueued; `done` counts chunks whose bytes (or values) are in place.
+class Transfer {
+  public:
+    size_t done();       // chunks in place, from the front; does not block
+    bool wait();         // blocks until all are in place; true when all values were finite
+    void hold(cudaStream_t stream);  // lets `stream` go on only when the device side has been read or written
+
+  private:
+    friend class Staging;
+    struct Piece {
+        std::unique_ptr<Event> finished;
+        size_t chunks;  // in place when `finished` and all before it
+    };
+    int device_ = 0;
+    std::vector<Piece> pieces_;
+    size_t next_ = 0, done_ = 0;
+    std::unique_ptr<Event> device_side_;
+    std::shared_ptr<int> flag_;  // pinned; 1 when a value was not finite, valid after the last piece
+};
+
+class Staging {
+  public:
+    // `slots` device buffers of `slot_bytes` each.
+    Staging(int device, size_t slot_bytes, int slots);
+    ~Staging();
+    Staging(const Staging &) = delete;
+    Staging &operator=(const Staging &) = delete;
+
+    // host[encoded chunks of n] <- encode(src * scale), after what `stream` was given so far. Pinned host memory
+    // makes it asynchronous. src must stay unchanged until the transfer `hold`s no longer.
+    std::unique_ptr<Transfer> download(int codec, const float *src, size_t n, size_t chunk, float scale,
+                                       const Draws &draws, uint8_t *host, cudaStream_t stream);
+
+    // dst = decode(host) * scale, after what `stream` was given so far.
+    std::unique_ptr<Transfer> upload(int codec, const uint8_t *host, size_t n, size_t chunk, float scale, float *dst,
+                                     cudaStream_t stream);
+
+    size_t device_bytes() const { return slots_.size() * slot_bytes_; }
+
+  private:
+    struct Slot {
+        uint8_t *bytes = nullptr;
+        Event free;  // recorded when its last user is through
+    };
+    struct Plan {
+        size_t chunk, chunk_bytes, chunks_per_piece;
+    };
+    Plan plan(int codec, size_t n, size_t chunk) const;
+    Slot &next_slot();
+    void begin(Transfer &transfer, cudaStream_t first, cudaStream_t stream);
+
+    int device_;
+    size_t slot_bytes_;
+    std::vector<std::unique_ptr<Slot>> slots_;
+    size_t turn_ = 0;
+    cudaStream_t compute_ = nullptr, copy_ = nullptr;
+    int *flag_ = nullptr;
+};
+
+}  // namespace p2pavg
