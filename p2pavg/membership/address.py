@@ -43,13 +43,18 @@ def is_loopback(host: str) -> bool:
     return host == "::1" or host.startswith("127.")
 
 
-async def resolve(host: str, port: int) -> list[Address]:
-    """The numeric addresses of a host name, in the order that the system prefers; empty when it has none."""
+def is_numeric(host: str) -> bool:
+    """Whether a host is an address rather than a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        pass
-    else:
+        return False
+    return True
+
+
+async def resolve(host: str, port: int) -> list[Address]:
+    """The numeric addresses of a host name, in the order that the system prefers; empty when it has none."""
+    if is_numeric(host):
         return [(host, port)]
     loop = asyncio.get_running_loop()
     try:

@@ -10,7 +10,7 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from p2pavg.errors import AddressInUseError, ConfigurationError, UnreachableError
 from p2pavg.identity import Identity
@@ -28,7 +28,6 @@ from p2pavg.membership.publish import Publication
 from p2pavg.membership.reading import Reading
 from p2pavg.membership.record import KEY_BYTES, MAX_LIFETIME, Record
 from p2pavg.membership.store import Held
-from p2pavg.membership.wire import Contact
 
 logger = logging.getLogger("p2pavg.membership")
 
@@ -54,7 +53,7 @@ class DHT:
 
     def __init__(self, node: Node, host: str, port: int, initial_peers: Sequence[tuple[str, int]]) -> None:
         self.port = port
-        self._node = node
+        self.node = node
         self._host = host
         self._initial_peers = list(initial_peers)
         self._publications: dict[bytes, Publication] = {}
@@ -62,7 +61,7 @@ class DHT:
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._refresh_interval = UPKEEP_SECONDS
-        node.on_new_contact = self._on_new_contact
+        node.on_new_contact.add(self._on_new_contact)
 
     @classmethod
     async def start(
@@ -75,18 +74,25 @@ class DHT:
         client_only: bool = False,
         k: int = K,
         join_timeout: float = JOIN_TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+        open_endpoint: Callable[[asyncio.DatagramProtocol], Address] | None = None,
     ) -> DHT:
         """Open UDP `port` (0: any free one) on `host` and join the table of any of `initial_peers`.
 
         Without initial peers this node is the first of a new table. `join_timeout` is in seconds.
         Raises `ConfigurationError` for a malformed "host:port", `AddressInUseError` when the port is taken,
-        `UnreachableError` when initial peers are given and none answers.
+        `UnreachableError` when initial peers are given and none answers. A simulation passes its own `clock`
+        and, instead of a socket, `open_endpoint`, which connects a datagram protocol and returns its address.
         """
         named = [parse_host_port(text) for text in initial_peers]
-        bound = _bind(host, port)
-        node = Node(identity, k=k, client_only=client_only)
-        await asyncio.get_running_loop().create_datagram_endpoint(lambda: node.rpc, sock=bound)
-        dht = cls(node, host, normalise(bound.getsockname())[1], named)
+        node = Node(identity, k=k, client_only=client_only, clock=clock)
+        if open_endpoint is None:
+            bound = _bind(host, port)
+            await asyncio.get_running_loop().create_datagram_endpoint(lambda: node.rpc, sock=bound)
+            port = normalise(bound.getsockname())[1]
+        else:
+            _, port = open_endpoint(node.rpc)
+        dht = cls(node, host, port, named)
         try:
             if named:
                 await dht._join(join_timeout)
@@ -98,17 +104,22 @@ class DHT:
 
     @property
     def identity(self) -> Identity:
-        return self._node.identity
+        return self.node.identity
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Monotonic seconds, by which everything here expires."""
+        return self.node.clock
 
     @property
     def contacts(self) -> int:
         """The number of nodes in this node's routing table."""
-        return len(self._node.contacts)
+        return len(self.node.contacts)
 
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes of UDP payload sent and received so far."""
-        return self._node.rpc.bytes_sent, self._node.rpc.bytes_received
+        return self.node.rpc.bytes_sent, self.node.rpc.bytes_received
 
     async def store(self, key: bytes, value: bytes, lifetime: float) -> bool:
         """Publish this node's record under `key`, replacing its earlier one, for `lifetime` seconds.
@@ -116,31 +127,25 @@ class DHT:
         `value` has at most 880 bytes. Storing the same value again refreshes the record, which costs a tenth
         of the bytes. True when at least one node holds the record (a node alone holds it itself).
         """
-        return await self._publication(key).publish(value, lifetime)
-
-    async def push(self, key: bytes, addresses: Iterable[tuple[bytes, Address]]) -> None:
-        """Hand this node's record under `key` directly to these (peer id, address), whoever they are to
-        the table.
-        """
-        await self._publication(key).push(Contact(peer_id, address) for peer_id, address in addresses)
+        return await self.publication(key).publish(value, lifetime)
 
     async def get(self, key: bytes) -> dict[bytes, Record]:
         """Every peer's newest verified, unexpired record under `key`, by peer id, this node's own
         included.
         """
-        await Reading(self._node, key).run()
+        await Reading(self.node, key).run()
         return self.known(key)
 
     def known(self, key: bytes) -> dict[bytes, Record]:
         """What `get` would return without asking anybody."""
-        now = time.monotonic()
-        return {held.record.peer_id: held.as_record(now) for held in self._node.store.live(key, now)}
+        now = self.node.clock()
+        return {held.record.peer_id: held.as_record(now) for held in self.node.store.live(key, now)}
 
     def watch(self, key: bytes, callback: Callable[[Held], None]) -> Callable[[], None]:
         """Call back whenever a new version or refresh of a record under `key` arrives; returns the
         function that ends it.
         """
-        return self._node.store.watch(key, callback)
+        return self.node.store.watch(key, callback)
 
     async def introduce(self, address: str) -> bool:
         """Learn of a node of another table, or of this one: the tables merge. False when nobody answers
@@ -148,9 +153,9 @@ class DHT:
         """
         host, port = parse_host_port(address)
         for numeric in await resolve(host, port):
-            contact = await self._node.ping(numeric)
+            contact = await self.node.ping(numeric)
             if contact is not None and contact.id != self.identity.peer_id:
-                await self._node.find(self.identity.peer_id, via=[contact])
+                await self.node.find(self.identity.peer_id, via=[contact])
                 return True
         return False
 
@@ -159,7 +164,7 @@ class DHT:
         if self._host not in ("0.0.0.0", "::"):
             return [(self._host, self.port)]
         votes: dict[str, int] = {}
-        for host, _ in self._node.observed.values():
+        for host, _ in self.node.observed.values():
             votes[host] = votes.get(host, 0) + 1
         seen = sorted(votes, key=lambda host: (is_loopback(host), -votes[host]))
         hosts = [host for host in seen[:2] if not is_loopback(host)]
@@ -174,7 +179,7 @@ class DHT:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._node.close()
+        self.node.close()
 
     # joining
 
@@ -182,7 +187,7 @@ class DHT:
         """Until one initial peer answers. Two peers that name each other and start together both get
         through.
         """
-        deadline = time.monotonic() + timeout
+        deadline = self.node.clock() + timeout
         unresolved: list[str] = []
         only_ourselves = False
         while True:
@@ -192,15 +197,15 @@ class DHT:
                 addresses += found
                 if not found:
                     unresolved.append(host)
-            answers = await asyncio.gather(*(self._node.ping(a, tries=2) for a in dict.fromkeys(addresses)))
+            answers = await asyncio.gather(*(self.node.ping(a, tries=2) for a in dict.fromkeys(addresses)))
             contacts = [c for c in answers if c is not None and c.id != self.identity.peer_id]
             if contacts:
-                await self._node.find(self.identity.peer_id, via=contacts)
+                await self.node.find(self.identity.peer_id, via=contacts)
                 return
             only_ourselves = any(c is not None for c in answers) and len(addresses) == 1
             if only_ourselves:
                 return  # every machine of a job was given the first one's address, and this is the first one
-            if time.monotonic() >= deadline:
+            if self.node.clock() >= deadline:
                 break
             await asyncio.sleep(JOIN_RETRY_SECONDS)
         names = ", ".join(format_host_port(host, port) for host, port in self._initial_peers)
@@ -216,36 +221,37 @@ class DHT:
         """Stay findable: refresh the table, forget the dead, and try again whom we lost (partitions heal
         this way).
         """
-        next_refresh = time.monotonic() + random.uniform(0.5, 1.0)
-        next_purge = time.monotonic() + PURGE_SECONDS
+        next_refresh = self.node.clock() + random.uniform(0.5, 1.0)
+        next_purge = self.node.clock() + PURGE_SECONDS
         while True:
             await asyncio.sleep(UPKEEP_SECONDS * random.uniform(0.8, 1.2))
-            now = time.monotonic()
+            now = self.node.clock()
             await self._probe_one_lost()
             if now >= next_refresh:
-                await self._node.find(self.identity.peer_id)
-                await self._node.find(self._node.random_target())
+                await self.node.find(self.identity.peer_id)
+                await self.node.find(self.node.random_target())
                 self._refresh_interval = min(2 * self._refresh_interval, LONGEST_REFRESH_SECONDS)
                 next_refresh = now + self._refresh_interval * random.uniform(0.8, 1.2)
             if now >= next_purge:
-                self._node.store.purge(now)
+                self.node.store.purge(now)
                 next_purge = now + PURGE_SECONDS
 
     async def _probe_one_lost(self) -> None:
-        addresses = [(contact.id, contact.address) for contact in self._node.lost.values()]
+        addresses = [(contact.id, contact.address) for contact in self.node.lost.values()]
         if addresses:
             peer_id, address = random.choice(addresses)
-            await self._node.ping(address, expected=peer_id, tries=1)
+            await self.node.ping(address, expected=peer_id, tries=1)
 
-    def _on_new_contact(self, contact: Contact) -> None:
+    def _on_new_contact(self) -> None:
         self._refresh_interval = UPKEEP_SECONDS
 
-    def _publication(self, key: bytes) -> Publication:
+    def publication(self, key: bytes) -> Publication:
+        """This node's record under `key`, for callers that keep it fresh themselves."""
         if len(key) != KEY_BYTES:
             raise ConfigurationError(f"a key has {KEY_BYTES} bytes, not {len(key)}; make one with key_of")
         publication = self._publications.get(key)
         if publication is None:
-            publication = self._publications[key] = Publication(self._node, key, self._incarnation)
+            publication = self._publications[key] = Publication(self.node, key, self._incarnation)
         return publication
 
     def _spawn(self, work: object) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from p2pavg.identity import PEER_ID_BYTES, Identity, short_id
 from p2pavg.membership.address import Address, is_loopback, pack_address, unpack_address
+from p2pavg.membership.beat import Beat, decode_beat
 from p2pavg.membership.lookup import Shortlist
 from p2pavg.membership.record import KEY_BYTES, MAX_LIFETIME, Refresh, parse_record
 from p2pavg.membership.routing import Contacts
@@ -33,7 +33,9 @@ logger = logging.getLogger("p2pavg.membership")
 PARALLEL = 4
 MAX_PENDING_CHECKS = 64
 FETCH_PREFIXES = 16
-DEAD_MEMORY_SECONDS = 30.0
+ENTRIES_BYTES = 28 * PREFIX_BYTES  # of prefixes whose entries fit one datagram
+LONGEST_SHUN_SECONDS = 60.0
+NOT_DEAD = (0.0, 2.0)
 MAX_LOST = 64
 
 OnBody = Callable[[Contact, list[Any]], bool]
@@ -43,17 +45,19 @@ OnBody = Callable[[Contact, list[Any]], bool]
 class Node:
     """All that a DHT does except publishing and reading: contacts, lookups, and service to others."""
 
-    def __init__(self, identity: Identity, *, k: int, client_only: bool) -> None:
+    def __init__(self, identity: Identity, *, k: int, client_only: bool, clock: Callable[[], float]) -> None:
         self.identity = identity
         self.k = k
         self.store = RecordStore()
-        self.rpc = Rpc(identity, self, client_only=client_only)
+        self.clock = clock
+        self.rpc = Rpc(identity, self, client_only=client_only, clock=clock)
         self.contacts = Contacts(identity.peer_id, k, self._is_alive)
         self.observed: OrderedDict[bytes, Address] = OrderedDict()  # who saw us -> at which address
         self.lost: OrderedDict[bytes, Contact] = OrderedDict()  # contacts that stopped answering
-        self.on_new_contact: Callable[[Contact], None] = lambda contact: None
+        self.on_new_contact: set[Callable[[], None]] = set()
+        self.on_beat: dict[bytes, Callable[[Beat, Address], None]] = {}  # run tag -> who listens
         self._checking: set[bytes] = set()
-        self._dead: OrderedDict[Address, float] = OrderedDict()
+        self._dead: OrderedDict[Address, tuple[float, float]] = OrderedDict()  # shun until, for how long
 
     # asking others
 
@@ -133,13 +137,13 @@ class Node:
         contacts = unpack_contacts(message.body[-1], self.k)
         if contacts is None:
             return None
-        now = time.monotonic()
+        now = self.clock()
         found = []
         for contact in contacts:
             if is_loopback(contact.address[0]) and not is_loopback(source.address[0]):
                 # "on my own machine", says a node that we see at another address
                 contact = Contact(contact.id, (source.address[0], contact.address[1]))
-            if self._dead.get(contact.address, 0.0) <= now:
+            if self._dead.get(contact.address, NOT_DEAD)[0] <= now:
                 found.append(contact)
         return found
 
@@ -147,8 +151,9 @@ class Node:
 
     def failed(self, contact: Contact) -> None:
         """A contact did not answer any of several tries."""
-        now = time.monotonic()
-        self._dead[contact.address] = now + DEAD_MEMORY_SECONDS
+        now = self.clock()
+        shun = min(2 * self._dead.get(contact.address, NOT_DEAD)[1], LONGEST_SHUN_SECONDS)
+        self._dead[contact.address] = (now + shun, shun)
         self._dead.move_to_end(contact.address)
         while len(self._dead) > 1024:
             self._dead.popitem(last=False)
@@ -165,7 +170,8 @@ class Node:
         self._dead.pop(contact.address, None)
         self.lost.pop(contact.id, None)
         if self.contacts.add(contact):
-            self.on_new_contact(contact)
+            for listener in tuple(self.on_new_contact):
+                listener()
 
     async def _is_alive(self, contact: Contact) -> bool:
         if await self.ping(contact.address, expected=contact.id) is None:
@@ -190,41 +196,63 @@ class Node:
 
     def handle(self, message: Message, address: Address, returnable: bool, room: int) -> list[Any] | None:
         """Answer one request; None for what no correct node sends."""
-        self._check_sender(message, address)
+        if returnable:
+            self._check_sender(message, address)
         body = message.body
         match message.kind:
             case Kind.PING if not body:
                 return [pack_address(address)]
             case Kind.FIND if matches(body, bytes) and len(body[0]) == PEER_ID_BYTES:
                 return [self._contacts_for(body[0], message.sender, room)]
-            case Kind.INDEX if matches(body, bytes, bytes) and len(body[0]) == KEY_BYTES:
-                contacts = b"" if body[1] else self._contacts_for(body[0], message.sender, room)
-                limit = (room - len(contacts)) // ENTRY_BYTES
-                if limit <= 0:
-                    return None
-                entries, cursor = self.store.page(body[0], body[1], limit, time.monotonic())
-                return [b"".join(entry.encode() for entry in entries), cursor, contacts]
+            case Kind.INDEX if matches(body, bytes, bytes, bytes) and len(body[0]) == KEY_BYTES:
+                return self._index(body[0], body[1], body[2], message.sender, room)
             case Kind.FETCH if matches(body, bytes, bytes) and len(body[1]) <= FETCH_PREFIXES * PREFIX_BYTES:
                 return self._fetch(body[0], body[1], room)
+            case Kind.ENTRIES if matches(body, bytes, bytes) and len(body[1]) <= ENTRIES_BYTES:
+                return [self._entries(body[0], body[1])]
             case Kind.STORE if matches(body, bytes, int, bytes, int):
                 # a sender without our token may be anybody: it learns the token from this answer, and tries
                 # again
                 return self._store(*body) if returnable else [int(Outcome.UNKNOWN), b""]
             case Kind.REFRESH if matches(body, bytes, bytes, int, int, int, bytes):
                 key, prefix, incarnation, sequence, step, link = body
-                now = time.monotonic()
+                now = self.clock()
                 version = (incarnation, sequence)
                 return [int(self.store.refresh(key, prefix, version, Refresh(step, link), MAX_LIFETIME, now))]
             case _:
                 return None
 
+    def handle_beat(self, data: bytes, address: Address) -> None:
+        """Pass a heartbeat on to whoever follows its run."""
+        beat = decode_beat(data)
+        listener = self.on_beat.get(beat.run) if beat is not None else None
+        if beat is not None and listener is not None:
+            listener(beat, address)
+
     def _contacts_for(self, target: bytes, sender: bytes, room: int) -> bytes:
         nearest = [c for c in self.contacts.nearest(target, self.k + 1) if c.id != sender]
         return pack_contacts(nearest[: max(0, min(self.k, room // CONTACT_BYTES))])
 
+    def _index(self, key: bytes, cursor: bytes, known: bytes, sender: bytes, room: int) -> list[Any] | None:
+        now = self.clock()
+        contacts = b"" if cursor else self._contacts_for(key, sender, room)
+        limit = (room - len(contacts) - 32) // ENTRY_BYTES
+        if limit <= 0:
+            return None
+        count, digest = self.store.summary(key, now)
+        entries, following = self.store.page(key, cursor, limit, now) if known != digest else ([], b"")
+        return [b"".join(entry.encode() for entry in entries), following, count, digest, contacts]
+
+    def _entries(self, key: bytes, prefixes: bytes) -> bytes:
+        now = self.clock()
+        parts = (prefixes[at : at + PREFIX_BYTES] for at in range(0, len(prefixes), PREFIX_BYTES))
+        found = (self.store.lookup(key, prefix) for prefix in parts)
+        return b"".join(held.as_entry(now).encode() for held in found if held and held.expires > now)
+
     def _fetch(self, key: bytes, prefixes: bytes, room: int) -> list[Any]:
-        now = time.monotonic()
+        now = self.clock()
         found: list[Any] = []
+        prefixes = prefixes or self.identity.peer_id[:PREFIX_BYTES]  # none named: this node's own record
         for at in range(0, len(prefixes), PREFIX_BYTES):
             held = self.store.lookup(key, prefixes[at : at + PREFIX_BYTES])
             if held is None or held.expires <= now:
@@ -240,7 +268,7 @@ class Node:
         record = parse_record(encoded)
         if record is None or not 0 <= remaining_ms <= MAX_LIFETIME * 1000:
             return None
-        now = time.monotonic()
+        now = self.clock()
         outcome = self.store.offer(record, Refresh(step, link), remaining_ms / 1000, now)
         newer = b""
         if outcome is Outcome.STALE:

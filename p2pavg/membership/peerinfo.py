@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgpack
@@ -34,6 +34,12 @@ class PeerInfo:
     model: bytes = b""
     incarnation: int = 0
     leaving: bool = False
+
+    def differs_only_in_progress(self, other: PeerInfo) -> bool:
+        """Whether nothing but epoch, lineage and rate tells the two apart."""
+        return self == replace(
+            other, epoch=self.epoch, lineage=self.lineage, samples_per_second=self.samples_per_second
+        )
 
     def encode(self) -> bytes:
         """The value of this peer's record: msgpack, without what the record itself says (peer id,

@@ -3,43 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+from p2pavg.membership.address import Address
 from p2pavg.membership.node import FETCH_PREFIXES, Node
 from p2pavg.membership.record import MAX_RECORD_BYTES, Refresh, parse_record
 from p2pavg.membership.store import PREFIX_BYTES, Entry, Outcome, decode_entries
 from p2pavg.membership.wire import Contact, Kind, matches
 
+LARGE_KEY = 256  # records; of a larger key only some holders are read to the end
 PAGED_HOLDERS = 3
 MAX_PAGES = 512
 FETCH_AT_ONCE = 4  # records that usually fit one datagram
 PARALLEL_FETCHES = 16
 
 
-class Reading:
-    """One read of one key; what it finds goes into the node's store."""
+class _Page(NamedTuple):
+    """What a page of an index says about the rest: where it goes on, how many records, their digest."""
 
-    def __init__(self, node: Node, key: bytes) -> None:
+    cursor: bytes
+    records: int
+    digest: bytes
+
+
+class Reading:
+    """One read of one key, into the node's store. `want` may pass over peers by the prefix of their ids."""
+
+    def __init__(self, node: Node, key: bytes, *, want: Callable[[bytes], bool] | None = None) -> None:
         self._node = node
+        self._want = want
         self._key = key
         self._wanted: dict[tuple[bytes, tuple[int, int]], list[Contact]] = defaultdict(list)
 
-    async def run(self) -> None:
-        more: dict[bytes, bytes] = {}
+    async def run(self, *, brief: bool = False) -> None:
+        """Read from the key's closest nodes; `brief`: how fresh known records are does not matter."""
+        pages: dict[bytes, _Page] = {}
+        known = self._node.store.summary(self._key, self._node.clock())[1] if brief else b""
 
         def on_body(contact: Contact, body: list[Any]) -> bool:
-            cursor = self._learn(contact, body)
-            if cursor is None:
+            page = self._learn(contact, body)
+            if page is None:
                 return False
-            if cursor:
-                more[contact.id] = cursor
+            pages[contact.id] = page
             return True
 
-        holders = await self._node.lookup(self._key, Kind.INDEX, [self._key, b""], on_body)
-        unread = [(holder, more[holder.id]) for holder in holders if holder.id in more]
-        await asyncio.gather(*(self._read_pages(*start) for start in unread[:PAGED_HOLDERS]))
+        holders = await self._node.lookup(self._key, Kind.INDEX, [self._key, b"", known], on_body)
+        unread: dict[bytes, tuple[Contact, bytes]] = {}
+        for holder in holders:
+            page = pages[holder.id]
+            if page.cursor and not (page.records > LARGE_KEY and len(unread) >= PAGED_HOLDERS):
+                unread.setdefault(page.digest, (holder, page.cursor))  # equal digests have equal pages
+        await asyncio.gather(*(self._read_pages(*start) for start in unread.values()))
         await self._fetch_wanted()
 
     async def read_from(self, contact: Contact) -> bool:
@@ -48,34 +64,50 @@ class Reading:
         await self._fetch_wanted()
         return complete
 
+    async def read_entries(self, contact: Contact, prefixes: list[bytes]) -> None:
+        """Ask one node how fresh its records of these peers (at most 28) are."""
+        answer = await self._node.rpc.ask(
+            contact.address, Kind.ENTRIES, [self._key, b"".join(prefixes)], expected=contact.id
+        )
+        if answer is not None and matches(answer.body, bytes):
+            for entry in decode_entries(answer.body[0]) or ():
+                self._take(contact, entry)
+            await self._fetch_wanted()
+
+    async def read_own(self, address: Address) -> None:
+        """Fetch the record that the node at `address` has published itself."""
+        answer = await self._node.rpc.ask(address, Kind.FETCH, [self._key, b""], tries=1)
+        for item in answer.body if answer is not None else ():
+            self._keep(item)
+
     async def _read_pages(self, contact: Contact, cursor: bytes) -> bool:
         for _ in range(MAX_PAGES):
             answer = await self._node.rpc.ask(
-                contact.address, Kind.INDEX, [self._key, cursor], expected=contact.id
+                contact.address, Kind.INDEX, [self._key, cursor, b""], expected=contact.id
             )
-            following = self._learn(contact, answer.body) if answer is not None else None
-            if following is None or (following and following <= cursor):
+            page = self._learn(contact, answer.body) if answer is not None else None
+            if page is None or (page.cursor and page.cursor <= cursor):
                 return False
-            if not following:
+            if not page.cursor:
                 return True
-            cursor = following
+            cursor = page.cursor
         return False
 
-    def _learn(self, contact: Contact, body: list[Any]) -> bytes | None:
-        """Take in one page of an index; its next cursor, or None when it is malformed."""
-        if not matches(body, bytes, bytes, bytes) or len(body[1]) not in (0, PREFIX_BYTES):
+    def _learn(self, contact: Contact, body: list[Any]) -> _Page | None:
+        """Take in one page of an index; None when it is malformed."""
+        if not matches(body, bytes, bytes, int, bytes, bytes) or len(body[1]) not in (0, PREFIX_BYTES):
             return None
         entries = decode_entries(body[0])
         if entries is None:
             return None
         for entry in entries:
             self._take(contact, entry)
-        return bytes(body[1])
+        return _Page(body[1], body[2], body[3])
 
     def _take(self, contact: Contact, entry: Entry) -> None:
-        if entry.remaining <= 0:
+        if entry.remaining <= 0 or (self._want is not None and not self._want(entry.prefix)):
             return
-        store, now = self._node.store, time.monotonic()
+        store, now = self._node.store, self._node.clock()
         outcome = store.refresh(self._key, entry.prefix, entry.version, entry.refresh, entry.remaining, now)
         if outcome is Outcome.UNKNOWN:
             self._wanted[entry.prefix, entry.version].append(contact)
@@ -133,7 +165,9 @@ class Reading:
         record = parse_record(item[0])
         if record is None or record.key != self._key:
             return None
-        outcome = self._node.store.offer(record, Refresh(item[1], item[2]), item[3] / 1000, time.monotonic())
+        outcome = self._node.store.offer(
+            record, Refresh(item[1], item[2]), item[3] / 1000, self._node.clock()
+        )
         return None if outcome is Outcome.REFUSED else record.peer_id[:PREFIX_BYTES]
 
 

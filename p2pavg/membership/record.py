@@ -2,7 +2,7 @@
 
 A record is ordered by (incarnation, sequence). Its lifetime counts from the moment that a holder received it,
 on the holder's own monotonic clock, so nobody's wall clock matters. Its publisher extends it without signing
-again: the record holds the end of a hash chain, and each refresh reveals the next link (`Refresh`), 16 bytes
+again: the record holds the end of a hash chain, and each refresh reveals the next link (`Refresh`), ten bytes
 that only the publisher knows.
 """
 
@@ -17,15 +17,15 @@ from typing import NamedTuple
 from p2pavg.identity import Identity, peer_id_of, verify
 
 KEY_BYTES = 20
-LINK_BYTES = 12
-CHAIN_LENGTH = 256
+LINK_BYTES = 10
+CHAIN_LENGTH = 255
 MAX_VALUE_BYTES = 880
 MAX_LIFETIME = 300.0
 MIN_LIFETIME = 0.1
 MAX_INCARNATION = 2**48 - 1
 
 _HEAD = struct.Struct(
-    ">B20s32sQII12sH"
+    f">B20s32sQII{LINK_BYTES}sH"
 )  # version, key, public key, incarnation, sequence, lifetime ms, anchor, length
 _VERSION = 1
 _DOMAIN = b"p2pavg record\x00"
@@ -91,7 +91,7 @@ class SignedRecord:
         return self.incarnation, self.sequence
 
     def accepts(self, known: Refresh, refresh: Refresh) -> bool:
-        """Whether `refresh` is a later link of this record's chain than `known` (at most 256 hashes)."""
+        """Whether `refresh` is a later link of this record's chain than `known` (at most 255 hashes)."""
         steps = refresh.step - known.step
         if steps <= 0 or refresh.step > CHAIN_LENGTH or len(refresh.link) != LINK_BYTES:
             return False

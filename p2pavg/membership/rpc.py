@@ -8,13 +8,13 @@ import asyncio
 import hashlib
 import logging
 import os
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from p2pavg.identity import Identity, peer_id_of, verify
 from p2pavg.membership.address import Address, normalise, pack_address
+from p2pavg.membership.beat import BEAT_MARK
 from p2pavg.membership.wire import (
     AMPLIFICATION,
     MAX_DATAGRAM,
@@ -32,7 +32,8 @@ logger = logging.getLogger("p2pavg.membership")
 TRIES = 4
 BACKOFF = 1.5
 FIRST_TIMEOUT = 0.4
-SHORTEST_TIMEOUT = 0.06
+SHORTEST_TIMEOUT = 0.12
+SHORTEST_PATIENCE = 0.04
 LONGEST_TIMEOUT = 2.0
 MAX_ENDPOINTS = 8192
 _PROOF_DOMAIN = b"p2pavg dht proof\x00"
@@ -104,17 +105,22 @@ class Service(Protocol):
 
     def handle(self, message: Message, address: Address, returnable: bool, room: int) -> list[Any] | None: ...
 
+    def handle_beat(self, data: bytes, address: Address) -> None: ...
+
 
 class Rpc(asyncio.DatagramProtocol):
     """One node's socket. All methods belong to the event loop's thread."""
 
-    def __init__(self, identity: Identity, service: Service, *, client_only: bool = False) -> None:
+    def __init__(
+        self, identity: Identity, service: Service, *, client_only: bool, clock: Callable[[], float]
+    ) -> None:
         self.identity = identity
         self.client_only = client_only
         self.bytes_sent = 0
         self.bytes_received = 0
         self._service = service
         self._secret = os.urandom(32)
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.DatagramTransport | None = None
         self._pending: dict[bytes, _Pending] = {}
@@ -122,6 +128,7 @@ class Rpc(asyncio.DatagramProtocol):
         self._recent_rtts: deque[float] = deque(maxlen=32)
         self._proven: OrderedDict[tuple[bytes, Address], None] = OrderedDict()
         self._ipv6 = False
+        self._closed = False
         self._complained: set[str] = set()
 
     # asyncio
@@ -135,8 +142,11 @@ class Rpc(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
         self.bytes_received += len(data)
-        message = decode(data)
         address = normalise(addr)
+        if data[:1] == BEAT_MARK:
+            self._service.handle_beat(data, address)
+            return
+        message = decode(data)
         if message is None:
             self._complain_once(address, "is no message of this protocol version")
         elif message.flags & Flag.ANSWER:
@@ -145,11 +155,11 @@ class Rpc(asyncio.DatagramProtocol):
             self._requested(message, address, len(data))
 
     def close(self) -> None:
-        for pending in self._pending.values():
-            pending.cancel_timers()
-        self._pending.clear()
+        self._closed = True
         if self._transport is not None:
             self._transport.close()
+        for transaction in tuple(self._pending):
+            self._give_up(transaction)
 
     # asking
 
@@ -170,9 +180,12 @@ class Rpc(asyncio.DatagramProtocol):
         `on_slow` is called when the answer takes longer than answers from there usually do, so that callers
         can go on elsewhere.
         """
+        if self._closed:
+            self._loop.call_soon(on_answer, None)
+            return
         transaction = os.urandom(TRANSACTION_BYTES)
         endpoint = self._endpoint(address)
-        flags = Flag.CLIENT_ONLY if self.client_only else Flag(0)
+        flags = Flag.CLIENT_ONLY if self.client_only else 0
         if expected is None or (expected, address) not in self._proven:
             flags |= Flag.PROVE
         data = encode(
@@ -190,8 +203,7 @@ class Rpc(asyncio.DatagramProtocol):
         self._pending[transaction] = pending
         self._transmit(transaction)
         if on_slow is not None:
-            patience = pending.timeout / 2 if endpoint.smoothed is None else 2 * endpoint.smoothed + 0.01
-            pending.slow_timer = self._loop.call_later(min(patience, pending.timeout), on_slow)
+            pending.slow_timer = self._loop.call_later(self._patience(endpoint), on_slow)
 
     async def ask(
         self,
@@ -200,6 +212,7 @@ class Rpc(asyncio.DatagramProtocol):
         body: list[Any],
         *,
         expected: bytes | None = None,
+        on_slow: Callable[[], None] | None = None,
         tries: int = TRIES,
     ) -> Message | None:
         """`call` for coroutines."""
@@ -209,8 +222,12 @@ class Rpc(asyncio.DatagramProtocol):
             if not future.done():
                 future.set_result(message)
 
-        self.call(address, kind, body, settle, expected=expected, tries=tries)
+        self.call(address, kind, body, settle, expected=expected, on_slow=on_slow, tries=tries)
         return await future
+
+    def send_beat(self, data: bytes, address: Address) -> None:
+        """One datagram that asks for no answer."""
+        self._send(data, address)
 
     def is_proven(self, peer_id: bytes, address: Address) -> bool:
         """Whether the node at `address` has proven that it holds the key of `peer_id`."""
@@ -230,7 +247,7 @@ class Rpc(asyncio.DatagramProtocol):
             pending.on_answer(None)
             return
         pending.tries += 1
-        pending.sent = time.monotonic()
+        pending.sent = self._clock()
         self._send(pending.data, pending.address)
         pending.timer = self._loop.call_later(pending.timeout, self._transmit, transaction)
         pending.timeout = min(pending.timeout * BACKOFF, LONGEST_TIMEOUT)
@@ -255,16 +272,17 @@ class Rpc(asyncio.DatagramProtocol):
         endpoint = self._endpoint(pending.address)
         endpoint.token = message.token
         if pending.tries == 1:  # Karn: the answer to a repeated request may be to either
-            rtt = time.monotonic() - pending.sent
+            rtt = self._clock() - pending.sent
             endpoint.measured(rtt)
             self._recent_rtts.append(rtt)
         pending.on_answer(message)
 
     def _give_up(self, transaction: bytes) -> None:
         """Somebody else lives at the address now: no use in asking again."""
-        pending = self._pending.pop(transaction)
-        pending.cancel_timers()
-        pending.on_answer(None)
+        pending = self._pending.pop(transaction, None)
+        if pending is not None:
+            pending.cancel_timers()
+            pending.on_answer(None)
 
     def _is_proof(self, message: Message) -> bool:
         public_key, signature = message.proof[:32], message.proof[32:]
@@ -323,14 +341,18 @@ class Rpc(asyncio.DatagramProtocol):
             self._endpoints.move_to_end(address)
         return endpoint
 
-    def _timeout(self, endpoint: Endpoint) -> float:
+    def _patience(self, endpoint: Endpoint) -> float:
+        """How long an answer from there usually takes at most, in seconds."""
         if endpoint.smoothed is not None:
-            wanted = endpoint.smoothed + 4 * endpoint.deviation + 0.02
+            usual = endpoint.smoothed + 4 * endpoint.deviation + 0.01
         elif len(self._recent_rtts) >= 4:
-            wanted = 3 * max(self._recent_rtts)
+            usual = 2 * max(self._recent_rtts)
         else:
-            wanted = FIRST_TIMEOUT
-        return min(max(wanted, SHORTEST_TIMEOUT), LONGEST_TIMEOUT)
+            usual = FIRST_TIMEOUT / 2
+        return min(max(usual, SHORTEST_PATIENCE), LONGEST_TIMEOUT / 2)
+
+    def _timeout(self, endpoint: Endpoint) -> float:
+        return min(max(2 * self._patience(endpoint), SHORTEST_TIMEOUT), LONGEST_TIMEOUT)
 
     def _complain_once(self, address: Address, what: str) -> None:
         if address[0] not in self._complained and len(self._complained) < 256:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import bisect
 import enum
+import hashlib
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from p2pavg.membership.record import LINK_BYTES, Record, Refresh, SignedRecord, has_valid_signature
 
 PREFIX_BYTES = 8
+DIGEST_BYTES = 8
 MAX_RECORDS = 16384
 MAX_RECORDS_PER_KEY = 8192
 TOMBSTONE_SECONDS = 600.0
 
-_ENTRY = struct.Struct(f">{PREFIX_BYTES}sHIIH{LINK_BYTES}sH")
+_ENTRY = struct.Struct(f">{PREFIX_BYTES}sHIIB{LINK_BYTES}sH")
 ENTRY_BYTES = _ENTRY.size
 
 
@@ -40,6 +43,11 @@ class Held:
     refresh: Refresh
     refreshed: float
     expires: float
+    digest: int
+
+    def as_entry(self, now: float) -> Entry:
+        r = self.record
+        return Entry(r.peer_id[:PREFIX_BYTES], r.incarnation, r.sequence, self.refresh, self.expires - now)
 
     def as_record(self, now: float) -> Record:
         r = self.record
@@ -54,8 +62,7 @@ class Held:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One line of a key's index: which version of whose record, its newest refresh, seconds left."""
 
     prefix: bytes
@@ -88,6 +95,11 @@ def decode_entries(data: bytes) -> list[Entry] | None:
         Entry(prefix, high << 32 | low, sequence, Refresh(step, link), centiseconds / 100)
         for prefix, high, low, sequence, step, link, centiseconds in _ENTRY.iter_unpack(data)
     ]
+
+
+def _digest_of(record: SignedRecord) -> int:
+    named = struct.pack(">20sQI", record.peer_id, record.incarnation, record.sequence)
+    return int.from_bytes(hashlib.blake2b(named, digest_size=DIGEST_BYTES).digest(), "big")
 
 
 class _Key:
@@ -133,6 +145,14 @@ class RecordStore:
         entry = self._keys.get(key)
         return [h for h in entry.held.values() if h.expires > now] if entry else []
 
+    def summary(self, key: bytes, now: float) -> tuple[int, bytes]:
+        """How many unexpired records there are under `key`, and a digest of which versions of whose."""
+        live = self.live(key, now)
+        combined = 0
+        for held in live:
+            combined ^= held.digest
+        return len(live), combined.to_bytes(DIGEST_BYTES, "big")
+
     def page(self, key: bytes, cursor: bytes, limit: int, now: float) -> tuple[list[Entry], bytes]:
         """Up to `limit` index entries of unexpired records after `cursor`, and the next cursor (empty at
         the end).
@@ -148,8 +168,7 @@ class RecordStore:
                 continue
             if len(found) == limit:
                 return found, found[-1].prefix
-            r = held.record
-            found.append(Entry(prefix, r.incarnation, r.sequence, held.refresh, held.expires - now))
+            found.append(held.as_entry(now))
         return found, b""
 
     def offer(self, record: SignedRecord, refresh: Refresh, remaining: float, now: float) -> Outcome:
@@ -176,7 +195,8 @@ class RecordStore:
         if held is None:
             bisect.insort(entry.order, prefix)
             self._count += 1
-        fresh = Held(record, refresh, now, now + min(remaining, record.lifetime))
+        expires = now + min(remaining, record.lifetime)
+        fresh = Held(record, refresh, now, expires, _digest_of(record))
         entry.held[prefix] = fresh
         for watcher in tuple(entry.watchers):
             watcher(fresh)

@@ -46,9 +46,12 @@ class Kind(enum.IntEnum):
     FETCH = 4
     STORE = 5
     REFRESH = 6
+    ENTRIES = 7
 
 
-class Flag(enum.IntFlag):
+class Flag:
+    """Bits of a message's flags (plain ints: enum arithmetic is too slow for every datagram)."""
+
     ANSWER = 1
     CLIENT_ONLY = 2  # the sender answers no requests: do not list it as a contact
     PROVE = 4  # the request wants a proof of the answerer's identity

@@ -1,0 +1,288 @@
+"""What keeps a view fresh: beats to every peer in view, questions about silent ones, reading from others."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from p2pavg.membership.address import Address, is_numeric, resolve
+from p2pavg.membership.beat import NEWS, RUN_TAG_BYTES, SAMPLED, SENDER_BYTES, Beat
+from p2pavg.membership.dht import DHT
+from p2pavg.membership.node import ENTRIES_BYTES
+from p2pavg.membership.peerinfo import PeerInfo
+from p2pavg.membership.reading import Reading
+from p2pavg.membership.roster import Member, Roster, prefixes
+from p2pavg.membership.store import PREFIX_BYTES, Outcome
+from p2pavg.membership.wire import Contact
+
+TICK = 0.25
+ENTRY_POINTS = 16  # members whose records stay in the table, for newcomers; the others' only expire there
+READ_AT_JOIN = 12  # members of a large run that a newcomer reads to find its sample
+ASK_SECONDS = 1.0
+SYNC_SECONDS = 0.5
+QUARREL_SECONDS = 4.0
+SAMPLE_SYNC_SECONDS = 30.0
+READ_SECONDS_PER_MEMBER = 2.0
+LONGEST_READ_SECONDS = 120.0
+WATCH_SECONDS = 2.0
+MERGE_SECONDS = 2.0
+TOLD_AT_ONCE = 8
+INTRODUCTION_SECONDS = 0.1
+
+
+class Pulse:
+    """The traffic of one view. `value` is what this peer publishes; None: it only watches."""
+
+    def __init__(
+        self,
+        dht: DHT,
+        key: bytes,
+        lifetime: float,
+        roster: Roster,
+        addresses_of: Callable[[PeerInfo], list[Address]],
+    ) -> None:
+        self.value: bytes | None = None
+        self._dht = dht
+        self._key = key
+        self._lifetime = lifetime
+        self._roster = roster
+        self._addresses_of = addresses_of
+        self._publication = dht.publication(key)
+        self._heard_at: dict[bytes, Address] = {}
+        self._reveal_due = float("inf")
+        self._news_until = float("-inf")
+        self._tell_due = float("inf")
+        self._read_due = dht.clock() + 1.0
+        self._asked = self._synced = self._published = self._introduced = self._read_at = float("-inf")
+        self._disagree_since: float | None = None
+        self._introducing: set[Address] = set()
+        self._names: dict[str, str | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        dht.node.on_beat[key[:RUN_TAG_BYTES]] = self._on_beat
+        dht.node.on_new_contact.add(self.table_grew)
+        self._spawn(self._run())
+
+    async def publish(self) -> None:
+        """Sign and bring the record to the table and to everybody in view, now."""
+        assert self.value is not None
+        self._publication.advance(self.value, self._lifetime)
+        self._reveal_due = self._dht.clock() + self._roster.interval
+        everybody = self._contacts(self._roster.members.values())
+        await asyncio.gather(self._place(), self._publication.push(everybody))
+
+    async def read(self) -> None:
+        """Read the run's key from the table, then from members: they know more than the table keeps."""
+        before = set(self._roster.members)
+        await Reading(self._dht.node, self._key, want=self._roster.wants).run()
+        first = self._contacts(self._roster.fresh(self._dht.clock(), 2))
+        await asyncio.gather(*(self._read_from(contact) for contact in first))
+        if self._roster.is_sample and not before:
+            more = self._contacts(self._roster.fresh(self._dht.clock(), READ_AT_JOIN))
+            await asyncio.gather(*(self._read_from(contact) for contact in more if contact not in first))
+        await self._greet(before)
+
+    def grew(self) -> None:
+        """Somebody new is in view: say so with the next beats, and to a few peers soon."""
+        now = self._dht.clock()
+        if self._news_until < now:
+            self._tell_due = now + TICK / 2
+        self._news_until = now + self._roster.interval
+
+    def table_grew(self) -> None:
+        """The table has new nodes, perhaps those of a swarm that started apart: look there soon."""
+        self._read_due = min(self._read_due, max(self._dht.clock() + 0.5, self._read_at + MERGE_SECONDS))
+
+    def close(self) -> None:
+        self._dht.node.on_new_contact.discard(self.table_grew)
+        self._dht.node.on_beat.pop(self._key[:RUN_TAG_BYTES], None)
+        for task in self._tasks:
+            task.cancel()
+
+    # time passes
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            now = self._dht.clock()
+            if self.value is not None:
+                self._stay_fresh(now)
+                self._beat(self._roster.due(now), now)
+                if now >= self._tell_due:
+                    self._tell_due = float("inf")
+                    self._beat(self._roster.fresh(now, TOLD_AT_ONCE), now)
+            self._ask_about_silent(now)
+            self._read_sometimes(now)
+
+    def _stay_fresh(self, now: float) -> None:
+        if now < self._reveal_due or self.value is None:
+            return
+        record = self._publication.record
+        spacing = 0.3 * len(self._roster)
+        changed = record is not None and record.value != self.value
+        value = self.value
+        if changed and record is not None and now - self._published < spacing:
+            value = record.value
+        self._publication.advance(value, self._lifetime)
+        self._reveal_due = now + self._roster.interval
+        if self._publication.refresh.step == 0:
+            self._published = now
+            self._spawn(self._publication.push(self._contacts(self._roster.members.values())))
+        if self._roster.is_among_closest(self._key, self._dht.identity.peer_id, ENTRY_POINTS):
+            self._spawn(self._place())
+
+    async def _place(self) -> None:
+        await self._publication.place(except_at=set(self._roster.members))  # these keep it by push and beats
+
+    def _beat(self, members: Iterable[Member], now: float) -> None:
+        record = self._publication.record
+        if record is None:
+            return
+        own = self._dht.node.store.lookup(self._key, record.peer_id[:PREFIX_BYTES])
+        flags = (NEWS if now < self._news_until else 0) | (SAMPLED if self._roster.is_sample else 0)
+        data = Beat(
+            self._key[:RUN_TAG_BYTES],
+            record.peer_id[:SENDER_BYTES],
+            record.sequence,
+            self._publication.refresh,
+            flags,
+            self._roster.digest(own),
+        ).encode()
+        for contact in self._contacts(members):
+            self._dht.node.rpc.send_beat(data, contact.address)
+
+    def _ask_about_silent(self, now: float) -> None:
+        if now - self._asked < ASK_SECONDS:
+            return
+        silent = self._roster.overdue(now)
+        others = self._contacts(self._roster.fresh(now, 1)) or self._contacts(silent[:1])
+        if not silent or not others:
+            return
+        self._asked = now
+        asked = random.sample(prefixes(silent), min(len(silent), ENTRIES_BYTES // PREFIX_BYTES))
+        reading = Reading(self._dht.node, self._key, want=self._roster.wants)
+        self._spawn(reading.read_entries(others[0], asked))
+
+    def _read_sometimes(self, now: float) -> None:
+        if now < self._read_due:
+            return
+        pause = min(READ_SECONDS_PER_MEMBER * (1 + len(self._roster)), LONGEST_READ_SECONDS)
+        if self.value is None:
+            pause = WATCH_SECONDS
+        self._read_at = now
+        self._read_due = now + pause * random.uniform(0.8, 1.2)
+        self._spawn(self._read_table())
+
+    async def _read_table(self) -> None:
+        before = set(self._roster.members)
+        await Reading(self._dht.node, self._key, want=self._roster.wants).run(brief=self.value is not None)
+        if self.value is None or self._roster.is_sample:
+            for contact in self._contacts(self._roster.fresh(self._dht.clock(), 1)):
+                await self._read_from(contact)
+        await self._greet(before)
+
+    # others speak
+
+    def _on_beat(self, beat: Beat, address: Address) -> None:
+        now = self._dht.clock()
+        known = self._roster.senders(beat.sender)
+        for member in known:
+            record = member.held.record
+            if record.sequence & 0xFFFF != beat.sequence:
+                continue
+            outcome = self._dht.node.store.refresh(
+                self._key,
+                record.peer_id[:PREFIX_BYTES],
+                record.version,
+                beat.refresh,
+                self._lifetime,
+                now,
+            )
+            if outcome is Outcome.REFRESHED:
+                self._heard_at[record.peer_id] = address
+                self._compare(beat, member, now)
+            if outcome is not Outcome.REFUSED:
+                return
+        if (
+            known or not self._roster.is_sample
+        ):  # else there is no place for it; whoever reads here finds others
+            self._introduce(address, now)
+
+    def _introduce(self, address: Address, now: float) -> None:
+        """A beat of somebody, or of a record, not known: fetch the record. Anybody may send these."""
+        if address in self._introducing or now - self._introduced < INTRODUCTION_SECONDS:
+            return
+        self._introduced = now
+        self._introducing.add(address)
+        work = Reading(self._dht.node, self._key).read_own(address)
+        self._spawn(work).add_done_callback(lambda _: self._introducing.discard(address))
+
+    def _compare(self, beat: Beat, member: Member, now: float) -> None:
+        """Read what a peer sees when it sees something else: at once when it has news, else after a while."""
+        if beat.flags & SAMPLED or self._roster.is_sample or self.value is None:
+            return
+        own = self._dht.node.store.lookup(self._key, self._dht.identity.peer_id[:PREFIX_BYTES])
+        if beat.digest == self._roster.digest(own):
+            self._disagree_since = None
+            return
+        if self._disagree_since is None:
+            self._disagree_since = now
+        patient = not beat.flags & NEWS
+        if patient and now - self._disagree_since < QUARREL_SECONDS:
+            return
+        if now - self._synced < (QUARREL_SECONDS if patient else SYNC_SECONDS):
+            return
+        self._synced = now
+        for contact in self._contacts([member]):
+            self._spawn(self._sync(contact))
+
+    async def _sync(self, contact: Contact) -> None:
+        before = set(self._roster.members)
+        await self._read_from(contact)
+        await self._greet(before)
+
+    async def _read_from(self, contact: Contact) -> None:
+        await Reading(self._dht.node, self._key, want=self._roster.wants).read_from(contact)
+
+    async def _greet(self, before: set[bytes]) -> None:
+        """Hand the own record to the peers that came into view by reading."""
+        if self.value is not None and self._publication.record is not None:
+            new = [member for peer_id, member in self._roster.members.items() if peer_id not in before]
+            await self._publication.push(self._contacts(new))
+
+    # the rest
+
+    def _contacts(self, members: Iterable[Member]) -> list[Contact]:
+        """Where to send: the announced address, or, for who can only connect out, where it was heard from."""
+        found = []
+        for member in members:
+            address = self._address(member)
+            if address is not None:
+                found.append(Contact(member.info.peer_id, address))
+        return found
+
+    def _address(self, member: Member) -> Address | None:
+        heard_at = self._heard_at.get(member.info.peer_id)
+        announced = self._addresses_of(member.info)
+        if member.info.client_only or not announced:
+            return heard_at
+        host, port = announced[0]
+        if is_numeric(host):
+            return host, port
+        if host not in self._names:
+            self._names[host] = None
+            self._spawn(self._resolve(host, port))
+        numeric = self._names[host]
+        return heard_at if numeric is None else (numeric, port)
+
+    async def _resolve(self, host: str, port: int) -> None:
+        for numeric, _ in await resolve(host, port):
+            self._names[host] = numeric
+            return
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
