@@ -268,10 +268,10 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The result of `transfer` is the average of `epoch`. Applied answers.
+    """The result of `transfer` is the epoch's average. Applied answers.
 
-    It follows on the last Commit or Healed; several may queue up while the training thread computes or a state is
-    downloaded: those that do not follow on the state that was loaded are void.
+    Several may queue up while the training thread computes or a state is downloaded. One whose `before` is not
+    where the training thread stands when its turn comes is void.
 
     late: own samples are not in it (weight 0): decode into another buffer, keep the own one. The job is to
     be finished (`Engine.finish`), results on their way to joiners go on first.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.ballot import Lineage, PeerId
+from p2pavg.rounds.ballot import Ballot, Lineage, PeerId
 from p2pavg.rounds.events import Discarded, Healed, HealFailed, Role, StartHeal
 from p2pavg.rounds.messages import Inquire, Unknown
 from p2pavg.rounds.view import Camp
@@ -73,18 +73,18 @@ class Healing:
         elif "settle" not in core.timers:
             self._start(best, "another lineage of the same epoch wins")
 
-    def _keep_up(self) -> None:
-        """While we download, the results since are followed; when one is missed, it begins again."""
+    def follow(self, ballot: Ballot, lineage: Lineage) -> None:
+        """While we download, the results since are followed; when some were missed, both begin again."""
         core = self.core
-        camps = core.view.camps(Camp(-1, core.lineage, 0, 0))
-        best = max(camps, key=lambda camp: (camp.epoch, camp.peers, camp.total))
-        assert core.joining is not None
-        if best.epoch <= core.joining[0] or "heal" in core.timers:
-            return
-        held = self.machine.member.holding
-        if held is None:
-            self._start(best, "a result was missed")
-        else:
+        if core.joining is not None and ballot.epoch > core.joining[0]:
+            self.machine.member.abandon("a result was missed")
+            self._start(Camp(ballot.epoch, lineage, 0, 0), "a result was missed")
+
+    def _keep_up(self) -> None:
+        """While we download: a ballot that we hold may have been decided without us."""
+        core, held = self.core, self.machine.member.holding
+        best = max(core.view.camps(Camp(-1, core.lineage, 0, 0)), key=lambda camp: camp.epoch)
+        if held is not None and best.epoch > core.standing[0]:
             self._ask(best, held)
 
     def _ask(self, camp: Camp, held: Holding) -> None:
@@ -127,7 +127,8 @@ class Healing:
         best = max(core.view.camps(core.camp()), key=lambda camp: (camp.epoch, camp.peers, camp.total))
         if best.epoch > core.standing[0]:
             self.machine.abandon_round("the others went on without us")
-            self._start(best, "behind the others")
+            if core.joining is None:
+                self._start(best, "behind the others")
 
     def behind(self, peer: PeerId, epoch: int) -> None:
         """A peer has committed what we cannot: it stands at least at `epoch`."""
@@ -174,8 +175,11 @@ class Healing:
         epoch, lineage = passed[-1] if since else here
         core.samples = 0
         core.boundary = False
-        core.pending = bool(since)
         core.applied_epoch = event.epoch
+        if core.joining is not None and event.epoch < core.joined_at[0]:
+            core.epoch, core.lineage = here  # a later state is on its way
+            return
+        core.pending = bool(since)
         core.joining = None
         core.role = Role.TRAINER
         self.failed.clear()

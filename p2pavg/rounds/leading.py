@@ -21,6 +21,7 @@ from p2pavg.rounds.messages import (
     Stalled,
 )
 from p2pavg.rounds.progress import judge
+from p2pavg.rounds.view import Facts
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine import Machine
@@ -81,15 +82,7 @@ class Leading:
             for f in core.view.trainers()
             if core.stands_here(f) and not f.pending and f.peer not in core.excluded
         ]
-        joiners = [
-            f.peer
-            for f in core.view
-            if (f.joining or f.pending)
-            and not f.silent
-            and f.role is not Role.WATCHER
-            and core.stands_here(f)
-            and f.peer not in core.excluded
-        ]
+        joiners = [f.peer for f in core.view if self._follows(f)]
         members = tuple(sorted(voters) + sorted(joiners))
         votes = tuple(rank < len(voters) for rank in range(len(members)))
         plan = [PlanMember(p, v, self._upload(p)) for p, v in zip(members, votes, strict=True)]
@@ -103,6 +96,15 @@ class Leading:
         for peer in members:
             core.send(peer, message)
         self._arm_promise()
+
+    def _follows(self, facts: Facts) -> bool:
+        """Whether this peer gets the results without a vote: it downloads a state, or is late to apply."""
+        core = self.core
+        if facts.silent or facts.role is Role.WATCHER or facts.peer in core.excluded:
+            return False
+        if facts.joining:
+            return core.stands_here(facts) or core.history.knows(facts.epoch, facts.lineage)
+        return facts.pending and core.stands_here(facts)
 
     def _upload(self, peer: PeerId) -> float:
         if peer == self.core.me:

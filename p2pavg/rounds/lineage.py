@@ -62,7 +62,10 @@ class History:
 
     def knows(self, epoch: int, lineage: Lineage) -> bool:
         """Whether this peer's lineage passed through (epoch, lineage)."""
-        return any(g.epoch + 1 == epoch and g.lineage == lineage for g in self.generations)
+        generations = self.generations
+        if not generations or not generations[0].epoch < epoch <= generations[-1].epoch + 1:
+            return False
+        return generations[epoch - 1 - generations[0].epoch].lineage == lineage
 
     def adopt(self, donor: Iterable[Generation], unaveraged: int) -> int:
         """Go over to the donor's history; returns how many of our samples are in none of its averages.

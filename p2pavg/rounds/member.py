@@ -99,6 +99,8 @@ class Member:
             return
         rank = message.members.index(core.me)
         votes = message.voters[rank]
+        if not votes:
+            self.machine.healing.follow(ballot, message.lineage)
         why = self._cannot(ballot, message.lineage, votes)
         missing = tuple(
             other

@@ -50,10 +50,9 @@ def main() -> int:
         stalls.append(verdict.longest_stall)
         if verdict.broken is not None:
             broken += 1
-            peers = f" --peers {given.peers}" * (given.peers is not None)
-            print(
-                f"seed {verdict.seed}: {verdict.broken}\n    python -m tests.simulation --seed {verdict.seed}{peers}"
-            )
+            print(f"seed {verdict.seed}: {verdict.broken}")
+            peers = f" --peers {given.peers}" if given.peers else ""
+            print(f"    python -m tests.simulation --seed {verdict.seed}{peers}")
     seconds = time.perf_counter() - began
     print(f"{count} schedules in {seconds:.1f} s, {broken} of them broke a promise; {totals}")
     print(f"longest stall of an undisturbed peer {max(stalls):.2f} s")
