@@ -10,7 +10,8 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from p2pavg.errors import AddressInUseError, ConfigurationError, UnreachableError
 from p2pavg.identity import Identity
@@ -28,6 +29,7 @@ from p2pavg.membership.publish import Publication
 from p2pavg.membership.reading import Reading
 from p2pavg.membership.record import KEY_BYTES, MAX_LIFETIME, Record
 from p2pavg.membership.store import Held
+from p2pavg.membership.wire import Contact
 
 logger = logging.getLogger("p2pavg.membership")
 
@@ -59,7 +61,7 @@ class DHT:
         self._publications: dict[bytes, Publication] = {}
         self._incarnation = time.time_ns() // 1_000_000
         self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         self._refresh_interval = UPKEEP_SECONDS
         node.on_new_contact.add(self._on_new_contact)
 
@@ -184,12 +186,9 @@ class DHT:
     # joining
 
     async def _join(self, timeout: float) -> None:
-        """Until one initial peer answers. Two peers that name each other and start together both get
-        through.
-        """
+        """Until one initial peer answers. Two that name each other and start together both get through."""
         deadline = self.node.clock() + timeout
         unresolved: list[str] = []
-        only_ourselves = False
         while True:
             addresses: list[Address] = []
             for host, port in self._initial_peers:
@@ -197,13 +196,11 @@ class DHT:
                 addresses += found
                 if not found:
                     unresolved.append(host)
-            answers = await asyncio.gather(*(self.node.ping(a, tries=2) for a in dict.fromkeys(addresses)))
-            contacts = [c for c in answers if c is not None and c.id != self.identity.peer_id]
-            if contacts:
-                await self.node.find(self.identity.peer_id, via=contacts)
+            way_in = await self._first_answer(list(dict.fromkeys(addresses)))
+            if way_in is not None and way_in.id != self.identity.peer_id:
+                self._spawn(self._find_neighbours(way_in))
                 return
-            only_ourselves = any(c is not None for c in answers) and len(addresses) == 1
-            if only_ourselves:
+            if way_in is not None and len(addresses) == 1:
                 return  # every machine of a job was given the first one's address, and this is the first one
             if self.node.clock() >= deadline:
                 break
@@ -215,12 +212,29 @@ class DHT:
             f"that its port is open for UDP and TCP, or start a new swarm without initial_peers"
         )
 
+    async def _first_answer(self, addresses: list[Address]) -> Contact | None:
+        """The first contact to answer, this node itself only when nobody else does; others may answer later."""
+        pings = {asyncio.ensure_future(self.node.ping(address, tries=2)) for address in addresses}
+        self._tasks |= pings
+        ourselves = None
+        while pings:
+            done, pings = await asyncio.wait(pings, return_when=asyncio.FIRST_COMPLETED)
+            self._tasks -= done
+            for contact in (ping.result() for ping in done):
+                if contact is not None and contact.id != self.identity.peer_id:
+                    for ping in pings:
+                        ping.add_done_callback(self._tasks.discard)
+                    return contact
+                ourselves = contact or ourselves
+        return ourselves
+
+    async def _find_neighbours(self, way_in: Contact) -> None:
+        await self.node.find(self.identity.peer_id, via=[way_in])
+
     # upkeep
 
     async def _upkeep(self) -> None:
-        """Stay findable: refresh the table, forget the dead, and try again whom we lost (partitions heal
-        this way).
-        """
+        """Stay findable: refresh the table, forget the dead, try again whom we lost (so partitions heal)."""
         next_refresh = self.node.clock() + random.uniform(0.5, 1.0)
         next_purge = self.node.clock() + PURGE_SECONDS
         while True:
@@ -254,8 +268,8 @@ class DHT:
             publication = self._publications[key] = Publication(self.node, key, self._incarnation)
         return publication
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -30,7 +30,7 @@ from p2pavg.membership.wire import (
 
 logger = logging.getLogger("p2pavg.membership")
 
-PARALLEL = 4
+PARALLEL = 6
 MAX_PENDING_CHECKS = 64
 FETCH_PREFIXES = 16
 ENTRIES_BYTES = 28 * PREFIX_BYTES  # of prefixes whose entries fit one datagram

@@ -80,13 +80,17 @@ class Publication:
                 accepted += await asyncio.gather(*(self._promptly(holder, except_at) for holder in added))
             return any(accepted) or not self._holders
 
+    def use_holders(self, holders: list[Contact]) -> None:
+        """Take the k closest nodes from a lookup that somebody made just now."""
+        self._holders = holders
+        self._looked_up = self._node.clock()
+
     async def push(self, contacts: Iterable[Contact]) -> None:
         """Hand the record, as it stands, to these nodes directly."""
         await asyncio.gather(*(self._store_at(contact) for contact in contacts))
 
     async def _find_holders(self) -> None:
-        self._holders = await self._node.find(self._key)
-        self._looked_up = self._node.clock()
+        self.use_holders(await self._node.find(self._key))
 
     async def _promptly(self, holder: Contact, except_at: Container[bytes]) -> bool:
         """Place the record at one holder; False as soon as it is slow, though it may still take it."""

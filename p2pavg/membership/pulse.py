@@ -75,9 +75,12 @@ class Pulse:
     async def read(self) -> None:
         """Read the run's key from the table, then from members: they know more than the table keeps."""
         before = set(self._roster.members)
-        await Reading(self._dht.node, self._key, want=self._roster.wants).run()
-        first = self._contacts(self._roster.fresh(self._dht.clock(), 2))
-        await asyncio.gather(*(self._read_from(contact) for contact in first))
+        holders = await Reading(self._dht.node, self._key, want=self._roster.wants).run()
+        self._publication.use_holders(holders)
+        first: list[Contact] = []
+        if self._roster.members.keys().isdisjoint(holder.id for holder in holders):  # else these told all
+            first = self._contacts(self._roster.fresh(self._dht.clock(), 2))
+            await asyncio.gather(*(self._read_from(contact) for contact in first))
         if self._roster.is_sample and not before:
             more = self._contacts(self._roster.fresh(self._dht.clock(), READ_AT_JOIN))
             await asyncio.gather(*(self._read_from(contact) for contact in more if contact not in first))
@@ -176,7 +179,8 @@ class Pulse:
 
     async def _read_table(self) -> None:
         before = set(self._roster.members)
-        await Reading(self._dht.node, self._key, want=self._roster.wants).run(brief=self.value is not None)
+        reading = Reading(self._dht.node, self._key, want=self._roster.wants)
+        self._publication.use_holders(await reading.run(brief=self.value is not None))
         if self.value is None or self._roster.is_sample:
             for contact in self._contacts(self._roster.fresh(self._dht.clock(), 1)):
                 await self._read_from(contact)
