@@ -148,7 +148,14 @@ def table(result: dict[str, Any]) -> Iterator[str]:
         f"(a plain copy: {result['copy_gb_per_s']:.1f})"
     )
     for kernel in result["kernels"]:
-        yield f"  {kernel['name']:<24} {kernel['gb_per_s']:8.2f}   {kernel['fraction_of_copy']:5.2f} of copy"
+        yield _line(kernel)
+    if "host" in result:
+        yield "between device and host, GB/s of encoded bytes"
+        yield from map(_line, result["host"])
+
+
+def _line(row: dict[str, Any]) -> str:
+    return f"  {row['name']:<28} {row['gb_per_s']:8.2f}   {row['fraction_of_copy']:5.2f} of copy"
 
 
 def draw(figure: Any, result: dict[str, Any]) -> None:

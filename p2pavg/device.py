@@ -1,0 +1,271 @@
+"""The codecs on CUDA devices, and the way of a gradient between a device and host memory.
+
+Bytes equal those of `codecs` to the bit. A flat float32 tensor is encoded as runs: `parts` of (start, count)
+elements, each cut into chunks of `chunk` elements (the last of a part may be shorter), one encoded chunk
+after the other without gaps. No call waits for the device, except where its docstring says so.
+
+Only for built-in codecs, and only when `native.cuda()` is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from p2pavg import native
+from p2pavg.codecs import Codec, StochasticInt8, is_built_in
+from p2pavg.errors import ConfigurationError
+
+U8: TypeAlias = npt.NDArray[np.uint8]
+Parts: TypeAlias = Sequence[tuple[int, int]]
+
+SLOT_BYTES = 8 << 20
+SLOTS = 4
+_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+def usable(codec: Codec) -> bool:
+    """Whether this codec runs on CUDA devices here."""
+    return is_built_in(codec) and native.cuda() is not None
+
+
+def encode(
+    codec: Codec, src: torch.Tensor, dst: torch.Tensor, scale: float, chunk: int, flag: torch.Tensor
+) -> None:
+    """dst <- encoded chunks of src·scale, enqueued on the current stream of src's device.
+
+    src: float32[n]; dst: uint8 on the same device; flag: int32[1] there, set to 1 when a value is not finite.
+    """
+    n = _flat(src, torch.float32)
+    _room(dst, encoded_bytes(codec, [(0, n)], chunk), src.device)
+    _module().encode(
+        codec.wire_id,
+        src.data_ptr(),
+        n,
+        chunk,
+        scale,
+        dst.data_ptr(),
+        _flag(flag, src),
+        _stream(src),
+        _draws(codec),
+    )
+
+
+def decode(codec: Codec, src: torch.Tensor, dst: torch.Tensor, scale: float, chunk: int) -> None:
+    """dst <- decoded chunks of src, times scale. src: uint8; dst: float32[n] on the same device."""
+    n = _flat(dst, torch.float32)
+    _room(src, encoded_bytes(codec, [(0, n)], chunk), dst.device)
+    _module().decode(codec.wire_id, src.data_ptr(), n, chunk, scale, False, dst.data_ptr(), 0, _stream(dst))
+
+
+def decode_add(
+    codec: Codec, src: torch.Tensor, acc: torch.Tensor, weight: float, chunk: int, flag: torch.Tensor
+) -> None:
+    """acc += weight · decoded chunks of src; flag is set to 1 when a term is not finite."""
+    n = _flat(acc, torch.float32)
+    _room(src, encoded_bytes(codec, [(0, n)], chunk), acc.device)
+    _module().decode(
+        codec.wire_id, src.data_ptr(), n, chunk, weight, True, acc.data_ptr(), _flag(flag, acc), _stream(acc)
+    )
+
+
+def accumulate(
+    src: Sequence[torch.Tensor], dst: Sequence[torch.Tensor], scale: float, flag: torch.Tensor
+) -> None:
+    """dst[i] += src[i]·scale for all i in a few launches, whatever their number.
+
+    src: contiguous float32, float16 or bfloat16; dst: contiguous float32 of the same sizes, on one device.
+    flag: int32[1] there, set to 1 when a term is not finite.
+    """
+    groups: dict[torch.dtype, tuple[list[int], list[int], list[int]]] = {}
+    for one, other in zip(src, dst, strict=True):
+        n = _flat(other.view(-1), torch.float32)
+        if (
+            one.numel() != n
+            or one.device != other.device
+            or not one.is_contiguous()
+            or one.dtype not in _TYPES
+        ):
+            raise ValueError(f"cannot add {one.dtype}[{one.numel()}] on {one.device} to float32[{n}]")
+        pointers, targets, counts = groups.setdefault(one.dtype, ([], [], []))
+        pointers.append(one.data_ptr())
+        targets.append(other.data_ptr())
+        counts.append(n)
+    for dtype, (pointers, targets, counts) in groups.items():
+        _module().accumulate(
+            pointers, targets, counts, _TYPES[dtype], scale, _flag(flag, dst[0]), _stream(dst[0])
+        )
+
+
+def encoded_bytes(codec: Codec, parts: Parts, chunk: int) -> int:
+    """Bytes of all encoded chunks."""
+    total = 0
+    for _, count in parts:
+        whole, rest = divmod(count, chunk)
+        total += whole * codec.encoded_size(chunk) + (codec.encoded_size(rest) if rest else 0)
+    return total
+
+
+class PinnedPool:
+    """Page-locked host buffers, which devices reach at full speed; reused, because locking is slow."""
+
+    def __init__(self) -> None:
+        self._free: list[U8] = []
+
+    def take(self, nbytes: int) -> U8:
+        """uint8[nbytes] of page-locked memory, not cleared."""
+        fitting = [buffer for buffer in self._free if nbytes <= len(buffer) <= 2 * nbytes]
+        if not fitting:
+            pinned: U8 = _module().pinned(nbytes)
+            return pinned
+        best = min(fitting, key=len)
+        self._free = [buffer for buffer in self._free if buffer is not best]
+        return best[:nbytes]
+
+    def give(self, buffer: U8) -> None:
+        """Keep a buffer that `take` returned, for the next one who asks."""
+        whole = buffer if buffer.base is None or not isinstance(buffer.base, np.ndarray) else buffer.base
+        self._free.append(whole)
+
+
+class Transfer:
+    """A gradient on its way. Keeps the tensors and arrays that take part alive until it is dropped."""
+
+    def __init__(self, runs: list[Any], keep: tuple[object, ...]) -> None:
+        self._runs = runs
+        self._keep = keep
+
+    def chunks_done(self) -> int:
+        """Chunks that have arrived, counted from the first; does not wait."""
+        return sum(run.done() for run in self._runs)
+
+    def wait(self) -> bool:
+        """Wait, without the GIL, until all is in place; True when every value was finite."""
+        finite = [run.wait() for run in self._runs]
+        return all(finite)
+
+    def hold(self, stream: torch.cuda.Stream) -> None:
+        """Let `stream` go on only when the gradient on the device was read (or written) entirely."""
+        for run in self._runs:
+            run.hold(stream.cuda_stream)
+
+
+class GradientStaging:
+    """Moves flat gradients between one device and host memory; uses SLOTS · SLOT_BYTES of device memory.
+
+    Encoding and copying overlap on two streams of their own. The stream that produced the gradient is neither
+    synchronised nor used; call `Transfer.hold` on it before it changes the gradient.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        self.device = torch.device("cuda", index)
+        self._staging = _module().Staging(index, SLOT_BYTES, SLOTS)
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory in use beyond the gradients."""
+        return int(self._staging.device_bytes())
+
+    def download(
+        self, codec: Codec, src: torch.Tensor, parts: Parts, chunk: int, scale: float, out: U8
+    ) -> Transfer:
+        """out <- encoded chunks of src·scale, after what the current stream was given so far.
+
+        src: float32[n] on the device; out: page-locked memory (`PinnedPool`), else copies are slow and the
+        call waits for them.
+        """
+        n = _flat(src, torch.float32)
+        _fits(codec, parts, chunk, n, out)
+        runs, at = [], 0
+        for start, count in parts:
+            runs.append(
+                self._staging.download(
+                    codec.wire_id,
+                    src.data_ptr() + 4 * start,
+                    count,
+                    chunk,
+                    scale,
+                    out.ctypes.data + at,
+                    _stream(src),
+                    _draws(codec, start),
+                )
+            )
+            at += encoded_bytes(codec, [(start, count)], chunk)
+        return Transfer(runs, (src, out, self))
+
+    def upload(
+        self, codec: Codec, data: U8, parts: Parts, chunk: int, scale: float, dst: torch.Tensor
+    ) -> Transfer:
+        """dst <- decoded chunks of data, times scale, after what the current stream was given so far.
+
+        dst: float32[n] on the device. `Transfer.hold` on the stream that reads dst afterwards.
+        """
+        n = _flat(dst, torch.float32)
+        _fits(codec, parts, chunk, n, data)
+        runs, at = [], 0
+        for start, count in parts:
+            target = dst.data_ptr() + 4 * start
+            runs.append(
+                self._staging.upload(
+                    codec.wire_id, data.ctypes.data + at, count, chunk, scale, target, _stream(dst)
+                )
+            )
+            at += encoded_bytes(codec, [(start, count)], chunk)
+        return Transfer(runs, (dst, data, self))
+
+
+def _module() -> Any:
+    module = native.cuda()
+    if module is None:
+        raise ConfigurationError(
+            "There is no usable CUDA device, or p2pavg was built without its CUDA module."
+        )
+    return module
+
+
+def _flat(tensor: torch.Tensor, dtype: torch.dtype) -> int:
+    if (
+        tensor.device.type != "cuda"
+        or tensor.dtype != dtype
+        or tensor.dim() != 1
+        or not tensor.is_contiguous()
+    ):
+        raise ValueError(
+            f"a flat contiguous {dtype} tensor on a CUDA device is needed, "
+            f"not {tensor.dtype}{list(tensor.shape)} on {tensor.device}"
+        )
+    return tensor.numel()
+
+
+def _room(tensor: torch.Tensor, nbytes: int, device: torch.device) -> None:
+    if _flat(tensor, torch.uint8) < nbytes or tensor.device != device:
+        raise ValueError(
+            f"{nbytes} encoded bytes on {device} are needed, not {tensor.numel()} on {tensor.device}"
+        )
+
+
+def _fits(codec: Codec, parts: Parts, chunk: int, n: int, host: U8) -> None:
+    if any(start < 0 or count < 0 or start + count > n for start, count in parts):
+        raise ValueError(f"a part lies outside the {n} elements of the gradient")
+    need = encoded_bytes(codec, parts, chunk)
+    if len(host) < need:
+        raise ValueError(f"{need} encoded bytes are needed, but the host buffer has {len(host)}")
+
+
+def _flag(flag: torch.Tensor, like: torch.Tensor) -> int:
+    if flag.dtype != torch.int32 or flag.device != like.device or flag.numel() != 1:
+        raise ValueError("the flag must be one int32 on the device of the gradient")
+    return flag.data_ptr()
+
+
+def _stream(tensor: torch.Tensor) -> int:
+    return int(torch.cuda.current_stream(tensor.device).cuda_stream)
+
+
+def _draws(codec: Codec, start: int = 0) -> tuple[int, int, int] | None:
+    return (codec.seed, codec.epoch, codec.first + start) if isinstance(codec, StochasticInt8) else None
