@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from p2pavg.errors import ConfigurationError
 from p2pavg.optim.layout import Layout, exchange_layout
 from p2pavg.optim.store import F32, Store
+from p2pavg.optim.vectors import all_finite, clip_norm, used
 
 log = logging.getLogger("p2pavg.optim")
 
@@ -21,26 +23,13 @@ SPARSE = "sparse gradients cannot be averaged; build the embedding with sparse=F
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-def all_finite(vector: F32) -> bool:
-    """Whether float32[n] holds no NaN and no infinity. One pass at memory speed in the ordinary case."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(np.dot(vector, vector)):
-            return True
-    step = 1 << 16
-    return all(bool(np.isfinite(vector[at : at + step]).all()) for at in range(0, len(vector), step))
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Sums that left the accumulation: their memory, as a vector, and which parameters they touch."""
 
-
-def clip_norm(vector: F32, max_norm: float) -> None:
-    """Scale float32[n] in place so that its 2-norm is at most max_norm.
-
-    The norm is summed in float64 and then rounded, so that it does not depend on the number of threads.
-    """
-    step = 1 << 16
-    chunks = (vector[at : at + step].astype(np.float64) for at in range(0, len(vector), step))
-    norm = np.float32(np.sqrt(sum(float(np.dot(chunk, chunk)) for chunk in chunks)))
-    factor = np.float32(max_norm) / (norm + np.float32(1e-6))
-    if factor < 1:
-        vector *= factor
+    store: Store
+    vector: F32
+    touched: list[bool]
 
 
 class FlatGradients:
@@ -80,6 +69,8 @@ class FlatGradients:
         self._hooks: dict[int, tuple[Any, Any]] = {}  # index -> (AccumulateGrad node, hook handle)
         self._loose = False
         self._staging: F32 | None = None
+        self._spare: Store | None = None
+        self._pointers: list[int] = []  # of the views now installed; shared with the hooks
         self._build()
 
     def _dtype(self, param: torch.Tensor) -> torch.dtype:
@@ -89,6 +80,8 @@ class FlatGradients:
     def _build(self) -> None:
         dtypes = [self._dtype(param) for param in self.params]
         self._store = Store(self.params, dtypes, self.layout)
+        self._spare = None
+        self._pointers[:] = self._store.pointers
         self._kind = [
             (param.device, param.dtype, dtype) for param, dtype in zip(self.params, dtypes, strict=True)
         ]
@@ -110,14 +103,14 @@ class FlatGradients:
         if index in self._hooks:
             self._hooks.pop(index)[1].remove()
         node = get_gradient_edge(param).node  # held, or autograd would make a new one without the hook
-        clock, seen, pointer, adopt = self._clock, self._seen, self._store.pointers[index], self._adopt
+        clock, seen, pointers, adopt = self._clock, self._seen, self._pointers, self._adopt
 
         def before_accumulation(grads: tuple[torch.Tensor | None, ...]) -> None:
             incoming = grads[0]
             if incoming is None:
                 return
             grad = param.grad
-            if grad is None or grad.data_ptr() != pointer or incoming.is_sparse:
+            if grad is None or grad.data_ptr() != pointers[index] or incoming.is_sparse:
                 adopt(index, incoming)
             if torch.is_grad_enabled():  # create_graph=True: a new tensor is about to replace the view
                 self._loose = True
@@ -130,9 +123,7 @@ class FlatGradients:
         param = self.params[index]
         grad = param.grad
         if incoming is not None and incoming.is_sparse:
-            raise ConfigurationError(
-                "sparse gradients cannot be averaged; build the embedding with sparse=False"
-            )
+            raise ConfigurationError(SPARSE)
         if (param.device, param.dtype, self._dtype(param)) != self._kind[index]:
             self._moved = True  # the model went to another device or dtype: rebuild at the next step()
             return
@@ -172,7 +163,7 @@ class FlatGradients:
             grad = param.grad
             if grad is not None and grad.is_sparse:
                 raise ConfigurationError(SPARSE)
-            if grad is None or grad.data_ptr() != self._store.pointers[index]:
+            if grad is None or grad.data_ptr() != self._pointers[index]:
                 if grad is not None and grad is not self._store.views[index]:
                     self._seen[index] = self._seen[-1] = self._clock[0]
                 self._adopt(index)
@@ -218,6 +209,42 @@ class FlatGradients:
                 marks[index] = mark
         return vector if all_finite(vector) else None
 
+    def take(self, mark: float) -> Taken | None:
+        """Like `total`, but the sums leave: the parameters accumulate from zero in another buffer.
+
+        Give them back with `merge` or `recycle`.
+        """
+        vector = self.total(mark)
+        if vector is None:
+            return None
+        touched = [seen >= self._cleared for seen in self._seen[:-1]]
+        taken = Taken(self._store, vector, touched)
+        self._staging = None
+        dtypes = [kind[2] for kind in self._kind]
+        self._store = self._spare if self._spare is not None else Store(self.params, dtypes, self.layout)
+        self._spare = None
+        self._pointers[:] = self._store.pointers
+        self._clock[0] += 1
+        self._cleared = self._clock[0]
+        self._install()
+        return taken
+
+    def merge(self, taken: Taken) -> None:
+        """Add sums back that were taken and in no average. `taken.vector` must be as it was."""
+        for ours, theirs in zip(self._store.buffers, taken.store.buffers, strict=True):
+            ours.add_(theirs)
+        for index, touched in enumerate(taken.touched):
+            if touched:
+                self._seen[index] = max(self._seen[index], self._cleared)
+        self.recycle(taken)
+
+    def recycle(self, taken: Taken) -> None:
+        """Keep the memory of sums that were averaged. May run on another thread."""
+        taken.store.zero()
+        self._spare = taken.store
+        if taken.store.vector is None:
+            self._staging = taken.vector
+
     def _vector(self) -> F32:
         if self._store.vector is not None:
             return self._store.vector
@@ -245,7 +272,7 @@ class FlatGradients:
             store.spread(vector)
         for index, param in enumerate(self.params):
             param.grad = None
-            if not self._used(vector, index):
+            if not used(vector, self.layout, index):
                 continue
             if dtypes[index] != param.dtype:
                 param.grad_dtype = param.dtype
@@ -256,10 +283,6 @@ class FlatGradients:
             if not keep:
                 self.clear()
             self._install()
-
-    def _used(self, vector: F32, index: int) -> bool:
-        offset, size = self.layout.offsets[index], self.layout.sizes[index]
-        return bool(vector[self.layout.marks + index] != 0 or np.any(vector[offset : offset + size]))
 
     def _install(self) -> None:
         for index, param in enumerate(self.params):

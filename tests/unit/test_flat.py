@@ -7,7 +7,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from p2pavg.errors import ConfigurationError
-from p2pavg.optim.flat import FlatGradients, all_finite
+from p2pavg.optim.flat import FlatGradients
+from p2pavg.optim.vectors import all_finite
 
 
 def net(seed: int = 0) -> nn.Sequential:
@@ -370,3 +371,28 @@ def test_empty_and_scalar_parameters() -> None:
     with flat.averaged(lambda out: None, keep=False):
         assert empty.grad is None
         assert scalar.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_taken_sums_leave_and_come_back(dtype: torch.dtype) -> None:
+    """After take() accumulation starts from zero elsewhere; merge() adds what was taken, marks included."""
+    a, b = nn.Parameter(torch.ones(5, dtype=dtype)), nn.Parameter(torch.ones(40, dtype=dtype))
+    flat = FlatGradients([a, b])
+    (a * 3).sum().backward()
+    flat.tick()
+    taken = flat.take(1.0)
+    assert taken is not None
+    assert taken.touched == [True, False]
+    assert marks(flat) == [0, 0]
+    (b * 2).sum().backward()
+    flat.tick()
+    assert taken.vector[flat.layout.offsets[0]] == 3.0  # untouched by the backward since
+    assert [float(s.sum()) for s in slices(flat)] == [0.0, 80.0]
+    flat.merge(taken)
+    assert [float(s.sum()) for s in slices(flat)] == [15.0, 80.0]
+    assert marks(flat) == [1, 1]
+    again = flat.take(1.0)
+    assert again is not None
+    flat.recycle(again)
+    assert [float(s.sum()) for s in slices(flat)] == [0.0, 0.0]
+    assert marks(flat) == [0, 0]
