@@ -51,7 +51,6 @@ class Follower:
             case "end":
                 self.state = "done"
                 self.end = event
-                self.validations.append(event)
 
     @property
     def epoch(self) -> int:

@@ -154,7 +154,7 @@ def draw(story: Story, path: Path) -> None:
         peers.axvline(
             moment - story.started, color="tab:green", linestyle=":", label="newcomer's first epoch"
         )
-    peers.set(xlabel="seconds", ylabel="peers", title="Peers over time", ylim=(0, None))
+    peers.set(xlabel="seconds", ylabel="peers", title="Peers over time", ylim=(0, 3.5))
     peers.yaxis.get_major_locator().set_params(integer=True)
     peers.legend(loc="lower left")
     figure.savefig(path, dpi=120)

@@ -15,7 +15,7 @@ from p2pavg import CollaborativeOptimizer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--initial-peers", nargs="*", default=[])
-parser.add_argument("--epochs", type=int, default=200)
+parser.add_argument("--epochs", type=int, default=500)
 args = parser.parse_args()
 
 digits = load_digits()
@@ -29,9 +29,10 @@ torch.manual_seed(int.from_bytes(os.urandom(4), "big"))  # ... and each draws it
 with CollaborativeOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
     run_id="digits",
-    target_batch_size=4096,  # samples per epoch, over all peers
+    target_batch_size=1024,  # samples per epoch, over all peers
     batch_size_per_step=32,
     initial_peers=args.initial_peers,
+    on_round=lambda report: print(f"epoch {report.epoch}: {len(report.members)} peers", flush=True),
 ) as opt:
     print(f"join with: python examples/digits.py --initial-peers {opt.peer.address}", flush=True)
     while opt.epoch < args.epochs:

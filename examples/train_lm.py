@@ -172,11 +172,11 @@ def train_together(args: argparse.Namespace, log: Log) -> None:
                 continue
             epoch = opt.epoch
             tell(log, epoch, loss.item(), opt)
-            if epoch >= args.epochs:
-                break
             if args.validate_every and epoch % args.validate_every == 0:
                 value = validate(model, validation, args.validation_windows)
                 log("validation", f"epoch {epoch}: validation loss {value:.4f}", epoch=epoch, loss=value)
+            if epoch >= args.epochs:
+                break
     finish(model, validation, args, log)
 
 
@@ -237,7 +237,7 @@ def train_alone(args: argparse.Namespace, log: Log) -> float:
         rate = steps * args.batch_size / (time.perf_counter() - started)
         words = f"epoch {epoch}: training loss {loss.item():.3f}, {rate:.0f} samples/s"
         log("epoch", words, epoch=epoch, loss=loss.item(), samples_per_second=rate)
-        if args.validate_every and epoch % args.validate_every == 0 and epoch < args.epochs:
+        if args.validate_every and epoch % args.validate_every == 0:
             value = validate(model, validation, args.validation_windows)
             log("validation", f"epoch {epoch}: validation loss {value:.4f}", epoch=epoch, loss=value)
     return finish(model, validation, args, log)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,13 @@ ROOT = Path(__file__).parents[2]
 
 
 class Script:
-    """An example as a person starts it in a terminal."""
+    """Python as a person starts it in a terminal."""
 
-    def __init__(self, name: str, *words: str) -> None:
+    def __init__(self, *words: str) -> None:
         env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, f"examples/{name}", *words],
+            [sys.executable, *words],
             cwd=ROOT,
             env=env,
             text=True,
@@ -44,11 +45,11 @@ class Script:
 
 @pytest.fixture
 def start():
-    """Starts examples; whatever still runs at the end is killed."""
+    """Starts Python with these words; whatever still runs at the end is killed."""
     scripts: list[Script] = []
 
-    def start(name: str, *words: str) -> Script:
-        scripts.append(Script(name, *words))
+    def start(*words: str) -> Script:
+        scripts.append(Script(*words))
         return scripts[-1]
 
     yield start
@@ -58,15 +59,21 @@ def start():
             script.process.wait()
 
 
+def free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 LM = ("--listen", "127.0.0.1:0", "--target-batch-size", "64", "--epochs", "100", "--validation-windows", "64")
 
 
 def test_the_printed_line_joins_the_run(start):
     """What train_lm.py prints can be pasted as it is; both peers end with equal parameters."""
-    first = start("train_lm.py", "--run-id", "by-hand", *LM)
+    first = start("examples/train_lm.py", "--run-id", "by-hand", *LM)
     printed = shlex.split(first.line_with("--initial-peers"))
     assert printed[:2] == ["python", "examples/train_lm.py"]
-    second = start("train_lm.py", *printed[2:], *LM)
+    second = start("examples/train_lm.py", *printed[2:], *LM)
     first.line_with(" 2 peers")
     ends = [script.end().splitlines()[-1].split("parameters ")[1] for script in (first, second)]
     assert ends[0] == ends[1]
@@ -74,17 +81,20 @@ def test_the_printed_line_joins_the_run(start):
 
 def test_digits_in_two_terminals(start):
     """The README's own example trains in two terminals and reads digits."""
-    first = start("digits.py", "--epochs", "100")
-    address = first.line_with("--initial-peers").split()[-1]
-    second = start("digits.py", "--epochs", "100", "--initial-peers", address)
-    for script in (first, second):
+    node = start("-m", "p2pavg", "bootstrap", "--listen", f"127.0.0.1:{free_port()}")
+    address = node.line_with("127.0.0.1:")
+    scripts = [start("examples/digits.py", "--epochs", "300", "--initial-peers", address) for _ in range(2)]
+    for script in scripts:
+        assert "--initial-peers" in script.line_with("join with")
+        script.line_with(": 2 peers")
+    for script in scripts:
         last = script.end().splitlines()[-1]
         assert float(last.split(": ")[1].split("%")[0]) > 85
 
 
 def test_a_wrong_address_is_one_line(start):
     """A peer whose initial peer does not answer ends with one line that names the address."""
-    script = start("train_lm.py", "--initial-peers", "127.0.0.1:9", *LM)
+    script = start("examples/train_lm.py", "--initial-peers", "127.0.0.1:9", *LM)
     out, _ = script.process.communicate()
     assert script.process.returncode == 1
     assert out.startswith("train_lm: ")
@@ -97,5 +107,5 @@ def test_own_text(start, tmp_path):
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"the quick brown fox number {number} jumps. " * 20)
     words = ("--text", str(tmp_path), "--suffix", ".txt", "--target-batch-size", "32", "--epochs", "30")
-    out = start("train_lm.py", "--alone", *words).end()
+    out = start("examples/train_lm.py", "--alone", *words).end()
     assert float(out.splitlines()[-1].split("validation loss ")[1].split(",")[0]) < 3.0

@@ -147,7 +147,7 @@ def test_live_view_shows_loss_peers_and_seconds(demo_story, demo_view, tmp_path,
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(view.live.renderable)
     text = console.export_text()
-    for word in ("epoch 3/4", "validation loss 2.000", "killed", "0.50", "0.10", "13", "calculating s"):
+    for word in ("epoch 3/4", "validation loss 2.500", "killed", "0.50", "0.10", "13", "calculating s"):
         assert word in text
 
 
