@@ -76,10 +76,12 @@ class Driver:
         self._healed: tuple[tuple[ev.Generation, ...], int] | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self._discarded: list[tuple[int, str]] = []
+        self._dropped = 0  # samples that the training thread had when it loaded a state
         self.donor = Donor(peer.engine, spec.state, session.applying)
         self.downloader = Downloader(peer.engine)
         self.left = asyncio.Event()
         self._closed = False
+        session.standing = session.next_standing = (machine.epoch, machine.lineage)
 
     def start(self) -> None:
         """Begin to beat. Links that are already up are told to the machine by the caller."""
@@ -125,8 +127,7 @@ class Driver:
         self._answer = answer
         self._contribution = contribution
         self.recorder.arrived(time.monotonic())
-        if self._outcomes:
-            self._give_next()
+        if self._give_next():
             return
         self.feed(self._local(at_boundary=True))
         idle = contribution.samples == 0 and not self._stopping and self.machine.role is ev.Role.TRAINER
@@ -156,15 +157,19 @@ class Driver:
         elif isinstance(outcome, Heal):
             history = self._healed[0] if self._healed else ()
             self.recorder.healed(time.monotonic())
-            self.feed(ev.Healed(outcome.state.epoch, outcome.state.lineage, history))
+            state, dropped = outcome.state, self._dropped
+            self._dropped = 0
+            self.feed(ev.Healed(state.epoch, state.lineage, history, dropped))
         recorded.set_result(report)
         self._peer.standing_changed()
         self.progress()
 
     def discarded(self, samples: int, why: str) -> None:
         """The training thread dropped samples."""
-        self._discarded.append((samples, why))
-        if why != "healed":
+        if why == "healed":
+            self._dropped = samples  # the machine tells how many of them are in no average
+        else:
+            self._discarded.append((samples, why))
             self.feed(ev.Discard(why))
 
     def _local(self, *, at_boundary: bool) -> ev.LocalProgress:
@@ -388,18 +393,26 @@ class Driver:
             self._give_next()
         self._refresh_attention()
 
-    def _give_next(self) -> None:
+    def _give_next(self) -> bool:
         """Answer the waiting training thread with the next outcome, if it may have it."""
         answer = self._answer
         if answer is None or not self._outcomes:
-            return
+            return False
         if self._healing is not None and not isinstance(self._outcomes[0][0], Heal):
-            return  # results queue up until the state they follow is here
-        self._applying = self._outcomes.popleft()
+            return False  # results queue up until the state they follow is here
+        outcome, commit = self._outcomes.popleft()
+        if commit is not None and commit.before != self._session.standing[1]:
+            return self._give_next()  # it does not follow on the state that was loaded
+        self._applying = (outcome, commit)
+        if commit is not None:
+            self._session.next_standing = (commit.ballot.epoch + 1, commit.lineage)
+        elif isinstance(outcome, Heal):
+            self._session.next_standing = (outcome.state.epoch, outcome.state.lineage)
         self._answer = None
         self._contribution = None
         self._refresh_attention()
-        answer.set_result(self._applying[0])
+        answer.set_result(outcome)
+        return True
 
     def _resume(self) -> None:
         answer, self._answer = self._answer, None
@@ -436,9 +449,8 @@ class Driver:
         self._accept(state, history)
 
     def _accept(self, state: State, history: tuple[ev.Generation, ...]) -> None:
-        kept = [o for o in self._outcomes if isinstance(o[0], Average) and o[0].epoch >= state.epoch]
         self._healed = (history, state.epoch)
-        self._outcomes = deque([(Heal(state), None), *kept])
+        self._outcomes.appendleft((Heal(state), None))
         self._deliver()
 
     def _serve(self, coroutine: Any) -> None:
@@ -450,7 +462,7 @@ class Driver:
         if self.machine.role is not ev.Role.TRAINER:
             link.reply(request, {"error": "this peer waits for the state itself"})
             return
-        manifest = await self.donor.manifest(lambda: (self.machine.epoch, self.machine.lineage))
+        manifest = await self.donor.manifest(lambda: self._session.standing)
         history = [
             [g.epoch, g.lineage, g.transfer, g.samples, g.total, g.leader]
             for g in self.machine.history

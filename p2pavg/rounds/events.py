@@ -196,7 +196,7 @@ class HealFailed:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """The training thread dropped what it had accumulated."""
+    """The training thread dropped what it had accumulated (and reports it itself)."""
 
     why: str
 

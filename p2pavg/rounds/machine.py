@@ -269,8 +269,8 @@ class Machine:
                 self.healing.on_healed(event)
             case HealFailed():
                 self.healing.on_heal_failed(event)
-            case Discard(why):
-                self._discard(why)
+            case Discard():
+                self.core.samples = 0
             case Leave():
                 self._leave()
             case _:
@@ -422,12 +422,6 @@ class Machine:
         core.trace("applied")
         if core.joining is None:
             core.wait_at(0)
-
-    def _discard(self, why: str) -> None:
-        core = self.core
-        if core.samples:
-            core.act(Discarded(core.samples, why))
-            core.samples = 0
 
     # Ends.
 

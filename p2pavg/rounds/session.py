@@ -54,6 +54,8 @@ class Session:
         self._report_at = 0.0
         self._applying = threading.RLock()
         self._pending: Outcome | None = None
+        self.standing: tuple[int, bytes] = (epoch, b"")  # (epoch, lineage) of the parameters
+        self.next_standing = self.standing  # after the outcome that was given last
         self._contributed = 0
         self._failure: BaseException | None = None
         self.stop_at: float = math.inf
@@ -122,10 +124,12 @@ class Session:
         """Held while parameters or optimizer state change."""
         with self._applying:
             yield
+            self.standing = self.next_standing
 
     def applied(self, seconds_update: float, *, extra: Mapping[str, float] | None = None) -> None:
         """The last Average or Heal is in the parameters."""
         pending, self._pending = self._pending, None
+        self.standing = self.next_standing
         if isinstance(pending, Average):
             if not pending.late:
                 self._samples -= self._contributed
