@@ -243,6 +243,8 @@ def _flat(tensor: torch.Tensor, dtype: torch.dtype) -> int:
 
 
 def _room(tensor: torch.Tensor, nbytes: int, device: torch.device) -> None:
+    if tensor.data_ptr() % 16:
+        raise ValueError("encoded bytes on a device must start at a multiple of 16 bytes")
     if _flat(tensor, torch.uint8) < nbytes or tensor.device != device:
         raise ValueError(
             f"{nbytes} encoded bytes on {device} are needed, not {tensor.numel()} on {tensor.device}"

@@ -282,9 +282,9 @@ int p2pavg_decode_add(int codec, const uint8_t *src, size_t n, float weight, flo
     return m < kInfBits;
 }
 
-int p2pavg_mean_encode(int codec_in, const uint8_t *const *inputs, const float *weights, size_t count, size_t n,
-                       float scale, int codec_out, uint8_t *dst) {
-    if (!known(codec_in) || !known(codec_out)) return 0;
+// dst <- encode(scale * sum), a block at a time; add_terms(kernels, block, elements, sum) adds to a zeroed block.
+template <typename AddTerms>
+static int sum_encode(size_t n, float scale, int codec_out, uint8_t *dst, AddTerms add_terms) {
     const DefaultFloatMode mode;
     const Spans &k = *chosen().load(std::memory_order_relaxed);
     const Run<uint8_t> out(codec_out, dst, n);
@@ -294,11 +294,29 @@ int p2pavg_mean_encode(int codec_in, const uint8_t *const *inputs, const float *
     for (size_t at = 0; at < n; at += kBlock) {
         const size_t m = std::min(kBlock, n - at);
         std::fill_n(sum, m, 0.0f);
-        for (size_t i = 0; i < count; i++)
-            add_block(k, Run<const uint8_t>(codec_in, inputs[i], n), at / kBlock, m, weights[i], sum);
+        add_terms(k, at / kBlock, m, sum);
         finite &= encode_block(k, nullptr, out, at / kBlock, sum, m, scale);
     }
     return finite;
+}
+
+int p2pavg_mean_encode(int codec_in, const uint8_t *const *inputs, const float *weights, size_t count, size_t n,
+                       float scale, int codec_out, uint8_t *dst) {
+    if (!known(codec_in) || !known(codec_out)) return 0;
+    return sum_encode(n, scale, codec_out, dst, [&](const Spans &k, size_t block, size_t m, float *sum) {
+        for (size_t i = 0; i < count; i++)
+            add_block(k, Run<const uint8_t>(codec_in, inputs[i], n), block, m, weights[i], sum);
+    });
+}
+
+int p2pavg_sum_encode(const P2pavgTerm *terms, size_t count, size_t n, float scale, int codec_out, uint8_t *dst) {
+    for (size_t i = 0; i < count; i++)
+        if (!known(terms[i].codec)) return 0;
+    if (!known(codec_out)) return 0;
+    return sum_encode(n, scale, codec_out, dst, [&](const Spans &k, size_t block, size_t m, float *sum) {
+        for (size_t i = 0; i < count; i++)
+            add_block(k, Run<const uint8_t>(terms[i].codec, terms[i].data, n), block, m, terms[i].weight, sum);
+    });
 }
 
 const char *p2pavg_isa() { return chosen().load()->name; }

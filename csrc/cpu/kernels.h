@@ -33,6 +33,16 @@ int p2pavg_encode_int8_stochastic(const float *src, size_t n, float scale, uint6
 int p2pavg_mean_encode(int codec_in, const uint8_t *const *inputs, const float *weights, size_t count, size_t n,
                        float scale, int codec_out, uint8_t *dst);
 
+// One term of a sum: weight * decode(data). Plain float32 is the codec P2PAVG_NONE.
+struct P2pavgTerm {
+    int codec;
+    const uint8_t *data;
+    float weight;
+};
+
+// The same over terms of any codec each: dst <- encode(scale * sum_i terms[i]).
+int p2pavg_sum_encode(const P2pavgTerm *terms, size_t count, size_t n, float scale, int codec_out, uint8_t *dst);
+
 // The instruction set in use: "avx2", "neon" or "portable". select returns 0 when this machine lacks it.
 const char *p2pavg_isa();
 int p2pavg_select_isa(const char *name);

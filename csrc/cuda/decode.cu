@@ -52,10 +52,11 @@ __device__ inline void decode_block(const uint8_t *chunk, const Place &p, float 
 #pragma unroll
         for (int k = 0; k < kPerThread; k++) y[k] = __fmul_rn(__uint_as_float(v[k] << 16), scale);
     } else {
-        const float *steps = reinterpret_cast<const float *>(chunk) + p.in_chunk / kInt8Block;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const float factor = kInt8Block * k < p.count ? __fmul_rn(steps[k], scale) : 0.0f;
+            const float factor = kInt8Block * k < p.count
+                                     ? __fmul_rn(load_step<VECTOR>(chunk, p.in_chunk / kInt8Block + k), scale)
+                                     : 0.0f;
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 y[4 * k + i] = __fmul_rn(static_cast<float>(static_cast<int8_t>(v[4 * k + i])), factor);

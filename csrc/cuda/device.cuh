@@ -161,4 +161,24 @@ __device__ inline void store_floats(float *y, int count, const float (&v)[kPerTh
     }
 }
 
+// Step i of a chunk of int8. Chunks of odd length lie at odd addresses, which only bytes can reach.
+template <bool VECTOR>
+__device__ inline void store_step(uint8_t *header, size_t i, float step) {
+    if (VECTOR) {
+        reinterpret_cast<float *>(header)[i] = step;
+    } else {
+#pragma unroll
+        for (int b = 0; b < 4; b++) header[4 * i + b] = static_cast<uint8_t>(__float_as_uint(step) >> (8 * b));
+    }
+}
+
+template <bool VECTOR>
+__device__ inline float load_step(const uint8_t *header, size_t i) {
+    if (VECTOR) return reinterpret_cast<const float *>(header)[i];
+    uint32_t bits = 0;
+#pragma unroll
+    for (int b = 0; b < 4; b++) bits |= static_cast<uint32_t>(header[4 * i + b]) << (8 * b);
+    return __uint_as_float(bits);
+}
+
 }  // namespace p2pavg

@@ -127,7 +127,7 @@ __device__ inline bool encode_int8(const float (&v)[kPerThread], float scale, co
 #pragma unroll
     for (int k = 0; k < 4; k++)
         if (threadIdx.x == static_cast<unsigned>(k) && kInt8Block * k < p.count)
-            reinterpret_cast<float *>(header)[p.in_chunk / kInt8Block + k] = steps[k];
+            store_step<VECTOR>(header, p.in_chunk / kInt8Block + k, steps[k]);
     store_bytes<VECTOR>(q, p.count, out);
     return bad;
 }

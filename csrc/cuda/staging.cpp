@@ -15,6 +15,10 @@ size_t Transfer::done() {
     return done_;
 }
 
+Transfer::~Transfer() {
+    for (; next_ < pieces_.size(); next_++) cudaEventSynchronize(pieces_[next_].finished->get());
+}
+
 bool Transfer::wait() {
     const DeviceGuard guard(device_);
     for (; next_ < pieces_.size(); next_++) {

@@ -55,6 +55,11 @@ class Event {
 // One transfer under way. Everything was enqueued; `done` counts chunks whose bytes (or values) are in place.
 class Transfer {
   public:
+    Transfer() = default;
+    ~Transfer();  // waits, so that memory in use is never freed
+    Transfer(const Transfer &) = delete;
+    Transfer &operator=(const Transfer &) = delete;
+
     size_t done();       // chunks in place, from the front; does not block
     bool wait();         // blocks until all are in place; true when all values were finite
     void hold(cudaStream_t stream);  // lets `stream` go on only when the device side has been read or written
