@@ -1,4 +1,4 @@
-"""The C++ kernels of other processors: built by a cross compiler and run by an emulator, where both are installed."""
+"""The C++ kernels of this and of other processors, by a cross compiler and an emulator where those are there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ARM_PARTS = {"neon.cpp": (), "crc32_arm.cpp": ("-march=armv8-a+crc",)}
 X86_PARTS = {"avx2.cpp": ("-mavx2", "-mf16c"), "crc32_pclmul.cpp": ("-msse4.1", "-mpclmul")}
 COMMON_PARTS = dict.fromkeys(("kernels.cpp", "portable.cpp", "crc32.cpp", "tests/twins.cpp"), ())
 DIGEST = "79da1bb0"
-"""Of everything that the kernels make of the program's pseudo-random runs: changes only with the wire format."""
+"""Of all that the kernels make of the program's pseudo-random runs: changes only with the wire format."""
 
 HERE = platform.machine() in ("x86_64", "AMD64")
 TARGETS = {
