@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from p2pavg.membership.dht import DHT, key_of
 from p2pavg.membership.peerinfo import PeerInfo
+from p2pavg.membership.reach import Reachability
 from p2pavg.membership.record import Record
 from p2pavg.membership.view import View
 
-__all__ = ["DHT", "PeerInfo", "Record", "View", "key_of"]
+__all__ = ["DHT", "PeerInfo", "Reachability", "Record", "View", "key_of"]

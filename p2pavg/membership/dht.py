@@ -26,6 +26,7 @@ from p2pavg.membership.address import (
 )
 from p2pavg.membership.node import Node
 from p2pavg.membership.publish import Publication
+from p2pavg.membership.reach import Connect, Dialler, Reachability, find_reachability, tcp_connect
 from p2pavg.membership.reading import Reading
 from p2pavg.membership.record import KEY_BYTES, MAX_LIFETIME, Record
 from p2pavg.membership.store import Held
@@ -53,16 +54,26 @@ def key_of(*parts: bytes | str) -> bytes:
 class DHT:
     """One node, on the event loop that started it; all methods belong to that loop's thread."""
 
-    def __init__(self, node: Node, host: str, port: int, initial_peers: Sequence[tuple[str, int]]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        host: str,
+        port: int,
+        initial_peers: Sequence[tuple[str, int]],
+        connect: Connect,
+        incarnation: int,
+    ) -> None:
         self.port = port
         self.node = node
         self._host = host
         self._initial_peers = list(initial_peers)
         self._publications: dict[bytes, Publication] = {}
-        self._incarnation = time.time_ns() // 1_000_000
+        self._incarnation = incarnation
         self._closed = False
         self._tasks: set[asyncio.Future[Any]] = set()
         self._refresh_interval = UPKEEP_SECONDS
+        self._dialler = Dialler(connect, node.clock)
+        node.dial = self._dialler.dial
         node.on_new_contact.add(self._on_new_contact)
 
     @classmethod
@@ -78,13 +89,17 @@ class DHT:
         join_timeout: float = JOIN_TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
         open_endpoint: Callable[[asyncio.DatagramProtocol], Address] | None = None,
+        connect: Connect = tcp_connect,
+        incarnation: int | None = None,
     ) -> DHT:
         """Open UDP `port` (0: any free one) on `host` and join the table of any of `initial_peers`.
 
         Without initial peers this node is the first of a new table. `join_timeout` is in seconds.
         Raises `ConfigurationError` for a malformed "host:port", `AddressInUseError` when the port is taken,
-        `UnreachableError` when initial peers are given and none answers. A simulation passes its own `clock`
-        and, instead of a socket, `open_endpoint`, which connects a datagram protocol and returns its address.
+        `UnreachableError` when initial peers are given and none answers. A simulation passes its own `clock`,
+        `connect` and, instead of a socket, `open_endpoint`, which connects a datagram protocol to an address.
+        `incarnation` tells this life of the identity from earlier ones; by default milliseconds of the wall
+        clock, and a clock that went back does no harm.
         """
         named = [parse_host_port(text) for text in initial_peers]
         node = Node(identity, k=k, client_only=client_only, clock=clock)
@@ -94,7 +109,9 @@ class DHT:
             port = normalise(bound.getsockname())[1]
         else:
             _, port = open_endpoint(node.rpc)
-        dht = cls(node, host, port, named)
+        if incarnation is None:
+            incarnation = time.time_ns() // 1_000_000
+        dht = cls(node, host, port, named, connect, incarnation)
         try:
             if named:
                 await dht._join(join_timeout)
@@ -175,12 +192,21 @@ class DHT:
             hosts = [host for host in (*seen[:1], own) if host is not None]
         return [(host, self.port) for host in dict.fromkeys(hosts or ["127.0.0.1"])]
 
+    async def check_reachability(self) -> Reachability:
+        """Have others open a TCP connection to this node's port where they see it; takes up to 3 seconds."""
+        return await find_reachability(self.node, self.port)
+
+    def become_client_only(self) -> None:
+        """From now on this node only asks: others no longer list it as a contact."""
+        self.node.rpc.client_only = True
+
     async def stop(self) -> None:
         """Close the socket and end all work. Records that this node published expire by themselves."""
         self._closed = True
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._dialler.close()
         self.node.close()
 
     # joining
@@ -213,7 +239,7 @@ class DHT:
         )
 
     async def _first_answer(self, addresses: list[Address]) -> Contact | None:
-        """The first contact to answer, this node itself only when nobody else does; others may answer later."""
+        """The first contact to answer; this node itself only when nobody else does."""
         pings = {asyncio.ensure_future(self.node.ping(address, tries=2)) for address in addresses}
         self._tasks |= pings
         ourselves = None

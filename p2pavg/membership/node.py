@@ -56,6 +56,7 @@ class Node:
         self.lost: OrderedDict[bytes, Contact] = OrderedDict()  # contacts that stopped answering
         self.on_new_contact: set[Callable[[], None]] = set()
         self.on_beat: dict[bytes, Callable[[Beat, Address], None]] = {}  # run tag -> who listens
+        self.dial: Callable[[str, int], int] | None = None  # dials back who asks for it
         self._checking: set[bytes] = set()
         self._dead: OrderedDict[Address, tuple[float, float]] = OrderedDict()  # shun until, for how long
 
@@ -181,9 +182,13 @@ class Node:
 
     def _check_sender(self, message: Message, address: Address) -> None:
         """A request came from somebody new, or from a new address: ask for a proof before listing it."""
-        if message.flags & Flag.CLIENT_ONLY or message.sender == self.identity.peer_id:
+        if message.sender == self.identity.peer_id:
             return
         known = self.contacts.get(message.sender)
+        if message.flags & Flag.CLIENT_ONLY:
+            if known is not None and known.address == address:
+                self.contacts.remove(known.id)
+            return
         if (known is not None and known.address == address) or message.sender in self._checking:
             return
         if len(self._checking) >= MAX_PENDING_CHECKS:
@@ -210,6 +215,8 @@ class Node:
                 return self._fetch(body[0], body[1], room)
             case Kind.ENTRIES if matches(body, bytes, bytes) and len(body[1]) <= ENTRIES_BYTES:
                 return [self._entries(body[0], body[1])]
+            case Kind.DIAL if matches(body, int) and 0 < body[0] < 65536 and self.dial is not None:
+                return [self.dial(address[0], body[0])] if returnable else None
             case Kind.STORE if matches(body, bytes, int, bytes, int):
                 # a sender without our token may be anybody: it learns the token from this answer, and tries
                 # again

@@ -31,9 +31,9 @@ class _Page(NamedTuple):
 class Reading:
     """One read of one key, into the node's store. `want` may pass over peers by the prefix of their ids.
 
-    Nothing in an index is believed: a refresh must be a later link of a record's chain, and a version not yet held
-    is only a claim until the record itself arrives, properly signed. Who does not hold what it claims is not asked
-    again.
+    Nothing in an index is believed: a refresh must be a later link of a record's chain, and a version not yet
+    held is only a claim until the record itself arrives, properly signed. Who does not hold what it claims is
+    not asked again.
     """
 
     def __init__(self, node: Node, key: bytes, *, want: Callable[[bytes], bool] | None = None) -> None:
@@ -48,7 +48,7 @@ class Reading:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, *, brief: bool = False) -> list[Contact]:
-        """Read from the key's closest nodes, and return these. `brief`: the freshness of known records is known."""
+        """Read from the key's closest nodes; return these. `brief`: known records need no freshness."""
         known = self._node.store.summary(self._key, self._node.clock())[1] if brief else b""
         try:
             holders = await self._node.lookup(

@@ -25,8 +25,8 @@ LAZY_VIEW = 16
 class View:
     """The peers of run `run_id`. `on_change` is called on the loop after every change of `peers`.
 
-    Runs of up to about 128 peers are seen whole; of larger ones every peer sees a sample of that size. In runs of
-    more than 16 a peer's epoch, lineage and rate may lag, by up to 0.3 s times the number of peers.
+    Runs of up to about 128 peers are seen whole; of larger ones every peer sees a sample of that size. In
+    runs of over 16 a peer's epoch, lineage and rate may lag, by up to 0.3 s times the number of peers.
     """
 
     def __init__(self, dht: DHT, run_id: str, *, lifetime: float = LIFETIME) -> None:

@@ -47,6 +47,7 @@ class Kind(enum.IntEnum):
     STORE = 5
     REFRESH = 6
     ENTRIES = 7
+    DIAL = 8
 
 
 class Flag:
