@@ -35,7 +35,7 @@ def bind(host: str, port: int, *, port_is_default: bool) -> socket.socket:
                 ) from error
             continue
         if candidate != port:
-            logger.info("port %d is taken, listening on %d", port, candidate)
+            logger.warning("port %d is taken, listening on %d", port, candidate)
         return sock
     taken = f"port {port} is taken" if last == port + 1 else f"ports {port} to {last - 1} are taken"
     raise AddressInUseError(f"{taken} on {host}; choose another with listen=")
