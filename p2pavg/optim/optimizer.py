@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -16,13 +15,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.membership import PeerInfo
 from p2pavg.optim import arguments
+from p2pavg.optim.behind import BehindUpdate
 from p2pavg.optim.flat import FlatGradients
+from p2pavg.optim.masters import Masters
 from p2pavg.optim.microbatches import Microbatches
 from p2pavg.optim.modules import owning_modules, persistent_buffers
 from p2pavg.optim.state import TrainingState, parameters_of, schema
+from p2pavg.optim.update import Shared, Update, WaitingUpdate
 from p2pavg.peer import Peer
 from p2pavg.report import RoundReport
-from p2pavg.rounds.training import Average, Contribution, Heal, TrainingSpec
+from p2pavg.rounds.training import TrainingSpec
 
 log = logging.getLogger("p2pavg.optim")
 
@@ -44,6 +46,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     scheduler: an LRScheduler on `optimizer`, stepped once per epoch.
     compression: "none", "fp16" or "bf16", what gradients look like on the wire.
     streams: TCP streams per link, or "auto".
+    delay_updates: average and step behind the next epoch's computation, with gradients one epoch old.
+    delay_warmup_epochs: epochs at the start without delay.
+    offload_optimizer: float32 master parameters, the optimizer's state and its step on the CPU.
     loss_reduction: "mean" or "sum", what loss.backward() is given.
     max_grad_norm: clip the averaged gradient to this norm, as one would clip one big batch.
     grad_dtype: the dtype in which gradients of float16 and bfloat16 parameters accumulate; None: their own.
@@ -68,6 +73,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         compression: str = "fp16",
         streams: str | int = "auto",
         *,
+        delay_updates: bool = False,
+        offload_optimizer: bool = False,
+        delay_warmup_epochs: int = 1,
         loss_reduction: str = "mean",
         max_grad_norm: float | None = None,
         grad_dtype: torch.dtype | None = None,
@@ -83,14 +91,19 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         arguments.check_reduction(loss_reduction)
         super().__init__([{"params": parameters_of(optimizer)}], {})
         self.inner = optimizer
-        self._mirror_inner()
+        self._closed = False
         self._scheduler = scheduler
         self._microbatches = Microbatches(target_batch_size, batch_size_per_step, loss_reduction)
         self._max_grad_norm = max_grad_norm
+        self._delay = delay_updates
+        self._warmup = delay_warmup_epochs
         self._flat = FlatGradients(parameters_of(optimizer), grad_dtype)
+        self._masters: Masters | None = None
+        if delay_updates or offload_optimizer:
+            self._masters = Masters(optimizer, offload_optimizer)
+        self._mirror_inner()
         modules = owning_modules(self._flat.params) if model is None else [model]
         self._state = TrainingState(optimizer, scheduler, lambda: persistent_buffers(modules))
-        self._closed = False
         self._target_batch_size = target_batch_size
         self._compression = compression
         self._build_peer = partial(
@@ -124,12 +137,25 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 describe=self._describe(),
             )
         )
-        while self._arrive():
-            pass
+        shared = Shared(
+            self.inner,
+            self._scheduler,
+            self._flat,
+            self._microbatches,
+            self._state,
+            self._training,
+            self._max_grad_norm,
+        )
+        if self._masters is None:
+            self._update: Update = WaitingUpdate(shared)
+        else:
+            self._update = BehindUpdate(shared, self._masters, self._delay, self._warmup)
+        self._update.join()
 
     def _mirror_inner(self) -> None:
         """Be seen as the inner optimizer: schedulers and users read and write its groups through us."""
-        self.param_groups = self.inner.param_groups
+        groups = self.inner.param_groups
+        self.param_groups = groups if self._masters is None else self._masters.groups()
         self.state = self.inner.state
         self.defaults = self.inner.defaults
 
@@ -156,8 +182,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             raise ClosedError("this optimizer was closed; build a new one to go on training")
         samples = self._microbatches.take(batch_size)
         self._flat.tick()
-        if self._training.count(samples):
-            self._arrive()
+        self._update.count(samples)
         for after in self._optimizer_step_post_hooks.values():
             after(self, (closure, batch_size), {})
         return loss
@@ -165,44 +190,6 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     # Without this, torch wraps step() in a profiler record that takes ten times as long as counting does. The
     # inner optimizer's step has its own.
     step.hooked = True  # type: ignore[attr-defined]
-
-    def _arrive(self) -> bool:
-        """Hand in what was accumulated and do what the swarm decided. True: a new epoch began."""
-        outcome = self._training.arrive(self._contribution())
-        begun = time.perf_counter()
-        if isinstance(outcome, Average):
-            with self._training.applying():
-                self._apply(outcome)
-        elif isinstance(outcome, Heal):
-            with self._training.applying():
-                self._state.load(outcome.state.meta, outcome.state.buffers)
-                self._flat.clear()
-        else:
-            return False
-        self._training.applied(time.perf_counter() - begun)
-        return True
-
-    def _contribution(self) -> Contribution:
-        samples = self._training.samples()
-        if samples == 0:
-            return Contribution(None, 0.0, 0)
-        factor = self._microbatches.factor(samples)
-        vector = self._flat.total(mark=1.0 / factor)
-        if vector is None:
-            log.warning("a gradient is not finite: %d samples of this peer are discarded", samples)
-            self._drop("non-finite gradient")
-            return Contribution(None, 0.0, 0)
-        return Contribution(vector, factor, samples)
-
-    def _apply(self, average: Average) -> None:
-        with self._flat.averaged(average.result.decode_into, keep=average.late, max_norm=self._max_grad_norm):
-            self.inner.step()
-        if self._scheduler is not None:
-            self._scheduler.step()
-
-    def _drop(self, why: str) -> None:
-        self._training.discard(why)
-        self._flat.clear()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Harmless: gradients are cleared when an epoch ends; what earlier steps accumulated stays.
@@ -218,7 +205,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
 
     def discard(self) -> None:
         """Drop this peer's accumulated gradient of the epoch, and its samples: the next report names them."""
-        self._drop("discard() was called")
+        self._update.settle()
+        self._training.discard("discard() was called")
+        self._flat.clear()
 
     def scale_loss(self, loss: torch.Tensor, samples: int) -> torch.Tensor:
         """The loss, weighted so that a microbatch of `samples` counts exactly; for backward()."""
@@ -238,12 +227,14 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The inner state_dict, with the scheduler's, the epoch and the lineage under "p2pavg"."""
+        self._update.settle()
         state = self.inner.state_dict()
         report = self.last_report
         state["p2pavg"] = {
             "epoch": self.epoch,
             "lineage": "" if report is None else report.lineage,
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "masters": None if self._masters is None else self._masters.copies(),
         }
         return state
 
@@ -255,17 +246,20 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         state = dict(state_dict)
         ours = state.pop("p2pavg", None)
         self.peer.close()
+        self._update.close()
         self.inner.load_state_dict(state)
         self._mirror_inner()
         if self._scheduler is not None and ours is not None and ours["scheduler"] is not None:
             self._scheduler.load_state_dict(ours["scheduler"])
+        if self._masters is not None:
+            self._masters.collect(None if ours is None else ours.get("masters"))
         self._flat.clear()
         self._join()
 
     @property
     def epoch(self) -> int:
         """Global optimizer steps that this peer has applied."""
-        return self._training.epoch
+        return self._update.epoch
 
     @property
     def peers(self) -> Mapping[bytes, PeerInfo]:
@@ -282,9 +276,13 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         if self._closed:
             return
         self._closed = True
-        self._flat.close()
         if hasattr(self, "peer"):
             self.peer.close()
+        if hasattr(self, "_update"):
+            self._update.close()
+        if self._masters is not None:
+            self._masters.restore()
+        self._flat.close()
 
     def __enter__(self) -> CollaborativeOptimizer:
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,7 @@ class FakeSwarm:
         self.rounds = 0
         self.waiting: dict[int, Contribution] = {}
         self.discarded: list[tuple[int, str]] = []
+        self.before_arrival: Callable[[], None] = lambda: None
 
     def peer(self, *args: Any, **kwargs: Any) -> FakePeer:
         return FakePeer(self)
@@ -62,7 +63,7 @@ class FakeSwarm:
             average = Average(self.rounds, sum(weights.values()), len(self.joined), late, result)
             member.outcomes.append(average)
             if not late:
-                member.counted = 0
+                member.counted -= self.waiting[rank].samples
         self.waiting.clear()
         self.rounds += 1
         self.condition.notify_all()
@@ -98,6 +99,7 @@ class FakeTraining:
         self.counted = 0
         self.outcomes: list[Outcome] = []
         self.seen: list[Outcome] = []
+        self.extra: dict[str, float] = {}
 
     def count(self, samples: int) -> bool:
         with self.swarm.condition:
@@ -109,6 +111,8 @@ class FakeTraining:
 
     def arrive(self, contribution: Contribution) -> Outcome:
         swarm = self.swarm
+        if contribution.samples:
+            swarm.before_arrival()
         with swarm.condition:
             if not self.outcomes and (contribution.samples or swarm.total() >= self.spec.target_batch_size):
                 swarm.waiting[self.rank] = contribution
@@ -133,6 +137,7 @@ class FakeTraining:
             self.epoch = last.state.epoch
         else:
             self.epoch += 1
+        self.extra = dict(extra or {})
 
     def discard(self, why: str) -> None:
         with self.swarm.condition:

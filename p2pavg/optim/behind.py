@@ -1,0 +1,161 @@
+"""Delayed updates and offload: rounds and steps on master parameters, behind the training thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+import torch
+
+from p2pavg.errors import P2PAvgError
+from p2pavg.optim.flat import Taken
+from p2pavg.optim.masters import Masters
+from p2pavg.optim.update import NOTHING, Shared
+from p2pavg.optim.vectors import clip_norm
+from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome
+
+
+class BehindUpdate:
+    """Averages and steps on another thread, on masters; the model gets them at a step boundary.
+
+    The sums of epoch t leave the accumulation, and the training thread goes on with t + 1 at once, on the
+    parameters that it has. It copies the masters into the model at the first step() after the inner step.
+    While the update of t is under way, it accumulates at most what it brought to t, then waits: so no
+    gradient is more than one epoch older than the parameters that it moves. What a failed or late round did not
+    average is added back.
+
+    delay: False waits for every update before step() returns (offload alone). warmup: epochs without delay.
+    """
+
+    def __init__(self, shared: Shared, masters: Masters, delay: bool, warmup: int) -> None:
+        self._shared = shared
+        self._masters = masters
+        self._delay = delay
+        self._warmup = warmup
+        self._pool = ThreadPoolExecutor(
+            1, thread_name_prefix="p2pavg-update", initializer=torch.set_num_threads, initargs=(1,)
+        )
+        self._counting = threading.Lock()  # the sample count changes on both threads
+        self._job: Future[Outcome] | None = None
+        self._taken: Taken | None = None
+        self._epoch = shared.training.epoch
+        self._share = 0  # samples of the contribution under way
+        self._since = 0  # samples counted after it left
+        self._waiting_since: float | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def join(self) -> None:
+        while True:
+            self._submit(NOTHING, None)
+            if isinstance(self._finish(), KeepGoing):
+                return
+
+    def count(self, samples: int) -> None:
+        if self._job is not None and self._job.done():
+            self._finish()
+        with self._counting:
+            due = self._shared.training.count(samples)
+        self._since += samples
+        if self._job is not None:
+            if self._since < self._share:
+                return
+            self._finish()
+            due = True  # what was counted meanwhile is a whole share
+        if due:
+            self._hand_in()
+            if not self._delay or self._epoch < self._warmup:
+                self._finish()
+
+    def settle(self) -> None:
+        if self._job is not None:
+            self._finish()
+
+    def close(self) -> None:
+        if self._job is not None:
+            with suppress(P2PAvgError):
+                self._finish()
+        self._pool.shutdown()
+
+    # ---------------------------------------------------------------------- on the training thread
+
+    def _hand_in(self) -> None:
+        shared = self._shared
+        samples = shared.training.samples()
+        taken = None
+        if samples:
+            factor = shared.microbatches.factor(samples)
+            taken = shared.flat.take(mark=1.0 / factor)
+            if taken is None:
+                shared.drop_non_finite()
+        if taken is None:
+            self._submit(NOTHING, None)
+        else:
+            self._submit(Contribution(taken.vector, factor, samples), taken)
+
+    def _submit(self, contribution: Contribution, taken: Taken | None) -> None:
+        self._taken = taken
+        self._share, self._since = contribution.samples, 0
+        self._job = self._pool.submit(self._round, contribution, taken)
+
+    def _finish(self) -> Outcome:
+        """Wait for the job, and bring model and sums up to date. Raises what the round raised."""
+        job, self._job = self._job, None
+        assert job is not None
+        shared, taken = self._shared, self._taken
+        self._taken = None
+        self._waiting_since = time.perf_counter()
+        try:
+            outcome = job.result()
+        except BaseException:
+            if taken is not None:
+                shared.flat.merge(taken)
+            raise
+        finally:
+            self._waiting_since = None
+        if isinstance(outcome, Heal):
+            begun = time.perf_counter()
+            with shared.training.applying():
+                shared.state.load(outcome.state.meta, outcome.state.buffers)
+                shared.flat.clear()
+                self._masters.publish()
+            shared.training.applied(time.perf_counter() - begun)
+        else:
+            if taken is not None and not (isinstance(outcome, Average) and not outcome.late):
+                shared.flat.merge(taken)
+            if isinstance(outcome, Average):
+                self._masters.publish()
+        self._epoch = shared.training.epoch
+        return outcome
+
+    # ----------------------------------------------------------------------- on the update's thread
+
+    def _round(self, contribution: Contribution, taken: Taken | None) -> Outcome:
+        shared = self._shared
+        outcome = shared.training.arrive(contribution)
+        if not isinstance(outcome, Average):
+            return outcome
+        begun = time.perf_counter()
+        layout = shared.flat.layout
+        own = taken is not None and not outcome.late  # our sums are in the average: their memory is free
+        vector = taken.vector if taken is not None and own else np.empty(layout.numel, dtype=np.float32)
+        outcome.result.decode_into(vector)
+        if shared.max_grad_norm is not None:
+            clip_norm(vector[: layout.marks], shared.max_grad_norm)
+        with shared.training.applying():
+            self._masters.step(vector, layout)
+            if shared.scheduler is not None:
+                shared.scheduler.step()
+        now = time.perf_counter()
+        waiting_since = self._waiting_since
+        waited = now - waiting_since if waiting_since is not None else 0.0
+        with self._counting:
+            shared.training.applied(now - begun, extra={"seconds_step_waited": waited})
+        if taken is not None and own:
+            shared.flat.recycle(taken)
+        return outcome

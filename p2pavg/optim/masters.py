@@ -1,0 +1,150 @@
+"""Master parameters: what the inner optimizer steps on while the model computes with its own copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from p2pavg.optim.layout import Layout, pack
+from p2pavg.optim.store import F32, dense_stride
+from p2pavg.optim.vectors import used
+
+FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+"""Optimizers whose fused kernel runs on the CPU."""
+
+
+class Masters:
+    """Copies of an optimizer's parameters that stand in their place in its groups and its state.
+
+    The optimizer then steps on the masters, on any thread, and `publish` copies them into the model.
+    `restore` undoes the replacement.
+
+    offload: masters, and with them the optimizer's state, are float32 on the CPU, and the optimizer's fused
+    kernel is used where it has one; else they have the dtype and device of the parameters.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, offload: bool) -> None:
+        self._optimizer = optimizer
+        self._live = [param for group in optimizer.param_groups for param in group["params"]]
+        self._saved_options: list[dict[str, Any]] = []
+        places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for index, param in enumerate(self._live):
+            place = (torch.device("cpu"), torch.float32) if offload else (param.device, param.dtype)
+            places.setdefault(place, []).append(index)
+        sizes = [param.numel() for param in self._live]
+        self.params: list[torch.Tensor] = list(self._live)
+        for (device, dtype), members in places.items():
+            starts, end = pack(sizes, members)
+            buffer = torch.empty(end, dtype=dtype, device=device)
+            for index, start in zip(members, starts, strict=True):
+                live = self._live[index]
+                master = buffer.as_strided(tuple(live.shape), dense_stride(live), start)
+                master.copy_(live.detach())
+                self.params[index] = master
+        if offload and isinstance(optimizer, FUSED):
+            self._fuse()
+        self._replace(self._live, self.params)
+
+    def _fuse(self) -> None:
+        for group in self._optimizer.param_groups:
+            self._saved_options.append({"fused": group.get("fused"), "foreach": group.get("foreach")})
+            if not group.get("differentiable") and not isinstance(group["lr"], torch.Tensor):
+                group["fused"], group["foreach"] = True, False
+
+    def _replace(self, old: list[torch.Tensor], new: list[torch.Tensor]) -> None:
+        optimizer = self._optimizer
+        instead = {id(before): after for before, after in zip(old, new, strict=True)}
+        for group in optimizer.param_groups:
+            group["params"] = [instead[id(param)] for param in group["params"]]
+        for before, after in zip(old, new, strict=True):
+            if before in optimizer.state:
+                entries = optimizer.state.pop(before)
+                optimizer.state[after] = {key: _like(value, before, after) for key, value in entries.items()}
+
+    def step(self, vector: F32, layout: Layout) -> None:
+        """Step the optimizer on an averaged gradient; parameters that no peer used rest."""
+        flat = torch.from_numpy(vector)
+        for index, master in enumerate(self.params):
+            if used(vector, layout, index):
+                grad = flat.as_strided(tuple(master.shape), dense_stride(master), layout.offsets[index])
+                master.grad = grad.to(device=master.device, dtype=master.dtype)
+        self._optimizer.step()
+        for master in self.params:
+            master.grad = None
+
+    def publish(self) -> None:
+        """Copy the masters into the model's parameters. Runs on the training thread, at a step boundary."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._live, self.params)
+
+    def collect(self, copies: Sequence[torch.Tensor] | None) -> None:
+        """Set the masters from `copies()` of a checkpoint, or else from the model's parameters."""
+        with torch.no_grad():
+            torch._foreach_copy_(self.params, self._live if copies is None else list(copies))
+
+    def copies(self) -> list[torch.Tensor] | None:
+        """What a checkpoint needs beside the model: copies of masters that are finer than the parameters."""
+        if all(master.dtype == live.dtype for master, live in zip(self.params, self._live, strict=True)):
+            return None
+        return [master.clone() for master in self.params]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups, with the model's parameters in them."""
+        live = iter(self._live)
+        return [
+            GroupView(group, [next(live) for _ in group["params"]]) for group in self._optimizer.param_groups
+        ]
+
+    def restore(self) -> None:
+        """Put the model's parameters back into the optimizer, with the state on their devices. Idempotent."""
+        if self._optimizer.param_groups[0]["params"][0] is self._live[0]:
+            return
+        self._replace(self.params, self._live)
+        for group, options in zip(self._optimizer.param_groups, self._saved_options, strict=False):
+            group.update(options)
+
+
+class GroupView(dict[str, Any]):
+    """A parameter group with params of its own, whose options are read from and written to another group."""
+
+    def __init__(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+        super().__init__({**group, "params": params})
+        self._group = group
+
+    def __getitem__(self, key: str) -> Any:
+        if key != "params":
+            dict.__setitem__(self, key, self._group[key])
+        return dict.__getitem__(self, key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key != "params":
+            self._group[key] = value
+        dict.__setitem__(self, key, value)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self._group else default
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key not in self._group:
+            self[key] = default
+        return self[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._group
+
+    def items(self) -> Any:
+        return {key: self[key] for key in self._group}.items()
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
+
+
+def _like(value: Any, before: torch.Tensor, after: torch.Tensor) -> Any:
+    """State that is shaped like its parameter moves with it; step counters and the like stay."""
+    if isinstance(value, torch.Tensor) and value.device == before.device and value.dim() > 0:
+        dtype = after.dtype if value.dtype == before.dtype else value.dtype
+        return value.to(device=after.device, dtype=dtype)
+    return value

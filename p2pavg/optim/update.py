@@ -1,0 +1,128 @@
+"""What happens at a step boundary: hand in the sums, get an outcome, step. First the plain, waiting way."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from p2pavg.optim.flat import FlatGradients
+from p2pavg.optim.microbatches import Microbatches
+from p2pavg.optim.state import TrainingState
+from p2pavg.rounds.training import Average, Contribution, Heal, Training
+
+log = logging.getLogger("p2pavg.optim")
+
+NOTHING = Contribution(None, 0.0, 0)
+
+
+@dataclass
+class Shared:
+    """What a way of updating works on."""
+
+    inner: torch.optim.Optimizer
+    scheduler: LRScheduler | None
+    flat: FlatGradients
+    microbatches: Microbatches
+    state: TrainingState
+    training: Training
+    max_grad_norm: float | None
+
+    def drop(self, why: str) -> None:
+        """Drop this peer's sums and samples; the next report names them."""
+        self.training.discard(why)
+        self.flat.clear()
+
+    def drop_non_finite(self) -> None:
+        """Some sum is not finite: it must not leave this peer."""
+        log.warning(
+            "a gradient is not finite: %d samples of this peer are discarded", self.training.samples()
+        )
+        self.drop("non-finite gradient")
+
+
+class Update(Protocol):
+    """A way of updating. All methods run on the training thread."""
+
+    @property
+    def epoch(self) -> int:
+        """Global steps that are in the model's parameters."""
+
+    def join(self) -> None:
+        """Take over the swarm's state when it has gone on without us."""
+
+    def count(self, samples: int) -> None:
+        """A microbatch ended: average and step when it is time."""
+
+    def settle(self) -> None:
+        """Wait for what is under way."""
+
+    def close(self) -> None:
+        """The peer was closed: leave model and optimizer consistent."""
+
+
+class WaitingUpdate:
+    """Averages and steps while the training thread waits, on the model's own parameters."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+
+    @property
+    def epoch(self) -> int:
+        return self._shared.training.epoch
+
+    def join(self) -> None:
+        while self._arrive():
+            pass
+
+    def count(self, samples: int) -> None:
+        if self._shared.training.count(samples):
+            self._arrive()
+
+    def settle(self) -> None:
+        """Nothing is ever under way."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def _arrive(self) -> bool:
+        """Hand in what was accumulated and do what the swarm decided. True: a new epoch began."""
+        shared = self._shared
+        outcome = shared.training.arrive(self._contribution())
+        begun = time.perf_counter()
+        if isinstance(outcome, Average):
+            with shared.training.applying():
+                self._apply(outcome)
+        elif isinstance(outcome, Heal):
+            with shared.training.applying():
+                shared.state.load(outcome.state.meta, outcome.state.buffers)
+                shared.flat.clear()
+        else:
+            return False
+        shared.training.applied(time.perf_counter() - begun)
+        return True
+
+    def _contribution(self) -> Contribution:
+        shared = self._shared
+        samples = shared.training.samples()
+        if samples == 0:
+            return NOTHING
+        factor = shared.microbatches.factor(samples)
+        vector = shared.flat.total(mark=1.0 / factor)
+        if vector is None:
+            shared.drop_non_finite()
+            return NOTHING
+        return Contribution(vector, factor, samples)
+
+    def _apply(self, average: Average) -> None:
+        shared = self._shared
+        with shared.flat.averaged(
+            average.result.decode_into, keep=average.late, max_norm=shared.max_grad_norm
+        ):
+            shared.inner.step()
+        if shared.scheduler is not None:
+            shared.scheduler.step()
