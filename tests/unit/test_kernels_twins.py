@@ -1,4 +1,4 @@
-"""The C++ kernels of this and of other processors, by a cross compiler and an emulator where those are there."""
+"""The C++ kernels of this and of other processors, by cross compiler and emulator where those are there."""
 
 from __future__ import annotations
 
