@@ -20,6 +20,7 @@ from p2pavg.transport.greeting import Met
 from p2pavg.transport.handshake import Hello, Refusal
 from p2pavg.transport.link import Link, Message
 from p2pavg.transport.repair import Repairs
+from p2pavg.transport.stream_counts import StreamCounts
 from p2pavg.transport.stream_keeper import MAX_STREAMS, StreamKeeper
 
 logger = logging.getLogger("p2pavg.transport")
@@ -55,7 +56,7 @@ class Endpoint:
         run_id: str,
         engine: Engine,
         hello: dict[str, Any],
-        streams: int,
+        streams: int | None,
         events: EndpointEvents,
     ) -> None:
         """Use `start`."""
@@ -76,6 +77,7 @@ class Endpoint:
         self._dials: dict[tuple[str, int], asyncio.Task[Link]] = {}
         self._proving: set[bytes] = set()  # peers to which a dial of ours has sent its proof
         self._arrivals: dict[bytes, asyncio.Future[Link]] = {}  # dials that wait for the other side's dial
+        self._counts = StreamCounts(engine, self._by_id, self.set_streams) if streams is None else None
         self._repairs = Repairs(engine, self._by_id, self._replace_stream)
         self._closed = False
 
@@ -90,14 +92,15 @@ class Endpoint:
         port_is_default: bool,
         engine: Engine,
         hello: dict[str, Any],
-        streams: int,
+        streams: int | None,
         events: EndpointEvents,
     ) -> Endpoint:
         """Listen. When the port is taken: the next free one if port_is_default, else AddressInUseError.
 
         hello: what other peers are told at a handshake; read anew each time, so it may be updated. Known to
         the transport: "schema" (bytes: peers with different ones are refused; empty fits all) and "terms" (a
-        map: named values that must be equal). streams: data streams per link to begin with.
+        map: named values that must be equal). streams: data streams per link; None: as many as transfers call
+        for.
         """
         endpoint = cls(identity, run_id, engine, hello, streams, events)
         sock = listening.bind(listen_host, listen_port, port_is_default=port_is_default)
@@ -326,14 +329,16 @@ class Endpoint:
             rtt_s=met.rtt_s,
             on_close=self._link_closed,
         )
-        link.streams_wanted = self._streams
+        link.streams_wanted = self._streams or 0
         self._links[link.peer_id] = link
         self._by_id[link.id] = link
         self._by_tag[handshake.link_tag(link.secret)] = link
         if dialled:
             self._keepers[link.id] = StreamKeeper(link, self._engine)
-        else:
+        elif link.streams_wanted:
             link.send({"t": "_streams", "n": link.streams_wanted})
+        if self._counts is not None:
+            self._counts.links_changed()
         waiting = self._arrivals.pop(link.peer_id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(link)
@@ -351,6 +356,8 @@ class Endpoint:
             keeper.close()
         self._engine.detach(link.id)
         if not self._closed:
+            if self._counts is not None:
+                self._counts.links_changed()
             self._events.link_down(link, reason)
 
     def _received(self, link: Link, message: Message) -> None:
@@ -379,7 +386,7 @@ class Endpoint:
             self._keepers[link.id].check()
 
     async def _tick(self) -> None:
-        pinged_at = -math.inf
+        pinged_at, running = -math.inf, False
         while True:
             now = time.monotonic()
             due = now - pinged_at >= PING_INTERVAL_S
@@ -389,6 +396,10 @@ class Endpoint:
                     link.ping()
                     if link.id in self._keepers:
                         self._keepers[link.id].check()
-            if due or self._engine.running():
-                self._repairs.tick()
+            jobs = self._engine.running()
+            if due or jobs or running:
+                self._repairs.tick(now, jobs)
+                if self._counts is not None:
+                    self._counts.tick(now, jobs)
+            running = bool(jobs)
             await asyncio.sleep(min(_WATCH_INTERVAL_S, PING_INTERVAL_S))

@@ -7,8 +7,7 @@ The receiver asks: it alone knows what it lacks. Asking too early costs a duplic
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from p2pavg.errors import ProtocolError
@@ -36,10 +35,8 @@ class Repairs:
         self._watches: dict[int, LinkWatch] = {}
         self._ranks: dict[tuple[int, int], RankWatch] = {}
 
-    def tick(self) -> None:
-        """Called some times per second."""
-        now = time.monotonic()
-        jobs = self._engine.running()
+    def tick(self, now: float, jobs: Sequence[ReduceJob]) -> None:
+        """Called some times per second while jobs run, else now and then."""
         for number in [number for number in self._watches if number not in self._links]:
             del self._watches[number]
         for link in list(self._links.values()):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
+import math
 import socket
 import struct
 import termios
 from dataclasses import dataclass
+from pathlib import Path
 
 _SIOCOUTQ = termios.TIOCOUTQ
 _ASKED_BYTES = 512  # more than any kernel's struct tcp_info; the kernel fills what it has
@@ -45,6 +48,15 @@ def read(sock: socket.socket) -> TcpInfo:
         return parse(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED_BYTES))
     except OSError:
         return parse(b"")
+
+
+def window_limit_bytes() -> float:
+    """The largest window that this machine's settings give a TCP stream; infinite when unknown."""
+    limits = [math.inf]
+    for name in ("tcp_wmem", "tcp_rmem"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            limits.append(float(Path("/proc/sys/net/ipv4", name).read_text().split()[2]))
+    return min(limits)
 
 
 def unacked_bytes(sock: socket.socket) -> int:

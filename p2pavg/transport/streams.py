@@ -1,0 +1,136 @@
+"""How many data streams a link should have. Pure: measurements in, a number out.
+
+One TCP stream carries W/RTT, where W is the window it gets: what the kernels' buffer limits and the path
+allow. So k streams carry min(k W/RTT, the rate of the path), and the useful number is
+
+    k* = ceil(rate RTT / W)
+
+where the rate is the link's share of what the machine has. Before the first transfer rate and W are priors.
+Then every transfer measures the goodput that k streams reached, slow start included, and the number follows
+that: it doubles as long as more streams carry clearly more, then settles on the least number that carries
+nearly as much as any tried, and now and then tries its neighbours again, in case the path has changed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+MOST_SOCKETS = 256  # data sockets of one peer
+LEAST_IN_ALL = 4  # fewer would leave the threads that serve them idle
+
+PRIOR_RATE_BPS = 2e9  # bit/s of a machine, all its links together, until measured
+PRIOR_WINDOW_BYTES = 2.5e6  # what clouds give a stream; this machine's own limits may allow less
+_HEADROOM = 1.25  # streams are not all equally fast
+
+_CLEARLY = 1.06  # this much more goodput makes more streams worth it
+_NEARLY = 0.97  # and this share of the best is as good as the best
+_CHANGED = 0.6  # goodput below this share of what the same number reached, this often in a row: another path
+_CHANGED_TIMES = 3
+_PATIENCE = (8, 128)  # transfers between trials of a neighbour: at first, and at most
+_SHORT_RTTS = 2.0  # a transfer shorter than that measures nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What one transfer over a link measured, in the direction in which more was moved."""
+
+    streams: int
+    nbytes: int
+    seconds: float  # from its first byte to its last
+    rtt_s: float  # the least known of the link
+
+    @property
+    def goodput_bps(self) -> float:
+        return 8.0 * self.nbytes / self.seconds
+
+
+def most_streams(links: int) -> int:
+    """A link's share of the sockets that one peer may have."""
+    return max(1, MOST_SOCKETS // max(1, links))
+
+
+def least_streams(links: int) -> int:
+    return max(1, -(-LEAST_IN_ALL // max(1, links)))
+
+
+def useful_streams(rate_bps: float, rtt_s: float, window_bytes: float) -> int:
+    """k* = ceil(rate RTT / W), with some headroom."""
+    return max(1, math.ceil(_HEADROOM * rate_bps / 8.0 * rtt_s / window_bytes))
+
+
+@dataclass(slots=True)
+class StreamCount:
+    """The number of streams of one link."""
+
+    rtt_s: float  # the least known
+    window_limit_bytes: float  # the most that this machine's settings allow a stream
+    _tried: dict[int, float] = field(default_factory=dict)  # streams: bit/s
+    _settled: int = 0  # 0: not yet
+    _last: int = 0  # streams of the transfer before
+    _worse: int = 0  # transfers in a row that were much worse than the same number once was
+    _patience: int = _PATIENCE[0]
+    _quiet: int = 0  # transfers since the last trial
+    _downward: bool = False  # the last trial
+
+    @property
+    def rate_bps(self) -> float:
+        """The best goodput measured; 0.0 before the first measurement."""
+        return max(self._tried.values(), default=0.0)
+
+    @property
+    def window_bytes(self) -> float:
+        """W of one stream: the best measured, else the prior."""
+        measured = max((rate / 8.0 / k * self.rtt_s for k, rate in self._tried.items()), default=0.0)
+        return measured or min(PRIOR_WINDOW_BYTES, self.window_limit_bytes)
+
+    def wanted(self, links: int) -> int:
+        """How many streams this link should have, while the peer has `links` links."""
+        least, most = least_streams(links), most_streams(links)
+        if self._settled:
+            return max(least, min(most, self._settled))
+        window = min(PRIOR_WINDOW_BYTES, self.window_limit_bytes)
+        return max(least, min(most, useful_streams(PRIOR_RATE_BPS / max(1, links), self.rtt_s, window)))
+
+    def measured(self, transfer: Transfer, links: int) -> None:
+        """A transfer over this link is over."""
+        now = transfer.streams
+        if transfer.seconds < _SHORT_RTTS * transfer.rtt_s or transfer.nbytes <= 0 or now <= 0:
+            return
+        self.rtt_s = transfer.rtt_s
+        fresh, self._last = now != self._last, now
+        if fresh:
+            return  # new streams still have to grow their windows
+        self._note(now, transfer.goodput_bps)
+        self._settled = max(least_streams(links), min(most_streams(links), self._choose(now)))
+
+    def _note(self, streams: int, goodput: float) -> None:
+        old = self._tried.get(streams, goodput)
+        if goodput < _CHANGED * old:
+            self._worse += 1
+            if self._worse >= _CHANGED_TIMES:
+                self._tried = {streams: goodput}
+                self._worse, self._patience = 0, _PATIENCE[0]
+            return
+        self._worse = 0
+        self._tried[streams] = max(goodput, (goodput + old) / 2)  # waiting for others makes goodput less
+
+    def _choose(self, now: int) -> int:
+        fewer = [rate for k, rate in self._tried.items() if k < now]
+        more = any(k > now for k in self._tried)
+        if not more and (not fewer or self._tried[now] >= _CLEARLY * max(fewer)):
+            return 2 * now
+        enough = min(k for k, rate in self._tried.items() if rate >= _NEARLY * self.rate_bps)
+        if enough != now:
+            self._quiet = 0
+            return enough
+        self._quiet += 1
+        return now if self._quiet < self._patience else self._trial(now)
+
+    def _trial(self, now: int) -> int:
+        self._quiet = 0
+        self._patience = min(2 * self._patience, _PATIENCE[1])
+        self._downward = not self._downward
+        neighbour = max(1, now // 2) if self._downward else 2 * now
+        self._tried.pop(neighbour, None)
+        return neighbour

@@ -1,0 +1,141 @@
+"""The number of streams follows what was measured, on any path."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2pavg.transport.streams import (
+    MOST_SOCKETS,
+    StreamCount,
+    Transfer,
+    least_streams,
+    most_streams,
+    useful_streams,
+)
+
+MB = 1e6
+
+
+def goodput(streams: int, rate_bps: float, rtt_s: float, window: float, nbytes: float) -> float:
+    """A model of a transfer: slow start from 14 KB per stream, then the window or the path limits."""
+    steady = min(8 * streams * window / rtt_s, rate_bps)
+    moved, seconds, flight = 0.0, rtt_s, streams * 14_000.0
+    while moved < nbytes:
+        now = min(flight, steady * rtt_s / 8)
+        step = min(1.0, (nbytes - moved) / now)
+        moved, seconds, flight = moved + now * step, seconds + rtt_s * step, 2 * flight
+    return 8 * nbytes / seconds
+
+
+def run(
+    rounds: int,
+    rate: float,
+    rtt: float,
+    window: float,
+    nbytes: float,
+    links: int = 1,
+    noise: float = 0.0,
+    seed: int = 0,
+) -> list[int]:
+    """The number of streams in each of some transfers."""
+    rng = random.Random(seed)
+    count = StreamCount(rtt, 4e6)
+    used = []
+    for _ in range(rounds):
+        used.append(count.wanted(links))
+        carried = goodput(used[-1], rate, rtt, window, nbytes) * rng.uniform(1 - noise, 1)
+        count.measured(Transfer(used[-1], int(nbytes), 8 * nbytes / carried, rtt), links)
+    return used
+
+
+# From DESIGN and published measurements: round trip, rate, window.
+PATHS = {
+    "two-300ms": (0.3, 1e9, 3.7 * MB),
+    "two-300ms, 80 Mb/s a stream": (0.3, 1e9, 3.0 * MB),
+    "US-EU": (0.103, 6.2e9, 2.6 * MB),
+    "EU-AUS": (0.272, 6.2e9, 2.4 * MB),
+    "campus": (0.016, 0.5e9, 1.0 * MB),
+    "home": (0.04, 20e6, 2.5 * MB),
+    "zone": (0.0007, 6.9e9, 2.5 * MB),
+}
+
+
+class TestStreamCount:
+    @pytest.mark.parametrize("path", PATHS)
+    @pytest.mark.parametrize("noise", [0.0, 0.08])
+    def test_near_the_best(self, path, noise):
+        """After a dozen transfers the number carries 0.9 of what the best fixed number carries."""
+        rtt, rate, window = PATHS[path]
+        best = max(goodput(k, rate, rtt, window, 100 * MB) for k in (1, 2, 3, *range(4, MOST_SOCKETS + 1, 4)))
+        for seed in range(20 if noise else 1):
+            used = run(24, rate, rtt, window, 100 * MB, noise=noise, seed=seed)
+            late = sorted(goodput(k, rate, rtt, window, 100 * MB) for k in used[12:])
+            assert late[len(late) // 2] >= 0.9 * best, used
+
+    def test_first_guess(self):
+        """Before any measurement the number is k* of a fast machine: never one stream over a long path."""
+        assert StreamCount(0.0003, 4e6).wanted(1) == least_streams(1)
+        assert 20 <= StreamCount(0.3, 4e6).wanted(1) <= 64
+        assert 8 <= StreamCount(0.1, 4e6).wanted(1) <= 24
+        assert StreamCount(0.3, 4e6).wanted(8) < StreamCount(0.3, 4e6).wanted(2)
+        assert StreamCount(0.3, 100e3).wanted(1) == MOST_SOCKETS
+
+    def test_grows_and_settles(self):
+        """On a path that fits the law, the number grows to k* and stays for a while."""
+        used = run(12, 6.2e9, 0.103, 2.6 * MB, 50_000 * MB)
+        needed = 6.2e9 / 8 * 0.103 / (2.6 * MB)
+        assert used[0] < needed <= used[-1] <= 3 * needed
+        assert used[-3:] == [used[-1]] * 3
+
+    def test_short_transfers_say_nothing(self):
+        """A transfer of less than two round trips changes nothing."""
+        count = StreamCount(0.3, 4e6)
+        before = count.wanted(1)
+        for _ in range(20):
+            count.measured(Transfer(before, 10_000, 0.4, 0.3), 1)
+        assert count.wanted(1) == before
+
+    def test_new_path(self):
+        """When the same number carries much less for long, the search starts again."""
+        count = StreamCount(0.1, 4e6)
+        for path in ((1e9, 0.1, 2.5 * MB), (1e9, 0.1, 0.2 * MB)):
+            for _ in range(24):
+                k = count.wanted(1)
+                carried = goodput(k, *path, 200 * MB)
+                count.measured(Transfer(k, int(200 * MB), 8 * 200 * MB / carried, 0.1), 1)
+        assert goodput(count.wanted(1), 1e9, 0.1, 0.2 * MB, 200 * MB) >= 0.9 * goodput(
+            256, 1e9, 0.1, 0.2 * MB, 200 * MB
+        )
+
+    def test_share_of_the_sockets(self):
+        """All links together stay within the bound on sockets, whatever was measured."""
+        for links in (1, 3, 7, 15, 31):
+            assert links * most_streams(links) <= MOST_SOCKETS
+            used = run(40, 1e12, 0.3, 0.1 * MB, 1000 * MB, links=links)
+            assert max(used) <= most_streams(links)
+
+    @settings(deadline=None)
+    @given(
+        st.lists(
+            st.tuples(st.integers(0, 300), st.integers(0, 10**10), st.floats(0, 100), st.floats(1e-5, 1)),
+            max_size=60,
+        ),
+        st.integers(1, 40),
+    )
+    def test_always_in_bounds(self, transfers, links):
+        """Whatever is measured, the number stays between its bounds."""
+        count = StreamCount(0.1, 4e6)
+        for streams, nbytes, seconds, rtt in transfers:
+            count.measured(Transfer(streams, nbytes, seconds, rtt), links)
+            assert 1 <= count.wanted(links) <= most_streams(links)
+            assert count.window_bytes > 0
+            assert count.rate_bps >= 0
+
+    def test_law(self):
+        """k* = rate RTT / W with a quarter of headroom: 1 Gb/s over 300 ms with 3.75 MB windows are 12.5."""
+        assert useful_streams(1e9, 0.3, 3.75e6) == 13
+        assert useful_streams(1e9, 0.0003, 3.75e6) == 1
