@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import zlib
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +19,8 @@ import numpy.typing as npt
 
 Buffer: TypeAlias = npt.NDArray[np.uint8] | memoryview | bytearray | bytes
 """Contiguous bytes; writable where something is written."""
+
+_NVIDIA = Path("/dev/nvidiactl")  # there when a driver is loaded
 
 logger = logging.getLogger("p2pavg.native")
 
@@ -65,7 +68,8 @@ def cuda() -> Any | None:
         return None
     problem: str = loaded.problem()
     if problem:
-        logger.info("No usable CUDA device (%s); gradients are encoded on the CPU.", problem)
+        expected = logging.WARNING if _NVIDIA.exists() else logging.INFO
+        logger.log(expected, "No usable CUDA device (%s); gradients are encoded on the CPU.", problem)
         return None
     return loaded
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import types
 import zlib
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -57,3 +61,38 @@ def test_an_unknown_instruction_set_is_not_selected() -> None:
     before = native.module().isa()
     assert not native.module().select_isa("mmx")
     assert native.module().isa() == before
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """A module in the place of `p2pavg._cuda`."""
+    module = types.ModuleType("p2pavg._cuda")
+    monkeypatch.setitem(sys.modules, "p2pavg._cuda", module)
+    native.cuda.cache_clear()
+    yield module
+    native.cuda.cache_clear()
+
+
+@pytest.mark.parametrize(("driver", "level"), [(True, logging.WARNING), (False, logging.INFO)])
+def test_a_broken_driver_is_told_once(
+    driver: bool,
+    level: int,
+    fake_cuda: types.ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    """When CUDA does not work there is no CUDA module and one log line: a warning where a driver is."""
+    monkeypatch.setattr(fake_cuda, "problem", lambda: "the driver is too old", raising=False)
+    monkeypatch.setattr(native, "_NVIDIA", tmp_path if driver else tmp_path / "absent")
+    with caplog.at_level(logging.INFO, "p2pavg.native"):
+        assert native.cuda() is None
+        assert native.cuda() is None
+    assert [record.levelno for record in caplog.records] == [level]
+    assert "the driver is too old" in caplog.text
+
+
+def test_a_working_device_is_used(fake_cuda: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a problem the module is returned."""
+    monkeypatch.setattr(fake_cuda, "problem", lambda: "", raising=False)
+    assert native.cuda() is fake_cuda
