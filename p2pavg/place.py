@@ -61,7 +61,7 @@ class Place:
         self, settings: Settings, identity: Identity, publish: Callable[[RoundReport], None]
     ) -> None:
         self.settings = settings
-        self.identity = identity
+        self._identity = identity
         self.driver: Driver | None = None
         self._publish = publish
         self._dialling: dict[bytes, asyncio.Task[None]] = {}
@@ -124,6 +124,11 @@ class Place:
     def peer_id(self) -> bytes:
         """This peer's id."""
         return self.identity.peer_id
+
+    @property
+    def identity(self) -> Identity:
+        """This peer's key pair."""
+        return self._identity
 
     @property
     def engine(self) -> Engine:

@@ -18,11 +18,12 @@ from typing import Any, Protocol
 from p2pavg import codecs
 from p2pavg.allreduce.jobs import Jobs, NoLinkError
 from p2pavg.errors import ClosedError, ProtocolError, StateError
-from p2pavg.identity import short_id
+from p2pavg.identity import Identity, short_id
 from p2pavg.report import RoundReport
 from p2pavg.rounds import events as ev
 from p2pavg.rounds import messages
-from p2pavg.rounds.heal import Donor, Downloader
+from p2pavg.rounds.donor import Donor
+from p2pavg.rounds.downloader import Downloader
 from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.recorder import Recorder
 from p2pavg.rounds.session import Session
@@ -38,6 +39,9 @@ class Surroundings(Protocol):
 
     @property
     def peer_id(self) -> bytes: ...
+
+    @property
+    def identity(self) -> Identity: ...
 
     @property
     def engine(self) -> Engine: ...
@@ -77,7 +81,9 @@ class Driver:
         self._serving: set[asyncio.Task[None]] = set()
         self._discarded: list[tuple[int, str]] = []
         self._dropped = 0  # samples that the training thread had when it loaded a state
-        self.donor = Donor(peer.engine, spec.state, session.applying)
+        self.donor = Donor(
+            peer.engine, spec.state, session.applying, lambda: session.standing, peer.identity.sign
+        )
         self.downloader = Downloader(peer.engine)
         self.left = asyncio.Event()
         self._closed = False
@@ -278,7 +284,7 @@ class Driver:
 
     def link_down(self, link: Link, reason: str) -> None:
         """A link is gone."""
-        self.donor.link_lost(link.id)
+        self.donor.done(link.id)
         self.feed(ev.PeerDown(link.peer_id, reason))
 
     def message(self, link: Link, message: dict[str, Any]) -> None:
@@ -290,6 +296,8 @@ class Driver:
             self._serve(self._serve_manifest(link, message))
         elif kind == "state-chunks":
             self._serve_chunks(link, message)
+        elif kind == "state-done":
+            self.donor.done(link.id)
         else:
             raise ProtocolError("a control message is of an unknown type; the sender runs another version")
 
@@ -438,7 +446,7 @@ class Driver:
 
     async def _download(self, action: ev.StartHeal) -> None:
         try:
-            state, facts = await self.downloader.fetch(action.donors, self._peer.links)
+            state, facts = await self.downloader.fetch(action.donors, self._peer.links, action.epoch)
             history = _history(facts)
         except StateError as error:
             self._healing = None
@@ -462,7 +470,11 @@ class Driver:
         if self.machine.role is not ev.Role.TRAINER:
             link.reply(request, {"error": "this peer waits for the state itself"})
             return
-        manifest = await self.donor.manifest(lambda: self._session.standing)
+        since = request.get("since")
+        manifest = await self.donor.manifest(link.id, since if type(since) is int else 0)
+        if manifest is None:
+            link.reply(request, {"busy": True})
+            return
         history = [
             [g.epoch, g.lineage, g.transfer, g.samples, g.total, g.leader]
             for g in self.machine.history
@@ -472,10 +484,8 @@ class Driver:
 
     def _serve_chunks(self, link: Link, request: dict[str, Any]) -> None:
         try:
-            self.donor.send(
-                link.id, request["transfer"], request["chunks"], request["epoch"], request["lineage"]
-            )
-        except (StateError, KeyError, TypeError) as error:
+            self.donor.send(link.id, request)
+        except StateError as error:
             link.reply(request, {"error": str(error)})
             return
         link.reply(request, {"t": "ok"})

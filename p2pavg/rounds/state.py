@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgpack
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg.errors import StateError
+from p2pavg.identity import verify
 from p2pavg.rounds.training import State
 
 U8 = npt.NDArray[np.uint8]
@@ -30,6 +31,25 @@ class Manifest:
     meta_bytes: int  # the first bytes: msgpack of metadata and buffer sizes
     total_bytes: int
     hashes: bytes
+    signature: bytes = b""  # of the donor, over `root`
+
+    @property
+    def root(self) -> bytes:
+        """32 bytes that stand for the whole state: SHA-256 over everything that the manifest says."""
+        digest = hashlib.sha256(b"p2pavg manifest" + len(self.lineage).to_bytes(4, "big") + self.lineage)
+        for number in (self.epoch, self.meta_bytes, self.total_bytes):
+            digest.update(number.to_bytes(8, "big"))
+        digest.update(self.hashes)
+        return digest.digest()
+
+    def signed(self, sign: Callable[[bytes], bytes]) -> Manifest:
+        """With a donor's signature."""
+        return replace(self, signature=sign(self.root))
+
+    def check(self, public_key: bytes) -> None:
+        """Raises StateError when the signature is not of `public_key`."""
+        if not verify(public_key, self.root, self.signature):
+            raise StateError("a donor's signature on its state is wrong; another donor will be asked")
 
     def to_message(self) -> dict[str, Any]:
         """Plain data for a control message."""
@@ -39,6 +59,7 @@ class Manifest:
             "meta": self.meta_bytes,
             "total": self.total_bytes,
             "hashes": self.hashes,
+            "signature": self.signature,
         }
 
     @property
@@ -52,12 +73,15 @@ class Manifest:
         allocated.
         """
         try:
-            manifest = cls(data["epoch"], data["lineage"], data["meta"], data["total"], data["hashes"])
+            manifest = cls(
+                *(data[name] for name in ("epoch", "lineage", "meta", "total", "hashes", "signature"))
+            )
             sizes = (manifest.epoch, manifest.meta_bytes, manifest.total_bytes)
             sound = (
                 all(type(x) is int and x >= 0 for x in sizes)
                 and isinstance(manifest.lineage, bytes)
                 and isinstance(manifest.hashes, bytes)
+                and isinstance(manifest.signature, bytes)
                 and manifest.meta_bytes <= min(manifest.total_bytes, MAX_META_BYTES)
                 and manifest.total_bytes <= MAX_STATE_BYTES
                 and len(manifest.hashes) == HASH_BYTES * manifest.chunks
@@ -75,14 +99,15 @@ def chunk_hash(data: memoryview | U8) -> bytes:
 
 
 def pack(state: State) -> tuple[Manifest, U8]:
-    """One byte string for the whole state, and its manifest. Copies every buffer once."""
+    """One byte string for the whole state, and its manifest. Takes the buffers out of `state`, one by one."""
     sizes = [(name, int(buffer.nbytes)) for name, buffer in state.buffers.items()]
     meta = msgpack.packb({"meta": state.meta, "buffers": sizes})
     total = len(meta) + sum(size for _, size in sizes)
     blob = np.empty(total, np.uint8)
     blob[: len(meta)] = np.frombuffer(meta, np.uint8)
     at = len(meta)
-    for buffer in state.buffers.values():
+    for name, _ in sizes:
+        buffer = state.buffers.pop(name)
         blob[at : at + buffer.nbytes] = buffer.reshape(-1).view(np.uint8)
         at += buffer.nbytes
     view = memoryview(blob)

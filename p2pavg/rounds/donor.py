@@ -1,0 +1,153 @@
+"""Donor: serves this peer's state to newcomers, from one snapshot at a time that all of them share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pavg.errors import StateError
+from p2pavg.rounds import state
+from p2pavg.rounds.state import CHUNK_BYTES, Manifest
+from p2pavg.rounds.training import State, StateSource
+from p2pavg.transport.engine import Engine
+
+logger = logging.getLogger("p2pavg.state")
+U8 = npt.NDArray[np.uint8]
+Standing = tuple[int, bytes]  # (epoch, lineage)
+
+QUEUED_CHUNKS = 8  # chunks of one download that are with the engine at a time
+BUSY_WAIT_S = 2.0  # how long a newcomer waits here for older downloads before it is told to ask again
+IDLE_S = 15.0  # a download that asks for nothing for so long is over
+MAX_CHUNKS_ASKED = 4096
+
+
+@dataclass(slots=True)
+class _Download:
+    """One newcomer on one link."""
+
+    transfer: int = 0
+    left: deque[int] = field(default_factory=deque)
+    with_engine: int = 0
+    asked_at: float = 0.0
+
+
+class Donor:
+    """The snapshot and who downloads it. Runs on the loop thread; copying and hashing run beside it.
+
+    A newcomer whose own results begin later than the snapshot cannot use it; while others still download, it
+    waits
+    for them, so that there is never a second snapshot in memory.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: StateSource,
+        applying: Callable[[], AbstractContextManager[None]],
+        standing: Callable[[], Standing],
+        sign: Callable[[bytes], bytes],
+    ) -> None:
+        self._engine = engine
+        self._source = source
+        self._applying = applying
+        self._standing = standing
+        self._sign = sign
+        self._snapshot: tuple[Manifest, U8] | None = None
+        self._downloads: dict[int, _Download] = {}
+        self._taking = asyncio.Lock()
+        self._released = asyncio.Event()
+
+    async def manifest(self, link: int, since: int) -> Manifest | None:
+        """The manifest of a state of epoch `since` or later, signed; None: busy, ask again."""
+        deadline = time.monotonic() + BUSY_WAIT_S
+        while True:
+            async with self._taking:
+                if self._snapshot is not None and self._usable(self._snapshot[0], since):
+                    break
+                if not self._busy():
+                    loop = asyncio.get_running_loop()
+                    self._snapshot = None  # its memory goes before the next one is taken
+                    self._snapshot = await loop.run_in_executor(None, self._take)
+                    break
+            self._released.clear()
+            try:
+                async with asyncio.timeout_at(
+                    asyncio.get_running_loop().time() + deadline - time.monotonic()
+                ):
+                    await self._released.wait()
+            except TimeoutError:
+                return None
+        self._downloads[link] = _Download(asked_at=time.monotonic())
+        return self._snapshot[0]
+
+    def _usable(self, manifest: Manifest, since: int) -> bool:
+        current = (manifest.epoch, manifest.lineage) == self._standing()
+        return current or (manifest.epoch >= since and self._busy())
+
+    def _busy(self) -> bool:
+        now = time.monotonic()
+        for link in [
+            k for k, d in self._downloads.items() if not d.with_engine and now - d.asked_at > IDLE_S
+        ]:
+            self.done(link)
+        return bool(self._downloads)
+
+    def _take(self) -> tuple[Manifest, U8]:
+        """Copy the state while nothing is being applied to it."""
+        with self._applying():
+            epoch, lineage = self._standing()
+            meta, buffers = self._source.snapshot()
+        manifest, blob = state.pack(State(epoch, lineage, meta, buffers))
+        return manifest.signed(self._sign), blob
+
+    def send(self, link: int, request: dict[str, Any]) -> None:
+        """Queue the chunks that a newcomer asks for. Raises StateError when that snapshot is gone."""
+        download, snapshot = self._downloads.get(link), self._snapshot
+        if download is None or snapshot is None or request.get("root") != snapshot[0].root:
+            raise StateError("that snapshot is gone; ask for the manifest again")
+        transfer, chunks = request.get("transfer"), _chunks(request.get("chunks"), snapshot[0].chunks)
+        if type(transfer) is not int or not 0 <= transfer < 2**63 or chunks is None:
+            raise StateError("a chunk was asked for that the snapshot does not have")
+        download.transfer = transfer
+        download.asked_at = time.monotonic()
+        download.left.extend(chunks)
+        self._feed(link, download, snapshot[1])
+
+    def sent(self, link: int, transfer: int) -> None:
+        """The engine handed a chunk to the kernel."""
+        download = self._downloads.get(link)
+        if download is not None and download.transfer == transfer and self._snapshot is not None:
+            download.with_engine = max(0, download.with_engine - 1)
+            download.asked_at = time.monotonic()
+            self._feed(link, download, self._snapshot[1])
+
+    def done(self, link: int) -> None:
+        """A newcomer has what it needs, or is gone."""
+        if self._downloads.pop(link, None) is not None and not self._downloads:
+            self._snapshot = None
+            self._released.set()
+
+    def _feed(self, link: int, download: _Download, blob: U8) -> None:
+        view = memoryview(blob)
+        while download.left and download.with_engine < QUEUED_CHUNKS:
+            chunk = download.left.popleft()
+            download.with_engine += 1
+            data = view[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
+            self._engine.send_blob(link, download.transfer, chunk, data)
+
+
+def _chunks(value: object, count: int) -> list[int] | None:
+    """The asked chunks, or None when they are none of a snapshot of `count` chunks."""
+    if not isinstance(value, (list, tuple)) or len(value) > MAX_CHUNKS_ASKED:
+        return None
+    sound = all(type(chunk) is int and 0 <= chunk < count for chunk in value)
+    return list(value) if sound else None
