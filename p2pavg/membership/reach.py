@@ -116,5 +116,5 @@ async def find_reachability(node: Node, port: int) -> Reachability:
         False,
         address,
         f"other peers cannot open connections to {address}, where they see this peer: open or forward that "
-        "port for TCP and UDP, or set announce to the address that reaches it; until then it only connects out",
+        "port for TCP and UDP, or set announce to an address that reaches it; till then it only connects out",
     )

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pavg.bench.dht_simulation import Network, simulate
+from p2pavg.errors import ConfigurationError
+from p2pavg.identity import Identity
+from p2pavg.membership.address import (
+    format_host_port,
+    normalise,
+    pack_address,
+    parse_host_port,
+    unpack_address,
+)
+from p2pavg.membership.beat import BEAT_BYTES, Beat, decode_beat
+from p2pavg.membership.peerinfo import PeerInfo
+from p2pavg.membership.record import Refresh
+from p2pavg.membership.wire import (
+    MAX_DATAGRAM,
+    Contact,
+    Kind,
+    decode,
+    encode,
+    matches,
+    pack_contacts,
+    unpack_contacts,
+)
+
+SENDER = b"s" * 20
+
+
+def test_a_message_survives_its_encoding() -> None:
+    """Header, body, proof and padding come back as they were."""
+    data = encode(Kind.FIND, 12, b"t" * 8, SENDER, b"k" * 8, [b"x", 1], proof=b"p" * 96, pad_to=400)
+    assert len(data) == 400
+    message = decode(data)
+    assert message is not None
+    assert (message.kind, message.flags, message.transaction) == (Kind.FIND, 12, b"t" * 8)
+    assert (message.sender, message.token, message.body) == (SENDER, b"k" * 8, [b"x", 1])
+    assert message.proof == b"p" * 96
+
+
+def test_no_datagram_is_fragmented() -> None:
+    """A message beyond 1200 bytes is refused by its sender, and by its receiver."""
+    with pytest.raises(ValueError, match="fragmented"):
+        encode(1, 0, b"t" * 8, SENDER, b"k" * 8, [b"x" * 1200])
+    assert decode(b"pD\x01" + bytes(MAX_DATAGRAM)) is None
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_no_message(data: bytes) -> None:
+    """Decoders return None, or a message, for any bytes; they never raise."""
+    decode(data)
+    decode(encode(1, 0, b"t" * 8, SENDER, b"k" * 8, [])[:43] + data)
+    decode_beat(data)
+    PeerInfo.decode(data, SENDER, 1)
+    unpack_contacts(data, 8)
+
+
+def test_matches_checks_number_and_exact_types() -> None:
+    """A body of the wrong arity or type does not match; a bool is no int."""
+    assert matches([b"", 1], bytes, int)
+    assert not matches([b"", True], bytes, int)
+    assert not matches([b""], bytes, int)
+    assert not matches([b"", 1, 2], bytes, int)
+
+
+junk = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.binary(max_size=64)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255), st.lists(junk, max_size=6)), max_size=20))
+def test_a_node_survives_any_message(messages: list[tuple[int, int, list[Any]]]) -> None:
+    """Requests and answers of any kind, flags, arity and types neither raise nor stop a node from answering."""
+
+    async def scenario() -> None:
+        net = Network(seed=1)
+        node = await net.start()
+        other = await net.start(["10.0.0.2:31330"])
+        here, stranger = ("10.0.0.2", 31330), ("10.9.0.1", 1)
+        raised: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context))
+        token = node.node.rpc._token(stranger)
+        for kind, flags, body in messages:
+            for known in (token, bytes(8)):
+                data = encode(kind, flags & ~8, b"t" * 8, SENDER, known, body)
+                net.send(data, stranger, here)
+        await asyncio.sleep(5.0)
+        assert not raised
+        assert await other.store(b"k" * 20, b"v", 5.0)
+        await asyncio.gather(node.stop(), other.stop())
+
+    simulate(scenario())
+
+
+def test_a_beat_is_small_and_survives_its_encoding() -> None:
+    """A heartbeat has 25 bytes, and comes back as it was."""
+    beat = Beat(b"run", b"send", 70000, Refresh(7, b"0123456789"), 1, b"dig")
+    data = beat.encode()
+    assert len(data) == BEAT_BYTES == 25
+    assert decode_beat(data) == beat._replace(sequence=70000 & 0xFFFF)
+    assert decode_beat(data[:-1]) is None
+
+
+def test_addresses_of_both_families() -> None:
+    """IPv4 and IPv6 travel; a mapped address is IPv4; impossible addresses are refused."""
+    for address in (("10.0.0.1", 5), ("2001:db8::7", 65535), ("127.0.0.1", 1)):
+        assert unpack_address(pack_address(address)) == address
+    assert normalise(("::ffff:10.0.0.1", 5, 0, 0)) == ("10.0.0.1", 5)
+    for address in (("224.0.0.1", 5), ("0.0.0.0", 5), ("255.255.255.255", 5), ("::", 5), ("10.0.0.1", 0)):
+        assert unpack_address(pack_address(address)) is None
+    contacts = [Contact(SENDER, ("10.0.0.1", 5)), Contact(SENDER, ("2001:db8::7", 6))]
+    assert unpack_contacts(pack_contacts(contacts), 8) == contacts
+    assert unpack_contacts(pack_contacts(contacts), 1) is None
+    assert unpack_contacts(pack_contacts(contacts)[1:], 8) is None
+
+
+def test_addresses_as_people_write_them() -> None:
+    """Names, IPv4 and bracketed IPv6 parse; a bare IPv6 address is called ambiguous."""
+    assert parse_host_port("node.example:31330") == ("node.example", 31330)
+    assert parse_host_port(" 10.0.0.5:1 ") == ("10.0.0.5", 1)
+    assert parse_host_port("[2001:db8::7]:31330") == ("2001:db8::7", 31330)
+    assert format_host_port("2001:db8::7", 31330) == "[2001:db8::7]:31330"
+    with pytest.raises(ConfigurationError, match="ambiguous"):
+        parse_host_port("2001:db8::7:31330")
+
+
+def test_a_peers_words_survive_their_encoding() -> None:
+    """All fields of a PeerInfo travel, except what the record itself says."""
+    info = PeerInfo(
+        Identity.generate().peer_id,
+        (("10.0.0.1", 31330), ("2001:db8::7", 31330)),
+        client_only=True,
+        region="eu-west",
+        epoch=12,
+        lineage=b"l" * 20,
+        samples_per_second=1.5,
+        role="watcher",
+        model=b"m" * 20,
+        incarnation=77,
+        leaving=True,
+    )
+    assert PeerInfo.decode(info.encode(), info.peer_id, 77) == info
+    assert len(info.encode()) < 200
+    assert info.differs_only_in_progress(PeerInfo(**{**vars(info), "epoch": 13}))
+    assert not info.differs_only_in_progress(PeerInfo(**{**vars(info), "region": "us"}))
