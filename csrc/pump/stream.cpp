@@ -20,6 +20,7 @@ namespace p2pavg::pump {
 
 namespace {
 
+constexpr uint32_t kShortPathUs = 2000;  // smoothed round trip of a local network, in microseconds
 constexpr int kNotSentLowWater = 256 << 10;  // what a stalled stream may hold beyond its window
 
 }  // namespace
@@ -33,7 +34,10 @@ Stream::Stream(uint64_t uid, int64_t id, int fd, std::shared_ptr<Link> link, Wor
         throw std::system_error(errno, std::generic_category(), "a data stream must be a connected TCP socket");
     tcp_info info{};
     socklen_t size = sizeof info;
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) arrived_before_ = info.tcpi_bytes_received;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
+        arrived_before_ = info.tcpi_bytes_received;
+        long_path_ = info.tcpi_rtt > kShortPathUs;
+    }
     if (!shared_.descriptors.add(fd)) throw std::system_error(EMFILE, std::generic_category(), "too many streams");
 }
 

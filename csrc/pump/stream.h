@@ -109,6 +109,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     Shared &shared_;
 
     bool readable_ = true, writable_ = true, closed_ = false, held_ = false, in_body_ = false, idle_ = false;
+    bool long_path_ = false;  // no low-water mark for receiving there
     int low_water_ = 1;
     uint8_t head_[kHeaderBytes];
     size_t head_got_ = 0;
