@@ -143,7 +143,7 @@ class DHT:
     async def store(self, key: bytes, value: bytes, lifetime: float) -> bool:
         """Publish this node's record under `key`, replacing its earlier one, for `lifetime` seconds.
 
-        `value` has at most 880 bytes. Storing the same value again refreshes the record, which costs a tenth
+        `value` has at most 840 bytes. Storing the same value again refreshes the record, which costs a tenth
         of the bytes. True when at least one node holds the record (a node alone holds it itself).
         """
         return await self.publication(key).publish(value, lifetime)

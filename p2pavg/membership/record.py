@@ -19,7 +19,7 @@ from p2pavg.identity import Identity, peer_id_of, verify
 KEY_BYTES = 20
 LINK_BYTES = 10
 CHAIN_LENGTH = 255
-MAX_VALUE_BYTES = 880
+MAX_VALUE_BYTES = 840
 MAX_LIFETIME = 300.0
 MIN_LIFETIME = 0.1
 MAX_INCARNATION = 2**48 - 1
@@ -112,7 +112,7 @@ def sign_record(
     anchor: bytes,
 ) -> SignedRecord:
     """Make and sign a record. `lifetime` is in seconds and is clipped to [0.1, 300]; `value` is at most
-    880 bytes.
+    840 bytes.
     """
     if len(key) != KEY_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")

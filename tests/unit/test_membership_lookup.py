@@ -41,7 +41,7 @@ def test_the_dead_are_replaced() -> None:
 
 
 def test_the_slow_do_not_hold_it_back() -> None:
-    """Once three have answered, a lookup ends without those that are slow; with too few, it waits for them."""
+    """Once three have answered a lookup ends without those that are slow; before, it waits for them."""
     shortlist = Shortlist(TARGET, contact(999).id, 4, 4)
     shortlist.add([contact(n) for n in range(1, 5)])
     assert len(shortlist.next_to_ask()) == 4

@@ -74,14 +74,14 @@ def test_a_digest_tells_views_apart() -> None:
 
 
 def test_both_ends_of_a_pair_agree_on_the_view() -> None:
-    """Of 200 peers, pairs in which each is in the other's table are two and a half times the rest."""
-    ids = [peer(number) for number in range(200)]
-    rosters = {i: Roster(i, 15.0, limit=40) for i in ids}
+    """In a sampled run most of those whom a peer keeps in view keep it in view."""
+    ids = [peer(number) for number in range(80)]
+    rosters = {i: Roster(i, 15.0, limit=20) for i in ids}
     for owner, roster in rosters.items():
         for other in ids:
             if other != owner:
                 roster.put(PeerInfo(other), held(other), 0.0)
-        assert len(roster) == 40
+        assert len(roster) == 20
     seen = [(a, b) for a, b in itertools.permutations(ids, 2) if b in rosters[a].members]
     mutual = sum(1 for a, b in seen if a in rosters[b].members)
     assert mutual >= 0.7 * len(seen)

@@ -79,7 +79,7 @@ def test_a_refresh_extends_once() -> None:
 
 
 def test_who_reports_too_little_time_is_corrected() -> None:
-    """A holder that understates what is left is outweighed by one that does not, up to the signed lifetime."""
+    """A holder that understates what is left is outweighed by one that does not, up to the lifetime."""
     store, publisher = RecordStore(), Publisher()
     record = publisher.sign()
     offer(store, record, 0.0, remaining=0.5)

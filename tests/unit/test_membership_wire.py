@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pavg.bench.dht_simulation import Network, simulate
@@ -81,9 +81,10 @@ junk = st.recursive(
 )
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255), st.lists(junk, max_size=6)), max_size=20))
 def test_a_node_survives_any_message(messages: list[tuple[int, int, list[Any]]]) -> None:
-    """Requests and answers of any kind, flags, arity and types neither raise nor stop a node from answering."""
+    """Messages of any kind, flags, arity and types neither raise nor stop a node from answering."""
 
     async def scenario() -> None:
         net = Network(seed=1)
