@@ -24,8 +24,8 @@ class BehindUpdate:
     The sums of epoch t leave the accumulation, and the training thread goes on with t + 1 at once, on the
     parameters that it has. It copies the masters into the model at the first step() after the inner step.
     While the update of t is under way, it accumulates at most what it brought to t, then waits: so no
-    gradient is more than one epoch older than the parameters that it moves. What a failed or late round did not
-    average is added back.
+    gradient is more than one epoch older than the parameters that it moves. What a failed or late round did
+    not average is added back.
 
     delay: False waits for every update before step() returns (offload alone). warmup: epochs without delay.
     """
@@ -57,12 +57,12 @@ class BehindUpdate:
                 return
 
     def count(self, samples: int) -> None:
-        if self._job is not None and self._job.done():
-            self._finish()
         with self._counting:
             due = self._shared.training.count(samples)
-        self._since += samples
-        if self._job is not None:
+        self._since += samples  # first of all: an error from below must leave this microbatch counted
+        if self._job is not None and self._job.done():
+            self._finish()
+        elif self._job is not None:
             if self._since < self._share:
                 return
             self._finish()

@@ -61,6 +61,27 @@ def test_peers_train_like_one_process(count: int, optimizer: str) -> None:
         assert np.array_equal(outcome.params, outcomes[0].params)
 
 
+@pytest.mark.parametrize("offload", [False, True])
+def test_delayed_peers_train_like_one_process_with_their_gradients(offload: bool) -> None:
+    """Delayed peers apply exactly the gradients that they computed, at most one epoch old."""
+    options = {"delay_updates": True, "offload_optimizer": offload}
+    with Trainers() as trainers:
+        trainers.start_all(jobs(3, optimizer="adamw", options=options))
+        outcomes = trainers.finish(range(3))
+    ages = {
+        epoch - computed_on
+        for outcome in outcomes
+        for epoch, batches in outcome.counted.items()
+        for computed_on, _ in batches
+    }
+    assert ages <= {0, 1}
+    assert 1 in ages
+    alone = replay(outcomes, "adamw", 20)
+    for outcome in outcomes:
+        assert np.linalg.norm(outcome.params - alone) <= 1e-5 * np.linalg.norm(alone)
+        assert np.array_equal(outcome.params, outcomes[0].params)
+
+
 @pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8"])
 def test_all_peers_hold_the_same_bits(codec: str) -> None:
     """With every codec the peers' parameters are equal to the bit after 20 epochs."""

@@ -16,6 +16,8 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from p2pavg import CollaborativeOptimizer
+from p2pavg.optim.behind import BehindUpdate
+from p2pavg.rounds.training import Average
 
 DEADLINE_S = 100.0
 BATCH = 4
@@ -58,6 +60,9 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+Counted = dict[int, list[tuple[int, list[int]]]]
+
+
 @dataclass
 class Outcome:
     """What a trainer ended with: its parameters, and which of its batches each epoch's average held.
@@ -66,7 +71,7 @@ class Outcome:
     """
 
     params: np.ndarray
-    counted: dict[int, list[tuple[int, list[int]]]]
+    counted: Counted
     late: int
     epoch: int
 
@@ -94,7 +99,16 @@ def train(job: Job, pipe: Connection) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError("the others were never seen")
         time.sleep(0.01)
-    counted: dict[int, list[tuple[int, list[int]]]] = {}
+    counted, late = (train_delayed if job.options.get("delay_updates") else train_waiting)(job, opt, model)
+    pipe.send(Outcome(flat(model), counted, late, opt.epoch))
+    pipe.recv()  # everybody finished
+    opt.close()
+    pipe.send("closed")
+
+
+def train_waiting(job: Job, opt: CollaborativeOptimizer, model: nn.Module) -> tuple[Counted, int]:
+    """Trains to the last epoch; what each epoch's average held of ours, and how often we were late."""
+    counted: Counted = {}
     pending: list[tuple[int, list[int]]] = []
     late, drawn = 0, job.rank * 1_000_000
     while opt.epoch < job.epochs:
@@ -112,10 +126,45 @@ def train(job: Job, pipe: Connection) -> None:
             late += 1
         else:
             counted[epoch], pending = pending, []
-    pipe.send(Outcome(flat(model), counted, late, opt.epoch))
-    pipe.recv()  # everybody finished
-    opt.close()
-    pipe.send("closed")
+    return counted, late
+
+
+def train_delayed(job: Job, opt: CollaborativeOptimizer, model: nn.Module) -> tuple[Counted, int]:
+    """Like `train_waiting`, with the sums of an epoch leaving before they are averaged."""
+    update = opt._update
+    assert isinstance(update, BehindUpdate)
+    counted: Counted = {}
+    pending: list[tuple[int, list[int]]] = []
+    leaving: list[tuple[int, list[int]]] = []
+    late, drawn = 0, job.rank * 1_000_000
+    submit, finish = update._submit, update._finish
+
+    def submitting(*arguments: Any) -> None:
+        nonlocal pending, leaving
+        leaving, pending = pending, []
+        submit(*arguments)
+
+    def finishing() -> Any:
+        nonlocal pending, leaving, late
+        outcome = finish()
+        if isinstance(outcome, Average) and not outcome.late:
+            counted[outcome.epoch] = leaving
+        else:
+            late += isinstance(outcome, Average)
+            pending = leaving + pending
+        leaving = []
+        return outcome
+
+    update._submit, update._finish = submitting, finishing  # type: ignore[method-assign]
+    while opt.epoch < job.epochs:
+        batch = list(range(drawn, drawn + BATCH))
+        drawn += BATCH
+        time.sleep(job.seconds)
+        loss_of(model, batch).backward()
+        pending.append((opt.epoch, batch))
+        opt.step()
+        opt.zero_grad()
+    return counted, late
 
 
 torch.optim.SGD([nn.Parameter(torch.zeros(1))])  # the first optimizer of a process imports for seconds

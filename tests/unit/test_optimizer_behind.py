@@ -130,12 +130,12 @@ def test_sums_come_back_when_nothing_was_averaged(swarm: FakeSwarm, what: str) -
     if what == "fails":
         with pytest.raises(RoundFailedError):
             opt.step()
-        assert training.samples() == 4
-        opt.step(batch_size=4)  # again, now that the error was seen
-    else:
-        opt.step()
+        assert training.samples() == 8
+        loss_of(model, [8, 9, 10, 11]).backward()
+    opt.step()
     opt.close()
-    alone = train_alone([list(range(8))], MAKERS["sgd"], scheduled=False)
+    samples = range(12) if what == "fails" else range(8)
+    alone = train_alone([list(samples)], MAKERS["sgd"], scheduled=False)
     assert relative(model, alone) <= 1e-6
 
 
