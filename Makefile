@@ -51,7 +51,7 @@ native:
 	@mkdir -p build
 	@cmake -S . -B build/dev -DPython_EXECUTABLE=$$($(PYTHON) -c 'import sys; print(sys.executable)') >build/dev.log 2>&1 \
 		|| { cat build/dev.log; exit 1; }
-	@cmake --build build/dev --parallel 2
+	@cmake --build build/dev --parallel $$(nproc 2>/dev/null || echo 2)
 	@cmake --install build/dev --prefix . >/dev/null
 
 clean:
