@@ -148,6 +148,14 @@ class Peer:
         """ "pump" (native threads) or "python" (its twin)."""
         return self._running().engine_name
 
+    @property
+    def download(self) -> tuple[int, int, int] | None:
+        """(verified bytes, all bytes, donors) of the last download of the swarm's state; None: there was
+        none.
+        """
+        driver = self._running().driver
+        return None if driver is None else driver.downloader.progress
+
     def cpu_seconds(self) -> float:
         """CPU time that averaging used so far: native threads, the event loop, and `all_reduce` in its
         caller.

@@ -15,7 +15,7 @@ from p2pavg import codecs
 from p2pavg.errors import ConfigurationError, RoundFailedError
 from p2pavg.report import RoundReport
 from p2pavg.rounds.session import Session
-from p2pavg.rounds.training import Average, Contribution, KeepGoing, TrainingSpec
+from p2pavg.rounds.training import Average, Contribution, KeepGoing, Snapshot, TrainingSpec
 
 if TYPE_CHECKING:
     from p2pavg.peer import Peer
@@ -27,7 +27,7 @@ U8 = npt.NDArray[np.uint8]
 class NoState:
     """A peer that only averages has nothing that a newcomer needs."""
 
-    def snapshot(self) -> tuple[dict[str, Any], dict[str, U8]]:
+    def snapshot(self) -> Snapshot:
         """Nothing."""
         return {}, {}
 

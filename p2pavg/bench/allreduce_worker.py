@@ -74,14 +74,14 @@ class Averaging:
     def round(self, command: dict[str, Any]) -> dict[str, Any]:
         """Average once. Peer i holds (i + 1)·base, so that the mean is (N + 1)/2·base."""
         np.multiply(self.base, np.float32(self.config["index"] + 1), out=self.vector)
-        memory = _peak_reset()
+        memory = peak_reset()
         cpu, own, units = time.process_time(), self.peer.cpu_seconds(), self.beside.units
         start = time.monotonic()
         report = asyncio.run(self.peer.all_reduce(self.vector, group_size=self.peers, timeout=300.0))
         seconds = time.monotonic() - start
         done = self.beside.units - units
         cpu, own = time.process_time() - cpu, self.peer.cpu_seconds() - own
-        extra = max(0, _peak() - memory)
+        extra = max(0, peak() - memory)
         expected = np.float32((self.peers + 1) / 2)
         error = 0.0
         for at in range(0, self.vector.size, 1 << 20):
@@ -123,7 +123,7 @@ def _status(field: str) -> int:
     return 0
 
 
-def _peak_reset() -> int:
+def peak_reset() -> int:
     """Forget the peak; the resident bytes now."""
     try:
         with open("/proc/self/clear_refs", "w") as file:
@@ -133,7 +133,7 @@ def _peak_reset() -> int:
     return _status("VmRSS")
 
 
-def _peak() -> int:
+def peak() -> int:
     return _status("VmHWM")
 
 

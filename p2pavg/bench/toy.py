@@ -20,7 +20,16 @@ import numpy.typing as npt
 from p2pavg.errors import StateError
 from p2pavg.peer import Peer
 from p2pavg.report import RoundReport
-from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome, TrainingSpec
+from p2pavg.rounds.training import (
+    Average,
+    Contribution,
+    Heal,
+    KeepGoing,
+    Outcome,
+    Section,
+    Snapshot,
+    TrainingSpec,
+)
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
@@ -58,7 +67,9 @@ class ToyTrainer:
         step_seconds: float,
         numel: int,
         on_epoch: Callable[[Epoch], None],
+        extra_bytes: int = 0,
     ) -> None:
+        """extra_bytes: state besides the parameters, as a user's own would be."""
         self.peer = peer
         self.numel = numel
         self.samples_per_step = samples_per_step
@@ -67,6 +78,8 @@ class ToyTrainer:
         self.parameters: F32 = np.zeros(numel, np.float32)
         self._gradient: F32 = np.zeros(numel, np.float32)
         self._gradient[slot(peer.peer_id, numel)] = 1.0
+        self._extra: U8 = np.random.default_rng(3).integers(0, 256, extra_bytes, np.uint8)
+        self.loaded_at = 0.0  # time.monotonic() when a downloaded state was loaded
         self._average: F32 = np.empty(numel, np.float32)
         self._counted_at: list[float] = []
         schema = hashlib.sha256(b"toy" + numel.to_bytes(8, "big")).digest()
@@ -116,9 +129,10 @@ class ToyTrainer:
 
     # The state that newcomers download.
 
-    def snapshot(self) -> tuple[dict[str, Any], dict[str, U8]]:
+    def snapshot(self) -> Snapshot:
         """The parameters."""
-        return {"numel": self.numel}, {"parameters": self.parameters.view(np.uint8).copy()}
+        sections = {"parameters": Section.of(self.parameters), "extra": Section.of(self._extra)}
+        return {"numel": self.numel}, sections
 
     def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:
         """Raises StateError when it is of another size."""
@@ -126,6 +140,8 @@ class ToyTrainer:
         if meta.get("numel") != self.numel or fresh.size != self.numel:
             raise StateError("the downloaded state is of another size")
         self.parameters[:] = fresh
+        self._extra = buffers["extra"].copy()
+        self.loaded_at = time.monotonic()
 
 
 def _hash(vector: F32) -> str:

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from p2pavg.errors import StateError
 from p2pavg.optim.store import dense_stride
 from p2pavg.optim.tree import U8, TreeWriter, unpack
+from p2pavg.rounds.training import Section, Snapshot
 
 LOCAL_OPTIONS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 """Keys of a parameter group that belong to a peer's machine, not to the run."""
@@ -74,8 +75,9 @@ class TrainingState:
         digest.update(writer.bytes().data)
         return digest.digest()
 
-    def snapshot(self) -> tuple[dict[str, Any], dict[str, U8]]:
-        """(meta, buffers), copied, so that training may go on. Raises StateError for what cannot travel."""
+    def snapshot(self) -> Snapshot:
+        """(meta, sections), to be copied before training goes on. Raises StateError for what cannot travel.
+        """
         optimizer = self._optimizer
         parts = {
             "parameters": parameters_of(optimizer),
@@ -84,12 +86,12 @@ class TrainingState:
             "optimizer": self._optimizer_state(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
         }
-        meta, blobs = {}, {}
+        meta, sections = {}, {}
         for name, part in parts.items():
             writer = TreeWriter()
             meta[name] = writer.pack(part)
-            blobs[name] = writer.bytes()
-        return meta, blobs
+            sections[name] = Section(writer.nbytes, writer.copy_to)
+        return meta, sections
 
     def _optimizer_state(self) -> list[dict[str, Any]]:
         state = self._optimizer.state

@@ -71,14 +71,24 @@ class TreeWriter:
         self._end += -(-tensor.numel() * tensor.element_size() // ALIGN) * ALIGN
         return {"tensor": [name, list(tensor.shape), start]}
 
-    def bytes(self) -> U8:
-        """A copy of all packed tensors' bytes: uint8[n], each tensor contiguous at a multiple of 64."""
-        out = np.zeros(self._end, dtype=np.uint8)
+    @property
+    def nbytes(self) -> int:
+        """Size of what `copy_to` writes."""
+        return self._end
+
+    def copy_to(self, out: U8) -> None:
+        """out: uint8[nbytes] <- all packed tensors' bytes, each tensor contiguous at a multiple of 64."""
+        out[:] = 0
         target = torch.from_numpy(out)
         for start, tensor in self._tensors:
             if tensor.numel():
                 size = tensor.numel() * tensor.element_size()
                 target[start : start + size].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+
+    def bytes(self) -> U8:
+        """A copy of all packed tensors' bytes."""
+        out = np.empty(self.nbytes, dtype=np.uint8)
+        self.copy_to(out)
         return out
 
 

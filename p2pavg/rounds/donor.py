@@ -17,7 +17,7 @@ import numpy.typing as npt
 from p2pavg.errors import StateError
 from p2pavg.rounds import state
 from p2pavg.rounds.state import CHUNK_BYTES, Manifest
-from p2pavg.rounds.training import State, StateSource
+from p2pavg.rounds.training import StateSource
 from p2pavg.transport.engine import Engine
 
 logger = logging.getLogger("p2pavg.state")
@@ -105,9 +105,8 @@ class Donor:
         """Copy the state while nothing is being applied to it."""
         with self._applying():
             epoch, lineage = self._standing()
-            meta, buffers = self._source.snapshot()
-        manifest, blob = state.pack(State(epoch, lineage, meta, buffers))
-        return manifest.signed(self._sign), blob
+            meta_bytes, blob = state.pack(self._source.snapshot())
+        return state.describe(epoch, lineage, meta_bytes, blob).signed(self._sign), blob
 
     def send(self, link: int, request: dict[str, Any]) -> None:
         """Queue the chunks that a newcomer asks for. Raises StateError when that snapshot is gone."""

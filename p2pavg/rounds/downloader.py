@@ -49,6 +49,9 @@ class Downloader:
         self._engine = engine
         self._incoming: dict[int, _Incoming] = {}
         self._ids = itertools.count(random.getrandbits(61))
+        self.progress: tuple[int, int, int] | None = (
+            None  # verified bytes, all bytes, donors; of the last one
+        )
 
     def chunk(self, transfer: int, chunk: int) -> None:
         """The engine put a chunk in place."""
@@ -182,7 +185,10 @@ class Downloader:
                         continue
                 arrived, incoming.chunks = incoming.chunks, []
                 wrong = await loop.run_in_executor(None, _broken, fetching.manifest, blob, arrived)
-                if not self._verified(fetching, arrived, wrong, heard):
+                total = fetching.manifest.total_bytes
+                verified = self._verified(fetching, arrived, wrong, heard)
+                self.progress = (max(0, total - fetching.left * CHUNK_BYTES), total, len(manifests))
+                if not verified:
                     return
         finally:
             for task in asking.values():

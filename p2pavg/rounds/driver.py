@@ -445,8 +445,12 @@ class Driver:
         self._refresh_attention()
 
     async def _download(self, action: ev.StartHeal) -> None:
+        trainers = [
+            p for p, link in self._peer.links.items() if link.hello.get("role") == ev.Role.TRAINER.value
+        ]
+        donors = list(dict.fromkeys([*action.donors, *trainers]))  # links that came up meanwhile serve too
         try:
-            state, facts = await self.downloader.fetch(action.donors, self._peer.links, action.epoch)
+            state, facts = await self.downloader.fetch(donors, self._peer.links, action.epoch)
             history = _history(facts)
         except StateError as error:
             self._healing = None

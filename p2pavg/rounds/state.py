@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from p2pavg.errors import StateError
 from p2pavg.identity import verify
-from p2pavg.rounds.training import State
+from p2pavg.rounds.training import Snapshot, State
 
 U8 = npt.NDArray[np.uint8]
 CHUNK_BYTES = 1 << 20
@@ -98,21 +98,25 @@ def chunk_hash(data: memoryview | U8) -> bytes:
     return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()
 
 
-def pack(state: State) -> tuple[Manifest, U8]:
-    """One byte string for the whole state, and its manifest. Takes the buffers out of `state`, one by one."""
-    sizes = [(name, int(buffer.nbytes)) for name, buffer in state.buffers.items()]
-    meta = msgpack.packb({"meta": state.meta, "buffers": sizes})
-    total = len(meta) + sum(size for _, size in sizes)
-    blob = np.empty(total, np.uint8)
+def pack(snapshot: Snapshot) -> tuple[int, U8]:
+    """(bytes of metadata, one byte string for the whole state). Copies every section once."""
+    inner, sections = snapshot
+    sizes = [(name, section.nbytes) for name, section in sections.items()]
+    meta = msgpack.packb({"meta": inner, "buffers": sizes})
+    blob = np.empty(len(meta) + sum(size for _, size in sizes), np.uint8)
     blob[: len(meta)] = np.frombuffer(meta, np.uint8)
     at = len(meta)
-    for name, _ in sizes:
-        buffer = state.buffers.pop(name)
-        blob[at : at + buffer.nbytes] = buffer.reshape(-1).view(np.uint8)
-        at += buffer.nbytes
-    view = memoryview(blob)
+    for section in sections.values():
+        section.copy_to(blob[at : at + section.nbytes])
+        at += section.nbytes
+    return len(meta), blob
+
+
+def describe(epoch: int, lineage: bytes, meta_bytes: int, blob: U8) -> Manifest:
+    """The unsigned manifest of a packed state: hashes all of it."""
+    view, total = memoryview(blob), blob.nbytes
     hashes = b"".join(chunk_hash(view[i : i + CHUNK_BYTES]) for i in range(0, total, CHUNK_BYTES))
-    return Manifest(state.epoch, state.lineage, len(meta), total, hashes), blob
+    return Manifest(epoch, lineage, meta_bytes, total, hashes)
 
 
 def unpack(manifest: Manifest, blob: U8) -> State:

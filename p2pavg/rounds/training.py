@@ -9,7 +9,7 @@ thread has an `Outcome` for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -46,11 +46,38 @@ class State:
     buffers: dict[str, U8] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A named part of a snapshot: its size, and how to copy it into uint8[nbytes]."""
+
+    nbytes: int
+    copy_to: Callable[[U8], None]
+
+    @classmethod
+    def of(cls, array: npt.NDArray[Any]) -> Section:
+        """The bytes of a contiguous array."""
+        flat = array.reshape(-1).view(np.uint8)
+        return cls(flat.nbytes, lambda out: np.copyto(out, flat))
+
+
+Snapshot = tuple[dict[str, Any], dict[str, Section]]
+
+
+def copied(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, U8]]:
+    """(meta, buffers) as `StateSource.load` takes them."""
+    meta, sections = snapshot
+    buffers = {name: np.empty(section.nbytes, np.uint8) for name, section in sections.items()}
+    for name, section in sections.items():
+        section.copy_to(buffers[name])
+    return meta, buffers
+
+
 class StateSource(Protocol):
     """The optimizer's side of joining: how a snapshot is taken and loaded."""
 
-    def snapshot(self) -> tuple[dict[str, Any], dict[str, U8]]:
-        """(meta, buffers), copied. Called on a background thread while the training thread is not applying.
+    def snapshot(self) -> Snapshot:
+        """(meta, sections). Called on a background thread while the training thread is not applying; the
+        sections are copied, once, before it may apply again.
         """
 
     def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:

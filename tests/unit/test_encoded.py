@@ -11,7 +11,7 @@ from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, lay_out
 from p2pavg.errors import StateError
 from p2pavg.rounds import state
-from p2pavg.rounds.training import State
+from p2pavg.rounds.training import Section
 
 
 @given(
@@ -36,14 +36,14 @@ def test_encoding_in_chunks_and_back(counts: list[int], name: str, chunk: int) -
 def test_state_goes_through_bytes_unchanged() -> None:
     """What is packed is unpacked: metadata, names, order and bytes."""
     data = np.arange(3_000_001, dtype=np.uint8)
-    before = State(7, b"l" * 32, {"a": [1, 2.5, "x"], "b": None}, {"p": data, "empty": data[:0], "q": data[5:9]})
-    names, buffers = list(before.buffers), dict(before.buffers)
-    manifest, blob = state.pack(before)
+    meta = {"a": [1, 2.5, "x"], "b": None}
+    buffers = {"p": data, "empty": data[:0], "q": data[5:9]}
+    meta_bytes, blob = state.pack((meta, {name: Section.of(b) for name, b in buffers.items()}))
+    manifest = state.describe(7, b"l" * 32, meta_bytes, blob)
     after = state.unpack(state.Manifest.from_message(manifest.to_message()), blob)
-    assert (after.epoch, after.lineage, after.meta) == (7, b"l" * 32, before.meta)
-    assert list(after.buffers) == names
-    assert all(np.array_equal(after.buffers[name], buffers[name]) for name in names)
-    assert not before.buffers
+    assert (after.epoch, after.lineage, after.meta) == (7, b"l" * 32, meta)
+    assert list(after.buffers) == list(buffers)
+    assert all(np.array_equal(after.buffers[name], buffers[name]) for name in buffers)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,8 @@ def test_state_goes_through_bytes_unchanged() -> None:
 )
 def test_a_wrong_manifest_is_refused(change: dict[str, object]) -> None:
     """Sizes and types are checked before anything is allocated."""
-    manifest, _ = state.pack(State(7, b"l" * 32, {}, {"p": np.zeros(10, np.uint8)}))
+    meta_bytes, blob = state.pack(({}, {"p": Section.of(np.zeros(10, np.uint8))}))
+    manifest = state.describe(7, b"l" * 32, meta_bytes, blob)
     with pytest.raises(StateError):
         state.Manifest.from_message({**manifest.to_message(), **change})
 

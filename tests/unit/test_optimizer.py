@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
-from p2pavg.rounds.training import Heal, State
+from p2pavg.rounds.training import Heal, State, copied
 from tests.unit.fake_swarm import FakeSwarm
 
 Maker = Callable[[Any], torch.optim.Optimizer]
@@ -163,7 +163,7 @@ def test_healing_loads_everything(swarm: FakeSwarm) -> None:
     for _ in range(3):
         loss_of(donor, [1, 2, 3, 4]).backward()
         opt.step()
-    meta, buffers = swarm.joined[0].spec.state.snapshot()
+    meta, buffers = copied(swarm.joined[0].spec.state.snapshot())
     swarm.joined.clear()
 
     mine = MAKERS["adamw"](model.parameters())
@@ -193,7 +193,7 @@ def test_a_joiner_loads_the_state_in_its_constructor(
     with torch.no_grad():
         for p in donor.parameters():
             p.add_(1)
-    meta, buffers = swarm.joined[0].spec.state.snapshot()
+    meta, buffers = copied(swarm.joined[0].spec.state.snapshot())
     original = swarm.peer
 
     def running(*args: Any, **kwargs: Any) -> Any:
@@ -291,6 +291,23 @@ def test_clipping_is_that_of_one_big_batch(swarm: FakeSwarm) -> None:
     optimizer.step()
     assert norm > 0.5
     assert relative(model, twin) <= 1e-6
+
+
+def test_clipping_microbatches_is_warned_about_once(
+    swarm: FakeSwarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    """clip_grad_norm_ between backward() and step() clips a sum: one warning names max_grad_norm."""
+    model = net()
+    opt = wrap(model, target_batch_size=10**6)
+    for _ in range(3):
+        loss_of(model, [1, 2, 3, 4]).backward()
+        opt.step()
+    assert not caplog.records
+    for _ in range(3):
+        loss_of(model, [1, 2, 3, 4]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        opt.step()
+    assert [record.message.count("max_grad_norm") for record in caplog.records] == [1]
 
 
 def test_a_closure_is_called_once(swarm: FakeSwarm) -> None:

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from p2pavg.errors import RoundFailedError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
-from p2pavg.rounds.training import Heal, KeepGoing, State
+from p2pavg.rounds.training import Heal, KeepGoing, State, copied
 from tests.unit.fake_swarm import FakeSwarm
 from tests.unit.test_optimizer import MAKERS, loss_of, net, relative, swarm, train_alone, vector, wrap
 
@@ -146,7 +146,7 @@ def test_healing_while_behind(swarm: FakeSwarm) -> None:
     for _ in range(2):
         loss_of(donor, [1, 2, 3, 4]).backward()
         opt_donor.step()
-    meta, buffers = swarm.joined[0].spec.state.snapshot()
+    meta, buffers = copied(swarm.joined[0].spec.state.snapshot())
     swarm.joined.clear()
     opt = wrap(model, MAKERS["adamw"], target_batch_size=4, delay_updates=True, delay_warmup_epochs=0)
     swarm.joined[0].outcomes.append(Heal(State(2, b"x", meta, buffers)))

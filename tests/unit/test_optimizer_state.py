@@ -12,6 +12,7 @@ from p2pavg.errors import StateError
 from p2pavg.optim.modules import owning_modules, persistent_buffers
 from p2pavg.optim.state import TrainingState, schema
 from p2pavg.optim.tree import TreeWriter, unpack
+from p2pavg.rounds.training import copied
 
 SCHEDULERS = {
     "multistep": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 4]),
@@ -132,7 +133,7 @@ def test_a_loaded_state_trains_on_like_the_donor(optimizer: str, scheduler: str)
     ]
     for _ in range(3):
         step(models[0], optimizers[0], schedulers[0])
-    meta, buffers = states[0].snapshot()
+    meta, buffers = copied(states[0].snapshot())
     states[1].load(msgpack.unpackb(msgpack.packb(meta)), buffers)
     for _ in range(3):
         for triple in zip(models, optimizers, schedulers, strict=True):
@@ -149,8 +150,8 @@ def test_a_state_of_another_model_changes_nothing() -> None:
     target = TrainingState(optimizer, None, lambda: persistent_buffers([model]))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(StateError):
-        target.load(*source.snapshot())
-    meta, buffers = target.snapshot()
+        target.load(*copied(source.snapshot()))
+    meta, buffers = copied(target.snapshot())
     with pytest.raises(StateError):
         target.load({}, buffers)
     with pytest.raises(StateError):
@@ -168,7 +169,7 @@ def test_a_snapshot_is_a_copy() -> None:
     optimizer = OPTIMIZERS["adam"](model.parameters())
     state = TrainingState(optimizer, None, lambda: persistent_buffers([model]))
     step(model, optimizer)
-    _, buffers = state.snapshot()
+    _, buffers = copied(state.snapshot())
     copies = {name: blob.copy() for name, blob in buffers.items()}
     step(model, optimizer)
     assert all(np.array_equal(buffers[name], blob) for name, blob in copies.items())
