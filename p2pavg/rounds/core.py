@@ -120,6 +120,7 @@ class Core:
             pending=self.pending,
             joining=self.joining is not None or self.role is not Role.TRAINER,
             total=self.history.total,
+            camp=1 + sum(self.stands_here(facts) for facts in self.view.trainers()),
             step_s=self.step_s,
             leader=self.leader(),
         )

@@ -219,6 +219,8 @@ class Counting:
     def watch(self) -> None:
         """Called after every event: a wait has a deadline."""
         core = self.core
+        if core.boundary and core.out and core.joining is None:
+            core.resume()  # the epoch goes on without us
         awaited = self.awaited()
         if awaited is None or awaited == core.me:
             core.disarm("word")

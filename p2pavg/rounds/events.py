@@ -270,8 +270,8 @@ class CancelJob:
 class Commit:
     """The result of `transfer` is the epoch's average. Applied answers.
 
-    Several may queue up while the training thread computes or a state is downloaded. One whose `before` is not
-    where the training thread stands when its turn comes is void.
+    Several may queue up while the training thread computes or a state is downloaded. One whose `before` is
+    not where the training thread stands when its turn comes is void.
 
     late: own samples are not in it (weight 0): decode into another buffer, keep the own one. The job is to
     be finished (`Engine.finish`), results on their way to joiners go on first.
@@ -345,7 +345,10 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """Samples that this peer counted are in no average of the surviving lineage: name them in a report."""
+    """Samples that this peer counted are in no average of the surviving lineage: name them in a report.
+
+    Negative: so many of those that were named before are in it after all, as their lineage won.
+    """
 
     samples: int
     why: str

@@ -24,16 +24,11 @@ class Healing:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
-        self._asking: set[PeerId] = set()  # what became of the ballot that we hold
-        self._rival: tuple[int, Lineage] | None = (
-            None  # a camp of our epoch that wins, since `settle` was armed
-        )
+        self._settles_at: float | None = None  # another camp has been winning, over however many epochs
         self.failed: set[PeerId] = set()
 
     def new_epoch(self) -> None:
-        self._asking.clear()
-        self._rival = None
-        self.core.disarm("settle", "ask")
+        self.core.disarm("ask")
 
     def consider(self) -> None:
         """Called after every event: does another camp win?"""
@@ -43,21 +38,21 @@ class Healing:
         if core.joining is not None:
             self._keep_up()
             return
-        best = mine = None
-        for camp in core.view.camps(core.camp()):
-            if mine is None:
-                mine = best = camp
-            elif best is not None and camp.beats(best):
+        if core.role is Role.TRAINER and not core.view.rivals(core.epoch, core.lineage):
+            self._unrivalled()
+            return
+        mine, *others = core.view.camps(core.camp())
+        best = mine
+        for camp in others:
+            if camp.beats(best):
                 best = camp
-        assert best is not None
-        assert mine is not None
         if best is mine:
-            self._rival = None
-            core.disarm("settle", "ask")
-            if core.role is Role.JOINER and "found" not in core.timers:
-                core.arm("found", core.now + ALONE_S)
+            self._unrivalled()
             return
         core.disarm("found")
+        if self._settles_at is None:
+            self._settles_at = core.now + core.deadlines.settle()
+            core.arm("settle", self._settles_at)
         if best.epoch > mine.epoch:
             held = self.machine.member.holding
             if held is None:
@@ -67,11 +62,15 @@ class Healing:
             return
         if self.machine.member.holding is not None:
             return  # our round of this epoch ends first
-        if self._rival != (best.epoch, best.lineage):
-            self._rival = (best.epoch, best.lineage)
-            core.arm("settle", core.now + core.deadlines.settle())
-        elif "settle" not in core.timers:
+        if core.now >= self._settles_at:
             self._start(best, "another lineage of the same epoch wins")
+
+    def _unrivalled(self) -> None:
+        core = self.core
+        self._settles_at = None
+        core.disarm("settle", "ask")
+        if core.role is Role.JOINER and "found" not in core.timers:
+            core.arm("found", core.now + ALONE_S)
 
     def follow(self, ballot: Ballot, lineage: Lineage) -> None:
         """While we download, the results since are followed; when some were missed, both begin again."""
@@ -83,8 +82,10 @@ class Healing:
     def _keep_up(self) -> None:
         """While we download: a ballot that we hold may have been decided without us."""
         core, held = self.core, self.machine.member.holding
+        if held is None or not core.view.rivals(*core.standing):
+            return
         best = max(core.view.camps(Camp(-1, core.lineage, 0, 0)), key=lambda camp: camp.epoch)
-        if held is not None and best.epoch > core.standing[0]:
+        if best.epoch > core.standing[0]:
             self._ask(best, held)
 
     def _ask(self, camp: Camp, held: Holding) -> None:
@@ -111,10 +112,9 @@ class Healing:
     def on_ask_timer(self) -> None:
         """Nobody of the winning camp knows our ballot: it went another way."""
         core, held = self.core, self.machine.member.holding
-        if held is not None and held.fact is not None and held.watch is not None:
-            if not any(held.watch.lagging(core.now)):
-                core.arm("ask", core.now + core.deadlines.answer(held.ballot.leader))
-                return  # it is committed, and the rest of it is still coming
+        if held is not None and held.fact is not None and held.moves(core.now):
+            core.arm("ask", core.now + core.deadlines.answer(held.ballot.leader))
+            return  # it is committed, and the rest of it is still coming
         self._give_up()
 
     def on_unknown(self, peer: PeerId, message: Unknown) -> None:
@@ -166,7 +166,7 @@ class Healing:
         core = self.core
         lost = core.history.adopt(event.history, event.dropped)
         if lost:
-            core.act(Discarded(lost, "healed"))
+            core.act(Discarded(lost, "healed" if lost > 0 else "healed back"))
         passed = [core.joined_at, *((g.epoch + 1, g.lineage) for g in core.followed)]
         here = (event.epoch, event.lineage)
         since = core.followed[passed.index(here) :] if here in passed else []
@@ -179,6 +179,7 @@ class Healing:
         if core.joining is not None and event.epoch < core.joined_at[0]:
             core.epoch, core.lineage = here  # a later state is on its way
             return
+        self._settles_at = None
         core.pending = bool(since)
         core.joining = None
         core.role = Role.TRAINER

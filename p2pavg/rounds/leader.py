@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 
 from p2pavg.rounds.ballot import PeerId
 
@@ -15,4 +16,9 @@ def rendezvous(run: bytes, epoch: int, peers: Iterable[PeerId]) -> PeerId | None
     Ravishankar 1998), so slightly different views usually name the same leader.
     """
     seed = run + epoch.to_bytes(8, "big")
-    return max(peers, key=lambda peer: (hashlib.sha256(seed + peer).digest(), peer), default=None)
+    return max(peers, key=lambda peer: (_score(seed, peer), peer), default=None)
+
+
+@lru_cache(maxsize=4096)
+def _score(seed: bytes, peer: PeerId) -> bytes:
+    return hashlib.sha256(seed + peer).digest()

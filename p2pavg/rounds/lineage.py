@@ -68,7 +68,9 @@ class History:
         return generations[epoch - 1 - generations[0].epoch].lineage == lineage
 
     def adopt(self, donor: Iterable[Generation], unaveraged: int) -> int:
-        """Go over to the donor's history; returns how many of our samples are in none of its averages.
+        """Go over to the donor's history; returns how many of our samples are thereby lost.
+
+        Negative when samples that an earlier change of lineage had lost are in this history after all.
 
         unaveraged: counted since the last average that included them, offered to an undecided transfer or not
         """
@@ -86,4 +88,4 @@ class History:
             lost += counted_here - counted_there
         self.generations.clear()
         self.generations.extend(sorted(theirs.values(), key=lambda generation: generation.epoch))
-        return max(0, lost)
+        return lost

@@ -408,8 +408,6 @@ class Machine:
         core.boundary = event.at_boundary
         if core.boundary:
             core.told_to_stop = False
-            if core.out:
-                core.resume()
             self.member.at_boundary()
 
     def _applied(self, event: Applied) -> None:

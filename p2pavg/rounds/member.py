@@ -77,6 +77,10 @@ class Holding:
     def voters(self) -> tuple[PeerId, ...]:
         return tuple(seat.peer for seat in self.members if seat.voter)
 
+    def moves(self, now: float) -> bool:
+        """Whether the data that is missing still comes."""
+        return self.watch is not None and not any(self.watch.lagging(now))
+
     def described(self) -> Held:
         return Held(
             self.ballot, self.stage, self.begun, self.digests, self.voters, self.weights, self.samples

@@ -38,6 +38,7 @@ class Progress:
     pending: bool  # it has not applied its last committed average yet
     joining: bool  # it downloads the state of (epoch, lineage)
     total: int  # samples of its whole lineage
+    camp: int  # how many live trainers stand where it stands, itself included
     step_s: float  # how long its steps take
     leader: PeerId | None  # whom it follows
 

@@ -28,6 +28,7 @@ class Facts:
     pending: bool = False
     late: bool = False  # its last commit found it away from its boundary
     joining: bool = False
+    camp: int = 1  # how many stand there, as this peer knows
     silent: bool = False  # the link is there, but nothing is heard
     committed_at: float = 0.0  # when its pending commit was
 
@@ -93,6 +94,7 @@ class View:
         facts.epoch, facts.lineage, facts.total = message.epoch, message.lineage, message.total
         facts.samples, facts.rate, facts.boundary = message.samples, message.rate, message.boundary
         facts.pending, facts.joining, facts.leader = message.pending, message.joining, message.leader
+        facts.camp = message.camp
         if not message.pending:
             facts.late = False
         if facts.role is not Role.WATCHER:
@@ -103,11 +105,22 @@ class View:
         """Those that live and have the state of some (epoch, lineage)."""
         return (f for f in self._facts.values() if not f.silent and f.role is Role.TRAINER and not f.joining)
 
+    def rivals(self, epoch: int, lineage: Lineage) -> bool:
+        """Whether any live trainer is ahead of (epoch, lineage), or at the same epoch of another lineage."""
+        for f in self._facts.values():
+            if f.epoch < epoch or f.silent or f.joining or f.role is not Role.TRAINER:
+                continue
+            if f.epoch > epoch or f.lineage != lineage:
+                return True
+        return False
+
     def camps(self, mine: Camp) -> list[Camp]:
         """The other camps, and ours first; `mine` counts this peer alone."""
-        counts: dict[tuple[int, Lineage], list[int]] = {(mine.epoch, mine.lineage): [mine.peers, mine.total]}
+        found: dict[tuple[int, Lineage], tuple[int, int, int]] = {
+            (mine.epoch, mine.lineage): (mine.peers, 0, mine.total)
+        }
         for facts in self.trainers():
-            entry = counts.setdefault((facts.epoch, facts.lineage), [0, 0])
-            entry[0] += 1
-            entry[1] = max(entry[1], facts.total)
-        return [Camp(epoch, lineage, peers, total) for (epoch, lineage), (peers, total) in counts.items()]
+            seen, told, total = found.get((facts.epoch, facts.lineage), (0, 0, 0))
+            found[facts.epoch, facts.lineage] = (seen + 1, max(told, facts.camp), max(total, facts.total))
+        # Whoever follows another leader tells us where it stands only now and then: its leader knows better.
+        return [Camp(*where, max(seen, told), total) for where, (seen, told, total) in found.items()]

@@ -136,22 +136,27 @@ class Checks:
         """A job has its deadlines inside: they are looked at with every JobProgressed."""
         return any(job.begun and not job.done for job in node.jobs.values())
 
+    def strays(self, nodes: list[Node]) -> list[Node]:
+        """Who is not in the lineage of the one that is furthest."""
+        lineage = max(nodes, key=lambda node: node.machine.epoch).machine.lineage
+        chain = {lineage}
+        while lineage in self.average:
+            lineage = self.average[lineage][0]
+            chain.add(lineage)
+        return [node for node in nodes if node.machine.lineage not in chain]
+
     def at_the_end(self, goal: int) -> None:
         """Everybody that lives has finished, in one lineage, and each sample is accounted for."""
         nodes = [node for node in self.swarm.nodes.values() if node.alive]
         for node in nodes:
             if node.parameters.epoch < goal:
                 self.broken("Live", f"{node.name} stands at epoch {node.parameters.epoch} and not at {goal}")
+        strays = self.strays(nodes)
+        if strays:
+            self.broken("Healing", f"{strays[0].name} ends in another lineage than the others")
         best = max(nodes, key=lambda node: node.machine.epoch)
-        chain = {best.machine.lineage}
-        lineage = best.machine.lineage
-        while lineage in self.average:
-            lineage = self.average[lineage][0]
-            chain.add(lineage)
         final = self.counted[best.machine.lineage]
         for node in nodes:
-            if node.machine.lineage not in chain:
-                self.broken("Equal", f"{node.name} ends in another lineage than {best.name}")
             inside = sum(1 for peer, _ in final if peer == node.me)
             outside = sum(1 for sample in node.samples if sample not in final)
             if inside + outside + node.discarded != node.produced:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 from p2pavg.rounds import events as ev
@@ -11,6 +10,11 @@ if TYPE_CHECKING:
     from tests.simulation.trainer import Node
 
 CHUNKS = 2  # of each contribution and each result on each way
+
+
+def digest(value: Any) -> bytes:
+    """32 bytes that tell values apart within one process."""
+    return hash(value).to_bytes(8, "big", signed=True) * 4
 
 
 class Job:
@@ -98,10 +102,7 @@ class Job:
     def _finish(self) -> None:
         if not self.done and len(self.results) == self.parts:
             self.done = True
-            digests = tuple(
-                hashlib.sha256(repr((part, self.results[part])).encode()).digest()
-                for part in range(self.parts)
-            )
+            digests = tuple(digest(self.results[part]) for part in range(self.parts))
             self.node.feed(ev.JobProgressed(self.transfer, self.progress()))
             self.node.feed(ev.JobDone(self.transfer, digests))
 

@@ -208,11 +208,10 @@ class Schedule:
         goal = 2 + max((n.machine.epoch for n in swarm.nodes.values() if n.alive), default=0)
 
         def finished() -> bool:
-            return all(
-                n.parameters.epoch >= goal and n.machine.role is Role.TRAINER
-                for n in swarm.nodes.values()
-                if n.alive
-            )
+            alive = [n for n in swarm.nodes.values() if n.alive]
+            if any(n.parameters.epoch < goal or n.machine.role is not Role.TRAINER for n in alive):
+                return False
+            return not swarm.checks.strays(alive)
 
         swarm.world.run(calm + LIMIT_S, finished)
         if any(n.alive for n in swarm.nodes.values()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -320,7 +319,3 @@ def plan(members: Any) -> tuple[Part, ...]:
             parts.append(Part(rank, at, rank + 1))
             at += rank + 1
     return tuple(parts)
-
-
-def digest(*what: Any) -> bytes:
-    return hashlib.sha256(repr(what).encode()).digest()
