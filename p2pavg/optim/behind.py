@@ -44,6 +44,7 @@ class BehindUpdate:
         self._epoch = shared.training.epoch
         self._share = 0  # samples of the contribution under way
         self._since = 0  # samples counted after it left
+        self._scale = 1.0  # loss scale of the sums under way
         self._waiting_since: float | None = None
 
     @property
@@ -56,9 +57,13 @@ class BehindUpdate:
             if isinstance(self._finish(), KeepGoing):
                 return
 
-    def count(self, samples: int) -> None:
+    def count(self, samples: int, drop: str = "") -> None:
+        if drop:
+            self.settle()
         with self._counting:
             due = self._shared.training.count(samples)
+        if drop:
+            self._shared.drop(drop)
         self._since += samples  # first of all: an error from below must leave this microbatch counted
         if self._job is not None and self._job.done():
             self._finish()
@@ -89,7 +94,8 @@ class BehindUpdate:
         samples = shared.training.samples()
         taken = None
         if samples:
-            factor = shared.microbatches.factor(samples)
+            factor = shared.factor(samples)
+            self._scale = shared.scale.current
             taken = shared.flat.take(mark=1.0 / factor)
             if taken is None:
                 shared.drop_non_finite()
@@ -114,7 +120,7 @@ class BehindUpdate:
             outcome = job.result()
         except BaseException:
             if taken is not None:
-                shared.flat.merge(taken)
+                self._merge(taken)
             raise
         finally:
             self._waiting_since = None
@@ -127,11 +133,14 @@ class BehindUpdate:
             shared.training.applied(time.perf_counter() - begun)
         else:
             if taken is not None and not (isinstance(outcome, Average) and not outcome.late):
-                shared.flat.merge(taken)
+                self._merge(taken)
             if isinstance(outcome, Average):
                 self._masters.publish()
         self._epoch = shared.training.epoch
         return outcome
+
+    def _merge(self, taken: Taken) -> None:
+        self._shared.flat.merge(taken, self._shared.scale.current / self._scale)
 
     # ----------------------------------------------------------------------- on the update's thread
 

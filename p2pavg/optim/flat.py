@@ -70,6 +70,8 @@ class FlatGradients:
         self._loose = False
         self._staging: F32 | None = None
         self._spare: Store | None = None
+        self.rescale: Callable[[], float] = lambda: 1.0  # asked once per backward, before it adds to the sums
+        self._last = [0, 0]  # the parameter of the last hook, and its buffer's version before accumulation
         self._pointers: list[int] = []  # of the views now installed; shared with the hooks
         self._build()
 
@@ -104,19 +106,31 @@ class FlatGradients:
             self._hooks.pop(index)[1].remove()
         node = get_gradient_edge(param).node  # held, or autograd would make a new one without the hook
         clock, seen, pointers, adopt = self._clock, self._seen, self._pointers, self._adopt
+        begin, last = self._begin, self._last
 
         def before_accumulation(grads: tuple[torch.Tensor | None, ...]) -> None:
             incoming = grads[0]
             if incoming is None:
                 return
+            if seen[-1] != clock[0]:
+                begin()
             grad = param.grad
             if grad is None or grad.data_ptr() != pointers[index] or incoming.is_sparse:
                 adopt(index, incoming)
             if torch.is_grad_enabled():  # create_graph=True: a new tensor is about to replace the view
                 self._loose = True
             seen[index] = seen[-1] = clock[0]
+            installed = param.grad
+            last[:] = index, 0 if installed is None else installed._version
 
         self._hooks[index] = (node, node.register_prehook(before_accumulation))
+
+    def _begin(self) -> None:
+        factor = self.rescale()
+        if factor != 1.0:
+            self.repair()
+            for buffer in self._store.buffers:
+                buffer.mul_(factor)
 
     def _adopt(self, index: int, incoming: torch.Tensor | None = None) -> None:
         """Put the view back under parameter `index`, with what `.grad` holds if it holds anything."""
@@ -142,6 +156,14 @@ class FlatGradients:
     def pending(self) -> bool:
         """Whether a backward pass ran since the last `tick`."""
         return self._seen[-1] == self._clock[0]
+
+    @property
+    def edited(self) -> bool:
+        """Whether something wrote into the sums after the last backward pass: clipping in place. O(1)."""
+        index, version = self._last
+        grad = self.params[index].grad
+        mine = grad is not None and grad.data_ptr() == self._pointers[index]
+        return self.pending and mine and grad is not None and grad._version > version + 1
 
     def tick(self) -> None:
         """A microbatch ended. O(1), unless views were displaced or no hook ran: then they are put right."""
@@ -229,10 +251,10 @@ class FlatGradients:
         self._install()
         return taken
 
-    def merge(self, taken: Taken) -> None:
-        """Add sums back that were taken and in no average. `taken.vector` must be as it was."""
+    def merge(self, taken: Taken, factor: float = 1.0) -> None:
+        """Add sums back, times `factor`, that are in no average. `taken.vector` must be as it was."""
         for ours, theirs in zip(self._store.buffers, taken.store.buffers, strict=True):
-            ours.add_(theirs)
+            ours.add_(theirs, alpha=factor)
         for index, touched in enumerate(taken.touched):
             if touched:
                 self._seen[index] = max(self._seen[index], self._cleared)

@@ -17,6 +17,7 @@ from p2pavg.membership import PeerInfo
 from p2pavg.optim import arguments
 from p2pavg.optim.behind import BehindUpdate
 from p2pavg.optim.flat import FlatGradients
+from p2pavg.optim.loss_scale import LossScale
 from p2pavg.optim.masters import Masters
 from p2pavg.optim.microbatches import Microbatches
 from p2pavg.optim.modules import owning_modules, persistent_buffers
@@ -92,12 +93,15 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         super().__init__([{"params": parameters_of(optimizer)}], {})
         self.inner = optimizer
         self._closed = False
+        self._warned = False
         self._scheduler = scheduler
         self._microbatches = Microbatches(target_batch_size, batch_size_per_step, loss_reduction)
         self._max_grad_norm = max_grad_norm
         self._delay = delay_updates
         self._warmup = delay_warmup_epochs
+        self._scale = LossScale()
         self._flat = FlatGradients(parameters_of(optimizer), grad_dtype)
+        self._flat.rescale = self._scale.change
         self._masters: Masters | None = None
         if delay_updates or offload_optimizer:
             self._masters = Masters(optimizer, offload_optimizer)
@@ -145,6 +149,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             self._state,
             self._training,
             self._max_grad_norm,
+            self._scale,
         )
         if self._masters is None:
             self._update: Update = WaitingUpdate(shared)
@@ -181,8 +186,16 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         if self._closed:
             raise ClosedError("this optimizer was closed; build a new one to go on training")
         samples = self._microbatches.take(batch_size)
+        found_inf = self.__dict__.get("found_inf")  # set by a GradScaler
+        bad = found_inf is not None and self._scale.check(found_inf)
+        if found_inf is None and not self._warned and self._flat.edited:
+            self._warned = True
+            log.warning(
+                "gradients were changed between backward() and step(), where they are sums of microbatches: "
+                "to clip the averaged gradient, pass max_grad_norm= instead"
+            )
         self._flat.tick()
-        self._update.count(samples)
+        self._update.count(samples, drop="the GradScaler found inf" if bad else "")
         for after in self._optimizer_step_post_hooks.values():
             after(self, (closure, batch_size), {})
         return loss
@@ -213,6 +226,19 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         """The loss, weighted so that a microbatch of `samples` counts exactly; for backward()."""
         weight = self._microbatches.weight(samples)
         return loss if weight == 1.0 else loss * weight
+
+    @property
+    def grad_scale(self) -> Any:
+        """For torch.amp.GradScaler alone."""
+        return self._scale.offered
+
+    @grad_scale.setter
+    def grad_scale(self, value: Any) -> None:
+        self._scale.give(value)
+
+    @grad_scale.deleter
+    def grad_scale(self) -> None:
+        self._scale.give(None)
 
     # ---------------------------------------------------------------- what a torch optimizer has
 

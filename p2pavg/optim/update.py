@@ -11,6 +11,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from p2pavg.optim.flat import FlatGradients
+from p2pavg.optim.loss_scale import LossScale
 from p2pavg.optim.microbatches import Microbatches
 from p2pavg.optim.state import TrainingState
 from p2pavg.rounds.training import Average, Contribution, Heal, Training
@@ -31,6 +32,11 @@ class Shared:
     state: TrainingState
     training: Training
     max_grad_norm: float | None
+    scale: LossScale
+
+    def factor(self, samples: int) -> float:
+        """sum * factor is the mean over `samples` samples."""
+        return self.microbatches.factor(samples) / self.scale.current
 
     def drop(self, why: str) -> None:
         """Drop this peer's sums and samples; the next report names them."""
@@ -55,8 +61,8 @@ class Update(Protocol):
     def join(self) -> None:
         """Take over the swarm's state when it has gone on without us."""
 
-    def count(self, samples: int) -> None:
-        """A microbatch ended: average and step when it is time."""
+    def count(self, samples: int, drop: str = "") -> None:
+        """A microbatch ended: average and step when it is time. drop: why the sums are worthless, if so."""
 
     def settle(self) -> None:
         """Wait for what is under way."""
@@ -79,8 +85,11 @@ class WaitingUpdate:
         while self._arrive():
             pass
 
-    def count(self, samples: int) -> None:
-        if self._shared.training.count(samples):
+    def count(self, samples: int, drop: str = "") -> None:
+        due = self._shared.training.count(samples)
+        if drop:
+            self._shared.drop(drop)
+        if due:
             self._arrive()
 
     def settle(self) -> None:
@@ -111,7 +120,7 @@ class WaitingUpdate:
         samples = shared.training.samples()
         if samples == 0:
             return NOTHING
-        factor = shared.microbatches.factor(samples)
+        factor = shared.factor(samples)
         vector = shared.flat.total(mark=1.0 / factor)
         if vector is None:
             shared.drop_non_finite()
