@@ -76,8 +76,7 @@ class TrainingState:
         return digest.digest()
 
     def snapshot(self) -> Snapshot:
-        """(meta, sections), to be copied before training goes on. Raises StateError for what cannot travel.
-        """
+        """(meta, sections), to be copied before the next step. Raises StateError for what cannot travel."""
         optimizer = self._optimizer
         parts = {
             "parameters": parameters_of(optimizer),
