@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import functools
 import ipaddress
 import socket
+import struct
 
 from p2pavg.errors import ConfigurationError
 
+SIOCGIFADDR = 0x8915
 Address = tuple[str, int]  # numeric IPv4 or IPv6 address, port
 
 
@@ -91,12 +94,26 @@ def unpack_address(data: bytes) -> Address | None:
     return str(ip), port
 
 
-def primary_address(*, ipv6: bool = False) -> str | None:
-    """This machine's own address on the way to the internet (no packet is sent), or None without a route."""
-    family, probe = (socket.AF_INET6, "2001:db8::1") if ipv6 else (socket.AF_INET, "192.0.2.1")
+def primary_address() -> str | None:
+    """This machine's own IPv4 address on the way to the internet; no packet is sent.
+
+    Without such a way, that of its first interface that is not loopback; None when there is none.
+    """
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe_socket:
-            probe_socket.connect((probe, 9))
-            return str(probe_socket.getsockname()[0])
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
     except OSError:
-        return None
+        return next((host for host in _interface_addresses() if not is_loopback(host)), None)
+
+
+def _interface_addresses() -> list[str]:
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                request = struct.pack("256s", name.encode())
+                found.append(socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24]))
+            except OSError:
+                continue  # an interface without an IPv4 address
+    return found

@@ -39,6 +39,7 @@ JOIN_TIMEOUT = 5.0
 JOIN_RETRY_SECONDS = 0.2
 UPKEEP_SECONDS = 2.0
 PURGE_SECONDS = 30.0
+RECEIVE_BUFFER_BYTES = 1 << 20
 LONGEST_REFRESH_SECONDS = 150.0
 
 
@@ -311,6 +312,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         if info[0] == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
         bound.setblocking(False)
         bound.bind(info[4])
     except OSError as error:

@@ -275,6 +275,8 @@ class Node:
         record = parse_record(encoded)
         if record is None or not 0 <= remaining_ms <= MAX_LIFETIME * 1000:
             return None
+        if not self._is_responsible(record.key):
+            return [int(Outcome.REFUSED), b""]
         now = self.clock()
         outcome = self.store.offer(record, Refresh(step, link), remaining_ms / 1000, now)
         newer = b""
@@ -282,6 +284,14 @@ class Node:
             held = self.store.lookup(record.key, record.peer_id[:PREFIX_BYTES])
             newer = held.record.encoded if held else b""
         return [int(outcome), newer]
+
+    def _is_responsible(self, key: bytes) -> bool:
+        """Whether this node follows the key, or knows fewer than 2 k nodes that are closer to it."""
+        if self.store.is_watched(key):
+            return True
+        target = int.from_bytes(key, "big")
+        own = int.from_bytes(self.identity.peer_id, "big") ^ target
+        return sum(1 for contact in self.contacts if contact.long_id ^ target < own) < 2 * self.k
 
     def close(self) -> None:
         self.rpc.close()

@@ -42,6 +42,7 @@ class Pulse:
         lifetime: float,
         roster: Roster,
         addresses_of: Callable[[PeerInfo], list[Address]],
+        on_tick: Callable[[], None],
     ) -> None:
         self.value: bytes | None = None
         self._dht = dht
@@ -49,6 +50,7 @@ class Pulse:
         self._lifetime = lifetime
         self._roster = roster
         self._addresses_of = addresses_of
+        self._on_tick = on_tick
         self._publication = dht.publication(key)
         self._heard_at: dict[bytes, Address] = {}
         self._reveal_due = float("inf")
@@ -109,6 +111,7 @@ class Pulse:
         while True:
             await asyncio.sleep(TICK)
             now = self._dht.clock()
+            self._on_tick()
             if self.value is not None:
                 self._stay_fresh(now)
                 self._beat(self._roster.due(now), now)
@@ -204,7 +207,7 @@ class Pulse:
                 now,
             )
             if outcome is Outcome.REFRESHED:
-                self._heard_at[record.peer_id] = address
+                self._hear(record.peer_id, address)
                 self._compare(beat, member, now)
             if outcome is not Outcome.REFUSED:
                 return
@@ -212,6 +215,11 @@ class Pulse:
             known or not self._roster.is_sample
         ):  # else there is no place for it; whoever reads here finds others
             self._introduce(address, now)
+
+    def _hear(self, peer_id: bytes, address: Address) -> None:
+        self._heard_at[peer_id] = address
+        if len(self._heard_at) > 2 * len(self._roster) + 16:
+            self._heard_at = {i: a for i, a in self._heard_at.items() if i in self._roster.members}
 
     def _introduce(self, address: Address, now: float) -> None:
         """A beat of somebody, or of a record, not known: fetch the record. Anybody may send these."""

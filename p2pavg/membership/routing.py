@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import ipaddress
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -63,6 +64,8 @@ class Contacts:
         known = self._by_id.get(contact.id)
         if known is not None and known.contact.address == contact.address:
             return False
+        if known is None and self._crowds(contact):
+            return False
         if known is not None:
             self._table.remove_contact(known)
         entry = self._by_id[contact.id] = _Entry(contact)
@@ -84,6 +87,13 @@ class Contacts:
     def ranges(self) -> list[tuple[int, int]]:
         """The id range of every bucket."""
         return [bucket.range for bucket in self._table.buckets]
+
+    def _crowds(self, contact: Contact) -> bool:
+        """Whether one public address has its share of the table: identities are free, addresses are not."""
+        host = contact.address[0]
+        if not ipaddress.ip_address(host).is_global:
+            return False
+        return sum(1 for other in self if other.address[0] == host) >= 2 * self._k
 
     async def _probe(self, entry: _Entry) -> None:
         if not await self._is_alive(entry.contact):

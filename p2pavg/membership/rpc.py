@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 from p2pavg.identity import Identity, peer_id_of, verify
 from p2pavg.membership.address import Address, normalise, pack_address
 from p2pavg.membership.beat import BEAT_MARK
+from p2pavg.membership.throttle import Throttle
 from p2pavg.membership.wire import (
     AMPLIFICATION,
     MAX_DATAGRAM,
@@ -130,6 +131,7 @@ class Rpc(asyncio.DatagramProtocol):
         self._ipv6 = False
         self._closed = False
         self._complained: set[str] = set()
+        self._throttle = Throttle()
 
     # asyncio
 
@@ -151,7 +153,7 @@ class Rpc(asyncio.DatagramProtocol):
             self._complain_once(address, "is no message of this protocol version")
         elif message.flags & Flag.ANSWER:
             self._answered(message, address)
-        elif message.sender != self.identity.peer_id or message.kind == 1:
+        elif self._throttle.admits(address[0], self._clock()):
             self._requested(message, address, len(data))
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ logger = logging.getLogger("p2pavg.membership")
 LIFETIME = 15.0
 LEAVE_SECONDS = 0.9
 LAZY_VIEW = 16
+MOVE_SECONDS = 2.0
 
 
 class View:
@@ -35,12 +36,15 @@ class View:
         self._key = key_of("run", run_id)
         self._lifetime = lifetime
         self._own: PeerInfo | None = None
+        self._found_addresses: tuple[tuple[str, int], ...] = ()
+        self._next_move = 0.0
+        self._announcing: asyncio.Future[None] | None = None
         self._dead: dict[bytes, tuple[tuple[int, int], float]] = {}
         self._peers: Mapping[bytes, PeerInfo] = MappingProxyType({})
         self._loop = asyncio.get_running_loop()
         self._expiry: asyncio.TimerHandle | None = None
         self._roster = Roster(dht.identity.peer_id, lifetime)
-        self._pulse = Pulse(dht, self._key, lifetime, self._roster, self._addresses_of)
+        self._pulse = Pulse(dht, self._key, lifetime, self._roster, self._addresses_of, self._tick)
         self._unwatch = dht.watch(self._key, self._on_record)
 
     @property
@@ -51,9 +55,11 @@ class View:
     async def announce(self, info: PeerInfo) -> None:
         """Publish `info`, to the table and to every peer in view, and keep it fresh; call again to change it.
 
-        A change of nothing but epoch, lineage and rate is told at once only in a small view.
+        A change of nothing but epoch, lineage and rate is told at once only in a small view. Addresses that
+        equal the DHT's `external_addresses` follow them from then on.
         """
         before, self._own = self._own, info
+        self._found_addresses = tuple(self._dht.external_addresses())
         lazy = before is not None and len(self._roster) > LAZY_VIEW and info.differs_only_in_progress(before)
         self._pulse.value = info.encode()
         if not lazy:
@@ -87,12 +93,24 @@ class View:
         self._unwatch()
         self._unwatch = lambda: None
         self._pulse.close()
+        if self._announcing is not None:
+            self._announcing.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
 
     async def refresh_now(self) -> None:
         """Read the run's members now: from the table, and from members that it names."""
         await self._pulse.read()
+
+    def _tick(self) -> None:
+        """Announce anew when others turn out to see this peer elsewhere than it was found before."""
+        own, now = self._own, self._dht.clock()
+        if own is None or own.addresses != self._found_addresses or now < self._next_move:
+            return
+        addresses = tuple(self._dht.external_addresses())
+        if set(addresses) != set(own.addresses):
+            self._next_move = now + MOVE_SECONDS
+            self._announcing = asyncio.ensure_future(self.announce(replace(own, addresses=addresses)))
 
     def _addresses_of(self, info: PeerInfo) -> list[tuple[str, int]]:
         """Addresses in the order to try; a loopback address counts only for a peer of this same machine."""

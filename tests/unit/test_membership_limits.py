@@ -1,0 +1,84 @@
+"""What strangers can cost a node: time, places in its table, places in its store."""
+
+from __future__ import annotations
+
+import hashlib
+
+from p2pavg.identity import Identity
+from p2pavg.membership.node import Node
+from p2pavg.membership.record import Chain, sign_record
+from p2pavg.membership.routing import Contacts
+from p2pavg.membership.store import Outcome
+from p2pavg.membership.throttle import Throttle
+from p2pavg.membership.wire import Contact
+
+
+def node_id(number: int) -> bytes:
+    return hashlib.sha256(b"%d" % number).digest()[:20]
+
+
+async def alive(contact: Contact) -> bool:
+    return True
+
+
+def test_a_source_gets_a_burst_and_then_its_rate() -> None:
+    """One source is served `burst` requests at once and then `rate` a second; others are not affected."""
+    throttle = Throttle(rate=10.0, burst=20.0)
+    assert sum(throttle.admits("10.0.0.1", 0.0) for _ in range(100)) == 20
+    assert sum(throttle.admits("10.0.0.1", 1.0) for _ in range(100)) == 10
+    assert throttle.admits("10.0.0.2", 1.0)
+
+
+def test_an_ipv6_network_is_one_source() -> None:
+    """Addresses of one /64, of which anybody has 2^64, share one bucket."""
+    throttle = Throttle(rate=1.0, burst=5.0)
+    assert sum(throttle.admits(f"2001:db8:0:1::{n:x}", 0.0) for n in range(1, 50)) == 5
+    assert throttle.admits("2001:db8:0:2::1", 0.0)
+
+
+async def test_one_public_address_cannot_fill_the_table() -> None:
+    """However many identities a public address shows, it gets 2 k places; private ones are not limited."""
+    contacts = Contacts(node_id(0), 8, alive)
+    for number in range(1, 500):
+        contacts.add(Contact(node_id(number), ("8.8.8.8", number)))
+    assert len(contacts) <= 16
+    assert contacts.add(Contact(node_id(1000), ("8.8.4.4", 1)))
+    private = Contacts(node_id(0), 8, alive)
+    for number in range(1, 500):
+        private.add(Contact(node_id(number), ("10.0.0.1", number)))
+    assert len(private) > 30
+
+
+async def test_a_moved_contact_is_kept_at_its_new_address() -> None:
+    """A known id at a new address replaces the old entry, and does not count as new."""
+    contacts = Contacts(node_id(0), 8, alive)
+    assert contacts.add(Contact(node_id(1), ("10.0.0.1", 1)))
+    assert not contacts.add(Contact(node_id(1), ("10.0.0.2", 2)))
+    assert [contact.address for contact in contacts] == [("10.0.0.2", 2)]
+    contacts.remove(node_id(1))
+    assert not len(contacts)
+    assert contacts.get(node_id(1)) is None
+
+
+async def test_neighbours_are_exact() -> None:
+    """The nearest contacts are the nearest of the whole table, in order."""
+    contacts = Contacts(node_id(0), 8, alive)
+    for number in range(1, 200):
+        contacts.add(Contact(node_id(number), ("10.0.0.1", number)))
+    target = int.from_bytes(node_id(777), "big")
+    kept = sorted(contacts, key=lambda contact: contact.long_id ^ target)
+    assert contacts.nearest(node_id(777), 8) == kept[:8]
+
+
+async def test_records_of_other_regions_are_refused() -> None:
+    """A node that knows 2 k nodes closer to a key does not hold it, unless it follows that key itself."""
+    node = Node(Identity.generate(), k=2, client_only=False, clock=lambda: 0.0)
+    key = bytes(byte ^ 0xFF for byte in node.identity.peer_id)
+    for number in range(1, 400):
+        node.contacts.add(Contact(node_id(number), ("10.0.0.1", number)))
+    record = sign_record(
+        Identity.generate(), key, b"v", incarnation=1, sequence=1, lifetime=9.0, anchor=Chain().anchor
+    )
+    assert node._store(record.encoded, 0, record.anchor, 9000) == [Outcome.REFUSED, b""]
+    node.store.watch(key, lambda held: None)
+    assert node._store(record.encoded, 0, record.anchor, 9000) == [Outcome.NEW, b""]
