@@ -61,11 +61,12 @@ uint32_t add_f32(const float *x, size_t n, float s, float *acc) {
     return larger(reduce(m), portable_spans.add_f32(x + i, n - i, s, acc + i));
 }
 
+template <bool kPrefetch>
 void encode_f16(const float *x, size_t n, float s, uint16_t *h) {
     const __m256 vs = _mm256_set1_ps(s);
     size_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        prefetch(x + i + kAhead);
+        if (kPrefetch) prefetch(x + i + kAhead);
         const __m256 a = _mm256_mul_ps(_mm256_loadu_ps(x + i), vs);
         const __m256 b = _mm256_mul_ps(_mm256_loadu_ps(x + i + 8), vs);
         _mm_storeu_si128(reinterpret_cast<__m128i *>(h + i), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
@@ -145,12 +146,15 @@ inline __m256i pack_i8(__m256i a, __m256i b, __m256i c, __m256i d) {
     return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
+template <bool kPrefetch>
 void encode_i8(const float *x, size_t n, float s, int8_t *q) {
     const __m256 vs = _mm256_set1_ps(s);
     size_t i = 0;
     for (; i + 32 <= n; i += 32) {
-        prefetch(x + i + kAhead);
-        prefetch(x + i + kAhead + 16);
+        if (kPrefetch) {
+            prefetch(x + i + kAhead);
+            prefetch(x + i + kAhead + 16);
+        }
         __m256i v[4];
         for (int k = 0; k < 4; k++)
             v[k] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i + 8 * k), vs));
@@ -213,11 +217,16 @@ uint32_t add_i8(const int8_t *q, size_t n, float s, float *acc) {
     return larger(reduce(m), portable_spans.add_i8(q + i, n - i, s, acc + i));
 }
 
+const Spans in_cache = {
+    "avx2",      max_abs,     scale_f32, add_f32,          encode_f16<false>, decode_f16, add_f16,
+    encode_bf16, decode_bf16, add_bf16,  encode_i8<false>, encode_i8_random,  decode_i8,  add_i8,  nullptr,
+};
+
 }  // namespace
 
 const Spans avx2_spans = {
-    "avx2",      max_abs,     scale_f32, add_f32,   encode_f16,       decode_f16, add_f16,
-    encode_bf16, decode_bf16, add_bf16,  encode_i8, encode_i8_random, decode_i8,  add_i8,
+    "avx2",      max_abs,     scale_f32, add_f32,         encode_f16<true>, decode_f16, add_f16,
+    encode_bf16, decode_bf16, add_bf16,  encode_i8<true>, encode_i8_random, decode_i8,  add_i8,  &in_cache,
 };
 
 }  // namespace p2pavg

@@ -240,6 +240,42 @@ uint32_t add_block(const Spans &k, const Run<const uint8_t> &run, size_t b, size
     }
 }
 
+constexpr size_t kSpan = 1024;  // elements summed at a time, so that a term does not push the block's sum out of L1
+
+// y <- term's elements [at, at + n) of `total`, or y += them; they lie within one block, at a multiple of kSpan.
+void take_span(const Spans &k, const P2pavgTerm &term, size_t total, size_t at, size_t n, bool first, float *y) {
+    const Run<const uint8_t> run(term.codec, term.data, total);
+    switch (run.codec) {
+        case P2PAVG_NONE: {
+            const auto *x = reinterpret_cast<const float *>(run.body) + at;
+            for (size_t i = 0; i < n; i += 16) __builtin_prefetch(x + 2 * kSpan + i);  // what comes from memory
+            if (first) k.scale_f32(x, n, term.weight, y);
+            else k.add_f32(x, n, term.weight, y);
+            break;
+        }
+        case P2PAVG_FP16: {
+            const auto *h = reinterpret_cast<const uint16_t *>(run.body) + at;
+            const int e = static_cast<int8_t>(run.header[at / kBlock]);
+            if (first) decode_fp16_block(k, h, n, e, term.weight, y);
+            else add_fp16_block(k, h, n, e, term.weight, y);
+            break;
+        }
+        case P2PAVG_BF16: {
+            const auto *h = reinterpret_cast<const uint16_t *>(run.body) + at;
+            if (first) k.decode_bf16(h, n, term.weight, y);
+            else k.add_bf16(h, n, term.weight, y);
+            break;
+        }
+        default: {
+            static_assert(kSpan == kInt8Block, "a span of int8 has one step");
+            const auto *q = reinterpret_cast<const int8_t *>(run.body) + at;
+            const float step = block_step(run, at) * term.weight;
+            if (first) k.decode_i8(q, n, step, y);
+            else k.add_i8(q, n, step, y);
+        }
+    }
+}
+
 }  // namespace
 }  // namespace p2pavg
 
@@ -282,9 +318,9 @@ int p2pavg_decode_add(int codec, const uint8_t *src, size_t n, float weight, flo
     return m < kInfBits;
 }
 
-// dst <- encode(scale * sum), a block at a time; add_terms(kernels, block, elements, sum) adds to a zeroed block.
-template <typename AddTerms>
-static int sum_encode(size_t n, float scale, int codec_out, uint8_t *dst, AddTerms add_terms) {
+int p2pavg_mean_encode(int codec_in, const uint8_t *const *inputs, const float *weights, size_t count, size_t n,
+                       float scale, int codec_out, uint8_t *dst) {
+    if (!known(codec_in) || !known(codec_out)) return 0;
     const DefaultFloatMode mode;
     const Spans &k = *chosen().load(std::memory_order_relaxed);
     const Run<uint8_t> out(codec_out, dst, n);
@@ -294,29 +330,34 @@ static int sum_encode(size_t n, float scale, int codec_out, uint8_t *dst, AddTer
     for (size_t at = 0; at < n; at += kBlock) {
         const size_t m = std::min(kBlock, n - at);
         std::fill_n(sum, m, 0.0f);
-        add_terms(k, at / kBlock, m, sum);
+        for (size_t i = 0; i < count; i++)
+            add_block(k, Run<const uint8_t>(codec_in, inputs[i], n), at / kBlock, m, weights[i], sum);
         finite &= encode_block(k, nullptr, out, at / kBlock, sum, m, scale);
     }
     return finite;
 }
 
-int p2pavg_mean_encode(int codec_in, const uint8_t *const *inputs, const float *weights, size_t count, size_t n,
-                       float scale, int codec_out, uint8_t *dst) {
-    if (!known(codec_in) || !known(codec_out)) return 0;
-    return sum_encode(n, scale, codec_out, dst, [&](const Spans &k, size_t block, size_t m, float *sum) {
-        for (size_t i = 0; i < count; i++)
-            add_block(k, Run<const uint8_t>(codec_in, inputs[i], n), block, m, weights[i], sum);
-    });
-}
-
 int p2pavg_sum_encode(const P2pavgTerm *terms, size_t count, size_t n, float scale, int codec_out, uint8_t *dst) {
     for (size_t i = 0; i < count; i++)
         if (!known(terms[i].codec)) return 0;
-    if (!known(codec_out)) return 0;
-    return sum_encode(n, scale, codec_out, dst, [&](const Spans &k, size_t block, size_t m, float *sum) {
-        for (size_t i = 0; i < count; i++)
-            add_block(k, Run<const uint8_t>(terms[i].codec, terms[i].data, n), block, m, terms[i].weight, sum);
-    });
+    if (!known(codec_out) || count == 0) return 0;
+    const DefaultFloatMode mode;
+    const Spans &k = *chosen().load(std::memory_order_relaxed);
+    const Spans &near = k.in_cache ? *k.in_cache : k;
+    const Run<uint8_t> out(codec_out, dst, n);
+    std::memset(dst, 0, header_size(codec_out, n));
+    alignas(64) float sum[kBlock];
+    bool finite = true;
+    for (size_t at = 0; at < n; at += kBlock) {
+        const size_t m = std::min(kBlock, n - at);
+        for (size_t span = 0; span < m; span += kSpan) {
+            const size_t length = std::min(kSpan, m - span);
+            for (size_t i = 0; i < count; i++)
+                take_span(k, terms[i], n, at + span, length, i == 0, sum + span);
+        }
+        finite &= encode_block(near, nullptr, out, at / kBlock, sum, m, scale);
+    }
+    return finite;
 }
 
 const char *p2pavg_isa() { return chosen().load()->name; }

@@ -193,7 +193,7 @@ uint32_t add_i8(const int8_t *q, size_t n, float s, float *acc) {
 
 const Spans neon_spans = {
     "neon",      max_abs,     scale_f32, add_f32,   encode_f16,       decode_f16, add_f16,
-    encode_bf16, decode_bf16, add_bf16,  encode_i8, encode_i8_random, decode_i8,  add_i8,
+    encode_bf16, decode_bf16, add_bf16,  encode_i8, encode_i8_random, decode_i8,  add_i8,  nullptr,
 };
 
 }  // namespace p2pavg

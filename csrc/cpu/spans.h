@@ -25,6 +25,7 @@ struct Spans {
                              int8_t *q);                                           // q = floor(x*s + uniform)
     void (*decode_i8)(const int8_t *q, size_t n, float s, float *y);               // y = q*s
     uint32_t (*add_i8)(const int8_t *q, size_t n, float s, float *acc);            // acc += q*s
+    const Spans *in_cache;  // the same for x that is in L1 already, so that nothing is prefetched; nullptr: itself
 };
 
 extern const Spans portable_spans;

@@ -12,6 +12,7 @@
 #include "buffers.h"
 #include "events.h"
 #include "frame.h"
+#include "kernels.h"
 #include "landing.h"
 #include "link.h"
 
@@ -111,8 +112,9 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     uint32_t owner(uint32_t chunk) const { return spec.parts[chunks_[chunk].part].owner; }
     bool find(uint32_t part, uint32_t index, uint32_t &chunk) const;
     bool contributes(uint32_t rank) const { return start_.weights[rank] > 0; }
-    bool add_own(const Chunk &chunk, float *sum);
-    void reduced(uint32_t chunk, const float *sum);
+    P2pavgTerm own_term(const Chunk &chunk) const;
+    uint32_t whose_fault(uint32_t rank, const Chunk &chunk, const uint8_t *body);
+    void reduced(uint32_t chunk);
     void in_place(uint32_t chunk);
     void maybe_done();
     std::atomic<uint8_t> &sent_flag(uint32_t rank, uint32_t chunk) { return sent_[rank * chunks_.size() + chunk]; }

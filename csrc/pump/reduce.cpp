@@ -1,4 +1,5 @@
-// The arithmetic of a job: contributions are added as they arrive, and the last one turns the sum into the result.
+// The arithmetic of a job. A contribution is added as it arrives, while it is in cache; the last one becomes the
+// result in the same pass, so that two members need no accumulator at all.
 #include <cstring>
 
 #include "job.h"
@@ -6,48 +7,67 @@
 
 namespace p2pavg::pump {
 
-// sum <- weight * own contribution, or 0 without one. False when it is not finite.
-bool Job::add_own(const Chunk &chunk, float *sum) {
+// Our own contribution to one of our chunks, without a detour over the codec where there is no need.
+P2pavgTerm Job::own_term(const Chunk &chunk) const {
     const double weight = start_.weights[spec.rank];
-    if (weight <= 0) {
-        std::memset(sum, 0, chunk.count * sizeof(float));
-        return true;
-    }
-    contributions_received_[spec.rank].fetch_add(1);
-    if (start_.source)
-        return p2pavg_encode(P2PAVG_NONE, start_.source + chunk.first, chunk.count,
-                             static_cast<float>(weight * start_.scale), reinterpret_cast<uint8_t *>(sum)) != 0;
-    std::memset(sum, 0, chunk.count * sizeof(float));
-    return p2pavg_decode_add(spec.contribution_codec, start_.encoded + chunk.encoded_at, chunk.count,
-                             static_cast<float>(weight), sum) != 0;
+    if (start_.encoded)
+        return {spec.contribution_codec, start_.encoded + chunk.encoded_at, static_cast<float>(weight)};
+    return {P2PAVG_NONE, reinterpret_cast<const uint8_t *>(start_.source + chunk.first),
+            static_cast<float>(weight * start_.scale)};
 }
 
 void Job::contribute(uint32_t rank, uint32_t index, const uint8_t *body) {
     const Chunk &chunk = chunks_[index];
     Sum &sum = sums_[index];
     Buffer whole;
+    bool last, first;
     {
         std::lock_guard lock(stripes_[index % kStripes]);
         if (contributed_[rank * chunks_.size() + index].exchange(1)) return;
-        if (!sum.accumulator) {
-            sum.accumulator = accumulators_.take(chunk.count * sizeof(float));
-            // What is refused is not counted, so that the sum never becomes a result.
-            if (!add_own(chunk, reinterpret_cast<float *>(sum.accumulator.data())))
-                refuse(spec.rank, "its gradient is not finite");
-            else if (contributes(spec.rank))
-                ++sum.contributions;
+        P2pavgTerm terms[2];
+        size_t count = 0;
+        first = !sum.accumulator;
+        if (!first) {
+            terms[count++] = {P2PAVG_NONE, sum.accumulator.data(), 1.0f};
+        } else if (contributes(spec.rank)) {
+            terms[count++] = own_term(chunk);
+            ++sum.contributions;
         }
-        auto *total = reinterpret_cast<float *>(sum.accumulator.data());
-        if (!p2pavg_decode_add(spec.contribution_codec, body, chunk.count, static_cast<float>(start_.weights[rank]), total)) {
-            refuse(rank, "its gradient is not finite");
+        terms[count++] = {spec.contribution_codec, body, static_cast<float>(start_.weights[rank])};
+        last = ++sum.contributions == contributors_;
+        int finite;
+        if (last) {
+            finite = p2pavg_sum_encode(terms, count, chunk.count, static_cast<float>(1.0 / total_weight_),
+                                       spec.result_codec, result_of(index));
+            whole = std::move(sum.accumulator);
+        } else if (first) {
+            sum.accumulator = accumulators_.take(chunk.count * sizeof(float));
+            finite = p2pavg_sum_encode(terms, count, chunk.count, 1.0f, P2PAVG_NONE, sum.accumulator.data());
+        } else {
+            finite = p2pavg_decode_add(spec.contribution_codec, body, chunk.count, terms[1].weight,
+                                       reinterpret_cast<float *>(sum.accumulator.data()));
+        }
+        if (!finite) {
+            sum.contributions = 0;  // spoiled: it never becomes a result
+            refuse(whose_fault(rank, chunk, body), "its gradient is not finite");
             return;
         }
-        if (++sum.contributions == contributors_) whole = std::move(sum.accumulator);
     }
-    contributions_received_[rank].fetch_add(1);
-    if (!whole) return;
-    reduced(index, reinterpret_cast<const float *>(whole.data()));
     accumulators_.give(std::move(whole));
+    contributions_received_[rank].fetch_add(1);
+    if (first && contributes(spec.rank)) contributions_received_[spec.rank].fetch_add(1);
+    if (last) reduced(index);
+}
+
+// Who brought a value that made the sum of one chunk infinite or NaN.
+uint32_t Job::whose_fault(uint32_t rank, const Chunk &chunk, const uint8_t *body) {
+    Buffer scratch = accumulators_.take(chunk.count * sizeof(float));
+    auto *values = reinterpret_cast<float *>(scratch.data());
+    std::memset(values, 0, chunk.count * sizeof(float));
+    const auto weight = static_cast<float>(start_.weights[rank]);
+    const bool theirs = !p2pavg_decode_add(spec.contribution_codec, body, chunk.count, weight, values);
+    accumulators_.give(std::move(scratch));
+    return theirs ? rank : spec.rank;
 }
 
 bool Job::has_local_chunks() const {
@@ -58,24 +78,22 @@ bool Job::reduce_local_chunk() {
     if (!has_local_chunks() || over.load(std::memory_order_acquire)) return false;
     const uint32_t next = next_local_.fetch_add(1);
     if (next >= own_chunks_.size()) return false;
-    const Chunk &chunk = chunks_[own_chunks_[next]];
-    Buffer buffer = accumulators_.take(chunk.count * sizeof(float));
-    auto *sum = reinterpret_cast<float *>(buffer.data());
-    if (add_own(chunk, sum)) reduced(own_chunks_[next], sum);
-    else refuse(spec.rank, "its gradient is not finite");
-    accumulators_.give(std::move(buffer));
+    const uint32_t index = own_chunks_[next];
+    const Chunk &chunk = chunks_[index];
+    const P2pavgTerm own = own_term(chunk);
+    if (!p2pavg_sum_encode(&own, 1, chunk.count, static_cast<float>(1.0 / total_weight_), spec.result_codec,
+                           result_of(index))) {
+        refuse(spec.rank, "its gradient is not finite");
+        return true;
+    }
+    contributions_received_[spec.rank].fetch_add(1);
+    reduced(index);
     return true;
 }
 
-// The sum of one of our chunks is complete: encode the mean once, for everybody.
-void Job::reduced(uint32_t index, const float *sum) {
-    const Chunk &chunk = chunks_[index];
-    uint8_t *out = spec.result + chunk.result_at;
-    if (!p2pavg_encode(spec.result_codec, sum, chunk.count, static_cast<float>(1.0 / total_weight_), out)) {
-        refuse(spec.rank, "its part's mean is not finite");
-        return;
-    }
-    crcs_[index] = p2pavg_crc32(0, out, chunk.result_length);  // before anybody can send the chunk
+// The encoded mean of one of our chunks is in place, the same bytes for everybody.
+void Job::reduced(uint32_t index) {
+    crcs_[index] = p2pavg_crc32(0, result_of(index), chunks_[index].result_length);  // before anybody can send it
     landing.finish(index);
     for (uint32_t rank = 0; rank < links_.size(); ++rank) {
         if (rank == spec.rank) continue;

@@ -188,6 +188,7 @@ void Worker::wait(int timeout) {
 
 void Worker::run() {
     current = this;
+    pthread_setname_np(pthread_self(), "p2pavg-pump");
     std::vector<std::shared_ptr<Stream>> batch;
     while (!stopping_) {
         double now = monotonic();
