@@ -21,13 +21,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from demo_story import Failure, Follower, Story
+from demo_story import FIRST, NEWCOMER, VICTIM, Failure, Follower, Story
 from demo_view import View, best_view, draw
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = ROOT / "examples" / "train_lm.py"
 SPREAD = ROOT / "bench" / "results" / "seeds.json"
-KILL_AT, JOIN_AT = 0.45, 0.5  # of the epochs
+PREPARE_AT, KILL_AT, JOIN_AT = 0.2, 0.45, 0.55  # of the epochs
 
 
 class Processes:
@@ -53,8 +53,13 @@ class Processes:
     def train(self, name: str, *words: str) -> Follower:
         log = self.folder / f"{name}.jsonl"
         with open(self.folder / f"{name}.txt", "w") as out:
-            self.start(name, [str(TRAIN), "--log", str(log), *words], stdout=out)
+            self.start(name, [str(TRAIN), "--log", str(log), *words], stdin=subprocess.PIPE, stdout=out)
         return Follower(name, log)
+
+    def press_enter(self, name: str) -> None:
+        stdin = self.running[name].stdin
+        assert stdin is not None
+        print(file=stdin, flush=True)
 
     def check(self, name: str) -> bool:
         """Whether the process still runs; raises Failure when it ended badly."""
@@ -108,18 +113,22 @@ def train_swarm(processes: Processes, story: Story, view: View, words: list[str]
     address = bootstrap(processes)
     words = [*words, "--run-id", story.run_id, "--initial-peers", address, "--listen", "127.0.0.1:0"]
     story.say(f"three processes start; all they know is the DHT node {address}")
-    for number, name in enumerate(("ada", "bob", "cleo")):
-        every = [] if number == 0 else ["--validate-every", "0"]
+    for number, name in enumerate((FIRST, "bob", VICTIM)):
+        every = [] if name == FIRST else ["--validate-every", "0"]
         story.follow(processes.train(name, *words, "--seed", str(number), *every))
+    newcomer: Follower | None = None
     for _ in ticks(limit):
         story.read()
         epoch = story.epoch
-        if "cleo" in story.alive and epoch >= KILL_AT * story.epochs:
-            processes.kill("cleo")
-            story.killed("cleo")
-        if "dora" not in story.followers and epoch >= JOIN_AT * story.epochs:
-            story.follow(processes.train("dora", *words, "--seed", "3", "--validate-every", "0"))
-            story.say("dora starts; she has never seen the run")
+        if VICTIM in story.alive and epoch >= KILL_AT * story.epochs:
+            processes.kill(VICTIM)
+            story.killed(VICTIM)
+        if newcomer is None and epoch >= PREPARE_AT * story.epochs:
+            newcomer = processes.train(NEWCOMER, *words, "--seed", "3", "--validate-every", "0", "--on-enter")
+        if newcomer is not None and NEWCOMER not in story.followers and epoch >= JOIN_AT * story.epochs:
+            processes.press_enter(NEWCOMER)
+            story.follow(newcomer)
+            story.say(f"{NEWCOMER} joins; all she knows is the same DHT node")
         view.refresh(story)
         running = [name for name in story.alive if processes.check(name)]
         if not running:
@@ -145,7 +154,7 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=120)
     parser.add_argument("--target-batch-size", type=int, default=256)
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "demo", metavar="FOLDER")
-    parser.add_argument("--limit", type=float, default=300.0, metavar="SECONDS", help="give up after")
+    parser.add_argument("--limit", type=float, default=600.0, metavar="SECONDS", help="give up after")
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)

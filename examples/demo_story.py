@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-FIRST, NEWCOMER = "ada", "dora"
+FIRST, VICTIM, NEWCOMER = "ada", "cleo", "dora"
 
 
 class Failure(Exception):

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from demo_story import FIRST, Follower, Story
+from demo_story import FIRST, NEWCOMER, Follower, Story
 
 LAST_LINES = 8
 
@@ -148,7 +148,9 @@ def draw(story: Story, path: Path) -> None:
         story.kill_time - story.started, color="tab:red", linestyle=":", label="one killed (SIGKILL)"
     )
     joined = (
-        [event["time"] for event in story.followers["dora"].epochs[:1]] if "dora" in story.followers else []
+        [event["time"] for event in story.followers[NEWCOMER].epochs[:1]]
+        if NEWCOMER in story.followers
+        else []
     )
     for moment in joined:
         peers.axvline(

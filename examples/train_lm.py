@@ -148,6 +148,8 @@ def train_together(args: argparse.Namespace, log: Log) -> None:
     model, optimizer, scheduler = build(args)
     part, parts = args.shard
     training = training[len(training) * (part - 1) // parts : len(training) * part // parts]
+    if args.on_enter:
+        input("Press Enter to join.\n")
     with CollaborativeOptimizer(
         optimizer,
         run_id=args.run_id,
@@ -279,6 +281,7 @@ def parser() -> argparse.ArgumentParser:
     add("--suffix", default=".py", help="of the files to read")
     add("--threads", type=int, default=1, help="of torch")
     add("--alone", action="store_true", help="one process, without p2pavg: the reference")
+    add("--on-enter", action="store_true", help="prepare everything, and join when Enter is pressed")
     add("--log", metavar="PATH", help="also write one JSON object per line")
     return parser
 
