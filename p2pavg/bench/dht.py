@@ -13,6 +13,7 @@ from p2pavg.errors import ConfigurationError
 
 PROCESSES = 4
 STEP_DEADLINE_S = 300.0
+SETTLE_S = 150.0  # virtual
 READERS_AT_ONCE = 40  # dealt to the processes, where they read one after the other
 IP_UDP_HEADER_BYTES = 28
 
@@ -35,6 +36,12 @@ def register(subparsers: Any) -> None:
     add(
         "--idle-seconds", type=float, default=0.0, metavar="S", help="also: what N idle members of a run cost"
     )
+    add(
+        "--simulate",
+        type=positive_int,
+        metavar="N",
+        help="instead: what N idle members cost, in virtual time",
+    )
     add("--seed", type=int, default=0)
     add_output_options(parser)
     parser.set_defaults(func=run)
@@ -49,12 +56,38 @@ def _fraction(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark and report it."""
+    if args.simulate is not None:
+        return _simulate(args)
     if args.publishers > args.nodes:
         raise ConfigurationError("there are more publishers than nodes; raise --nodes or lower --publishers")
     result = measure(args)
     emit(args, result, _lines(result), lambda figure: _draw(figure, result))
     for key in ("get_seconds", "store_seconds"):
         result.pop(key, None)
+    return 0
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    """A run too large for one machine: its traffic in virtual time, after the joining has settled."""
+    from p2pavg.bench.dht_simulation import idle_cost, simulate
+
+    with progress(f"simulating {args.simulate} members"):
+        cost = simulate(idle_cost(args.simulate, warm_seconds=SETTLE_S, seconds=args.idle_seconds or 60.0))
+    result = {
+        "simulated": True,
+        "members": args.simulate,
+        "member_bytes_per_s_mean": sum(cost.bytes_per_s) / args.simulate,
+        "member_bytes_per_s_p99": percentile(cost.bytes_per_s, 99),
+        "member_bytes_per_s_max": max(cost.bytes_per_s),
+        "member_datagrams_per_s": cost.datagrams_per_s_mean,
+        "members_seen_min": min(cost.seen),
+    }
+    line = (
+        f"{args.simulate} simulated members: {result['member_bytes_per_s_mean']:.0f} B/s on average, "
+        f"{result['member_bytes_per_s_max']:.0f} at most, {cost.datagrams_per_s_mean:.1f} datagrams/s, both "
+        f"directions; each sees at least {min(cost.seen)} others"
+    )
+    emit(args, result, [line])
     return 0
 
 

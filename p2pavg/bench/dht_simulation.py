@@ -7,11 +7,13 @@ import functools
 import random
 import selectors
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from p2pavg import identity
 from p2pavg.identity import Identity
-from p2pavg.membership import DHT, record
+from p2pavg.membership import DHT, PeerInfo, View, record
+from p2pavg.membership.address import format_host_port
 
 Result = TypeVar("Result")
 Address = tuple[str, int]
@@ -127,3 +129,48 @@ def simulate(work: Coroutine[Any, Any, Result]) -> Result:
     vars(record)["verify"] = functools.lru_cache(maxsize=65536)(identity.verify)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
+
+
+@dataclass(frozen=True)
+class IdleCost:
+    """Bytes of UDP payload a second, both directions, of each idle member; and what each sees."""
+
+    bytes_per_s: list[float]
+    datagrams_per_s_mean: float
+    seen: list[int]
+
+
+async def idle_cost(members: int, *, warm_seconds: float, seconds: float) -> IdleCost:
+    """Let `members` peers join one run, in waves of at most 50, and then idle. One-way delay: 20 ms."""
+    network = Network(seed=members)
+    network.delay = lambda source, destination: 0.02
+    nodes: list[DHT] = []
+    views: list[View] = []
+
+    async def join(initial_peers: list[str]) -> None:
+        node = await network.start(initial_peers, join_timeout=20.0)
+        view = View(node, "simulated")
+        await view.refresh_now()
+        addresses = tuple(node.external_addresses())
+        await view.announce(PeerInfo(node.identity.peer_id, addresses, region="eu", lineage=bytes(20)))
+        nodes.append(node)
+        views.append(view)
+
+    await join([])
+    while len(nodes) < members:
+        wave = min(len(nodes), 50, members - len(nodes))
+        ways_in = [format_host_port(*network.rng.choice(nodes).external_addresses()[0]) for _ in range(wave)]
+        await asyncio.gather(*(join([way_in]) for way_in in ways_in))
+        await asyncio.sleep(1.0)
+    await asyncio.sleep(warm_seconds)
+    before, datagrams = [sum(node.traffic) for node in nodes], network.datagrams
+    await asyncio.sleep(seconds)
+    cost = IdleCost(
+        [(sum(node.traffic) - b) / seconds for node, b in zip(nodes, before, strict=True)],
+        2 * (network.datagrams - datagrams) / seconds / members,
+        [len(view.peers) for view in views],
+    )
+    for view in views:
+        view.close()
+    await asyncio.gather(*(node.stop() for node in nodes))
+    return cost
