@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from p2pavg.credentials import Credentials
 from p2pavg.errors import ClosedError, P2PAvgError, ProtocolError, UnreachableError
 from p2pavg.identity import Identity, short_id
 from p2pavg.transport import greeting, handshake, listening, wire
@@ -58,8 +59,10 @@ class Endpoint:
         hello: dict[str, Any],
         streams: int | None,
         events: EndpointEvents,
+        credentials: Credentials | None = None,
     ) -> None:
         """Use `start`."""
+        self._credentials = credentials
         self.hello = hello
         self.port = 0
         self._identity = identity
@@ -94,15 +97,16 @@ class Endpoint:
         hello: dict[str, Any],
         streams: int | None,
         events: EndpointEvents,
+        credentials: Credentials | None = None,
     ) -> Endpoint:
         """Listen. When the port is taken: the next free one if port_is_default, else AddressInUseError.
 
         hello: what other peers are told at a handshake; read anew each time, so it may be updated. Known to
         the transport: "schema" (bytes: peers with different ones are refused; empty fits all) and "terms" (a
         map: named values that must be equal). streams: data streams per link; None: as many as transfers call
-        for.
+        for. credentials: speak with members of the run only, under TLS; None: an open run.
         """
-        endpoint = cls(identity, run_id, engine, hello, streams, events)
+        endpoint = cls(identity, run_id, engine, hello, streams, events, credentials)
         sock = listening.bind(listen_host, listen_port, port_is_default=port_is_default)
         endpoint._listener = listening.Listener(sock, endpoint._welcome)
         endpoint.port = endpoint._listener.port
@@ -203,7 +207,7 @@ class Endpoint:
             self._proving.add(peer_id)
 
         try:
-            met = await greeting.as_dialler(sock, self._identity, mine, admit)
+            met = await greeting.as_dialler(sock, self._identity, mine, admit, self._credentials)
         except Refusal as refusal:
             if refusal.code == handshake.SUPERSEDED.code and peer_id:
                 return await self._arrival(peer_id)
@@ -240,6 +244,7 @@ class Endpoint:
                     mine,
                     lambda theirs: handshake.check(mine, theirs),
                     lambda theirs: self._admit(theirs, accepted_at),
+                    self._credentials,
                 )
             self._establish(met, (address, met.dialler.port), dialled=False)
         except Refusal as refusal:
@@ -249,9 +254,10 @@ class Endpoint:
 
     async def _kind(self, sock: socket.socket) -> int:
         try:
-            return handshake.parse_preamble(await wire.receive(sock, handshake.PREAMBLE_BYTES))
+            raw = await wire.receive(sock, handshake.PREAMBLE_BYTES)
+            return handshake.parse_preamble(raw, closed=self._credentials is not None)
         except Refusal as refusal:
-            answer = handshake.preamble(handshake.CONTROL) + handshake.pack(refusal.message())
+            answer = self._preamble(handshake.CONTROL) + handshake.pack(refusal.message())
             await wire.send(sock, answer)
             sock.close()
             raise
@@ -299,7 +305,8 @@ class Endpoint:
             if link is None or link.dialled:
                 raise ProtocolError("a data stream of an unknown link")
             answer = handshake.stream_answer(link.secret, hello)
-            await wire.send(sock, handshake.preamble(handshake.DATA) + handshake.pack(answer))
+            await wire.send(sock, self._preamble(handshake.DATA) + handshake.pack(answer))
+            await wire.warm_up(sock, hello["warm"])
             streams = self._engine.streams(link.id)
             if link.closed or hello["stream"] in streams or len(streams) >= MAX_STREAMS:
                 raise ProtocolError("a data stream too many")
@@ -311,6 +318,9 @@ class Endpoint:
             link.ready.set_result(None)
 
     # -- links
+
+    def _preamble(self, kind: int) -> bytes:
+        return handshake.preamble(kind, closed=self._credentials is not None)
 
     def _make_hello(self) -> Hello:
         return handshake.make_hello(self._identity, self._run_id, self.port, self._incarnation, self.hello)
@@ -328,6 +338,7 @@ class Endpoint:
             connection=connection,
             rtt_s=met.rtt_s,
             on_close=self._link_closed,
+            closed_run=self._credentials is not None,
         )
         link.streams_wanted = self._streams or 0
         self._links[link.peer_id] = link

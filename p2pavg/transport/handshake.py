@@ -20,6 +20,7 @@ import msgpack
 
 from p2pavg.errors import (
     ConfigurationError,
+    CredentialError,
     IncompatiblePeerError,
     P2PAvgError,
     ProtocolError,
@@ -33,11 +34,12 @@ PREAMBLE_BYTES = 16
 MAX_HELLO_BYTES = 4096
 NONCE_BYTES = 16
 TOKEN_BYTES = 32
+MAX_WARM_UP_BYTES = 1 << 20
 RUN_BYTES = 16
 SCHEMA_BYTES = 32
 
 _MAGIC = b"P2PAVG"
-_PREAMBLE = struct.Struct("<6sHB7s")
+_PREAMBLE = struct.Struct("<6sHBB6s")
 _LENGTH = struct.Struct("<I")
 
 
@@ -56,6 +58,8 @@ class Refusal(Exception):
         """What the caller of `connect` sees."""
         if self.code in ("version", "run", "model", "terms"):
             return IncompatiblePeerError(self.text)
+        if self.code == "credentials":
+            return CredentialError(self.text)
         if self.code in ("self", "duplicate"):
             return ConfigurationError(self.text)
         if self.code == "malformed":
@@ -68,13 +72,18 @@ class Refusal(Exception):
 SUPERSEDED = Refusal("superseded", "another connection between these two peers is kept")
 
 
-def preamble(kind: int) -> bytes:
-    return _PREAMBLE.pack(_MAGIC, WIRE_VERSION, kind, bytes(7))
+def preamble(kind: int, *, closed: bool = False) -> bytes:
+    """closed: this side has credentials, and speaks with members only."""
+    return _PREAMBLE.pack(_MAGIC, WIRE_VERSION, kind, closed, bytes(6))
 
 
-def parse_preamble(raw: bytes) -> int:
-    """The connection's kind. Raises ProtocolError for a stranger, Refusal for another wire version."""
-    magic, version, kind, _ = _PREAMBLE.unpack(raw)
+def parse_preamble(raw: bytes, *, closed: bool = False) -> int:
+    """The connection's kind. closed: this side has credentials.
+
+    Raises ProtocolError for a stranger, Refusal for another wire version or when only one side has
+    credentials.
+    """
+    magic, version, kind, theirs, _ = _PREAMBLE.unpack(raw)
     if magic != _MAGIC:
         raise ProtocolError("this is not a p2pavg connection")
     if version != WIRE_VERSION:
@@ -82,6 +91,12 @@ def parse_preamble(raw: bytes) -> int:
             "version",
             f"one peer speaks wire version {version}, the other {WIRE_VERSION}; "
             "install the same p2pavg version everywhere",
+        )
+    if bool(theirs) != closed:
+        raise Refusal(
+            "credentials",
+            "one of the two peers has credentials and the other has none; give both the credentials of the "
+            "run, or neither",
         )
     if kind not in (CONTROL, DATA):
         raise ProtocolError(f"a connection of unknown kind {kind}")
@@ -205,6 +220,14 @@ def _integer(message: Mapping[str, Any], name: str, most: int) -> int:
     return value
 
 
+def check_key(theirs: Hello, proven: bytes | None) -> None:
+    """proven: the key of their certificate, None without TLS. Raises Refusal when the hello names another."""
+    if proven is not None and proven != theirs.key:
+        raise Refusal(
+            "credentials", "a peer's certificate is for another key than it claims; make new credentials"
+        )
+
+
 def check(mine: Hello, theirs: Hello, expect: bytes | None = None) -> None:
     """Raises Refusal when the two do not belong together. expect: the peer id that the dialler looks for."""
     if theirs.peer_id == mine.peer_id and theirs.incarnation == mine.incarnation:
@@ -276,11 +299,13 @@ def link_tag(secret: bytes) -> bytes:
     return hashlib.sha256(b"p2pavg tag" + secret).digest()[:8]
 
 
-def stream_hello(secret: bytes, stream: int) -> dict[str, Any]:
+def stream_hello(secret: bytes, stream: int, warm_up: int = 0) -> dict[str, Any]:
+    """warm_up: bytes that both sides send before the first frame."""
     nonce = os.urandom(NONCE_BYTES)
     return {
         "link": link_tag(secret),
         "stream": stream,
+        "warm": warm_up,
         "nonce": nonce,
         "mac": _mac(secret, b"dial", stream, nonce),
     }
@@ -289,6 +314,9 @@ def stream_hello(secret: bytes, stream: int) -> dict[str, Any]:
 def stream_answer(secret: bytes, hello: Mapping[str, Any]) -> dict[str, Any]:
     """What the listener answers to a right `stream_hello`. Raises ProtocolError for a wrong one."""
     stream, nonce, mac = hello.get("stream"), hello.get("nonce"), hello.get("mac")
+    warm_up = hello.get("warm")
+    if not isinstance(warm_up, int) or not 0 <= warm_up <= MAX_WARM_UP_BYTES:
+        raise ProtocolError("a data stream without a right warm-up")
     if (
         not isinstance(stream, int)
         or not 0 <= stream < 2**31

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from p2pavg.identity import short_id
 from p2pavg.transport import tcp_info
-from p2pavg.transport.engine import SELF, Engine, ReduceJob
+from p2pavg.transport.engine import SELF, Engine, ReduceJob, StreamStats
 from p2pavg.transport.link import Link
 from p2pavg.transport.streams import StreamCount, Transfer
 
@@ -27,13 +28,17 @@ class _Meter:
     first_byte_at: float = 0.0
     nbytes: int = 0
     seconds: float = 0.0
+    rtt_s: float = 0.0  # the longest under load
 
-    def tick(self, now: float, traffic: tuple[int, int], streams: int, first_byte_at: float) -> None:
-        self.streams = min(self.streams, streams)
+    def tick(
+        self, now: float, traffic: tuple[int, int], stats: Sequence[StreamStats], first_byte_at: float
+    ) -> None:
+        self.streams = min(self.streams, len(stats))
         moved = max(traffic[0] - self.last[0], traffic[1] - self.last[1])
         if moved > _ACTIVE_BYTES and 0.0 < first_byte_at < now:
             self.nbytes = max(traffic[0] - self.base[0], traffic[1] - self.base[1])
             self.seconds = now - first_byte_at
+            self.rtt_s = max(self.rtt_s, statistics.median(row.rtt_s for row in stats) if stats else 0.0)
         self.last = traffic
 
 
@@ -71,27 +76,30 @@ class StreamCounts:
                 self._measure(now, key, job)
 
     def _measure(self, now: float, key: tuple[int, int], job: ReduceJob) -> None:
-        traffic, streams = self._engine.traffic(key[1]), len(self._engine.streams(key[1]))
+        traffic, stats = self._engine.traffic(key[1]), self._engine.stats(key[1])
         meter = self._meters.get(key)
         if meter is None:
-            self._meters[key] = _Meter(streams, traffic, traffic)
+            self._meters[key] = _Meter(len(stats), traffic, traffic)
         else:
-            meter.tick(now, traffic, streams, self._engine.progress(job.transfer).first_byte_at)
+            meter.tick(now, traffic, stats, self._engine.progress(job.transfer).first_byte_at)
 
     def _over(self, number: int, meter: _Meter) -> None:
         link, count = self._links.get(number), self._counts.get(number)
         if link is None or count is None or meter.seconds <= 0:
             return
         before = count.wanted(len(self._links))
-        count.measured(Transfer(meter.streams, meter.nbytes, meter.seconds, link.rtt_min), len(self._links))
+        queue = max(0.0, meter.rtt_s - link.rtt_min)
+        transfer = Transfer(meter.streams, meter.nbytes, meter.seconds, link.rtt_min, queue)
+        count.measured(transfer, len(self._links))
         after = count.wanted(len(self._links))
         if after != before:
             logger.info(
-                "peer %s: %d streams carried %.0f Mb/s (round trip %.1f ms), now %d",
+                "peer %s: %d streams carried %.0f Mb/s (round trip %.1f ms, queue %.1f ms), now %d",
                 short_id(link.peer_id),
-                meter.streams,
-                8e-6 * meter.nbytes / meter.seconds,
+                transfer.streams,
+                1e-6 * transfer.goodput_bps,
                 1e3 * link.rtt_min,
+                1e3 * queue,
                 after,
             )
         self._apply(link)

@@ -20,7 +20,10 @@ logger = logging.getLogger("p2pavg.transport")
 
 MAX_STREAMS = 256  # per link; what a peer accepts from another
 _BACKOFF_S = (0.1, 5.0)
-_QUIET_S = 1.0  # a stream that carried nothing for so long may be closed
+_QUIET_S = 0.05  # a stream that received nothing for so long, while no job runs, may be closed
+_LASTING_S = 1.0  # a stream that closes sooner has failed to open
+_LONG_PATH_S = 0.005  # round trips above this: a stream's first chunk waits for its window to grow
+_WARM_UP_BYTES = 512 << 10
 
 
 class StreamKeeper:
@@ -52,23 +55,31 @@ class StreamKeeper:
                 opened = await asyncio.gather(*(self._open(next(self._numbers)) for _ in range(lacking)))
                 self._failures = 0 if any(opened) else self._failures + 1
                 continue
-            if lacking < 0:
-                self._close_quiet(-lacking)
+            if lacking < 0 and self._close_quiet(-lacking):
+                await asyncio.sleep(_QUIET_S)
+                continue
             await self._changed.wait()
-            if time.monotonic() - self._opened_at < _QUIET_S:
+            if time.monotonic() - self._opened_at < _LASTING_S:
                 self._failures += 1  # it did not last: do not reopen at once, over and over
 
     def _pause(self) -> float:
         first, most = _BACKOFF_S
         return min(first * 2.0 ** (self._failures - 1), most) * random.uniform(0.5, 1.0)
 
-    def _close_quiet(self, surplus: int) -> None:
-        """Streams with nothing under way in either direction; closing another would lose its chunks."""
-        now = time.monotonic()
-        for stats in self._engine.stats(self._link.id):
+    def _close_quiet(self, surplus: int) -> bool:
+        """Close streams with nothing under way in either direction; with another one its chunks would be
+        lost.
+
+        True: some are left to close later.
+        """
+        now, link = time.monotonic(), self._link
+        if any(link.id in job.links for job in self._engine.running()):
+            return True
+        for stats in reversed(self._engine.stats(link.id)):
             if surplus and not stats.unacked_bytes and now - stats.last_received_at > _QUIET_S:
-                self._engine.detach(self._link.id, stats.stream)
+                self._engine.detach(link.id, stats.stream)
                 surplus -= 1
+        return surplus > 0
 
     async def _open(self, number: int) -> bool:
         link = self._link
@@ -76,12 +87,15 @@ class StreamKeeper:
         try:
             async with asyncio.timeout(wire.HANDSHAKE_S):
                 sock = guard(await wire.dial(*link.address))
-                hello = handshake.stream_hello(link.secret, number)
-                await wire.send(sock, handshake.preamble(handshake.DATA) + handshake.pack(hello))
-                handshake.parse_preamble(await wire.receive(sock, handshake.PREAMBLE_BYTES))
+                warm = bool(self._engine.streams(link.id)) and link.rtt_min > _LONG_PATH_S
+                hello = handshake.stream_hello(link.secret, number, _WARM_UP_BYTES if warm else 0)
+                await wire.send(sock, handshake.preamble(handshake.DATA, closed=link.closed_run) + handshake.pack(hello))
+                raw = await wire.receive(sock, handshake.PREAMBLE_BYTES)
+                handshake.parse_preamble(raw, closed=link.closed_run)
                 answer = await wire.receive_message(sock)
-            handshake.raise_refusal(answer)
-            handshake.check_stream_answer(link.secret, hello, answer)
+                handshake.raise_refusal(answer)
+                handshake.check_stream_answer(link.secret, hello, answer)
+                await wire.warm_up(sock, hello["warm"])
             if link.closed:
                 raise asyncio.CancelledError
         except (OSError, TimeoutError, P2PAvgError, handshake.Refusal) as error:

@@ -6,9 +6,10 @@ allow. So k streams carry min(k W/RTT, the rate of the path), and the useful num
     k* = ceil(rate RTT / W)
 
 where the rate is the link's share of what the machine has. Before the first transfer rate and W are priors.
-Then every transfer measures the goodput that k streams reached, slow start included, and the number follows
-that: it doubles as long as more streams carry clearly more, then settles on the least number that carries
-nearly as much as any tried, and now and then tries its neighbours again, in case the path has changed.
+Then every transfer measures the goodput that k streams reached, slow start included. As long as round trips
+show no queue, windows are the limit: the number doubles, and stays doubled if that carried clearly more. It
+settles on the least number that carries nearly as much as any tried (each stream then moves more, and keeps a
+larger window), and now and then tries its neighbours again, in case the path has changed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 MOST_SOCKETS = 256  # data sockets of one peer
 LEAST_IN_ALL = 4  # fewer would leave the threads that serve them idle
 
-PRIOR_RATE_BPS = 2e9  # bit/s of a machine, all its links together, until measured
+PRIOR_RATE_BPS = 1e9  # bit/s of a machine, all its links together, until measured
 PRIOR_WINDOW_BYTES = 2.5e6  # what clouds give a stream; this machine's own limits may allow less
 _HEADROOM = 1.25  # streams are not all equally fast
 
@@ -28,6 +29,7 @@ _NEARLY = 0.97  # and this share of the best is as good as the best
 _CHANGED = 0.6  # goodput below this share of what the same number reached, this often in a row: another path
 _CHANGED_TIMES = 3
 _PATIENCE = (8, 128)  # transfers between trials of a neighbour: at first, and at most
+_QUEUE_S, _QUEUE_RTTS = 0.002, 0.03  # shorter queues are jitter
 _SHORT_RTTS = 2.0  # a transfer shorter than that measures nothing
 
 
@@ -39,10 +41,16 @@ class Transfer:
     nbytes: int
     seconds: float  # from its first byte to its last
     rtt_s: float  # the least known of the link
+    queue_s: float = 0.0  # how much longer round trips were under load
 
     @property
     def goodput_bps(self) -> float:
         return 8.0 * self.nbytes / self.seconds
+
+    @property
+    def queued(self) -> bool:
+        """Bytes waited in a queue: not the windows were the limit, but the path."""
+        return self.queue_s > max(_QUEUE_S, _QUEUE_RTTS * self.rtt_s)
 
 
 def most_streams(links: int) -> int:
@@ -102,7 +110,9 @@ class StreamCount:
         if fresh:
             return  # new streams still have to grow their windows
         self._note(now, transfer.goodput_bps)
-        self._settled = max(least_streams(links), min(most_streams(links), self._choose(now)))
+        self._settled = max(
+            least_streams(links), min(most_streams(links), self._choose(now, transfer.queued))
+        )
 
     def _note(self, streams: int, goodput: float) -> None:
         old = self._tried.get(streams, goodput)
@@ -115,10 +125,10 @@ class StreamCount:
         self._worse = 0
         self._tried[streams] = max(goodput, (goodput + old) / 2)  # waiting for others makes goodput less
 
-    def _choose(self, now: int) -> int:
+    def _choose(self, now: int, queued: bool) -> int:
         fewer = [rate for k, rate in self._tried.items() if k < now]
         more = any(k > now for k in self._tried)
-        if not more and (not fewer or self._tried[now] >= _CLEARLY * max(fewer)):
+        if not (more or queued) and (not fewer or self._tried[now] >= _CLEARLY * max(fewer)):
             return 2 * now
         enough = min(k for k, rate in self._tried.items() if rate >= _NEARLY * self.rate_bps)
         if enough != now:

@@ -9,9 +9,8 @@ from typing import Any
 from p2pavg.errors import UnreachableError
 from p2pavg.transport import handshake
 
-HANDSHAKE_S = (
-    10.0  # the longest a handshake may take: a few round trips of the slowest path, lost packets included
-)
+HANDSHAKE_S = 10.0  # the longest a handshake may take: round trips of the slowest path, lost packets included
+_TRASH_BYTES = 64 << 10
 
 
 async def dial(host: str, port: int) -> socket.socket:
@@ -50,6 +49,25 @@ async def receive(sock: socket.socket, count: int) -> bytes:
             raise UnreachableError("the other side broke off the handshake")
         data += got
     return bytes(data)
+
+
+async def warm_up(sock: socket.socket, nbytes: int) -> None:
+    """Both sides send `nbytes` of nothing, so that the windows have grown when the first chunk comes.
+
+    Raises UnreachableError, OSError.
+    """
+    loop = asyncio.get_running_loop()
+    sending = loop.create_task(loop.sock_sendall(sock, bytes(nbytes)))
+    trash, left = memoryview(bytearray(_TRASH_BYTES)), nbytes
+    try:
+        while left:
+            got = await loop.sock_recv_into(sock, trash[:left])
+            if not got:
+                raise UnreachableError("the other side broke off while a stream warmed up")
+            left -= got
+        await sending
+    finally:
+        sending.cancel()
 
 
 async def receive_message(sock: socket.socket) -> dict[str, Any]:

@@ -283,7 +283,8 @@ class TestHostileBytes:
             handshake.preamble(handshake.CONTROL) + b"\xff\xff\xff\xff",
             handshake.preamble(handshake.CONTROL) + handshake.pack({"peer": 1}),
             handshake.preamble(handshake.CONTROL) + b"\x03\x00\x00\x00abc",
-            handshake.preamble(handshake.DATA) + handshake.pack({"link": b"12345678", "stream": 0}),
+            handshake.preamble(handshake.DATA)
+            + handshake.pack({"link": b"12345678", "stream": 0, "warm": 0}),
             handshake.preamble(handshake.DATA) + handshake.pack({"link": [1], "stream": "x"}),
             handshake.preamble(handshake.DATA) + b"\x01\x10\x00\x00" + bytes(4097),
         ],
@@ -423,6 +424,23 @@ class TestStreams:
         b.endpoint.set_streams(back, 1)
         a.endpoint.set_streams(link, 2)
         await poll(lambda: len(a.engine.streams(link.id)) == len(b.engine.streams(back.id)) == 2)
+
+    async def test_warm_up(self, hosts, monkeypatch):
+        """On a long path a further stream is warmed up before it carries frames, and works afterwards."""
+        monkeypatch.setattr("p2pavg.transport.stream_keeper._LONG_PATH_S", 0.0)
+        a, b = await hosts(streams=1), await hosts(streams=1)
+        link = await a.connect(b)
+        await link.ready
+        a.endpoint.set_streams(link, 3)
+        await poll(lambda: len(a.engine.streams(link.id)) == 3)
+        await poll(lambda: len(b.engine.streams(b.link_to(a).id)) == 3)
+        assert a.engine.traffic(link.id) == (0, 0)
+        a.engine.detach(link.id, min(a.engine.streams(link.id)))
+        buffer = bytearray(3_000_000)
+        b.engine.open_blob(5, memoryview(buffer), 1_000_000)
+        for chunk in range(3):
+            a.engine.send_blob(link.id, 5, chunk, memoryview(b"x" * 1_000_000))
+        await poll(lambda: bytes(buffer) == b"x" * 3_000_000)
 
     @pytest.mark.parametrize("dialler_loses", [True, False])
     async def test_lost_stream_is_reopened(self, hosts, dialler_loses):

@@ -21,14 +21,10 @@ MB = 1e6
 
 
 def goodput(streams: int, rate_bps: float, rtt_s: float, window: float, nbytes: float) -> float:
-    """A model of a transfer: slow start from 14 KB per stream, then the window or the path limits."""
-    steady = min(8 * streams * window / rtt_s, rate_bps)
-    moved, seconds, flight = 0.0, rtt_s, streams * 14_000.0
-    while moved < nbytes:
-        now = min(flight, steady * rtt_s / 8)
-        step = min(1.0, (nbytes - moved) / now)
-        moved, seconds, flight = moved + now * step, seconds + rtt_s * step, 2 * flight
-    return 8 * nbytes / seconds
+    """A model of a transfer whose windows have grown: a round trip, then windows or the path are the
+    limit.
+    """
+    return 8 * nbytes / (rtt_s + 8 * nbytes / min(8 * streams * window / rtt_s, rate_bps))
 
 
 def run(
@@ -48,7 +44,8 @@ def run(
     for _ in range(rounds):
         used.append(count.wanted(links))
         carried = goodput(used[-1], rate, rtt, window, nbytes) * rng.uniform(1 - noise, 1)
-        count.measured(Transfer(used[-1], int(nbytes), 8 * nbytes / carried, rtt), links)
+        queue = 0.1 * rtt if 8 * used[-1] * window / rtt > rate else 0.0
+        count.measured(Transfer(used[-1], int(nbytes), 8 * nbytes / carried, rtt, queue), links)
     return used
 
 
@@ -70,7 +67,7 @@ class TestStreamCount:
     def test_near_the_best(self, path, noise):
         """After a dozen transfers the number carries 0.9 of what the best fixed number carries."""
         rtt, rate, window = PATHS[path]
-        best = max(goodput(k, rate, rtt, window, 100 * MB) for k in (1, 2, 3, *range(4, MOST_SOCKETS + 1, 4)))
+        best = max(goodput(k, rate, rtt, window, 100 * MB) for k in range(1, MOST_SOCKETS + 1))
         for seed in range(20 if noise else 1):
             used = run(24, rate, rtt, window, 100 * MB, noise=noise, seed=seed)
             late = sorted(goodput(k, rate, rtt, window, 100 * MB) for k in used[12:])
@@ -79,14 +76,14 @@ class TestStreamCount:
     def test_first_guess(self):
         """Before any measurement the number is k* of a fast machine: never one stream over a long path."""
         assert StreamCount(0.0003, 4e6).wanted(1) == least_streams(1)
-        assert 20 <= StreamCount(0.3, 4e6).wanted(1) <= 64
-        assert 8 <= StreamCount(0.1, 4e6).wanted(1) <= 24
+        assert 12 <= StreamCount(0.3, 4e6).wanted(1) <= 24
+        assert 5 <= StreamCount(0.1, 4e6).wanted(1) <= 10
         assert StreamCount(0.3, 4e6).wanted(8) < StreamCount(0.3, 4e6).wanted(2)
-        assert StreamCount(0.3, 100e3).wanted(1) == MOST_SOCKETS
+        assert StreamCount(0.3, 50e3).wanted(1) == MOST_SOCKETS
 
     def test_grows_and_settles(self):
         """On a path that fits the law, the number grows to k* and stays for a while."""
-        used = run(12, 6.2e9, 0.103, 2.6 * MB, 50_000 * MB)
+        used = run(12, 6.2e9, 0.103, 2.6 * MB, 2000 * MB)
         needed = 6.2e9 / 8 * 0.103 / (2.6 * MB)
         assert used[0] < needed <= used[-1] <= 3 * needed
         assert used[-3:] == [used[-1]] * 3
