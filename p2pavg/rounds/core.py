@@ -189,8 +189,11 @@ class Core:
         """Whom we follow: the last leader as long as it can, else the rendezvous choice of those that can."""
         if self.sticky is not None and self.can_lead(self.sticky):
             return self.sticky
-        able = [f for f in self.view.trainers() if self.stands_here(f) and self.can_lead(f.peer)]
-        candidates = [(f.peer, f.client_only) for f in able]
+        candidates = [
+            (f.peer, f.client_only)
+            for f in self.view.trainers()
+            if self.stands_here(f) and f.peer not in self.suspects and f.peer not in self.excluded
+        ]
         if self.can_lead(self.me):
             candidates.append((self.me, self.config.client_only))
         reachable = [peer for peer, client_only in candidates if not client_only]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from p2pavg.rounds.ballot import Lineage, PeerId
 from p2pavg.rounds.events import Generation
 
-KEPT_GENERATIONS = 256
+KEPT_GENERATIONS = 1024
 
 
 def first_lineage(run: bytes, initial_digest: bytes) -> Lineage:
@@ -76,16 +76,13 @@ class History:
         """
         theirs = {generation.epoch: generation for generation in donor}
         ours = {generation.epoch: generation for generation in self.generations}
+        # Up to here the two histories are one. Without any overlap nothing is known to be in theirs.
+        common = max((e for e in ours if e in theirs and ours[e].lineage == theirs[e].lineage), default=-1)
         lost = unaveraged
         for epoch, transfers in self.offered.items():
-            mine, their = ours.get(epoch), theirs.get(epoch)
-            counted_here = transfers.get(mine.transfer, 0) if mine else 0
-            if their is None:
-                # Older than what the donor remembers: the same past. Without any history: never counted.
-                counted_there = counted_here if theirs and epoch < min(theirs) else 0
-            else:
-                counted_there = transfers.get(their.transfer, 0)
-            lost += counted_here - counted_there
+            if epoch > common:
+                lost += transfers.get(ours[epoch].transfer, 0) if epoch in ours else 0
+                lost -= transfers.get(theirs[epoch].transfer, 0) if epoch in theirs else 0
         self.generations.clear()
         self.generations.extend(sorted(theirs.values(), key=lambda generation: generation.epoch))
         return lost

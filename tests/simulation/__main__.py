@@ -47,7 +47,7 @@ def main() -> int:
         count += 1
         for key in totals:
             totals[key] += getattr(verdict, key)
-        stalls.append(verdict.longest_stall)
+        stalls.append((round(verdict.longest_stall, 2), verdict.seed))
         if verdict.broken is not None:
             broken += 1
             print(f"seed {verdict.seed}: {verdict.broken}")
@@ -55,7 +55,7 @@ def main() -> int:
             print(f"    python -m tests.simulation --seed {verdict.seed}{peers}")
     seconds = time.perf_counter() - began
     print(f"{count} schedules in {seconds:.1f} s, {broken} of them broke a promise; {totals}")
-    print(f"longest stall of an undisturbed peer {max(stalls):.2f} s")
+    print(f"longest stalls of undisturbed peers (seconds, seed): {sorted(stalls, reverse=True)[:5]}")
     return int(broken > 0)
 
 
