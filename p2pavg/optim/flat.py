@@ -192,6 +192,24 @@ class FlatGradients:
             if index not in self._hooks:
                 self._hook(index)
 
+    def replace(self, params: Sequence[torch.Tensor]) -> None:
+        """Go on with other parameters of the same shapes, with their gradients added to the sums so far."""
+        for _, handle in self._hooks.values():
+            handle.remove()
+        self._hooks.clear()
+        sums = [self._store.slice(index) for index in range(len(self.params))]
+        fresh = [None if param.grad is None else param.grad.detach() for param in params]
+        for param in self.params:
+            param.grad = None
+        self.params = list(params)
+        self._build()
+        with torch.no_grad():
+            for index, (flat, grad) in enumerate(zip(sums, fresh, strict=True)):
+                self._store.slice(index).copy_(flat)
+                if grad is not None:
+                    self._store.views[index].add_(grad)
+                    self._seen[index] = self._seen[-1] = self._clock[0]
+
     def _rebuild(self) -> None:
         log.info("parameters changed device or dtype: gradient buffers are built anew")
         sums = [

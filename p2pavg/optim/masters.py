@@ -15,6 +15,19 @@ FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagr
 """Optimizers whose fused kernel runs on the CPU."""
 
 
+def replace_parameters(
+    optimizer: torch.optim.Optimizer, old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]
+) -> None:
+    """Put new[i] where old[i] stands in groups and state; state follows in device and dtype."""
+    instead = {id(before): after for before, after in zip(old, new, strict=True)}
+    for group in optimizer.param_groups:
+        group["params"] = [instead[id(param)] for param in group["params"]]
+    for before, after in zip(old, new, strict=True):
+        if before in optimizer.state:
+            entries = optimizer.state.pop(before)
+            optimizer.state[after] = {key: _like(value, before, after) for key, value in entries.items()}
+
+
 class Masters:
     """Copies of an optimizer's parameters that stand in their place in its groups and its state.
 
@@ -45,23 +58,13 @@ class Masters:
                 self.params[index] = master
         if offload and isinstance(optimizer, FUSED):
             self._fuse()
-        self._replace(self._live, self.params)
+        replace_parameters(optimizer, self._live, self.params)
 
     def _fuse(self) -> None:
         for group in self._optimizer.param_groups:
             self._saved_options.append({"fused": group.get("fused"), "foreach": group.get("foreach")})
             if not group.get("differentiable") and not isinstance(group["lr"], torch.Tensor):
                 group["fused"], group["foreach"] = True, False
-
-    def _replace(self, old: list[torch.Tensor], new: list[torch.Tensor]) -> None:
-        optimizer = self._optimizer
-        instead = {id(before): after for before, after in zip(old, new, strict=True)}
-        for group in optimizer.param_groups:
-            group["params"] = [instead[id(param)] for param in group["params"]]
-        for before, after in zip(old, new, strict=True):
-            if before in optimizer.state:
-                entries = optimizer.state.pop(before)
-                optimizer.state[after] = {key: _like(value, before, after) for key, value in entries.items()}
 
     def step(self, vector: F32, layout: Layout) -> None:
         """Step the optimizer on an averaged gradient; parameters that no peer used rest."""
@@ -78,6 +81,11 @@ class Masters:
         """Copy the masters into the model's parameters. Runs on the training thread, at a step boundary."""
         with torch.no_grad():
             torch._foreach_copy_(self._live, self.params)
+
+    def follow(self, live: Sequence[torch.Tensor]) -> None:
+        """The model has other parameters now, with the values they should have: take them over."""
+        self._live = list(live)
+        self.collect(None)
 
     def collect(self, copies: Sequence[torch.Tensor] | None) -> None:
         """Set the masters from `copies()` of a checkpoint, or else from the model's parameters."""
@@ -101,7 +109,7 @@ class Masters:
         """Put the model's parameters back into the optimizer, with the state on their devices. Idempotent."""
         if self._optimizer.param_groups[0]["params"][0] is self._live[0]:
             return
-        self._replace(self.params, self._live)
+        replace_parameters(self._optimizer, self.params, self._live)
         for group, options in zip(self._optimizer.param_groups, self._saved_options, strict=False):
             group.update(options)
 

@@ -36,3 +36,26 @@ def persistent_buffers(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
                 if buffer is not None and name not in module._non_persistent_buffers_set:
                     found.setdefault(id(buffer), buffer)
     return list(found.values())
+
+
+Places = list[tuple[nn.Module, str] | None]
+
+
+def places_of(params: Iterable[torch.Tensor], modules: Iterable[nn.Module]) -> Places:
+    """For each parameter the module and the name under which it is found, or None."""
+    found: dict[int, tuple[nn.Module, str]] = {}
+    for root in modules:
+        for module in root.modules():
+            for name, param in module._parameters.items():
+                if param is not None:
+                    found.setdefault(id(param), (module, name))
+    return [found.get(id(param)) for param in params]
+
+
+def parameters_at(places: Places, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """What stands there now: after load_state_dict(assign=True) other tensors of the same shapes."""
+    now = []
+    for place, param in zip(places, params, strict=True):
+        there = None if place is None else place[0]._parameters.get(place[1])
+        now.append(param if there is None or there.shape != param.shape else there)
+    return now

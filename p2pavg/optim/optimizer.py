@@ -18,9 +18,9 @@ from p2pavg.optim import arguments
 from p2pavg.optim.behind import BehindUpdate
 from p2pavg.optim.flat import FlatGradients
 from p2pavg.optim.loss_scale import LossScale
-from p2pavg.optim.masters import Masters
+from p2pavg.optim.masters import Masters, replace_parameters
 from p2pavg.optim.microbatches import Microbatches
-from p2pavg.optim.modules import owning_modules, persistent_buffers
+from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
 from p2pavg.optim.state import TrainingState, parameters_of, schema
 from p2pavg.optim.update import Shared, Update, WaitingUpdate
 from p2pavg.peer import Peer
@@ -107,6 +107,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             self._masters = Masters(optimizer, offload_optimizer)
         self._mirror_inner()
         modules = owning_modules(self._flat.params) if model is None else [model]
+        self._places = places_of(self._flat.params, modules)
         self._state = TrainingState(optimizer, scheduler, lambda: persistent_buffers(modules))
         self._target_batch_size = target_batch_size
         self._compression = compression
@@ -194,11 +195,27 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 "gradients were changed between backward() and step(), where they are sums of microbatches: "
                 "to clip the averaged gradient, pass max_grad_norm= instead"
             )
+        if not self._flat.pending:
+            self._follow_model()
         self._flat.tick()
         self._update.count(samples, drop="the GradScaler found inf" if bad else "")
         for after in self._optimizer_step_post_hooks.values():
             after(self, (closure, batch_size), {})
         return loss
+
+    def _follow_model(self) -> None:
+        """No backward pass reached our parameters: load_state_dict(assign=True) may have replaced them."""
+        old = self._flat.params
+        new = parameters_at(self._places, old)
+        if all(before is after for before, after in zip(old, new, strict=True)):
+            return
+        self._update.settle()
+        self._flat.replace(new)
+        if self._masters is None:
+            replace_parameters(self.inner, old, new)
+        else:
+            self._masters.follow(new)
+        self._mirror_inner()
 
     # Without this, torch wraps step() in a profiler record that takes ten times as long as counting does. The
     # inner optimizer's step has its own.
@@ -281,6 +298,10 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             self._masters.collect(None if ours is None else ours.get("masters"))
         self._flat.clear()
         self._join()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises ConfigurationError: copies of a place in a swarm would speak for one peer."""
+        raise ConfigurationError("a CollaborativeOptimizer cannot be copied or pickled; use its state_dict()")
 
     @property
     def epoch(self) -> int:
