@@ -2,7 +2,7 @@
 
 Three processes that know nothing but the address of a DHT node find each other and train a language model
 together. Half-way one of them is killed with SIGKILL; later a new one joins, downloads the state and
-contributes. Then one process trains the same model alone, with the same samples per epoch, for comparison.
+contributes. Then one process trains the same model alone, on the same batches, for comparison.
 """
 
 from __future__ import annotations
@@ -137,9 +137,11 @@ def train_swarm(processes: Processes, story: Story, view: View, words: list[str]
 
 
 def train_alone(processes: Processes, story: Story, view: View, words: list[str], limit: float) -> None:
-    """The reference: one process, the same samples per epoch."""
-    story.say("one process now trains the same model alone, for comparison")
-    story.alone = processes.train("alone", "--alone", *words, "--seed", "0")
+    """The reference: one process, with the same samples in each epoch's batch."""
+    story.say("one process now trains the same model alone, on the same batches")
+    plan = processes.folder / "plan.json"
+    plan.write_text(json.dumps(story.plan(processes.folder / f"{FIRST}.reports.jsonl")))
+    story.alone = processes.train("alone", "--alone", *words, "--seed", "0", "--plan", str(plan))
     for _ in ticks(limit):
         story.read()
         view.refresh(story)

@@ -23,6 +23,7 @@ class Follower:
         self.offset = 0
         self.epochs: list[dict[str, Any]] = []
         self.validations: list[dict[str, Any]] = []
+        self.start: dict[str, Any] | None = None
         self.end: dict[str, Any] | None = None
         self.state = "starting"
 
@@ -41,7 +42,8 @@ class Follower:
 
     def _note(self, event: dict[str, Any]) -> None:
         match event["event"]:
-            case "start" | "joined":
+            case "start":
+                self.start = event
                 self.state = "training"
             case "epoch":
                 self.state = "training"
@@ -122,6 +124,21 @@ class Story:
             case "end":
                 self.say(f"{name} is done, with parameters {event['digest']}")
 
+    def plan(self, reports: Path) -> list[list[tuple[int, int]]]:
+        """What went into each epoch's average, [(seed, samples), ...], by one peer's RoundReports.
+
+        With it one process can train on the same batches. Epochs that this peer missed are left empty.
+        """
+        starts = [follower.start for follower in self.followers.values() if follower.start is not None]
+        seeds = {start["peer"]: start["seed"] for start in starts}
+        plan: list[list[tuple[int, int]]] = [[] for _ in range(self.epochs)]
+        for line in reports.read_text().splitlines():
+            report = json.loads(line)
+            if report["epoch"] < self.epochs:
+                members = [(seeds[member["peer"]], member["samples"]) for member in report["members"]]
+                plan[report["epoch"]] = [(seed, samples) for seed, samples in members if samples]
+        return plan
+
     def summary(self, spread: float | None) -> dict[str, Any]:
         """The facts, and whether all that the demo promises was shown. spread: max - min over seeds."""
         ends = {name: self.followers[name].end for name in self.alive}
@@ -170,7 +187,7 @@ class Story:
             "Shown: three processes that found each other through the DHT trained one model, lost one to "
             f"SIGKILL in epoch {summary['killed_in_epoch']}, took in a newcomer that brought "
             f"{summary['samples'][NEWCOMER]} samples, ended with parameters equal to the bit, and learned in "
-            f"{self.epochs} epochs as much as one process does."
+            f"{self.epochs} epochs what one process learns from the same batches."
         )
         return [*lines, "", sentence]
 

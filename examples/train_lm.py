@@ -164,7 +164,7 @@ def train_together(args: argparse.Namespace, log: Log) -> None:
         address = opt.peer.address
         join = f"To join from another terminal or machine:\n\n    {join_command(args, address)}\n"
         epoch = opt.epoch
-        log("start", join, address=address, epoch=epoch)
+        log("start", join, address=address, epoch=epoch, peer=opt.peer.peer_id.hex(), seed=args.seed)
         for batch in batches(training, args.batch_size, args.seed):
             loss = loss_of(model, batch)
             loss.backward()
@@ -226,17 +226,20 @@ def train_alone(args: argparse.Namespace, log: Log) -> float:
     """The reference: one process, the same target batch size and epochs. Returns the validation loss."""
     training, validation = read_text(args.text, args.suffix)
     model, optimizer, scheduler = build(args)
-    source = batches(training, args.batch_size, args.seed)
-    steps = math.ceil(args.target_batch_size / args.batch_size)
+    plan = json.loads(args.plan.read_text()) if args.plan else []
+    sources: dict[int, Iterator[Tensor]] = {}
     for epoch in range(1, args.epochs + 1):
         started = time.perf_counter()
-        for _ in range(steps):
+        counts = (plan and plan[epoch - 1]) or [[args.seed, args.target_batch_size]]
+        steps = [seed for seed, samples in counts for _ in range(math.ceil(samples / args.batch_size))]
+        for seed in steps:
+            source = sources.setdefault(seed, batches(training, args.batch_size, seed))
             loss = loss_of(model, next(source))
-            (loss / steps).backward()
+            (loss / len(steps)).backward()
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        rate = steps * args.batch_size / (time.perf_counter() - started)
+        rate = len(steps) * args.batch_size / (time.perf_counter() - started)
         words = f"epoch {epoch}: training loss {loss.item():.3f}, {rate:.0f} samples/s"
         log("epoch", words, epoch=epoch, loss=loss.item(), samples_per_second=rate)
         if args.validate_every and epoch % args.validate_every == 0:
@@ -281,6 +284,7 @@ def parser() -> argparse.ArgumentParser:
     add("--suffix", default=".py", help="of the files to read")
     add("--threads", type=int, default=1, help="of torch")
     add("--alone", action="store_true", help="one process, without p2pavg: the reference")
+    add("--plan", type=Path, metavar="PATH", help="with --alone: JSON, per epoch [[seed, samples], ...]")
     add("--on-enter", action="store_true", help="prepare everything, and join when Enter is pressed")
     add("--log", metavar="PATH", help="also write one JSON object per line")
     return parser

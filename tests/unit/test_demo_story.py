@@ -52,7 +52,7 @@ def tell(demo_story, tmp_path, *, newcomer_mine: int = 8, newcomer_digest: str =
     for name in ("ada", "bob", "cleo"):
         peers[name] = Peer(tmp_path / name)
         story.follow(demo_story.Follower(name, tmp_path / name))
-        peers[name].write("start", address="127.0.0.1:1", epoch=0)
+        peers[name].write("start", address="127.0.0.1:1", epoch=0, peer=name * 2, seed=len(peers))
     for peer in peers.values():
         peer.epoch(1, 3)
     story.read()
@@ -60,7 +60,7 @@ def tell(demo_story, tmp_path, *, newcomer_mine: int = 8, newcomer_digest: str =
     peers["cleo"].epoch(2, 3)  # what a dead peer may still have written does not count
     peers["dora"] = Peer(tmp_path / "dora")
     story.follow(demo_story.Follower("dora", tmp_path / "dora"))
-    peers["dora"].write("start", address="127.0.0.1:2", epoch=2)
+    peers["dora"].write("start", address="127.0.0.1:2", epoch=2, peer="doradora", seed=4)
     peers["ada"].epoch(2, 2, attempts=2)
     peers["ada"].write("validation", epoch=2, loss=2.5)
     for name in ("ada", "dora"):
@@ -97,6 +97,18 @@ def test_what_was_not_shown_is_named(demo_story, tmp_path, change, doubt):
     summary = story.summary(0.1)
     assert summary["doubts"] == [doubt]
     assert story.closing(summary)[-1] == f"Not shown: {doubt}."
+
+
+def test_plan_follows_the_reports(demo_story, tmp_path):
+    """The reference's batches are those of the averages: by seed and number, without empty members."""
+    story = tell(demo_story, tmp_path)
+    reports = [
+        {"epoch": 0, "members": [{"peer": "adaada", "samples": 8}, {"peer": "cleocleo", "samples": 16}]},
+        {"epoch": 2, "members": [{"peer": "adaada", "samples": 24}, {"peer": "doradora", "samples": 0}]},
+    ]
+    path = tmp_path / "reports.jsonl"
+    path.write_text("".join(json.dumps(report) + "\n" for report in reports))
+    assert story.plan(path) == [[(1, 8), (3, 16)], [], [(1, 24)], []]
 
 
 def test_a_peer_that_did_not_finish_fails_the_demo(demo_story, tmp_path):
