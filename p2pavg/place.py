@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from p2pavg import codecs, native
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.plan import planner
-from p2pavg.errors import AddressInUseError, IncompatiblePeerError, P2PAvgError
+from p2pavg.errors import AddressInUseError, CredentialError, IncompatiblePeerError, P2PAvgError
 from p2pavg.identity import Identity, short_id
 from p2pavg.membership import DHT, PeerInfo, View
 from p2pavg.report import RoundReport
@@ -23,35 +23,19 @@ from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.recorder import Recorder
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import TrainingSpec
+from p2pavg.settings import Settings
 from p2pavg.transport.endpoint import Endpoint
 from p2pavg.transport.engine import Engine, Part
 from p2pavg.transport.link import Link
 
 logger = logging.getLogger("p2pavg.peer")
 
-DEFAULT_PORT = 31330
 PORTS_TRIED = 64
-AUTO_STREAMS = 4
 DIAL_TIMEOUT_S = 5.0
 DIAL_BACKOFF_S = (0.2, 5.0)
 JOIN_TIMEOUT_S = 10.0
 ANNOUNCE_INTERVAL_S = 1.0
 HEARTBEAT_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a peer takes its place in a swarm. Checked by `peer.Peer`."""
-
-    run_id: str
-    initial_peers: tuple[str, ...]
-    host: str
-    port: int
-    port_is_default: bool
-    announce: tuple[str, int] | None
-    client_only: bool
-    region: str
-    streams: int
 
 
 class Place:
@@ -65,7 +49,7 @@ class Place:
         self.driver: Driver | None = None
         self._publish = publish
         self._dialling: dict[bytes, asyncio.Task[None]] = {}
-        self._refusals: list[str] = []
+        self._refusals: list[P2PAvgError] = []
         self._announcing: asyncio.Task[None] | None = None
         self._spec: TrainingSpec | None = None
         self._closed = False
@@ -98,6 +82,7 @@ class Place:
                 hello=hello,
                 streams=settings.streams,
                 events=self,
+                credentials=settings.credentials,
             )
             try:
                 self.dht = await DHT.start(
@@ -212,7 +197,7 @@ class Place:
             total=0,
             leader=b"",
         )
-        await self.view.refresh_now()
+        await asyncio.gather(self.view.refresh_now(), self._learn_reachability())
         self._connect_missing()
         deadline = time.monotonic() + JOIN_TIMEOUT_S
         while self._dialling and time.monotonic() < deadline and not self._refusals:
@@ -222,7 +207,7 @@ class Place:
                 return_when=asyncio.FIRST_COMPLETED,
             )
         if self._refusals:
-            raise IncompatiblePeerError(self._refusals[0])
+            raise self._refusals[0]
         role, epoch = ev.Role.TRAINER, 0
         others = [
             link.hello for link in self.links.values() if link.hello.get("role") == ev.Role.TRAINER.value
@@ -249,6 +234,17 @@ class Place:
             if self._trains(link):
                 self.driver.link_up(link)
         self.standing_changed()
+
+    async def _learn_reachability(self) -> None:
+        """Work as client_only, and say so, when others try and cannot open a connection to this peer."""
+        if self.settings.client_only or self.settings.announce is not None:
+            return
+        found = await self.dht.check_reachability()
+        if found.reachable is False:
+            logger.warning("%s", found.advice)
+            self.dht.become_client_only()
+            self.settings = replace(self.settings, client_only=True)
+            self.endpoint.hello["client_only"] = True
 
     async def set_target(self, samples: int | None) -> None:
         """Samples that make an epoch; None: one for every trainer now linked and this peer."""
@@ -282,8 +278,8 @@ class Place:
                     try:
                         await self.endpoint.connect(host, port, expect=peer_id, timeout=DIAL_TIMEOUT_S)
                         return
-                    except IncompatiblePeerError as error:
-                        self._refused(peer_id, str(error))
+                    except (IncompatiblePeerError, CredentialError) as error:
+                        self._refused(peer_id, error)
                         return
                     except (P2PAvgError, OSError, TimeoutError) as error:
                         logger.debug("no link to %s at %s:%d: %s", short_id(peer_id), host, port, error)
@@ -292,11 +288,11 @@ class Place:
         finally:
             self._dialling.pop(peer_id, None)
 
-    def _refused(self, peer_id: bytes, why: str) -> None:
+    def _refused(self, peer_id: bytes, error: P2PAvgError) -> None:
         if self.driver is None:
-            self._refusals.append(why)
+            self._refusals.append(error)
         else:
-            logger.warning("peer %s cannot take part: %s", short_id(peer_id), why)
+            logger.warning("peer %s cannot take part: %s", short_id(peer_id), error)
 
     # --------------------------------------------------------------------------- events of the links
 

@@ -13,7 +13,7 @@ from p2pavg.membership.wire import Contact, Kind, matches
 
 DIAL_SECONDS = 2.0
 ANSWER_SECONDS = 3.0
-POLL_SECONDS = 0.2
+FIRST_POLL_SECONDS = 0.02
 REMEMBER_SECONDS = 10.0
 MAX_DIALS = 8
 MAX_REMEMBERED = 256
@@ -84,14 +84,15 @@ class Dialler:
 
 async def ask_to_dial(node: Node, contact: Contact, port: int) -> bool | None:
     """Have one contact open a TCP connection to this machine's `port`; None when it cannot tell."""
-    deadline = node.clock() + ANSWER_SECONDS
+    deadline, pause = node.clock() + ANSWER_SECONDS, FIRST_POLL_SECONDS
     while node.clock() < deadline:
         answer = await node.rpc.ask(contact.address, Kind.DIAL, [port], expected=contact.id, tries=2)
         if answer is None or not matches(answer.body, int):
             return None
         if answer.body[0] in (Dialler.REACHED, Dialler.FAILED):
             return bool(answer.body[0] == Dialler.REACHED)
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(pause)
+        pause *= 2
     return None
 
 
