@@ -127,6 +127,21 @@ def test_two_swarms_merge_after_one_introduction() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_newcomer_that_knows_both_swarms_merges_them(seed: int) -> None:
+    """Two swarms of four become one within five seconds when a peer joins with an address of each."""
+
+    async def scenario() -> None:
+        net = network(seed=seed)
+        left, right = await members(net, 4), await members(net, 4)
+        joining = asyncio.ensure_future(member(net, [address_of(left[1][0]), address_of(right[2][0])]))
+        await seconds_until(lambda: all(len(view.peers) == 8 for _, view in left + right), 5.0)
+        _, view = await joining
+        assert len(view.peers) == 8
+
+    run(scenario())
+
+
 def test_a_partition_heals_by_itself() -> None:
     """Sides that were cut off from each other until they forgot each other find each other again."""
 
