@@ -230,7 +230,11 @@ class TestRefusing:
         """Another wire version is refused with both versions named."""
         a, b = await hosts(), await hosts()
         real = handshake.preamble
-        monkeypatch.setattr(handshake, "preamble", lambda kind: real(kind)[:6] + b"\x09\x00" + real(kind)[8:])
+
+        def changed(*about, **more):
+            return real(*about, **more)[:6] + b"\x09\x00" + real(*about, **more)[8:]
+
+        monkeypatch.setattr(handshake, "preamble", changed)
         with pytest.raises(IncompatiblePeerError, match=r"version 9, the other 1"):
             await a.connect(b)
 
