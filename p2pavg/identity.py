@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from p2pavg.errors import ConfigurationError
@@ -78,6 +79,16 @@ class Identity:
     def sign(self, message: bytes) -> bytes:
         """The 64-byte Ed25519 signature over `message`."""
         return self._private_key.sign(message)
+
+    def private_bytes(self) -> bytes:
+        """The 32 bytes of the private key: a secret."""
+        return self._private_key.private_bytes_raw()
+
+    def private_pem(self) -> bytes:
+        """The private key for OpenSSL: a secret."""
+        return self._private_key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
 
     def _save(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)

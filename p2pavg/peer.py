@@ -15,34 +15,38 @@ from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.loop_thread import LoopThread
 from p2pavg.membership import PeerInfo
-from p2pavg.membership.address import format_host_port, parse_host_port
-from p2pavg.place import AUTO_STREAMS, DEFAULT_PORT, Place, Settings
+from p2pavg.membership.address import format_host_port
+from p2pavg.place import Place
 from p2pavg.report import RoundReport
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import TrainingSpec
+from p2pavg.settings import settings
 from p2pavg.tensors import Averager
 
 logger = logging.getLogger("p2pavg.peer")
-MAX_STREAMS = 128
-MAX_RUN_ID = 200
 CLOSE_NOTICE_S = 5.0
 
 
 class Peer:
     """One process's place in a swarm.
 
-    run_id: the training job's name; the same on all peers. initial_peers: "host:port" of any members, empty
-    to start a
-    new swarm; `P2PAVG_INITIAL_PEERS` (comma-separated) is used when None. listen: "host:port"; with the
-    default the next free port is taken,
-    port 0 is any free one. announce: the "host:port" that others reach this peer at, when it is not the
-    listening one.
-    client_only: others cannot connect to this peer. compression: "none", "fp16", "bf16", "int8" or a Codec.
-    streams: TCP streams per link, or "auto". on_round: called with every RoundReport, on a background thread.
+    run_id: the training job's name; the same on all peers.
+    initial_peers: "host:port" of any members, empty to start a new swarm; `P2PAVG_INITIAL_PEERS` (separated
+    by commas) is used when None.
+    listen: "host:port"; with the default the next free port is taken, port 0 is any free one.
+    announce: the "host:port" that others reach this peer at, when it is not the listening one.
+    client_only: others cannot connect to this peer.
+    compression: "none", "fp16", "bf16", "int8" or a Codec.
+    streams: TCP streams per link, or "auto": as many as transfers call for.
+    on_round: called with every RoundReport, on a background thread.
     reports: append every RoundReport to this JSONL file; `P2PAVG_REPORTS` is used when None.
+    identity: a file that keeps this peer's key over restarts; made when it is missing. None: a fresh key.
+    credentials: a file or text that `p2pavg credentials` made, `P2PAVG_CREDENTIALS` when None; with neither,
+    the
+    run is open: whoever reaches a port can read and take part.
 
     Nothing happens before `start()` (or `async with`). Raises ConfigurationError for arguments that cannot
-    work.
+    work, CredentialError for credentials that cannot.
     """
 
     def __init__(
@@ -59,8 +63,11 @@ class Peer:
         on_round: Callable[[RoundReport], None] | None = None,
         reports: str | os.PathLike[str] | None = None,
         identity: str | os.PathLike[str] | None = None,
+        credentials: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._settings = _settings(run_id, initial_peers, listen, announce, client_only, region, streams)
+        self._settings = settings(
+            run_id, initial_peers, listen, announce, client_only, region, streams, credentials
+        )
         self._identity = identity
         self.run_id = run_id
         self.compression = compression
@@ -230,6 +237,8 @@ class Peer:
         return self._place
 
     def _own_identity(self) -> Identity:
+        if self._settings.credentials is not None:
+            return self._settings.credentials.identity
         return Identity.generate() if self._identity is None else Identity.load_or_create(self._identity)
 
     def _publish(self, report: RoundReport) -> None:
@@ -277,41 +286,3 @@ def _check_writable(path: str | None) -> None:
             f"cannot write reports to {path!r} ({error.strerror}); "
             f"name a writable file or unset P2PAVG_REPORTS"
         ) from None
-
-
-def _settings(
-    run_id: str,
-    initial_peers: Sequence[str] | None,
-    listen: str | None,
-    announce: str | None,
-    client_only: bool,
-    region: str | None,
-    streams: int | str,
-) -> Settings:
-    if not isinstance(run_id, str) or not 0 < len(run_id) <= MAX_RUN_ID:
-        raise ConfigurationError(
-            f"run_id must be a text of 1 to {MAX_RUN_ID} characters, the same on all peers"
-        )
-    if initial_peers is None:
-        initial_peers = [p for p in os.environ.get("P2PAVG_INITIAL_PEERS", "").replace(",", " ").split() if p]
-    if isinstance(initial_peers, str):
-        initial_peers = [initial_peers]
-    for address in initial_peers:
-        parse_host_port(address)
-    host, port, is_default = "0.0.0.0", DEFAULT_PORT, listen is None or listen == f"0.0.0.0:{DEFAULT_PORT}"
-    if listen is not None:
-        head, _, tail = listen.rpartition(":")
-        host, port = (head.strip("[]"), 0) if tail == "0" and head else parse_host_port(listen)
-    if streams != "auto" and (type(streams) is not int or not 1 <= streams <= MAX_STREAMS):
-        raise ConfigurationError(f'streams must be "auto" or an int from 1 to {MAX_STREAMS}, not {streams!r}')
-    return Settings(
-        run_id=run_id,
-        initial_peers=tuple(initial_peers),
-        host=host,
-        port=port,
-        port_is_default=is_default,
-        announce=None if announce is None else parse_host_port(announce),
-        client_only=bool(client_only),
-        region=region or "",
-        streams=AUTO_STREAMS if streams == "auto" else int(streams),
-    )

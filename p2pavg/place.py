@@ -15,6 +15,7 @@ from p2pavg.allreduce.plan import planner
 from p2pavg.errors import AddressInUseError, CredentialError, IncompatiblePeerError, P2PAvgError
 from p2pavg.identity import Identity, short_id
 from p2pavg.membership import DHT, PeerInfo, View
+from p2pavg.membership.address import parse_host_port
 from p2pavg.report import RoundReport
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.driver import Driver
@@ -63,7 +64,9 @@ class Place:
             self._engine.close()
             raise
         self._engine.set_heartbeat(HEARTBEAT_S)
-        self.view = View(self.dht, self.settings.run_id)
+        credentials = self.settings.credentials
+        run_key = None if credentials is None else credentials.key_for(b"table")
+        self.view = View(self.dht, self.settings.run_id, run_key=run_key)
         self.view.on_change = self._connect_missing
 
     async def _open_ports(self) -> None:
@@ -206,6 +209,8 @@ class Place:
                 timeout=deadline - time.monotonic(),
                 return_when=asyncio.FIRST_COMPLETED,
             )
+        if not self.links and not self._refusals:
+            await self._try_initial_peers()
         if self._refusals:
             raise self._refusals[0]
         role, epoch = ev.Role.TRAINER, 0
@@ -252,6 +257,17 @@ class Place:
         if driver is not None:
             trainers = sum(link.hello.get("role") == ev.Role.TRAINER.value for link in self.links.values())
             driver.set_target(1 + trainers if samples is None else samples)
+
+    async def _try_initial_peers(self) -> None:
+        """Nobody of the run is in the table: ask at the given addresses, which may know why."""
+        for address in self.settings.initial_peers:
+            host, port = parse_host_port(address)
+            try:
+                await self.endpoint.connect(host, port, timeout=DIAL_TIMEOUT_S)
+            except CredentialError as error:
+                self._refusals.append(error)
+            except (P2PAvgError, OSError, TimeoutError) as error:
+                logger.debug("%s is no trainer of this run: %s", address, error)
 
     def _connect_missing(self) -> None:
         """Dial every trainer in view that has no link. A peer that does not train dials nobody."""

@@ -72,9 +72,10 @@ class Publication:
         async with self._lock:
             if self._node.clock() - self._looked_up > HOLDERS_SECONDS or not self._holders:
                 await self._find_holders()
-            accepted = await asyncio.gather(*(self._promptly(holder, except_at) for holder in self._holders))
+            holders = list(self._holders)  # `use_holders` may replace them meanwhile
+            accepted = await asyncio.gather(*(self._promptly(holder, except_at) for holder in holders))
             if not all(accepted):
-                before = {holder for holder, kept in zip(self._holders, accepted, strict=True) if kept}
+                before = {holder for holder, kept in zip(holders, accepted, strict=True) if kept}
                 await self._find_holders()
                 added = [holder for holder in self._holders if holder not in before]
                 accepted += await asyncio.gather(*(self._promptly(holder, except_at) for holder in added))

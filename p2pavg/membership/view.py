@@ -13,6 +13,7 @@ from p2pavg.membership.dht import DHT, key_of
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.membership.pulse import Pulse
 from p2pavg.membership.roster import Member, Roster
+from p2pavg.membership.seal import Seal
 from p2pavg.membership.store import Held
 
 logger = logging.getLogger("p2pavg.membership")
@@ -30,10 +31,14 @@ class View:
     runs of over 16 a peer's epoch, lineage and rate may lag, by up to 0.3 s times the number of peers.
     """
 
-    def __init__(self, dht: DHT, run_id: str, *, lifetime: float = LIFETIME) -> None:
+    def __init__(
+        self, dht: DHT, run_id: str, *, lifetime: float = LIFETIME, run_key: bytes | None = None
+    ) -> None:
+        """run_key: 32 secret bytes of a closed run: only who has them finds and reads its records."""
         self.on_change: Callable[[], None] = lambda: None
         self._dht = dht
-        self._key = key_of("run", run_id)
+        self._key = key_of("run", run_id) if run_key is None else key_of("closed run", run_id, run_key)
+        self._seal = None if run_key is None else Seal(run_key)
         self._lifetime = lifetime
         self._own: PeerInfo | None = None
         self._found_addresses: tuple[tuple[str, int], ...] = ()
@@ -61,7 +66,7 @@ class View:
         before, self._own = self._own, info
         self._found_addresses = tuple(self._dht.external_addresses())
         lazy = before is not None and len(self._roster) > LAZY_VIEW and info.differs_only_in_progress(before)
-        self._pulse.value = info.encode()
+        self._pulse.value = self._encode(info)
         if not lazy:
             await self._pulse.publish()
 
@@ -80,7 +85,7 @@ class View:
     async def leave(self) -> None:
         """Tell everybody that this peer leaves (they see it within a second), and stop following the run."""
         if self._own is not None:
-            self._pulse.value = replace(self._own, leaving=True).encode()
+            self._pulse.value = self._encode(replace(self._own, leaving=True))
             self._own = None
             try:
                 await asyncio.wait_for(self._pulse.publish(), LEAVE_SECONDS)
@@ -101,6 +106,10 @@ class View:
     async def refresh_now(self) -> None:
         """Read the run's members now: from the table, and from members that it names."""
         await self._pulse.read()
+
+    def _encode(self, info: PeerInfo) -> bytes:
+        value = info.encode()
+        return value if self._seal is None else self._seal.close(value, info.peer_id)
 
     def _tick(self) -> None:
         """Announce anew when others turn out to see this peer elsewhere than it was found before."""
@@ -128,7 +137,10 @@ class View:
             if peer_id in self._dead:
                 self._update()  # the refresh may show that it lives after all
             return
-        info = PeerInfo.decode(held.record.value, peer_id, held.record.incarnation)
+        value: bytes | None = held.record.value
+        if self._seal is not None:
+            value = self._seal.open(held.record.value, peer_id)
+        info = None if value is None else PeerInfo.decode(value, peer_id, held.record.incarnation)
         if info is None:
             logger.debug("ignored a malformed record of a peer")
         elif self._roster.put(info, held, self._dht.clock()):

@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from p2pavg.errors import ProtocolError, UnreachableError
+from p2pavg.credentials import Credentials, certificate_key
+from p2pavg.errors import CredentialError, ProtocolError, UnreachableError
 from p2pavg.transport import handshake
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_QUEUED_BYTES = 8 << 20
+TLS_HANDSHAKE_S = 10.0
 _LENGTH_BYTES = 4
 
 
@@ -34,14 +37,42 @@ class ControlConnection(asyncio.Protocol):
         self._lost: str | None = None
 
     @classmethod
-    async def over(cls, sock: socket.socket, *, dialled: bool) -> ControlConnection:
-        """Take over a connected socket on which both preambles have passed."""
+    async def over(
+        cls, sock: socket.socket, *, dialled: bool, credentials: Credentials | None = None
+    ) -> ControlConnection:
+        """Take over a connected socket on which both preambles have passed; with credentials, TLS begins.
+
+        Raises CredentialError when the other side has no right certificate, or none that it accepts.
+        """
         loop = asyncio.get_running_loop()
-        if dialled:
-            _, connection = await loop.create_connection(cls, sock=sock)
-        else:
-            _, connection = await loop.connect_accepted_socket(cls, sock)
+        connection = cls()
+        tls: dict[str, Any] = {}
+        if credentials is not None:
+            tls = {"ssl": credentials.context(server=not dialled), "ssl_handshake_timeout": TLS_HANDSHAKE_S}
+        try:
+            if dialled:
+                if tls:
+                    tls["server_hostname"] = "p2pavg"  # not checked: members are known by their keys
+                await loop.create_connection(lambda: connection, sock=sock, **tls)
+            else:
+                await loop.connect_accepted_socket(lambda: connection, sock, **tls)
+        except ssl.SSLError as error:
+            raise CredentialError(
+                f"the other side's credentials are not of this run, or expired ({error.reason or error}); "
+                "check credentials= on both sides"
+            ) from None
         return connection
+
+    def proven_key(self) -> bytes | None:
+        """The public key of the other side's certificate; None without TLS. Raises CredentialError."""
+        assert self._transport is not None
+        tls = self._transport.get_extra_info("ssl_object")
+        if tls is None:
+            return None
+        certificate = tls.getpeercert(binary_form=True)
+        if certificate is None:
+            raise CredentialError("the other side showed no certificate")
+        return certificate_key(certificate)
 
     # -- use
 

@@ -63,6 +63,7 @@ class Endpoint:
     ) -> None:
         """Use `start`."""
         self._credentials = credentials
+        self._party = handshake.Party.of(run_id, closed=credentials is not None)
         self.hello = hello
         self.port = 0
         self._identity = identity
@@ -255,9 +256,9 @@ class Endpoint:
     async def _kind(self, sock: socket.socket) -> int:
         try:
             raw = await wire.receive(sock, handshake.PREAMBLE_BYTES)
-            return handshake.parse_preamble(raw, closed=self._credentials is not None)
+            return handshake.parse_preamble(raw, self._party)
         except Refusal as refusal:
-            answer = self._preamble(handshake.CONTROL) + handshake.pack(refusal.message())
+            answer = handshake.preamble(handshake.CONTROL, self._party) + handshake.pack(refusal.message())
             await wire.send(sock, answer)
             sock.close()
             raise
@@ -305,7 +306,7 @@ class Endpoint:
             if link is None or link.dialled:
                 raise ProtocolError("a data stream of an unknown link")
             answer = handshake.stream_answer(link.secret, hello)
-            await wire.send(sock, self._preamble(handshake.DATA) + handshake.pack(answer))
+            await wire.send(sock, handshake.preamble(handshake.DATA, self._party) + handshake.pack(answer))
             await wire.warm_up(sock, hello["warm"])
             streams = self._engine.streams(link.id)
             if link.closed or hello["stream"] in streams or len(streams) >= MAX_STREAMS:
@@ -318,9 +319,6 @@ class Endpoint:
             link.ready.set_result(None)
 
     # -- links
-
-    def _preamble(self, kind: int) -> bytes:
-        return handshake.preamble(kind, closed=self._credentials is not None)
 
     def _make_hello(self) -> Hello:
         return handshake.make_hello(self._identity, self._run_id, self.port, self._incarnation, self.hello)
@@ -338,7 +336,7 @@ class Endpoint:
             connection=connection,
             rtt_s=met.rtt_s,
             on_close=self._link_closed,
-            closed_run=self._credentials is not None,
+            party=self._party,
         )
         link.streams_wanted = self._streams or 0
         self._links[link.peer_id] = link

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from p2pavg.credentials import Credentials
 from p2pavg.errors import ProtocolError, UnreachableError
 from p2pavg.identity import Identity
 from p2pavg.transport import handshake, wire
@@ -26,7 +27,13 @@ class Met:
     rtt_s: float
 
 
-async def as_dialler(sock: socket.socket, identity: Identity, mine: Hello, admit: Admit) -> Met:
+async def as_dialler(
+    sock: socket.socket,
+    identity: Identity,
+    mine: Hello,
+    admit: Admit,
+    credentials: Credentials | None = None,
+) -> Met:
     """admit(theirs): called once they have proved themselves; raises Refusal, which they are told.
 
     Raises Refusal (of either side), ProtocolError, UnreachableError, OSError; then the socket is closed.
@@ -34,16 +41,23 @@ async def as_dialler(sock: socket.socket, identity: Identity, mine: Hello, admit
     connection: ControlConnection | None = None
     try:
         began = time.monotonic()
-        await wire.send(sock, handshake.preamble(handshake.CONTROL) + handshake.pack(mine.facts))
+        closed = credentials is not None
+        hello = b"" if closed else handshake.pack(mine.facts)
+        party = handshake.Party(mine.run[: handshake.PREAMBLE_RUN_BYTES], closed)
+        await wire.send(sock, handshake.preamble(handshake.CONTROL, party) + hello)
         try:
-            handshake.parse_preamble(await wire.receive(sock, handshake.PREAMBLE_BYTES))
+            handshake.parse_preamble(await wire.receive(sock, handshake.PREAMBLE_BYTES), party)
         except ProtocolError:
             raise UnreachableError("what answers there is not a p2pavg peer; check the address") from None
-        connection = await ControlConnection.over(sock, dialled=True)
+        connection = await ControlConnection.over(sock, dialled=True, credentials=credentials)
+        if closed:
+            began = time.monotonic()
+            connection.write(mine.facts)
         answer = await connection.read()
         rtt = time.monotonic() - began
         theirs = handshake.parse_hello(answer)
         try:
+            handshake.check_key(theirs, connection.proven_key())
             handshake.check_signature(mine, theirs, theirs, answer)
             await admit(theirs)
         except Refusal as refusal:
@@ -59,7 +73,12 @@ async def as_dialler(sock: socket.socket, identity: Identity, mine: Hello, admit
 
 
 async def as_listener(
-    sock: socket.socket, identity: Identity, mine: Hello, check: Callable[[Hello], None], admit: Admit
+    sock: socket.socket,
+    identity: Identity,
+    mine: Hello,
+    check: Callable[[Hello], None],
+    admit: Admit,
+    credentials: Credentials | None = None,
 ) -> Met:
     """check(theirs): what can be told from their hello; admit(theirs): once they have proved themselves.
 
@@ -68,10 +87,12 @@ async def as_listener(
     """
     connection: ControlConnection | None = None
     try:
-        await wire.send(sock, handshake.preamble(handshake.CONTROL))
-        connection = await ControlConnection.over(sock, dialled=False)
+        party = handshake.Party(mine.run[: handshake.PREAMBLE_RUN_BYTES], credentials is not None)
+        await wire.send(sock, handshake.preamble(handshake.CONTROL, party))
+        connection = await ControlConnection.over(sock, dialled=False, credentials=credentials)
         theirs = handshake.parse_hello(await connection.read())
         try:
+            handshake.check_key(theirs, connection.proven_key())
             check(theirs)
             began = time.monotonic()
             signature = identity.sign(handshake.transcript(theirs, mine, mine))

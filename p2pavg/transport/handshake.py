@@ -38,6 +38,9 @@ MAX_WARM_UP_BYTES = 1 << 20
 RUN_BYTES = 16
 SCHEMA_BYTES = 32
 
+PREAMBLE_RUN_BYTES = 6
+OTHER_RUN = "the peer at that address is in another run; check run_id and initial_peers"
+
 _MAGIC = b"P2PAVG"
 _PREAMBLE = struct.Struct("<6sHBB6s")
 _LENGTH = struct.Struct("<I")
@@ -72,18 +75,29 @@ class Refusal(Exception):
 SUPERSEDED = Refusal("superseded", "another connection between these two peers is kept")
 
 
-def preamble(kind: int, *, closed: bool = False) -> bytes:
-    """closed: this side has credentials, and speaks with members only."""
-    return _PREAMBLE.pack(_MAGIC, WIRE_VERSION, kind, closed, bytes(6))
+@dataclass(frozen=True, slots=True)
+class Party:
+    """What the first bytes of every connection say of its sender."""
+
+    run: bytes = b""  # of its run_tag, the first PREAMBLE_RUN_BYTES
+    closed: bool = False  # it has credentials, and speaks with members only
+
+    @classmethod
+    def of(cls, run_id: str, *, closed: bool) -> Party:
+        return cls(run_tag(run_id)[:PREAMBLE_RUN_BYTES], closed)
 
 
-def parse_preamble(raw: bytes, *, closed: bool = False) -> int:
-    """The connection's kind. closed: this side has credentials.
+def preamble(kind: int, party: Party) -> bytes:
+    return _PREAMBLE.pack(_MAGIC, WIRE_VERSION, kind, party.closed, party.run)
 
-    Raises ProtocolError for a stranger, Refusal for another wire version or when only one side has
-    credentials.
+
+def parse_preamble(raw: bytes, mine: Party) -> int:
+    """The connection's kind.
+
+    Raises ProtocolError for a stranger, Refusal for another wire version or run, and when only one of the
+    two sides has credentials.
     """
-    magic, version, kind, theirs, _ = _PREAMBLE.unpack(raw)
+    magic, version, kind, closed, run = _PREAMBLE.unpack(raw)
     if magic != _MAGIC:
         raise ProtocolError("this is not a p2pavg connection")
     if version != WIRE_VERSION:
@@ -92,7 +106,9 @@ def parse_preamble(raw: bytes, *, closed: bool = False) -> int:
             f"one peer speaks wire version {version}, the other {WIRE_VERSION}; "
             "install the same p2pavg version everywhere",
         )
-    if bool(theirs) != closed:
+    if run != mine.run:
+        raise Refusal("run", OTHER_RUN)
+    if bool(closed) != mine.closed:
         raise Refusal(
             "credentials",
             "one of the two peers has credentials and the other has none; give both the credentials of the "
@@ -238,7 +254,7 @@ def check(mine: Hello, theirs: Hello, expect: bytes | None = None) -> None:
             f"another process uses the identity of peer {short_id(mine.peer_id)}; give every process its own",
         )
     if theirs.run != mine.run:
-        raise Refusal("run", "the peer at that address is in another run; check run_id and initial_peers")
+        raise Refusal("run", OTHER_RUN)
     if expect is not None and theirs.peer_id != expect:
         raise Refusal("identity", f"peer {short_id(expect)} is no longer at that address")
     if mine.schema and theirs.schema:

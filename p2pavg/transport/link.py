@@ -11,6 +11,7 @@ from typing import Any
 from p2pavg.errors import UnreachableError
 from p2pavg.identity import short_id
 from p2pavg.transport.control import ControlConnection
+from p2pavg.transport.handshake import Party
 
 Message = dict[str, Any]
 _ID, _RE = "_id", "_re"  # of a request, and of what answers it
@@ -35,6 +36,7 @@ class Link:
         connection: ControlConnection,
         rtt_s: float,
         on_close: Callable[[Link, str], None],
+        party: Party,
     ) -> None:
         self.id = number
         self.peer_id = peer_id
@@ -42,6 +44,7 @@ class Link:
         self.address = address
         self.dialled = dialled
         self.secret = secret
+        self.party = party
         self.established_at = time.monotonic()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.streams_wanted = 0  # by this side

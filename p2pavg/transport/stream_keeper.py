@@ -89,9 +89,9 @@ class StreamKeeper:
                 sock = guard(await wire.dial(*link.address))
                 warm = bool(self._engine.streams(link.id)) and link.rtt_min > _LONG_PATH_S
                 hello = handshake.stream_hello(link.secret, number, _WARM_UP_BYTES if warm else 0)
-                await wire.send(sock, handshake.preamble(handshake.DATA, closed=link.closed_run) + handshake.pack(hello))
+                await wire.send(sock, handshake.preamble(handshake.DATA, link.party) + handshake.pack(hello))
                 raw = await wire.receive(sock, handshake.PREAMBLE_BYTES)
-                handshake.parse_preamble(raw, closed=link.closed_run)
+                handshake.parse_preamble(raw, link.party)
                 answer = await wire.receive_message(sock)
                 handshake.raise_refusal(answer)
                 handshake.check_stream_answer(link.secret, hello, answer)

@@ -23,6 +23,8 @@ from p2pavg.transport import handshake, listening, wire
 from tests.unit.endpoints import DEADLINE_S, Host
 from tests.unit.engine_swarm import poll
 
+PARTY = handshake.Party.of("run", closed=False)
+
 
 @pytest.fixture
 async def hosts():
@@ -283,14 +285,14 @@ class TestHostileBytes:
         [
             b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
             os.urandom(64),
-            handshake.preamble(7),
-            handshake.preamble(handshake.CONTROL) + b"\xff\xff\xff\xff",
-            handshake.preamble(handshake.CONTROL) + handshake.pack({"peer": 1}),
-            handshake.preamble(handshake.CONTROL) + b"\x03\x00\x00\x00abc",
-            handshake.preamble(handshake.DATA)
+            handshake.preamble(7, PARTY),
+            handshake.preamble(handshake.CONTROL, PARTY) + b"\xff\xff\xff\xff",
+            handshake.preamble(handshake.CONTROL, PARTY) + handshake.pack({"peer": 1}),
+            handshake.preamble(handshake.CONTROL, PARTY) + b"\x03\x00\x00\x00abc",
+            handshake.preamble(handshake.DATA, PARTY)
             + handshake.pack({"link": b"12345678", "stream": 0, "warm": 0}),
-            handshake.preamble(handshake.DATA) + handshake.pack({"link": [1], "stream": "x"}),
-            handshake.preamble(handshake.DATA) + b"\x01\x10\x00\x00" + bytes(4097),
+            handshake.preamble(handshake.DATA, PARTY) + handshake.pack({"link": [1], "stream": "x"}),
+            handshake.preamble(handshake.DATA, PARTY) + b"\x01\x10\x00\x00" + bytes(4097),
         ],
         ids=["http", "random", "kind", "huge", "no hello", "no msgpack", "no link", "odd", "long"],
     )
@@ -326,7 +328,9 @@ class TestHostileBytes:
         await link.ready
         hello = handshake.stream_hello(link.secret, 99)
         sock = await raw_connection(a)
-        await wire.send(sock, handshake.preamble(handshake.DATA) + handshake.pack({**hello, "stream": 98}))
+        await wire.send(
+            sock, handshake.preamble(handshake.DATA, PARTY) + handshake.pack({**hello, "stream": 98})
+        )
         await closed_by_other(sock)
         assert not {98, 99} & set(a.engine.streams(a.link_to(b).id))
 

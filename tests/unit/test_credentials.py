@@ -1,0 +1,193 @@
+"""Credentials: who gets in, and what a thief of each piece can do with it."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pavg import credentials
+from p2pavg.credentials import Authority, Credentials
+from p2pavg.errors import ConfigurationError, CredentialError
+
+
+def member(authority: Authority, **lifetime: float) -> Credentials:
+    """By the long way: request, invitation, accept."""
+    kept, request = credentials.new_request()
+    invitation = authority.invite(request, datetime.timedelta(**(lifetime or {"days": 1})))
+    return credentials.accept(kept, invitation)
+
+
+async def meet(server: Credentials, client: Credentials) -> tuple[bytes, bytes]:
+    """A TLS connection between two members on loopback: (the server's key as the client saw it, and back)."""
+    seen: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readexactly(2)
+            peer = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            seen.set_result(credentials.certificate_key(peer))
+            writer.write(b"hi")
+            await writer.drain()
+        finally:
+            writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=server.context(server=True))
+    port = listening.sockets[0].getsockname()[1]
+    try:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=client.context(server=False), server_hostname="p2pavg"
+        )
+        own = writer.get_extra_info("ssl_object")
+        assert own.version() == "TLSv1.3"
+        writer.write(b"hi")
+        await reader.readexactly(2)
+        writer.close()
+        return credentials.certificate_key(own.getpeercert(binary_form=True)), await seen
+    finally:
+        listening.close()
+
+
+async def test_members_of_one_run_meet() -> None:
+    """Two members see each other's own key over TLS 1.3."""
+    authority = Authority.new("r")
+    one, two = member(authority), Credentials.load(authority.member().to_text())
+    keys = await meet(one, two)
+    assert keys == (one.identity.public_key, two.identity.public_key)
+    assert one.run_key == two.run_key == authority.run_key
+
+
+async def test_holders_of_one_secret_meet() -> None:
+    """A shared secret is enough, and every holder has its own identity."""
+    secret = credentials.new_secret("r")
+    one, two = Credentials.load(secret), Credentials.load(secret)
+    assert one.identity.peer_id != two.identity.peer_id
+    assert (await meet(one, two))[0] == one.identity.public_key
+    assert one.run_key == two.run_key
+
+
+async def test_a_member_of_another_run_is_refused() -> None:
+    """A certificate of another authority, even for the same run id, opens nothing."""
+    with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+        await meet(member(Authority.new("r")), member(Authority.new("r")))
+
+
+async def test_an_expired_member_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An expired certificate is refused by the other side, and by its own when it is loaded."""
+    authority = Authority.new("r")
+    with monkeypatch.context() as past:
+        past.setattr(
+            credentials, "_now", lambda: datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
+        )
+        old = member(authority, days=1)
+    with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+        await meet(member(authority), old)
+    with pytest.raises(CredentialError, match="expired"):
+        Credentials.load(old.to_text())
+
+
+async def test_ten_minutes_of_clock_error_are_tolerated() -> None:
+    """A certificate that ended five minutes ago still works, and begins ten minutes before it was made."""
+    authority = Authority.new("r")
+    late = member(authority, minutes=-5)
+    assert (await meet(member(authority), late))[1] == late.identity.public_key
+    Credentials.load(late.to_text())
+
+
+def test_a_stolen_invitation_is_useless() -> None:
+    """Whoever holds an invitation but not the key of the request gets neither certificate nor run key."""
+    authority = Authority.new("r")
+    _, request = credentials.new_request()
+    thief, _ = credentials.new_request()
+    with pytest.raises(CredentialError, match="another key"):
+        credentials.accept(thief, authority.invite(request))
+
+
+def test_an_invitation_does_not_show_the_run_key() -> None:
+    """The run key is not in the invitation's bytes."""
+    authority = Authority.new("r")
+    _, request = credentials.new_request()
+    _, fields = credentials.from_text(authority.invite(request))
+    assert all(authority.run_key not in value for value in fields.values() if isinstance(value, bytes))
+
+
+def test_a_forged_request_is_refused() -> None:
+    """A request whose sealing key was exchanged on the way is refused: the run key would go to the thief."""
+    authority = Authority.new("r")
+    _, request = credentials.new_request()
+    _, thiefs = credentials.new_request()
+    fields = {
+        **credentials.from_text(request)[1],
+        "sealing_key": credentials.from_text(thiefs)[1]["sealing_key"],
+    }
+    with pytest.raises(CredentialError, match="signature"):
+        authority.invite(credentials.to_text("request", fields))
+
+
+def test_files_are_private(tmp_path: Path) -> None:
+    """Secret files are made 0600, never overwritten, and refused when others can read them."""
+    path = tmp_path / "member"
+    text = Authority.new("r").member().to_text()
+    credentials.write(path, text)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert Credentials.load(path).run_id == "r"
+    with pytest.raises(ConfigurationError, match="exists"):
+        credentials.write(path, text)
+    path.chmod(0o644)
+    with pytest.raises(CredentialError, match="chmod 600"):
+        Credentials.load(path)
+
+
+@pytest.mark.parametrize("kind", ["authority", "request", "request-key", "invitation"])
+def test_the_wrong_piece_says_what_to_do(kind: str) -> None:
+    """Training with another piece than a member's names what to do with it."""
+    authority = Authority.new("r")
+    kept, request = credentials.new_request()
+    pieces = {
+        "authority": authority.to_text(),
+        "request": request,
+        "request-key": kept,
+        "invitation": authority.invite(request),
+    }
+    with pytest.raises(CredentialError, match=r"credentials|owner"):
+        Credentials.load(pieces[kind])
+
+
+def test_nothing_secret_in_words() -> None:
+    """The repr of credentials and identities shows no key."""
+    made = Authority.new("r").member()
+    shown = repr(made) + repr(made.identity) + str(made)
+    assert made.run_key.hex() not in shown
+    assert made.identity.private_bytes().hex() not in shown
+
+
+@given(st.text(max_size=300), st.sampled_from(credentials.KINDS))
+def test_any_text_is_refused_in_one_way(text: str, kind: str) -> None:
+    """Whatever follows the prefix, reading it gives fields or CredentialError."""
+    for source in (text, f"p2pavg-{kind}:{text}"):
+        try:
+            credentials.from_text(source)
+        except CredentialError:
+            continue
+
+
+@given(
+    st.sampled_from(["member", "secret"]),
+    st.dictionaries(
+        st.sampled_from(["run", "key", "certificate", "authority", "run_key", "secret"]),
+        st.one_of(st.binary(max_size=40), st.text(max_size=5), st.integers(-(2**63), 2**63), st.none()),
+    ),
+)
+def test_any_fields_are_refused_in_one_way(kind: str, fields: dict[str, object]) -> None:
+    """Credentials with wrong, missing or damaged fields raise CredentialError."""
+    try:
+        Credentials.load(credentials.to_text(kind, fields))
+    except CredentialError:
+        return
+    assert kind == "secret"
