@@ -102,7 +102,7 @@ def write(path: str | os.PathLike[str], text: str) -> None:
 
 def _field(fields: Mapping[str, Any], name: str, kind: type, size: int | None = None) -> Any:
     value: Any = fields.get(name)
-    if type(value) is not kind or (size is not None and len(value) != size):
+    if type(value) is not kind or (size is not None and len(fields[name]) != size):
         raise CredentialError("these credentials are damaged, or of another version of p2pavg; make new ones")
     return value
 
