@@ -455,3 +455,21 @@ def test_a_large_run_is_sampled_and_every_peer_is_seen() -> None:
         await seconds_until(lambda: any(sees(other, newcomer) for _, other in made), 5.0)
 
     run(scenario())
+
+
+def test_a_lookup_may_end_while_a_record_is_being_placed() -> None:
+    """Holders found by a reader meanwhile do not disturb a placement under way."""
+
+    async def scenario() -> None:
+        net = network(seed=19)
+        nodes = await table(net, 12)
+        publication = nodes[0].publication(KEY)
+        placing = asyncio.ensure_future(nodes[0].store(KEY, b"v", 30.0))
+        for count in range(9):
+            await asyncio.sleep(0.6 * ONE_WAY)
+            publication.use_holders(list(nodes[0].node.contacts)[:count])
+        assert await placing
+        assert await nodes[0].store(KEY, b"w", 30.0)
+        assert [record.value for record in (await nodes[5].get(KEY)).values()] == [b"w"]
+
+    run(scenario())
