@@ -78,3 +78,21 @@ def check_reduction(loss_reduction: object) -> None:
     """Raises ConfigurationError unless it is "mean" or "sum"."""
     if loss_reduction not in REDUCTIONS:
         raise ConfigurationError(f'loss_reduction must be "mean" or "sum", not {loss_reduction!r}')
+
+
+def check_clipping(max_grad_norm: object) -> None:
+    """Raises ConfigurationError unless it is None or a positive number."""
+    if max_grad_norm is None:
+        return
+    number = isinstance(max_grad_norm, int | float) and not isinstance(max_grad_norm, bool)
+    if not number or not max_grad_norm > 0:  # type: ignore[operator]
+        raise ConfigurationError(f"max_grad_norm must be a number above 0, or None, not {max_grad_norm!r}")
+
+
+def check_built(**options: tuple[object, object]) -> None:
+    """Raises ConfigurationError for an option (value, default) that this version does not act on."""
+    for name, (value, default) in options.items():
+        if value != default:
+            raise ConfigurationError(
+                f"{name}={value!r} is not supported by this version; leave it at {default!r}"
+            )

@@ -13,6 +13,7 @@ import torch
 from p2pavg.errors import P2PAvgError
 from p2pavg.optim.flat import Taken
 from p2pavg.optim.masters import Masters
+from p2pavg.optim.store import F32
 from p2pavg.optim.update import NOTHING, Shared
 from p2pavg.optim.vectors import clip_norm
 from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome
@@ -44,6 +45,7 @@ class BehindUpdate:
         self._epoch = shared.training.epoch
         self._share = 0  # samples of the contribution under way
         self._since = 0  # samples counted after it left
+        self._moved: F32 | None = None  # by how much the last average moved the buffers
         self._scale = 1.0  # loss scale of the sums under way
         self._waiting_since: float | None = None
 
@@ -96,7 +98,7 @@ class BehindUpdate:
         if samples:
             factor = shared.factor(samples)
             self._scale = shared.scale.current
-            taken = shared.flat.take(mark=1.0 / factor)
+            taken = shared.flat.take(1.0 / factor, shared.buffers.deltas())
             if taken is None:
                 shared.drop_non_finite()
         if taken is None:
@@ -127,8 +129,7 @@ class BehindUpdate:
         if isinstance(outcome, Heal):
             begun = time.perf_counter()
             with shared.training.applying():
-                shared.state.load(outcome.state.meta, outcome.state.buffers)
-                shared.flat.clear()
+                shared.load(outcome.state)
                 self._masters.publish()
             shared.training.applied(time.perf_counter() - begun)
         else:
@@ -136,6 +137,8 @@ class BehindUpdate:
                 self._merge(taken)
             if isinstance(outcome, Average):
                 self._masters.publish()
+                assert self._moved is not None
+                shared.buffers.follow(self._moved, counted=taken is not None and not outcome.late)
         self._epoch = shared.training.epoch
         return outcome
 
@@ -156,7 +159,9 @@ class BehindUpdate:
         outcome.result.decode_into(vector)
         if shared.max_grad_norm is not None:
             clip_norm(vector[: layout.marks], shared.max_grad_norm)
+        self._moved = vector[layout.extra :].copy()
         with shared.training.applying():
+            shared.buffers.agree(self._moved)
             self._masters.step(vector, layout)
             if shared.scheduler is not None:
                 shared.scheduler.step()

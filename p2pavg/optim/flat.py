@@ -48,10 +48,16 @@ class FlatGradients:
 
     params: leaf tensors, float32, float16, bfloat16 or float64, each once, in the same order on all peers.
     grad_dtype: the dtype in which float16 and bfloat16 parameters accumulate; None: their own.
+    extra_size: elements at the vector's end that travel along, `vector[layout.extra:][:extra_size]`.
     Raises ConfigurationError for other dtypes.
     """
 
-    def __init__(self, params: Sequence[torch.Tensor], grad_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        params: Sequence[torch.Tensor],
+        grad_dtype: torch.dtype | None = None,
+        extra_size: int = 0,
+    ) -> None:
         if len({id(param) for param in params}) != len(params):
             raise ConfigurationError("a parameter occurs twice in the optimizer; list each parameter once")
         self.params = list(params)
@@ -62,7 +68,7 @@ class FlatGradients:
                     f"a parameter of dtype {param.dtype} cannot be averaged; use float32, float16, bfloat16 "
                     "or float64 (store complex values as torch.view_as_real of them)"
                 )
-        self.layout: Layout = exchange_layout([param.numel() for param in self.params])
+        self.layout: Layout = exchange_layout([param.numel() for param in self.params], extra_size)
         self._clock = [0]  # counts step()s; shared with the hooks
         self._cleared = 0
         self._seen = [-1] * (len(self.params) + 1)  # clock at its last backward; the last: any's
@@ -233,8 +239,8 @@ class FlatGradients:
                 elif flat is not None:
                     self._store.slice(index).copy_(flat)
 
-    def total(self, mark: float) -> F32 | None:
-        """The sums as float32[layout.numel], with `mark` at every touched parameter's mark.
+    def total(self, mark: float, extra: F32 | None = None) -> F32 | None:
+        """The sums as float32[layout.numel], with `mark` at every touched parameter's mark, and extra * mark.
 
         None when a sum is not finite. It stays as it is until the next backward, `averaged` or `clear`.
         """
@@ -247,14 +253,16 @@ class FlatGradients:
         for index in range(len(self.params)):
             if self._seen[index] >= self._cleared:
                 marks[index] = mark
+        if extra is not None:
+            np.multiply(extra, np.float32(mark), out=vector[self.layout.extra :][: len(extra)])
         return vector if all_finite(vector) else None
 
-    def take(self, mark: float) -> Taken | None:
+    def take(self, mark: float, extra: F32 | None = None) -> Taken | None:
         """Like `total`, but the sums leave: the parameters accumulate from zero in another buffer.
 
         Give them back with `merge` or `recycle`.
         """
-        vector = self.total(mark)
+        vector = self.total(mark, extra)
         if vector is None:
             return None
         touched = [seen >= self._cleared for seen in self._seen[:-1]]

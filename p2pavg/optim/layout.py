@@ -9,12 +9,13 @@ ALIGN = 32
 """Elements between slice boundaries: at least 64 bytes for every gradient dtype."""
 
 GUARD = 4096
-"""Zeros between gradients and marks: a codec scales at most this many elements together, never both."""
+"""Zeros between gradients, marks and extra: a codec scales at most this many elements by one factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """offsets[i], sizes[i]: elements of parameter i's slice; `marks`: where one mark per parameter begins.
+    """offsets[i], sizes[i]: elements of parameter i's slice; `marks`: where one mark per parameter begins;
+    `extra`, `extra_size`: where the deltas of buffers lie.
 
     Slices lie in reverse parameter order, because gradients become ready back to front. The vector has
     `numel` float32 elements; everything outside slices and marks is 0.
@@ -23,6 +24,8 @@ class Layout:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     marks: int
+    extra: int
+    extra_size: int
     numel: int
 
 
@@ -40,9 +43,13 @@ def pack(sizes: Sequence[int], order: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def exchange_layout(sizes: Sequence[int]) -> Layout:
+def exchange_layout(sizes: Sequence[int], extra_size: int = 0) -> Layout:
     """The layout that every peer with these parameters uses, whatever its devices."""
     order = list(reversed(range(len(sizes))))
     packed, end = pack(sizes, order)
     marks = end + GUARD
-    return Layout(tuple(reversed(packed)), tuple(sizes), marks, marks + aligned(len(sizes)))
+    end = marks + aligned(len(sizes))
+    extra = end + GUARD if extra_size else end
+    return Layout(
+        tuple(reversed(packed)), tuple(sizes), marks, extra, extra_size, extra + aligned(extra_size)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -16,6 +17,7 @@ from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.membership import PeerInfo
 from p2pavg.optim import arguments
 from p2pavg.optim.behind import BehindUpdate
+from p2pavg.optim.buffers import AveragedBuffers
 from p2pavg.optim.flat import FlatGradients
 from p2pavg.optim.loss_scale import LossScale
 from p2pavg.optim.masters import Masters, replace_parameters
@@ -53,7 +55,11 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     loss_reduction: "mean" or "sum", what loss.backward() is given.
     max_grad_norm: clip the averaged gradient to this norm, as one would clip one big batch.
     grad_dtype: the dtype in which gradients of float16 and bfloat16 parameters accumulate; None: their own.
-    listen, announce: "host:port" to bind and to tell others.
+    listen, announce: "host:port" to bind and to tell others. client_only: nobody can connect to this peer.
+    region: where this peer is, for people and plans.
+    credentials: file or string of the run's credentials; None: from P2PAVG_CREDENTIALS, or else an open run.
+    buffers: "average": floating-point buffers of the model (BatchNorm statistics) are averaged every epoch.
+    resync_epochs, max_upload_mbps, checkpoint_dir, checkpoint_epochs, leave_notice_s: not built yet; refused.
     on_round: called with each RoundReport.
     model: the module whose buffers belong to the state; None: found through the parameters it owns.
 
@@ -80,8 +86,17 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         loss_reduction: str = "mean",
         max_grad_norm: float | None = None,
         grad_dtype: torch.dtype | None = None,
+        resync_epochs: int | None = None,
+        buffers: str = "average",
+        max_upload_mbps: float | None = None,
+        checkpoint_dir: str | None = None,
+        checkpoint_epochs: int | None = None,
+        leave_notice_s: float = 30,
         listen: str = "0.0.0.0:31330",
         announce: str | None = None,
+        client_only: bool = False,
+        region: str | None = None,
+        credentials: str | os.PathLike[str] | None = None,
         on_round: Callable[[RoundReport], None] | None = None,
         model: nn.Module | None = None,
     ) -> None:
@@ -90,6 +105,15 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         arguments.check_sizes(target_batch_size, batch_size_per_step)
         arguments.check_scheduler(scheduler, optimizer)
         arguments.check_reduction(loss_reduction)
+        arguments.check_clipping(max_grad_norm)
+        arguments.check_built(
+            resync_epochs=(resync_epochs, None),
+            buffers=(buffers, "average"),
+            max_upload_mbps=(max_upload_mbps, None),
+            checkpoint_dir=(checkpoint_dir, None),
+            checkpoint_epochs=(checkpoint_epochs, None),
+            leave_notice_s=(leave_notice_s, 30),
+        )
         super().__init__([{"params": parameters_of(optimizer)}], {})
         self.inner = optimizer
         self._closed = False
@@ -100,15 +124,17 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         self._delay = delay_updates
         self._warmup = delay_warmup_epochs
         self._scale = LossScale()
-        self._flat = FlatGradients(parameters_of(optimizer), grad_dtype)
+        params = parameters_of(optimizer)
+        modules = owning_modules(params) if model is None else [model]
+        self._buffers = AveragedBuffers(lambda: persistent_buffers(modules))
+        self._flat = FlatGradients(params, grad_dtype, sum(self._buffers.sizes))
         self._flat.rescale = self._scale.change
         self._masters: Masters | None = None
         if delay_updates or offload_optimizer:
             self._masters = Masters(optimizer, offload_optimizer)
         self._mirror_inner()
-        modules = owning_modules(self._flat.params) if model is None else [model]
         self._places = places_of(self._flat.params, modules)
-        self._state = TrainingState(optimizer, scheduler, lambda: persistent_buffers(modules))
+        self._state = TrainingState(optimizer, scheduler, self._buffers.agreed)
         self._target_batch_size = target_batch_size
         self._compression = compression
         self._build_peer = partial(
@@ -117,6 +143,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             initial_peers=initial_peers,
             listen=listen,
             announce=announce,
+            client_only=client_only,
+            region=region,
+            credentials=credentials,
             compression=compression,
             streams=streams,
             on_round=on_round,
@@ -151,6 +180,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             self._training,
             self._max_grad_norm,
             self._scale,
+            self._buffers,
         )
         if self._masters is None:
             self._update: Update = WaitingUpdate(shared)
@@ -296,6 +326,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             self._scheduler.load_state_dict(ours["scheduler"])
         if self._masters is not None:
             self._masters.collect(None if ours is None else ours.get("masters"))
+        self._buffers.read_agreed()
         self._flat.clear()
         self._join()
 

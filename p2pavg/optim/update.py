@@ -10,11 +10,13 @@ from typing import Protocol
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from p2pavg.optim.buffers import AveragedBuffers
 from p2pavg.optim.flat import FlatGradients
 from p2pavg.optim.loss_scale import LossScale
 from p2pavg.optim.microbatches import Microbatches
 from p2pavg.optim.state import TrainingState
-from p2pavg.rounds.training import Average, Contribution, Heal, Training
+from p2pavg.optim.store import F32
+from p2pavg.rounds.training import Average, Contribution, Heal, State, Training
 
 log = logging.getLogger("p2pavg.optim")
 
@@ -33,10 +35,17 @@ class Shared:
     training: Training
     max_grad_norm: float | None
     scale: LossScale
+    buffers: AveragedBuffers
 
     def factor(self, samples: int) -> float:
         """sum * factor is the mean over `samples` samples."""
         return self.microbatches.factor(samples) / self.scale.current
+
+    def load(self, state: State) -> None:
+        """Replace the training state by the swarm's; what was accumulated is gone."""
+        self.state.load(state.meta, state.buffers)
+        self.buffers.restore()
+        self.flat.clear()
 
     def drop(self, why: str) -> None:
         """Drop this peer's sums and samples; the next report names them."""
@@ -76,6 +85,7 @@ class WaitingUpdate:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
+        self._handed = False  # whether the last contribution held anything
 
     @property
     def epoch(self) -> int:
@@ -101,15 +111,16 @@ class WaitingUpdate:
     def _arrive(self) -> bool:
         """Hand in what was accumulated and do what the swarm decided. True: a new epoch began."""
         shared = self._shared
-        outcome = shared.training.arrive(self._contribution())
+        contribution = self._contribution()
+        self._handed = contribution.samples > 0
+        outcome = shared.training.arrive(contribution)
         begun = time.perf_counter()
         if isinstance(outcome, Average):
             with shared.training.applying():
                 self._apply(outcome)
         elif isinstance(outcome, Heal):
             with shared.training.applying():
-                shared.state.load(outcome.state.meta, outcome.state.buffers)
-                shared.flat.clear()
+                shared.load(outcome.state)
         else:
             return False
         shared.training.applied(time.perf_counter() - begun)
@@ -121,7 +132,7 @@ class WaitingUpdate:
         if samples == 0:
             return NOTHING
         factor = shared.factor(samples)
-        vector = shared.flat.total(mark=1.0 / factor)
+        vector = shared.flat.total(1.0 / factor, shared.buffers.deltas())
         if vector is None:
             shared.drop_non_finite()
             return NOTHING
@@ -129,9 +140,14 @@ class WaitingUpdate:
 
     def _apply(self, average: Average) -> None:
         shared = self._shared
-        with shared.flat.averaged(
-            average.result.decode_into, keep=average.late, max_norm=shared.max_grad_norm
-        ):
+        layout = shared.flat.layout
+
+        def decode(vector: F32) -> None:
+            average.result.decode_into(vector)
+            shared.buffers.agree(vector[layout.extra :])
+            shared.buffers.follow(vector[layout.extra :], counted=self._handed and not average.late)
+
+        with shared.flat.averaged(decode, keep=average.late, max_norm=shared.max_grad_norm):
             shared.inner.step()
         if shared.scheduler is not None:
             shared.scheduler.step()
