@@ -254,3 +254,27 @@ def test_a_table_may_span_address_families() -> None:
         await asyncio.gather(node.stop(), over4.stop(), over6.stop())
 
     asyncio.run(scenario())
+
+
+def test_others_dial_back() -> None:
+    """A peer whose TCP port is open to others learns so; one whose port is closed is told what to do."""
+
+    async def scenario() -> None:
+        first = await DHT.start(Identity.generate(), host="127.0.0.1", port=0)
+        second = await DHT.start(
+            Identity.generate(), host="127.0.0.1", port=0, initial_peers=[f"127.0.0.1:{first.port}"]
+        )
+        closed = await second.check_reachability()
+        assert closed.reachable is False
+        assert f"127.0.0.1:{second.port}" in closed.advice
+        third = await DHT.start(
+            Identity.generate(), host="127.0.0.1", port=0, initial_peers=[f"127.0.0.1:{first.port}"]
+        )
+        listener = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", third.port)
+        opened = await third.check_reachability()
+        assert opened.reachable is True
+        assert opened.address == f"127.0.0.1:{third.port}"
+        listener.close()
+        await asyncio.gather(first.stop(), second.stop(), third.stop())
+
+    asyncio.run(scenario())
