@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +28,14 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 SELF = -1  # the link id that stands for this peer itself
+
+
+@dataclass(frozen=True, slots=True)
+class StreamKeys:
+    """AES-256 keys of one data stream, 32 bytes each; used for nothing else."""
+
+    sending: bytes = field(repr=False)
+    receiving: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +110,7 @@ class StreamStats:
     rtt_s: float  # smoothed by the kernel; 0.0 when unknown
     window_bytes: int  # snd_cwnd * mss
     delivery_rate_bps: float  # bit/s, tcpi_delivery_rate
-    unacked_bytes: int  # SIOCOUTQ
+    unacked_bytes: int  # sent and not acknowledged: SIOCOUTQ without what is still unsent
     last_received_at: float  # time.monotonic(), 0.0 = never
     retransmits: int = 0
 
@@ -146,8 +154,10 @@ class Engine(Protocol):
     dropped. A frame that breaks the format, or whose checksum is wrong, closes its stream with a reason.
     """
 
-    def attach(self, link: int, stream: int, sock: socket.socket) -> None:
-        """Take over a connected, handshaken, non-blocking TCP socket as a data stream of `link`."""
+    def attach(self, link: int, stream: int, sock: socket.socket, keys: StreamKeys | None = None) -> None:
+        """Take over a connected, handshaken, non-blocking TCP socket as a data stream of `link`; with `keys`,
+        an encrypted one.
+        """
 
     def detach(self, link: int, stream: int | None = None) -> None:
         """Close one stream, or all streams of the link, without an event. Idempotent."""

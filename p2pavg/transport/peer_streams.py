@@ -55,7 +55,7 @@ def _stats(stream: DataStream) -> StreamStats:
         rtt_s=info.rtt_s,
         window_bytes=info.window_bytes,
         delivery_rate_bps=info.delivery_rate_bps,
-        unacked_bytes=tcp_info.unacked_bytes(stream.sock),
+        unacked_bytes=max(0, tcp_info.queued_bytes(stream.sock) - info.unsent_bytes),
         last_received_at=stream.last_received_at,
         retransmits=info.retransmits,
     )

@@ -14,7 +14,7 @@ from p2pavg.errors import ProtocolError
 from p2pavg.identity import short_id
 from p2pavg.transport.engine import SELF, Engine, Missing, ReduceJob
 from p2pavg.transport.link import Link
-from p2pavg.transport.stalls import Ask, LinkWatch, RankWatch, overtaken
+from p2pavg.transport.stalls import LinkWatch, RankWatch
 
 logger = logging.getLogger("p2pavg.transport")
 
@@ -61,24 +61,23 @@ class Repairs:
                 self._replace(link, stream)
 
     def _ask(self, job: ReduceJob, rank: int, link: Link, now: float) -> None:
-        watch = self._ranks.setdefault((job.transfer, rank), RankWatch(now))
-        verdict = watch.judge(now, link.rtt_min, self._watches[link.id])
-        if verdict is Ask.NOTHING:
+        watch, streams = self._ranks.setdefault((job.transfer, rank), RankWatch(now)), self._watches[link.id]
+        progress = self._engine.progress(job.transfer)
+        watch.contributions.tick(now, progress.contributions_received[rank])
+        watch.results.tick(now, progress.results_received[rank])
+        if not watch.suspicious(now, link.rtt_min, streams):
             return
         missing = self._engine.missing(job.transfer, rank)
-        total = len(missing.contributions) + len(missing.results)
-        if verdict is Ask.OVERTAKEN:
-            missing = overtaken(job, rank, missing, max(1, len(self._watches[link.id].streams)))
-        if missing.contributions or missing.results:
+        wanted = watch.ask(now, link.rtt_min, streams, job, rank, missing)
+        if wanted.contributions or wanted.results:
             link.send(
                 {
                     "t": "_resend",
                     "transfer": job.transfer,
-                    "contributions": missing.contributions[:_MOST_CHUNKS],
-                    "results": missing.results[:_MOST_CHUNKS],
+                    "contributions": wanted.contributions[:_MOST_CHUNKS],
+                    "results": wanted.results[:_MOST_CHUNKS],
                 }
             )
-        watch.asked(now, link.rtt_min, total)
 
     def asked(self, link: Link, message: Mapping[str, Any]) -> None:
         """The other side lacks chunks. Raises ProtocolError when the request is malformed."""

@@ -4,9 +4,9 @@ and `now` in.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from p2pavg.transport.engine import Missing, ReduceJob, StreamStats
 
@@ -14,14 +14,8 @@ from p2pavg.transport.engine import Missing, ReduceJob, StreamStats
 _QUIET_BYTES = 1024
 _RTO_MIN_S = 0.2  # Linux: a retransmission timeout is the round trip plus at least this
 _ASK_AT_MOST_EVERY_S = 5.0
-_STALLED_S = 2.0  # two or three timeouts of the kernel without any progress
-_STALLED_RTTS = 8.0
-
-
-class Ask(Enum):
-    NOTHING = 0
-    OVERTAKEN = 1  # what many later chunks have overtaken
-    ALL = 2  # all that is missing
+_STALLED_S = 0.5  # at least so long without progress, and one and a half timeouts of the kernel
+_STALLED_TIMEOUTS = 1.5
 
 
 @dataclass(slots=True)
@@ -58,9 +52,38 @@ class LinkWatch:
             stream.received, stream.acked = row.bytes_received, acked
 
     def stalled(self, now: float, rtt_s: float) -> list[int]:
-        """Streams whose other side has acknowledged nothing for so long that a fresh one is better."""
-        patience = max(_STALLED_S, _STALLED_RTTS * rtt_s)
-        return [number for number, stream in self.streams.items() if now - stream.acked_at > patience]
+        """Streams whose other side has acknowledged nothing for so long that a fresh one is better.
+
+        A receiver that does not read is no reason: then nothing is sent that could be acknowledged.
+        """
+        wait = max(_STALLED_S, _STALLED_TIMEOUTS * patience(rtt_s))
+        return [number for number, stream in self.streams.items() if now - stream.acked_at > wait]
+
+
+Chunk = tuple[int, int]  # (part, index)
+
+
+@dataclass(slots=True)
+class KindWatch:
+    """The chunks of one kind that one member owes in one job."""
+
+    arrived: int = 0
+    at: float = 0.0  # when the last one arrived
+    asked: dict[Chunk, tuple[int, float]] = field(default_factory=dict)  # how often, and when last
+
+    def tick(self, now: float, arrived: int) -> None:
+        if arrived != self.arrived or not self.at:
+            self.arrived, self.at = arrived, now
+
+    def choose(self, now: float, patience: float, chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
+        """Those that were not asked for lately; after each time one waits twice as long."""
+        found = []
+        for chunk in chunks:
+            times, last = self.asked.get(chunk, (0, -math.inf))
+            if now - last >= min(patience * 2.0 ** (times - 1), _ASK_AT_MOST_EVERY_S):
+                self.asked[chunk] = (times + 1, now)
+                found.append(chunk)
+        return tuple(found)
 
 
 @dataclass(slots=True)
@@ -68,27 +91,42 @@ class RankWatch:
     """One member of one job: whether, and what, to ask it to send again."""
 
     since: float  # when the job began
-    missing: int = -1  # chunks, when last counted
-    asks: int = 0
-    next_at: float = 0.0
+    contributions: KindWatch = field(default_factory=KindWatch)
+    results: KindWatch = field(default_factory=KindWatch)
 
-    def judge(self, now: float, rtt_s: float, link: LinkWatch) -> Ask:
-        patience = rtt_s + _RTO_MIN_S
+    def suspicious(self, now: float, rtt_s: float, link: LinkWatch) -> bool:
+        """Something that was sent may not arrive: a stream closed, or went quiet after it had carried
+        chunks.
+        """
         active = [stream.busy_at for stream in link.streams.values() if stream.busy_at > self.since]
-        lost = link.lost_at > self.since
-        if now < self.next_at or not (active or lost):
-            return Ask.NOTHING  # nothing has come yet: there is nothing to judge by
-        if now - max(link.busy_at, self.since) > patience:
-            return Ask.ALL
-        if lost or any(now - busy_at > patience for busy_at in active):
-            return Ask.OVERTAKEN
-        return Ask.NOTHING
+        return link.lost_at > self.since or any(now - busy_at > patience(rtt_s) for busy_at in active)
 
-    def asked(self, now: float, rtt_s: float, missing: int) -> None:
-        """Less is missing than the last time: be quick again, else wait twice as long."""
-        self.asks = 1 if missing < self.missing or self.missing < 0 else self.asks + 1
-        self.missing = missing
-        self.next_at = now + min((rtt_s + _RTO_MIN_S) * 2.0 ** (self.asks - 1), _ASK_AT_MOST_EVERY_S)
+    def ask(
+        self, now: float, rtt_s: float, link: LinkWatch, job: ReduceJob, rank: int, missing: Missing
+    ) -> Missing:
+        """What of `missing` to ask `rank` for, once things look suspicious.
+
+        All of a kind of which none has arrived for a while, or all on a quiet link; else what later chunks
+        have overtaken.
+        """
+        wait = patience(rtt_s)
+        quiet = now - max(link.busy_at, self.since) > wait
+        behind = overtaken(job, rank, missing, max(1, len(link.streams)))
+
+        def choose(
+            kind: KindWatch, everything: tuple[Chunk, ...], some: tuple[Chunk, ...]
+        ) -> tuple[Chunk, ...]:
+            return kind.choose(now, wait, everything if quiet or now - kind.at > wait else some)
+
+        return Missing(
+            choose(self.contributions, missing.contributions, behind.contributions),
+            choose(self.results, missing.results, behind.results),
+        )
+
+
+def patience(rtt_s: float) -> float:
+    """How long nothing comes before that means something: the kernel's least retransmission timeout."""
+    return rtt_s + _RTO_MIN_S
 
 
 def overtaken(job: ReduceJob, rank: int, missing: Missing, streams: int) -> Missing:
@@ -106,9 +144,9 @@ def overtaken(job: ReduceJob, rank: int, missing: Missing, streams: int) -> Miss
 
 
 def _overtaken(
-    job: ReduceJob, parts: Sequence[int], missing: Collection[tuple[int, int]], enough: int
-) -> tuple[tuple[int, int], ...]:
-    found: list[tuple[int, int]] = []
+    job: ReduceJob, parts: Sequence[int], missing: Collection[Chunk], enough: int
+) -> tuple[Chunk, ...]:
+    found: list[Chunk] = []
     later = 0
     for part in reversed(parts):
         for index in reversed(range(-(-job.parts[part].count // job.chunk_elements))):

@@ -15,7 +15,7 @@ from pathlib import Path
 _SIOCOUTQ = termios.TIOCOUTQ
 _ASKED_BYTES = 512  # more than any kernel's struct tcp_info; the kernel fills what it has
 # Offsets in struct tcp_info of include/uapi/linux/tcp.h. Newer kernels only append.
-_SND_MSS, _RTT_US, _SND_CWND, _TOTAL_RETRANS, _DELIVERY_RATE = 16, 68, 80, 100, 160
+_SND_MSS, _RTT_US, _SND_CWND, _TOTAL_RETRANS, _NOTSENT, _DELIVERY_RATE = 16, 68, 80, 100, 144, 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class TcpInfo:
     window_bytes: int
     delivery_rate_bps: float  # bit/s; 0.0 before the first sample
     retransmits: int
+    unsent_bytes: int
 
 
 def parse(raw: bytes) -> TcpInfo:
@@ -39,6 +40,7 @@ def parse(raw: bytes) -> TcpInfo:
         window_bytes=field(_SND_MSS, "=I") * field(_SND_CWND, "=I"),
         delivery_rate_bps=field(_DELIVERY_RATE, "=Q") * 8.0,
         retransmits=field(_TOTAL_RETRANS, "=I"),
+        unsent_bytes=field(_NOTSENT, "=I"),
     )
 
 
@@ -59,8 +61,8 @@ def window_limit_bytes() -> float:
     return min(limits)
 
 
-def unacked_bytes(sock: socket.socket) -> int:
-    """Bytes written that the other side's kernel has not acknowledged; 0 when unknown."""
+def queued_bytes(sock: socket.socket) -> int:
+    """Bytes written that the other side's kernel has not acknowledged, sent or not; 0 when unknown."""
     queued = array.array("i", [0])
     try:
         fcntl.ioctl(sock.fileno(), _SIOCOUTQ, queued)

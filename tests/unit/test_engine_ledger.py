@@ -298,7 +298,13 @@ class TestBufferPool:
 class TestTcpInfo:
     def struct(self, length: int) -> bytes:
         raw = bytearray(300)
-        for offset, fmt, value in ((16, "=I", 1448), (68, "=I", 300_000), (80, "=I", 100), (100, "=I", 7)):
+        for offset, fmt, value in (
+            (16, "=I", 1448),
+            (68, "=I", 300_000),
+            (80, "=I", 100),
+            (100, "=I", 7),
+            (144, "=I", 99),
+        ):
             struct.pack_into(fmt, raw, offset, value)
         struct.pack_into("=Q", raw, 160, 1_000_000)
         return bytes(raw[:length])
@@ -307,10 +313,10 @@ class TestTcpInfo:
     def test_whole(self, length):
         """The fields are found whatever a newer kernel appends."""
         info = tcp_info.parse(self.struct(length))
-        assert info == tcp_info.TcpInfo(0.3, 144_800, 8e6, 7)
+        assert info == tcp_info.TcpInfo(0.3, 144_800, 8e6, 7, 99)
 
     def test_short(self):
         """What an older kernel does not fill is 0."""
-        assert tcp_info.parse(self.struct(104)) == tcp_info.TcpInfo(0.3, 144_800, 0.0, 7)
+        assert tcp_info.parse(self.struct(104)) == tcp_info.TcpInfo(0.3, 144_800, 0.0, 7, 0)
         assert tcp_info.parse(self.struct(160)).delivery_rate_bps == 0.0
-        assert tcp_info.parse(b"") == tcp_info.TcpInfo(0.0, 0, 0.0, 0)
+        assert tcp_info.parse(b"") == tcp_info.TcpInfo(0.0, 0, 0.0, 0, 0)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from p2pavg.errors import ProtocolError
 from p2pavg.transport.engine import SELF, Missing, Part, ReduceJob, StreamStats
 from p2pavg.transport.repair import Repairs
-from p2pavg.transport.stalls import Ask, LinkWatch, RankWatch, overtaken
+from p2pavg.transport.stalls import KindWatch, LinkWatch, RankWatch, overtaken
 from tests.unit.endpoints import Host
 from tests.unit.engine_swarm import Reduction, gradients, poll
 
@@ -41,67 +41,78 @@ class TestStalls:
         return link
 
     def test_nothing_before_the_first_byte(self):
-        """A member that has sent nothing yet is not asked, however long it takes."""
+        """A member that has sent nothing yet is not suspicious, however long it takes."""
         link = self.watch((0.0, [row(0)]), (100.0, [row(0, received=200)]))
-        assert RankWatch(0.0).judge(100.0, RTT, link) is Ask.NOTHING
-
-    def test_quiet_link(self):
-        """A link that carried chunks and then none for a round trip and a timeout is asked for all."""
-        link = self.watch((0.0, [row(0)]), (1.0, [row(0, received=100_000)]))
-        watch = RankWatch(0.0)
-        assert watch.judge(1.0 + PATIENCE - 0.01, RTT, link) is Ask.NOTHING
-        assert watch.judge(1.0 + PATIENCE + 0.01, RTT, link) is Ask.ALL
+        assert not RankWatch(0.0).suspicious(100.0, RTT, link)
 
     def test_quiet_stream(self):
-        """One quiet stream among busy ones means: ask for what was overtaken."""
+        """A stream that carried chunks and then none for a round trip and a timeout is suspicious."""
+        link = self.watch((0.0, [row(0), row(1)]), (1.0, [row(0, received=100_000), row(1)]))
+        assert not RankWatch(0.0).suspicious(1.0 + PATIENCE - 0.01, RTT, link)
+        assert RankWatch(0.0).suspicious(1.0 + PATIENCE + 0.01, RTT, link)
+        assert not RankWatch(1.5).suspicious(1.0 + PATIENCE + 0.01, RTT, link)
+
+    def test_lost_stream(self):
+        """A stream that closed during the job is suspicious; one that closed before is not."""
+        link = self.watch((0.0, [row(0), row(1)]), (1.0, [row(0, received=90_000)]))
+        assert RankWatch(0.5).suspicious(1.0, RTT, link)
+        assert not RankWatch(1.0).suspicious(1.0, RTT, link)
+
+    def test_heartbeats_are_not_progress(self):
+        """A stream that carries heartbeats only is quiet."""
+        link = self.watch(
+            (0.0, [row(0)]), *((1.0 + i / 10, [row(0, received=90_000 + i * 112)]) for i in range(20))
+        )
+        assert RankWatch(0.0).suspicious(2.9, RTT, link)
+
+    def test_what_to_ask_for(self):
+        """What was overtaken at once; the rest of a kind when none of it has come for a while."""
+        the_job = job([1000, 1000], [0, 1])
+        missing = Missing(((0, 5), (0, 99)), ((1, 7), (1, 99)))
         link = self.watch(
             (0.0, [row(0), row(1)]),
             (1.0, [row(0, received=100_000), row(1, received=100_000)]),
             (2.0, [row(0, received=900_000), row(1, received=100_112)]),
         )
-        assert RankWatch(0.0).judge(2.0, RTT, link) is Ask.OVERTAKEN
-        assert RankWatch(1.5).judge(2.0, RTT, link) is Ask.NOTHING
+        watch = RankWatch(0.0)
+        watch.contributions.tick(1.9, 98)
+        watch.results.tick(1.5, 98)
+        assert watch.ask(2.0, RTT, link, the_job, 1, missing) == Missing(((0, 5),), ((1, 7), (1, 99)))
+        watch.contributions.tick(2.1, 98)
+        assert watch.ask(2.1, RTT, link, the_job, 1, missing) == Missing((), ())
+        assert watch.ask(2.25, RTT, link, the_job, 1, missing) == Missing(((0, 99),), ())
 
-    def test_lost_stream(self):
-        """A stream that closed during the job means: ask for what was overtaken."""
-        link = self.watch((0.0, [row(0), row(1)]), (1.0, [row(0, received=90_000)]))
-        assert RankWatch(0.5).judge(1.0, RTT, link) is Ask.OVERTAKEN
-
-    def test_heartbeats_are_not_progress(self):
-        """A link that carries heartbeats only is quiet."""
-        link = self.watch(
-            (0.0, [row(0)]), *((1.0 + i / 10, [row(0, received=90_000 + i * 112)]) for i in range(20))
-        )
-        assert RankWatch(0.0).judge(2.9, RTT, link) is Ask.ALL
+    def test_quiet_link(self):
+        """On a link that has gone quiet everything missing is asked for."""
+        the_job = job([1000, 1000], [0, 1])
+        missing = Missing(((0, 99),), ((1, 99),))
+        link = self.watch((0.0, [row(0)]), (1.0, [row(0, received=100_000)]))
+        watch = RankWatch(0.0)
+        watch.contributions.tick(1.0, 1)
+        watch.results.tick(1.0, 1)
+        assert watch.ask(1.0 + PATIENCE + 0.01, RTT, link, the_job, 1, missing) == missing
 
     def test_backoff(self):
-        """As long as nothing changes the pauses double up to five seconds; progress makes them short
-        again.
-        """
-        watch = RankWatch(0.0)
-        pauses = []
-        for _ in range(8):
-            watch.asked(100.0, RTT, 7)
-            pauses.append(round(watch.next_at - 100.0, 3))
-        assert pauses == [0.3, 0.6, 1.2, 2.4, 4.8, 5.0, 5.0, 5.0]
-        watch.asked(100.0, RTT, 6)
-        assert watch.next_at == pytest.approx(100.3)
+        """A chunk is asked for again after pauses that double up to five seconds; others do not wait."""
+        kind = KindWatch()
+        times = [tenth / 10 for tenth in range(200) if kind.choose(tenth / 10, PATIENCE, [(0, 1)])]
+        pauses = np.diff(times)
+        assert pauses[:4] == pytest.approx([0.3, 0.6, 1.2, 2.4], abs=0.11)
+        assert max(pauses) <= 5.01
+        assert kind.choose(20.0, PATIENCE, [(0, 2)]) == ((0, 2),)
 
     def test_stalled_stream(self):
         """A stream is stalled when bytes wait and none is acknowledged; an idle one is not."""
         link = LinkWatch()
-        for tenth in range(40):
-            now = tenth / 10
-            link.tick(
-                now,
-                [
-                    row(0, sent=100_000, unacked=50_000),
-                    row(1, sent=100_000 + tenth, unacked=50_000),
-                    row(2, sent=100_000, unacked=0),
-                ],
-            )
-        assert link.stalled(3.9, RTT) == [0]
-        assert link.stalled(3.9, 1.0) == []
+        for tenth in range(11):
+            stats = [
+                row(0, sent=100_000, unacked=50_000),
+                row(1, sent=100_000 + tenth, unacked=50_000),
+                row(2, sent=100_000, unacked=0),
+            ]
+            link.tick(tenth / 10, stats)
+        assert link.stalled(1.0, RTT) == [0]
+        assert link.stalled(1.0, 1.0) == []
 
     @given(
         st.lists(st.integers(0, 60), min_size=2, max_size=4),
@@ -170,13 +181,15 @@ class Pair:
         )
         return self
 
-    def begin(self) -> None:
+    def open(self) -> None:
         for rank, host in enumerate(self.hosts):
             links = [SELF, SELF]
             links[1 - rank] = self.links[rank].id
             host.engine.open_reduce(dataclasses.replace(self.reduction.job(rank), links=tuple(links)))
-        for rank, host in enumerate(self.hosts):
-            host.engine.begin(7, self.reduction.begin(rank))
+
+    def begin(self, ranks: tuple[int, ...] = (0, 1)) -> None:
+        for rank in ranks:
+            self.hosts[rank].engine.begin(7, self.reduction.begin(rank))
 
     async def finish(self) -> None:
         for host in self.hosts:
@@ -195,6 +208,7 @@ async def pair_of():
 
     async def start(streams: int, numel: int) -> Pair:
         made.append(await Pair().start(streams, numel))
+        made[-1].open()
         return made[-1]
 
     yield start
@@ -216,18 +230,36 @@ class TestRepair:
         assert time.monotonic() - start < 10
         assert pair.a.down == pair.b.down == []
 
-    async def test_stopped_stream_is_replaced(self, pair_of, monkeypatch):
-        """A stream on which nothing is acknowledged any more is closed, and another one opened."""
-        monkeypatch.setattr("p2pavg.transport.stalls._STALLED_S", 0.5)
-        monkeypatch.setattr("p2pavg.transport.stalls._STALLED_RTTS", 0.0)
+    async def test_reader_that_waits_is_no_stall(self, pair_of):
+        """A stream whose other side reads nothing for long (its trainer is late) is not replaced."""
         pair = await pair_of(2, 6_000_000)
-        engine, link = pair.b.engine, pair.links[1]
+        numbers = [
+            list(host.engine.streams(link.id)) for host, link in zip(pair.hosts, pair.links, strict=True)
+        ]
+        pair.begin((0,))
+        stats = lambda: pair.a.engine.stats(pair.links[0].id)  # noqa: E731
+        await poll(lambda: sum(row.bytes_sent for row in stats()) > 300_000)
+        await poll(lambda: not any(row.unacked_bytes for row in stats()))
+        now = time.monotonic()
+        for tenth in range(50):  # five seconds pass for it
+            pair.a.endpoint._repairs.tick(now + tenth / 10, pair.a.engine.running())
+        pair.begin((1,))
+        await pair.finish()
+        assert numbers == [
+            list(host.engine.streams(link.id)) for host, link in zip(pair.hosts, pair.links, strict=True)
+        ]
+
+    async def test_stalled_stream_is_replaced(self, pair_of, monkeypatch):
+        """A stalled stream is closed, another one is opened, and the round ends."""
+        pair = await pair_of(2, 6_000_000)
+        link = pair.links[0]
+        old = list(pair.a.engine.streams(link.id))
+        monkeypatch.setattr(
+            LinkWatch, "stalled", lambda self, now, rtt: [n for n in self.streams if n == old[0]]
+        )
         pair.begin()
-        await poll(lambda: all(row.bytes_received > 300_000 for row in engine.stats(link.id)))
-        number = min(engine.streams(link.id))
-        asyncio.get_running_loop().remove_reader(engine._links[link.id].open[number].sock.fileno())
-        await poll(lambda: number not in pair.a.engine.streams(pair.links[0].id))
-        await poll(lambda: len(pair.a.engine.streams(pair.links[0].id)) == 2)
+        await poll(lambda: old[0] not in pair.a.engine.streams(link.id))
+        await poll(lambda: len(pair.a.engine.streams(link.id)) == 2)
         await pair.finish()
 
     async def test_all_streams_lost(self, pair_of):
