@@ -84,6 +84,7 @@ class Core:
         self.told_to_stop = False
         # This epoch.
         self.promised: Ballot | None = None
+        self.promise_void = False  # whoever we promised last gave its question up
         self.must_go = False  # a round of this epoch has begun once: it goes on, target reached or not
         self.excluded: dict[PeerId, str] = {}
         self.suspects: set[PeerId] = set()

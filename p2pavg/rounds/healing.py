@@ -200,8 +200,9 @@ class Healing:
 
     def on_heal_failed(self, event: HealFailed) -> None:
         core = self.core
-        core.trace("heal failed", why=event.why)
-        core.arm("heal", core.now + RETRY_S)
+        if core.joining is not None:
+            core.trace("heal failed", why=event.why)
+            core.arm("heal", core.now + RETRY_S)
 
     def on_heal_timer(self) -> None:
         """Try again: with whoever wins now."""

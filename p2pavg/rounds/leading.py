@@ -45,6 +45,7 @@ class Proposal:
     weights: tuple[float, ...] = ()  # once begun
     samples: tuple[int, ...] = ()
     done: dict[PeerId, tuple[bytes, ...]] = field(default_factory=dict)
+    heard: dict[PeerId, float] = field(default_factory=dict)  # when a voter last said that it is at it
     stalls: dict[int, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
     links: dict[int, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
 
@@ -70,7 +71,7 @@ class Leading:
         self.proposal = None
         self.failures = 0
         self.floor = -1
-        self.core.disarm("promise", "patience", "judge", "retry")
+        self.core.disarm("promise", "patience", "judge", "done", "retry")
 
     # The proposal.
 
@@ -222,6 +223,8 @@ class Leading:
             self.abort("nobody has anything to contribute", ())
             return
         proposal.begun = True
+        proposal.heard = dict.fromkeys(proposal.voting, core.now)
+        self._arm_done()
         nothing = (0, 0.0)
         proposal.samples = tuple(proposal.ready.get(peer, nothing)[0] for peer in proposal.members)
         proposal.weights = tuple(proposal.ready.get(peer, nothing)[1] for peer in proposal.members)
@@ -252,6 +255,7 @@ class Leading:
             return
         proposal.done[peer] = message.digests
         if len(proposal.done) < len(proposal.voting):
+            self._arm_done()
             return
         wrong = [
             proposal.members[owner]
@@ -262,10 +266,33 @@ class Leading:
             self.abort("members got different results of its part", sorted(set(wrong)))
             return
         self.proposal = None
-        core.disarm("judge")
+        core.disarm("judge", "done")
         outcome = Committed(proposal.ballot, proposal.weights, proposal.samples, message.digests)
         for member in proposal.members:
             core.send(member, outcome)
+
+    def _arm_done(self) -> None:
+        proposal = self.proposal
+        assert proposal is not None
+        waiting = [peer for peer in proposal.voting if peer not in proposal.done]
+        self.core.arm("done", min(proposal.heard[p] + self.core.deadlines.word(p) for p in waiting))
+
+    def on_done_timer(self) -> None:
+        """Somebody neither finishes nor says that it is at it."""
+        proposal, core = self.proposal, self.core
+        if proposal is None or not proposal.begun:
+            return
+        mute = [
+            peer
+            for peer in proposal.voting
+            if peer not in proposal.done and core.now >= proposal.heard[peer] + core.deadlines.word(peer)
+        ]
+        if mute and core.me not in mute:
+            self.abort("a member neither finished nor said why", mute)
+        elif mute:
+            self.abort("the leader's own transfer does not run", ())
+        else:
+            self._arm_done()
 
     def on_stalled(self, peer: PeerId, message: Stalled) -> None:
         proposal, core = self._ours(message.ballot), self.core
@@ -273,6 +300,8 @@ class Leading:
             return
         if any(rank >= len(proposal.members) for rank in (*message.contributions, *message.results)):
             return
+        proposal.heard[peer] = core.now
+        self._arm_done()
         rank = proposal.members.index(peer)
         proposal.stalls[rank] = (message.contributions, message.results)
         if not message.contributions and not message.results:
@@ -293,9 +322,12 @@ class Leading:
 
     def on_complain(self, peer: PeerId, message: Complain) -> None:
         proposal = self._ours(message.ballot)
-        if proposal is None or peer not in proposal.voting or message.peer not in proposal.members:
+        if proposal is None or peer not in proposal.voting:
             return
-        self.abort(message.why, [message.peer])
+        if message.peer is None:
+            self.abort(message.why, ())
+        elif message.peer in proposal.members:
+            self.abort(message.why, [message.peer])
 
     def lost(self, peer: PeerId, why: str) -> None:
         """A peer died, left, or fell silent."""
@@ -310,7 +342,7 @@ class Leading:
         if proposal is None:
             return
         self.proposal = None
-        core.disarm("promise", "patience", "judge")
+        core.disarm("promise", "patience", "judge", "done")
         self.floor = max(self.floor, proposal.ballot.attempt)
         self.failures += counts
         if counts and not blamed:
@@ -327,6 +359,6 @@ class Leading:
         """An abort was decided, by us or by somebody above us."""
         if self.proposal is not None and self.proposal.ballot <= message.by:
             self.proposal = None
-            self.core.disarm("promise", "patience", "judge")
+            self.core.disarm("promise", "patience", "judge", "done")
         if message.final:
             self.failures = 0

@@ -223,6 +223,8 @@ class Machine:
                 self.leading.on_patience_timer()
             case "judge":
                 self.leading.on_judge_timer()
+            case "done":
+                self.leading.on_done_timer()
             case "totals":
                 self.counting.on_totals_timer()
             case "keepalive":
@@ -395,11 +397,11 @@ class Machine:
 
     def _local(self, event: LocalProgress) -> None:
         core = self.core
-        if core.pending or core.joining is not None:
-            core.rate = event.samples_per_second
-            core.boundary = event.at_boundary
+        core.rate = event.samples_per_second
+        if core.pending:
+            core.boundary = False  # its samples are those before the average; it is given that next
             return
-        core.samples, core.rate, core.weight = event.samples, event.samples_per_second, event.weight
+        core.samples, core.weight = event.samples, event.weight
         if event.step_seconds > 0:
             core.step_s = event.step_seconds
             core.deadlines.measured_step(core.me, event.step_seconds)

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from p2pavg.rounds.machine import Machine
 
 
+STATUS_S = 0.5  # between two words of a member that is at it
+
+
 @dataclass(slots=True)
 class Holding:
     """The ballot that this member holds."""
@@ -67,6 +70,7 @@ class Holding:
     digests: tuple[bytes, ...] = ()
     fact: Committed | None = None  # committed, but our copy of the result is not whole yet (joiners)
     watch: TransferWatch | None = None
+    told_at: float = 0.0
     stalled_told: tuple[tuple[int, ...], tuple[int, ...]] = field(default=((), ()))
 
     @property
@@ -162,6 +166,9 @@ class Member:
         if held.stage is Stage.OPEN and not held.frozen:
             held.frozen = True
             self.core.act(CancelJob(held.transfer, "a successor decides"))
+            if held.voter and held.ballot.leader != self.core.me:
+                why = "a member thought the leader lost"
+                self.core.send(held.ballot.leader, Complain(held.ballot, None, why))
         return held.described()
 
     def _cannot(self, ballot: Ballot, lineage: Lineage, votes: bool) -> str | None:
@@ -190,10 +197,13 @@ class Member:
         """Who decides the ballot that we hold: the leader of the highest ballot that we promised."""
         if self.holding is None:
             return None
-        return self.core.promised.leader if self.core.promised is not None else self.holding.ballot.leader
+        if self.core.promised is None or self.core.promise_void:
+            return self.holding.ballot.leader
+        return self.core.promised.leader
 
     def _promise(self, ballot: Ballot) -> None:
         self.core.promised = ballot
+        self.core.promise_void = False
         if ballot.leader != self.core.me:
             self.machine.succession.yield_to(ballot)
             self.core.sticky = ballot.leader
@@ -288,8 +298,8 @@ class Member:
         if not held.voter:
             return
         lagging = held.watch.lagging(self.core.now)
-        if lagging != held.stalled_told:
-            held.stalled_told = lagging
+        if lagging != held.stalled_told or self.core.now >= held.told_at + STATUS_S:
+            held.stalled_told, held.told_at = lagging, self.core.now
             self.core.send(held.ballot.leader, Stalled(held.ballot, *lagging))
 
     def lost(self, peer: PeerId, why: str) -> None:
@@ -392,10 +402,14 @@ class Member:
 
     def on_aborted(self, peer: PeerId, message: Aborted) -> None:
         core, held = self.core, self.holding
-        if message.ballot.epoch != core.epoch or (core.promised is not None and message.by < core.promised):
+        if message.ballot.epoch != core.epoch:
             return
         if held is not None and held.ballot != message.ballot:
+            core.promise_void = core.promise_void or message.ballot == core.promised
             return
+        own = held is not None and held.stage is Stage.OPEN and message.by.leader == held.ballot.leader
+        if core.promised is not None and message.by < core.promised and not core.promise_void and not own:
+            return  # somebody else decides; a result that is not whole makes no difference to that
         if held is None:
             if message.ballot == core.promised or (message.final and peer == core.leader()):
                 self._aborted(message)

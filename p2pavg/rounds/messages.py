@@ -129,7 +129,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """The sender has waited longer than its deadline for these ranks."""
+    """The sender is at it, and has waited longer than its deadline for these ranks (none, if it moves)."""
 
     ballot: Ballot
     contributions: tuple[int, ...]
@@ -138,10 +138,10 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class Complain:
-    """This peer sent something that cannot be used, or the sender's link to it broke."""
+    """This peer sent something that cannot be used, or cannot go on. None: nobody is to blame."""
 
     ballot: Ballot
-    peer: PeerId
+    peer: PeerId | None
     why: str
 
 

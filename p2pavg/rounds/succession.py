@@ -106,6 +106,7 @@ class Succession:
         ballot = Ballot(core.epoch, max(taken, self.machine.leading.floor) + 1, core.me)
         self.expected = None
         core.promised = ballot
+        core.promise_void = False
         self.inquest = Inquest(ballot)
         core.trace("inquest", attempt=ballot.attempt)
         held = self.machine.member.freeze()
@@ -142,6 +143,10 @@ class Succession:
             other = message.promised
             self.inquest = None
             core.disarm("query")
+            core.promise_void = True
+            given_up = Aborted(inquest.ballot, inquest.ballot, "the question was given up", (), False)
+            for asked in inquest.asked:
+                core.send(asked, given_up)
             if other.epoch == core.epoch:
                 self.machine.leading.floor = max(self.machine.leading.floor, other.attempt)
             yields = other > inquest.ballot or other == self._busy_with

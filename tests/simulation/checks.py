@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from p2pavg.rounds import events as ev
-from p2pavg.rounds.ballot import Lineage
+from p2pavg.rounds.ballot import Ballot, Lineage, PeerId, Stage
+from p2pavg.rounds.messages import Promise
 
 if TYPE_CHECKING:
     from tests.simulation.swarm import Swarm
@@ -27,6 +28,9 @@ class Checks:
         self.average: dict[Lineage, tuple[Any, ...]] = {}
         self.before: dict[Lineage, Lineage] = {}
         self.counted: dict[Lineage, frozenset[Any]] = {swarm.lineage: frozenset()}
+        self.forks_allowed = False  # something was cut off or stopped: both sides may have gone on
+        self.denied: dict[Ballot, set[PeerId]] = {}  # voters that told a successor that they are not DONE
+        self.after: dict[Lineage, Lineage] = {}  # what came of each lineage
         self.commits = 0
         self.late = 0
         self.failed = 0
@@ -46,6 +50,10 @@ class Checks:
             self.heals += 1
         elif isinstance(action, ev.BeginJob):
             self._begun(node, action)
+        elif isinstance(action, ev.Send):
+            held = action.message.held if isinstance(action.message, Promise) else None
+            if held is not None and held.stage is Stage.OPEN and node.me in held.voters:
+                self.denied.setdefault(held.ballot, set()).add(node.me)
         elif isinstance(action, ev.Trace):
             self.aborts += action.kind == "aborted"
             self.successions += action.kind == "inquest commits"
@@ -104,6 +112,15 @@ class Checks:
                 self.broken("Counted", f"{name} averages a sample twice in one lineage")
             self.counted[commit.lineage] = past | samples
             self._all_done(node, commit)
+            self._no_fork(node, commit, before)
+
+    def _no_fork(self, node: Node, commit: ev.Commit, before: Lineage) -> None:
+        """A leader's own COMMIT has no voter against it, and without partitions there is one history."""
+        if node.me == commit.ballot.leader and self.denied.get(commit.ballot):
+            self.broken("Equal", f"{node.name} commits what a voter denied to a successor")
+        other = self.after.setdefault(before, commit.lineage)
+        if other != commit.lineage and not self.forks_allowed:
+            self.broken("Equal", f"{node.name} makes a second history, and nothing was ever cut off")
 
     def _all_done(self, node: Node, commit: ev.Commit) -> None:
         """A first commit: every voter that nothing has befallen holds the result, too."""

@@ -6,24 +6,28 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from p2pavg.rounds.events import Leave, Role
+from p2pavg.rounds.events import Action, Leave, Role, Send
+from p2pavg.rounds.messages import Begin, Committed, Done, Prepare, Promise, Query, Ready
 from tests.simulation.checks import BrokenPromiseError
 from tests.simulation.swarm import Swarm
 from tests.simulation.trainer import Node
 
 FAULTS = (
-    "crash",
-    "stop",
-    "cut",
-    "oneway",
-    "reset",
-    "jump",
-    "join",
-    "leave",
-    "hang",
-    "slow",
-    "corrupt",
-    "poison",
+    *(
+        "crash",
+        "stop",
+        "cut",
+        "oneway",
+        "reset",
+        "jump",
+        "join",
+        "leave",
+        "hang",
+        "slow",
+        "corrupt",
+        "poison",
+    ),
+    *("trap",) * 8,
 )
 LIMIT_S = 120.0  # virtual seconds until everybody must have finished
 
@@ -87,6 +91,26 @@ class Schedule:
             self.swarm.world.at(at, lambda kind=kind: self._befall(kind))
             self.calm_at = max(self.calm_at, at)
 
+    def _trap(self) -> None:
+        """Strike whoever sends a message of some kind, right after it, before it tells the next."""
+        dice = self.dice
+        moment = dice.choice((Prepare, Promise, Ready, Begin, Done, Done, Committed, Committed, Query))
+        kind = dice.choice(("crash", "crash", "stop", "cut", "reset"))
+        counts = {"left": dice.randint(1, 4)}
+        receiver = moment is Done and dice.random() < 0.6  # rather the leader than the member
+
+        def trap(node: Node, action: Action) -> bool:
+            if not isinstance(action, Send) or not isinstance(action.message, moment):
+                return False
+            counts["left"] -= 1
+            victim = self.swarm.nodes[action.peer] if receiver else node
+            if counts["left"] > 0 or not victim.alive or not victim.running:
+                return False
+            self._befall(kind, victim)
+            return True
+
+        self.swarm.traps.append(trap)
+
     def _pick(self) -> Node | None:
         """Rather the leader: it is where it hurts."""
         nodes = [n for n in self.swarm.nodes.values() if n.alive and n.running]
@@ -97,9 +121,12 @@ class Schedule:
             nodes = leaders or nodes
         return self.dice.choice(nodes)
 
-    def _befall(self, kind: str) -> None:
+    def _befall(self, kind: str, node: Node | None = None) -> None:
         swarm, dice, world = self.swarm, self.dice, self.swarm.world
-        node = self._pick()
+        if kind == "trap":
+            self._trap()
+            return
+        node = node or self._pick()
         others = [n for n in swarm.nodes.values() if n.alive and n is not node]
         if node is None:
             return
@@ -107,6 +134,7 @@ class Schedule:
         self.calm_at = max(self.calm_at, world.now + lasts)
         if kind in ("crash", "leave") and len(others) == 0:
             kind = "jump"
+        swarm.checks.forks_allowed |= kind in ("stop", "cut", "oneway", "reset", "slow", "jump")
         swarm.say(f"!!! {kind} {node.name} for {lasts:.2f} s")
         if kind in ("cut", "oneway", "reset", "slow", "stop", "crash", "leave", "hang", "corrupt", "poison"):
             self._disturb([node])

@@ -44,6 +44,9 @@ class Swarm:
         self.corrupting: set[PeerId] = set()
         self.checks = Checks(self)
         self.messages = 0
+        self.traps: list[
+            Callable[[Node, ev.Action], bool]
+        ] = []  # faults that wait for a moment of the protocol
 
     def name(self, peer: PeerId) -> str:
         return f"p{int.from_bytes(peer[-2:], 'big')}"
@@ -171,6 +174,11 @@ class Swarm:
             self.say(f"{node.name} corrupts a result for rank {rank}")
             return (*value, "corrupt")
         return value
+
+    def spring(self, node: Node, action: ev.Action) -> None:
+        """A trap that finds its moment goes off, once."""
+        if self.traps:
+            self.traps = [trap for trap in self.traps if not trap(node, action)]
 
     # Checks.
 

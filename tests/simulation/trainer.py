@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from p2pavg.rounds import events as ev
@@ -50,6 +52,9 @@ class Node:
         self.stopped_at = 0.0
         self.disturbed_at = -1e9  # when a fault last touched this process
         self.backlog: list[Any] = []
+        self.events: deque[ev.Event] = deque()
+        self.feeding = False
+        self.interrupted: Callable[[], None] | None = None
         self.links: dict[PeerId, bool] = {}
         self.jobs: dict[int, Job] = {}
         # The training thread.
@@ -101,11 +106,17 @@ class Node:
         if not self.running:
             self.backlog.append(event)
             return
-        for action in self.machine.handle(event, self.clock()):
-            self.swarm.acted(self, action)
-            self._perform(action)
-            if not self.alive:
-                return
+        self.events.append(event)
+        if self.feeding:
+            return
+        self.feeding = True
+        try:
+            while self.events and self.alive and self.running:
+                self._carry_out(self.machine.handle(self.events.popleft(), self.clock()))
+        finally:
+            self.feeding = False
+        if not self.alive or not self.running:
+            return
         self.swarm.check(self)
         deadline = self.machine.next_deadline
         if deadline is not None:
@@ -113,6 +124,18 @@ class Node:
             if self._tick_at is None or at < self._tick_at - 1e-9 or self._tick_at < self.world.now:
                 self._tick_at = at
                 self.world.at(at, lambda: self._tick(at))
+
+    def _carry_out(self, actions: list[ev.Action]) -> None:
+        """In order; a fault may strike between two of them."""
+        for index, action in enumerate(actions):
+            self.swarm.acted(self, action)
+            self._perform(action)
+            self.swarm.spring(self, action)
+            if not self.alive:
+                return
+            if not self.running:
+                self.interrupted = partial(self._carry_out, actions[index + 1 :])
+                return
 
     def _tick(self, at: float) -> None:
         if self._tick_at == at:
@@ -143,7 +166,11 @@ class Node:
             return
         self.running = True
         self.disturbed_at = self.world.now
-        backlog, self.backlog = self.backlog, []
+        interrupted, self.interrupted = self.interrupted, None
+        if interrupted is not None:
+            interrupted()
+        backlog, self.backlog = [*self.events, *self.backlog], []
+        self.events.clear()
         if self.world.random.random() < 0.5:
             self.feed(ev.Tick())  # timers may fire before the sockets are read
         for event in backlog:
@@ -284,6 +311,7 @@ class Node:
             if not donors:
                 self.healing = None
                 self.feed(ev.HealFailed("no donor answered"))
+                self._give_next()
                 return
             donor = self.swarm.nodes[donors.popleft()]
             if not self.swarm.reaches(donor, self) or donor.machine.role is not ev.Role.TRAINER:

@@ -1,0 +1,183 @@
+"""Deliberate protocol bugs. Each is a patch of the machine that the simulation has to catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from p2pavg.rounds import succession
+from p2pavg.rounds.ballot import Stage
+from p2pavg.rounds.counting import Counting
+from p2pavg.rounds.events import CancelJob
+from p2pavg.rounds.healing import Healing
+from p2pavg.rounds.leading import Leading
+from p2pavg.rounds.lineage import History
+from p2pavg.rounds.member import Member
+from p2pavg.rounds.messages import Committed
+
+Original = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One bug: `owner.name` is replaced by `make(original)`."""
+
+    bug: str
+    owner: Any
+    name: str
+    make: Callable[[Original], Original]
+
+
+def _commit_early(original: Original) -> Original:
+    def on_done(self: Leading, peer: bytes, message: Any) -> None:
+        original(self, peer, message)
+        proposal = self.proposal
+        if (
+            proposal is not None
+            and len(proposal.voting) > 1
+            and len(proposal.done) == len(proposal.voting) - 1
+        ):
+            self.proposal = None
+            outcome = Committed(proposal.ballot, proposal.weights, proposal.samples, message.digests)
+            for member in proposal.members:
+                self.core.send(member, outcome)
+
+    return on_done
+
+
+def _no_promise(_: Original) -> Original:
+    def freeze(self: Member) -> Any:
+        return self.holding.described() if self.holding is not None else None
+
+    return freeze
+
+
+def _apply_when_done(original: Original) -> Original:
+    def on_job_done(self: Member, event: Any) -> None:
+        original(self, event)
+        held = self.holding
+        if held is not None and held.stage is Stage.DONE and held.voter:
+            fact = Committed(held.ballot, held.weights, held.samples, event.digests)
+            self.on_committed(held.ballot.leader, fact)
+
+    return on_job_done
+
+
+def _trust_digests(original: Original) -> Original:
+    def on_done(self: Leading, peer: bytes, message: Any) -> None:
+        proposal = self.proposal
+        if proposal is not None and proposal.done:
+            first = next(iter(proposal.done.values()))
+            message = type(message)(message.ballot, first)
+        original(self, peer, message)
+
+    return on_done
+
+
+def _trust_fact(original: Original) -> Original:
+    def on_committed(self: Member, peer: bytes, message: Any) -> None:
+        held = self.holding
+        if held is not None and held.ballot == message.ballot and held.stage is Stage.DONE:
+            message = Committed(message.ballot, message.weights, message.samples, held.digests)
+        original(self, peer, message)
+
+    return on_committed
+
+
+def _always_abort(_: Original) -> Original:
+    return lambda answers: None
+
+
+def _any_done(_: Original) -> Original:
+    def decide(answers: dict[bytes, Any]) -> Any:
+        done = [held for held in answers.values() if held is not None and held.stage is Stage.DONE]
+        return max(done, key=lambda held: held.ballot, default=None)
+
+    return decide
+
+
+def _wait_for_ever(_: Original) -> Original:
+    return lambda self: self.core.disarm("word")
+
+
+def _any_lineage(original: Original) -> Original:
+    def cannot(self: Member, ballot: Any, lineage: bytes, votes: bool) -> Any:
+        why = original(self, ballot, lineage, votes)
+        here = self.core.joining is None and self.core.epoch == ballot.epoch
+        return None if why == "elsewhere" and here else why
+
+    return cannot
+
+
+def _forget_offers(_: Original) -> Original:
+    return lambda self, epoch, transfer, samples: None
+
+
+def _forget_losses(original: Original) -> Original:
+    def adopt(self: History, donor: Any, unaveraged: int) -> int:
+        original(self, donor, unaveraged)
+        return 0
+
+    return adopt
+
+
+def _hold_on(original: Original) -> Original:
+    def commit(self: Member, held: Any, message: Any) -> None:
+        original(self, held, message)
+        self.holding = held  # so that the fact, told again, is committed again
+
+    return commit
+
+
+def _never_heal(_: Original) -> Original:
+    return lambda self: None
+
+
+def _cancel_nothing(original: Original) -> Original:
+    def drop(self: Member, why: str) -> None:
+        held = self.holding
+        original(self, why)
+        actions = self.core.actions
+        if actions and isinstance(actions[-1], CancelJob) and held is not None and held.stage is Stage.DONE:
+            self.holding = held  # an aborted result is kept, and may be committed later
+
+    return drop
+
+
+MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
+    (Mutation("commit without all voters DONE", Leading, "on_done", _commit_early),),
+    (Mutation("no promise to the successor", Member, "freeze", _no_promise),),
+    (Mutation("apply when DONE, before COMMIT", Member, "on_job_done", _apply_when_done),),
+    (
+        Mutation("digests are not compared", Leading, "on_done", _trust_digests),
+        Mutation("nor with the own result", Member, "on_committed", _trust_fact),
+    ),
+    (Mutation("the successor always aborts", succession, "decide", _always_abort),),
+    (Mutation("the successor commits when anybody is DONE", succession, "decide", _any_done),),
+    (Mutation("no deadline while waiting for the leader", Counting, "watch", _wait_for_ever),),
+    (Mutation("the lineage of a proposal is not looked at", Member, "_cannot", _any_lineage),),
+    (Mutation("what was offered to a lost round is forgotten", History, "offer", _forget_offers),),
+    (Mutation("healing does not name the lost samples", History, "adopt", _forget_losses),),
+    (Mutation("a fact that is told twice is applied twice", Member, "_commit", _hold_on),),
+    (Mutation("a peer on another lineage never heals", Healing, "consider", _never_heal),),
+    (Mutation("an aborted result can be committed later", Member, "_drop", _cancel_nothing),),
+)
+
+
+class Mutated:
+    """`with Mutated(bugs): ...` runs with these bugs in the machine."""
+
+    def __init__(self, mutations: tuple[Mutation, ...]) -> None:
+        self.mutations = mutations
+        self._originals: list[Original] = []
+
+    def __enter__(self) -> None:
+        for mutation in self.mutations:
+            original = getattr(mutation.owner, mutation.name)
+            self._originals.append(original)
+            setattr(mutation.owner, mutation.name, mutation.make(original))
+
+    def __exit__(self, *_: object) -> None:
+        for mutation, original in zip(self.mutations, self._originals, strict=True):
+            setattr(mutation.owner, mutation.name, original)
