@@ -454,8 +454,8 @@ class Driver:
             history = _history(facts)
         except StateError as error:
             self._healing = None
-            self._refresh_attention()
             self.feed(ev.HealFailed(str(error)))
+            self._deliver()
             return
         self._healing = None
         self._accept(state, history)
