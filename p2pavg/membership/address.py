@@ -46,6 +46,7 @@ def is_loopback(host: str) -> bool:
     return host == "::1" or host.startswith("127.")
 
 
+@functools.lru_cache(maxsize=4096)
 def is_numeric(host: str) -> bool:
     """Whether a host is an address rather than a name."""
     try:

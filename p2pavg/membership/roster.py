@@ -37,6 +37,7 @@ class Roster:
         self._lifetime = lifetime
         self._limit = limit
         self._rng = random.Random()
+        self._combined = 0  # of the members' digests
         self._by_sender: dict[bytes, set[bytes]] = {}
 
     def __len__(self) -> int:
@@ -63,6 +64,7 @@ class Roster:
         peer_id = info.peer_id
         known = self.members.get(peer_id)
         if known is not None:
+            self._combined ^= known.held.digest ^ held.digest
             known.info, known.held = info, held
             return True
         if not self.wants(peer_id[:PREFIX_BYTES]):
@@ -72,10 +74,11 @@ class Roster:
         due = now + self._rng.uniform(0.0, self.interval)
         self.members[peer_id] = Member(info, held, due, self._rank(peer_id[:PREFIX_BYTES]))
         self._by_sender.setdefault(peer_id[:SENDER_BYTES], set()).add(peer_id)
+        self._combined ^= held.digest
         return True
 
     def remove(self, peer_id: bytes) -> None:
-        del self.members[peer_id]
+        self._combined ^= self.members.pop(peer_id).held.digest
         same = self._by_sender[peer_id[:SENDER_BYTES]]
         same.discard(peer_id)
         if not same:
@@ -112,9 +115,7 @@ class Roster:
 
     def digest(self, own: Held | None) -> bytes:
         """What tells two peers whether they see the same records, this peer's own included."""
-        combined = own.digest if own is not None else 0
-        for member in self.members.values():
-            combined ^= member.held.digest
+        combined = self._combined ^ (own.digest if own is not None else 0)
         return combined.to_bytes(8, "big")[-DIGEST_BYTES:]
 
     def is_among_closest(self, key: bytes, own_id: bytes, count: int) -> bool:
