@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from p2pavg import codecs, native
+from p2pavg import codecs
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.plan import planner
 from p2pavg.errors import AddressInUseError, CredentialError, IncompatiblePeerError, P2PAvgError
@@ -25,6 +25,7 @@ from p2pavg.rounds.recorder import Recorder
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import TrainingSpec
 from p2pavg.settings import Settings
+from p2pavg.transport import pump_engine
 from p2pavg.transport.endpoint import Endpoint
 from p2pavg.transport.engine import Engine, Part
 from p2pavg.transport.link import Link
@@ -57,7 +58,7 @@ class Place:
 
     async def start(self) -> None:
         """Open the ports and join the table. Raises P2PAvgError with what to do."""
-        self._engine = make_engine(self)
+        self._engine = make_engine(self, encrypted=self.settings.credentials is not None)
         try:
             await self._open_ports()
         except BaseException:
@@ -397,12 +398,10 @@ def _planner(numel: int) -> Callable[[Sequence[ev.PlanMember]], tuple[Part, ...]
     return parts
 
 
-def make_engine(events: Any) -> Engine:
-    """The native pump where it is built, else its Python twin."""
-    if native.available() and hasattr(native.module(), "Pump"):
-        from p2pavg.transport.pump_engine import PumpEngine
-
-        return PumpEngine(events)
+def make_engine(events: Any, *, encrypted: bool = False) -> Engine:
+    """The native pump where it is built, and can encrypt if need be; else its Python twin."""
+    if pump_engine.can_encrypt() if encrypted else pump_engine.available():
+        return pump_engine.PumpEngine(events)
     from p2pavg.transport.python_engine import PythonEngine
 
     return PythonEngine(events)

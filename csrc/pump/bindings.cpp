@@ -79,11 +79,17 @@ nb::list stats(const Pump &pump, int64_t link) {
 void bind_pump(nb::module_ &m) {
     using unlocked = nb::call_guard<nb::gil_scoped_release>;
     m.attr("PUMP_EVENTS") = nb::make_tuple("stream_closed", "job_done", "job_refused", "blob_chunk", "blob_sent", "released");
+    m.def("can_encrypt", &Cipher::available);
     nb::class_<Pump>(m, "Pump")
         .def(nb::init<size_t>(), nb::arg("threads"))
         .def("event_fd", &Pump::event_fd)
         .def("drain", &drain)
-        .def("attach", &Pump::attach, unlocked())
+        .def("attach",
+             [](Pump &pump, int64_t link, int64_t stream, int fd, const nb::bytes &sending, const nb::bytes &receiving) {
+                 Keys keys{{sending.c_str(), sending.size()}, {receiving.c_str(), receiving.size()}};
+                 nb::gil_scoped_release released;
+                 return pump.attach(link, stream, fd, std::move(keys));
+             })
         .def("detach", &Pump::detach, unlocked())
         .def("detach_all", &Pump::detach_all, unlocked())
         .def("streams", &Pump::streams)

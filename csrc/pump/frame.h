@@ -35,8 +35,8 @@ struct Heartbeat {
 
 void write_header(const Header &header, uint8_t out[kHeaderBytes]);
 
-// nullptr when the header is one that a correct peer sends; else why not.
-const char *read_header(const uint8_t in[kHeaderBytes], Header &out);
+// nullptr when the header is one that a correct peer sends; else why not. checked: it is authentic, without checksums.
+const char *read_header(const uint8_t in[kHeaderBytes], Header &out, bool checked = false);
 
 void write_heartbeat(const Heartbeat &beat, uint8_t out[kHeartbeatBytes]);
 const char *read_heartbeat(const uint8_t in[kHeartbeatBytes], Heartbeat &out);

@@ -115,6 +115,11 @@ void Link::abandon() {
     for (const Item &item : orphans) item.job->sent(item);
 }
 
+void Link::clear() {
+    std::lock_guard lock(mutex_);
+    for (auto *queue : {&contributions_, &results_, &joiners_, &blobs_}) queue->clear();
+}
+
 void Link::wake() {
     std::vector<std::shared_ptr<Stream>> woken;
     {

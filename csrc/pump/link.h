@@ -57,6 +57,7 @@ class Link {
     void purge(uint64_t transfer, bool only_voters);
     // The peer is gone: forgets its bytes, drops blobs, and results that only this joiner still waited for.
     void abandon();
+    void clear();  // drops everything: queued frames hold their jobs, and jobs their links
     // Wakes idle streams: something held back may go now.
     void wake();
 

@@ -84,7 +84,7 @@ void Pump::on_all_workers(const std::function<void(Worker &)> &task) {
     latch.wait();
 }
 
-uint64_t Pump::attach(int64_t id, int64_t stream, int fd) {
+uint64_t Pump::attach(int64_t id, int64_t stream, int fd, Keys keys) {
     std::shared_ptr<Link> to = closed_ ? nullptr : link(id);
     if (!to || to->find(stream)) {
         ::close(fd);
@@ -95,7 +95,7 @@ uint64_t Pump::attach(int64_t id, int64_t stream, int fd) {
     Worker &worker = **least;
     std::shared_ptr<Stream> made;
     try {
-        made = std::make_shared<Stream>(next_uid_++, stream, fd, to, worker, *shared_);
+        made = std::make_shared<Stream>(next_uid_++, stream, fd, to, worker, *shared_, std::move(keys));
     } catch (...) {
         ::close(fd);
         throw;
@@ -256,6 +256,7 @@ void Pump::close() {
     if (closed_ || abandoned_) return;
     closed_ = true;
     for (auto &worker : workers_) worker->stop();
+    for (auto &[id, link] : links_) link->clear();
     links_.clear();
     beat_->links.clear();
     shared_->transfers.clear();

@@ -38,7 +38,7 @@ class Pump {
     std::vector<Event> drain() { return shared_->events.drain(); }
 
     // Owns fd from here on, whatever happens. Returns the stream's unique id, which events name.
-    uint64_t attach(int64_t link, int64_t stream, int fd);
+    uint64_t attach(int64_t link, int64_t stream, int fd, Keys keys = {});
     void detach(int64_t link, int64_t stream);
     void detach_all(int64_t link);
     std::vector<int64_t> streams(int64_t link) const;

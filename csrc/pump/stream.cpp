@@ -23,10 +23,16 @@ namespace {
 constexpr uint32_t kShortPathUs = 2000;  // smoothed round trip of a local network, in microseconds
 constexpr int kNotSentLowWater = 256 << 10;  // what a stalled stream may hold beyond its window
 
+std::unique_ptr<Cipher> cipher(const std::string &key, Cipher::Direction direction) {
+    return key.empty() ? nullptr : std::make_unique<Cipher>(key, direction);
+}
+
 }  // namespace
 
-Stream::Stream(uint64_t uid, int64_t id, int fd, std::shared_ptr<Link> link, Worker &worker, Shared &shared)
-    : uid(uid), id(id), fd(fd), link_(std::move(link)), worker_(worker), shared_(shared) {
+Stream::Stream(uint64_t uid, int64_t id, int fd, std::shared_ptr<Link> link, Worker &worker, Shared &shared, Keys keys)
+    : uid(uid), id(id), fd(fd), link_(std::move(link)), worker_(worker), shared_(shared),
+      encrypting_(cipher(keys.sending, Cipher::Direction::encrypt)),
+      decrypting_(cipher(keys.receiving, Cipher::Direction::decrypt)) {
     const int on = 1;
     if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0 ||
         setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kNotSentLowWater, sizeof kNotSentLowWater) != 0 ||
@@ -59,7 +65,8 @@ void Stream::wake() {
     });
 }
 
-void Stream::ready(bool readable, bool writable) {
+void Stream::ready(bool readable, bool writable, bool ending) {
+    ending_ = ending_ || ending;
     readable_ = readable_ || readable;
     writable_ = writable_ || writable;
 }
@@ -151,6 +158,7 @@ StreamStats Stream::stats() const {
         out.window = static_cast<uint64_t>(info.tcpi_snd_cwnd) * info.tcpi_snd_mss;
         out.delivery_rate = 8.0 * static_cast<double>(info.tcpi_delivery_rate);
         out.retransmits = info.tcpi_total_retrans;
+        out.unacked -= std::min<uint64_t>(out.unacked, info.tcpi_notsent_bytes);
     }
     return out;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "buffers.h"
+#include "cipher.h"
 #include "frame.h"
 #include "job.h"
 #include "link.h"
@@ -30,10 +31,15 @@ struct StreamStats {
     uint32_t retransmits = 0;
 };
 
+// Both empty on a plain stream.
+struct Keys {
+    std::string sending, receiving;
+};
+
 class Stream : public std::enable_shared_from_this<Stream> {
   public:
-    // Owns fd from here on; throws std::system_error when it is no TCP socket.
-    Stream(uint64_t uid, int64_t id, int fd, std::shared_ptr<Link> link, Worker &worker, Shared &shared);
+    // Owns fd from here on; throws std::system_error when it is no TCP socket. keys: of an encrypted stream.
+    Stream(uint64_t uid, int64_t id, int fd, std::shared_ptr<Link> link, Worker &worker, Shared &shared, Keys keys);
     ~Stream();
 
     const uint64_t uid;
@@ -48,7 +54,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     const std::shared_ptr<Link> &link() const { return link_; }
 
     // The owning worker only.
-    void ready(bool readable, bool writable);
+    void ready(bool readable, bool writable, bool ending);
     bool step();  // moves at most one frame each way; true when more can be done without waiting
     void resume() { held_ = false; }  // a job began: look again at the frame that was held back
     void release(const Receiver *receiver);  // forget it: its buffers are about to go
@@ -63,6 +69,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     struct Incoming {
         enum class To { nowhere, place, buffer, sum, heartbeat };
         Header header;
+        uint8_t raw[kHeaderBytes];  // the header as it came
         To to = To::nowhere;
         std::shared_ptr<Receiver> receiver;
         uint32_t slot = 0;
@@ -75,7 +82,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
         uint8_t header[kHeaderBytes];
         uint8_t heartbeat[kHeartbeatBytes];
         const uint8_t *body = nullptr;
-        uint32_t length = 0;
+        uint32_t length = 0;  // of the body, with its tag
         size_t sent = 0;  // of header and body
         Buffer buffer;
         bool loaded = false;
@@ -87,17 +94,19 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
     // stream_receive.cpp
     void receive();
-    bool fill_header();
+    bool fill_tail(size_t until);
     void begin_frame();
     void route(const Header &header);
     bool fill_body();
     void end_frame();
-    ssize_t read(void *body, size_t body_bytes, bool and_header);
+    bool intact(uint8_t *body);
+    ssize_t read(void *body, size_t body_bytes, bool and_tail);
     void want(size_t bytes);
     // stream_send.cpp
     void transmit();
     bool load();
     void load_contribution(const Job &job, Header &header, bool &finite);
+    void encrypt(const Header &header);
     void delivered();
     std::vector<Item> undelivered();
     void detach_body();
@@ -108,11 +117,16 @@ class Stream : public std::enable_shared_from_this<Stream> {
     Worker &worker_;
     Shared &shared_;
 
-    bool readable_ = true, writable_ = true, closed_ = false, held_ = false, in_body_ = false, idle_ = false;
+    bool readable_ = true, writable_ = true, closed_ = false, held_ = false, in_body_ = false, idle_ = false,
+         ending_ = false;
     bool long_path_ = false;  // no low-water mark for receiving there
     int low_water_ = 1;
-    uint8_t head_[kHeaderBytes];
-    size_t head_got_ = 0;
+    // What follows a body: its tag, on encrypted streams, and the next header.
+    static constexpr size_t kTailBytes = kTagBytes + kHeaderBytes;
+    uint8_t tail_[kTailBytes];
+    size_t tail_got_ = kTagBytes;
+    const std::unique_ptr<Cipher> encrypting_, decrypting_;
+    uint64_t frames_begun_ = 0, frames_received_ = 0;
     Incoming in_;
     Outgoing out_;
     std::deque<Delivery> deliveries_;

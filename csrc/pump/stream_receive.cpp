@@ -1,4 +1,4 @@
-// Receiving: header, then [body + next header] in one call, straight to where the body belongs.
+// Receiving: header, then [body + tag + next header] in one call, straight to where the body belongs.
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -31,13 +31,13 @@ void Stream::want(size_t bytes) {
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark);
 }
 
-// Bytes read of the body and, behind it, of the next header; 0: nothing there now, or the stream failed.
-ssize_t Stream::read(void *body, size_t body_bytes, bool and_header) {
-    iovec parts[2] = {{body, body_bytes}, {head_ + head_got_, kHeaderBytes - head_got_}};
+// Bytes read of the body and, behind it, of the tail; 0: nothing there now, or the stream failed.
+ssize_t Stream::read(void *body, size_t body_bytes, bool and_tail) {
+    iovec parts[2] = {{body, body_bytes}, {tail_ + tail_got_, kTailBytes - tail_got_}};
     msghdr message{};
     message.msg_iov = body_bytes ? parts : parts + 1;
-    message.msg_iovlen = (body_bytes ? 1 : 0) + (and_header ? 1 : 0);
-    const size_t asked = body_bytes + (and_header ? kHeaderBytes - head_got_ : 0);
+    message.msg_iovlen = (body_bytes ? 1 : 0) + (and_tail ? 1 : 0);
+    const size_t asked = body_bytes + (and_tail ? kTailBytes - tail_got_ : 0);
     ssize_t got;
     do got = recvmsg(fd, &message, MSG_DONTWAIT);
     while (got < 0 && errno == EINTR);
@@ -50,43 +50,53 @@ ssize_t Stream::read(void *body, size_t body_bytes, bool and_header) {
         readable_ = false;
         return 0;
     }
-    if (static_cast<size_t>(got) < asked) readable_ = false;
+    // At the end of the stream no further event will come, so read on until it is reached.
+    if (static_cast<size_t>(got) < asked && !ending_) readable_ = false;
     const double now = monotonic();
     bytes_received_.fetch_add(static_cast<uint64_t>(got), std::memory_order_relaxed);
     last_received_at_.store(now, std::memory_order_relaxed);
     link_->heard(now);
-    if (static_cast<size_t>(got) > body_bytes) head_got_ += static_cast<size_t>(got) - body_bytes;
+    if (static_cast<size_t>(got) > body_bytes) tail_got_ += static_cast<size_t>(got) - body_bytes;
     return got;
 }
 
 void Stream::receive() {
     if (!in_body_) {
-        if (head_got_ < kHeaderBytes && !fill_header()) return;
+        if (tail_got_ < kTailBytes && !fill_tail(kTailBytes)) return;
         begin_frame();
         if (closed_ || held_) return;
     }
     while (in_.got < in_.header.length)
         if (!fill_body()) return;
+    if (tail_got_ < kTagBytes && !fill_tail(kTagBytes)) return;
     end_frame();
-    if (!closed_ && !readable_) want(kHeaderBytes - head_got_);
+    if (!closed_ && !readable_) want(kTailBytes - tail_got_);
 }
 
-bool Stream::fill_header() {
+// Reads once. False when less than `until` of the tail is there now.
+bool Stream::fill_tail(size_t until) {
     read(nullptr, 0, true);
     if (closed_) return false;
-    if (head_got_ == kHeaderBytes) return true;
-    want(kHeaderBytes - head_got_);
+    if (tail_got_ >= until) return true;
+    want(until - tail_got_);
     return false;
 }
 
 void Stream::begin_frame() {
-    if (const char *why = read_header(head_, in_.header)) {
+    const uint8_t *head = tail_ + kTagBytes;
+    if (decrypting_ && (frames_received_ >= kMostFrames || !decrypting_->verify(frames_received_, head))) {
+        fail("a frame header that is not authentic");
+        return;
+    }
+    if (const char *why = read_header(head, in_.header, decrypting_ != nullptr)) {
         fail(why);
         return;
     }
     route(in_.header);
     if (held_ || closed_) return;
-    head_got_ = 0;
+    std::memcpy(in_.raw, head, kHeaderBytes);
+    ++frames_received_;
+    tail_got_ = decrypting_ ? 0 : kTagBytes;
     in_.got = 0;
     in_body_ = true;
 }
@@ -167,13 +177,22 @@ bool Stream::fill_body() {
         if (closed_) entered->landing.give_up(slot, uid);
     }
     if (closed_ || got <= 0) {
-        if (!closed_) want(rest);
+        if (!closed_) want(rest + kTagBytes - tail_got_);
         return false;
     }
     in_.got += static_cast<uint32_t>(std::min<size_t>(static_cast<size_t>(got), here));
     if (in_.got == in_.header.length) return true;
-    if (!readable_) want(in_.header.length - in_.got);
+    if (!readable_) want(in_.header.length - in_.got + kTagBytes - tail_got_);
     return readable_;
+}
+
+// Decrypts the body where it lies, or checks its checksum. header.body_crc is right afterwards.
+bool Stream::intact(uint8_t *body) {
+    Header &header = in_.header;
+    if (!decrypting_) return p2pavg_crc32(0, body, header.length) == header.body_crc;
+    if (!decrypting_->decrypt(frames_received_ - 1, in_.raw, body, header.length, tail_)) return false;
+    if (header.kind == Kind::result) header.body_crc = p2pavg_crc32(0, body, header.length);
+    return true;
 }
 
 void Stream::end_frame() {
@@ -185,10 +204,10 @@ void Stream::end_frame() {
         in_.receiver.reset();
         return;
     }
-    const uint8_t *body = placing ? in_.place : in_.buffer.data();
-    if (p2pavg_crc32(0, body, in_.header.length) != in_.header.body_crc) {
+    uint8_t *body = placing ? in_.place : in_.buffer.data();
+    if (!intact(body)) {
         if (placing) in_.receiver->landing.leave(in_.slot, uid);
-        fail("a frame body whose checksum is wrong");
+        fail(decrypting_ ? "a frame body that is not authentic" : "a frame body whose checksum is wrong");
         return;
     }
     const double now = monotonic();

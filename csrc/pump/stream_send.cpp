@@ -40,6 +40,10 @@ bool all_finite(const float *values, size_t count) {
 
 void Stream::transmit() {
     if (!out_.loaded) {
+        if (encrypting_ && frames_begun_ == kMostFrames) {
+            fail("its keys are used up");
+            return;
+        }
         wanted_.store(false);
         if (!link_->pop(out_.item, shared_from_this())) {
             idle_ = true;
@@ -89,6 +93,7 @@ void Stream::transmit() {
         if (limited) shared_.limiter.give_back(most - done);
     }
     bytes_sent_.fetch_add(done, std::memory_order_relaxed);
+    if (out_.sent == 0 && done) ++frames_begun_;  // nothing of a frame left before: its nonce may be used again
     out_.sent += done;
     if (out_.item.job) out_.item.job->touch(monotonic());
     if (out_.sent == whole) delivered();
@@ -132,19 +137,28 @@ bool Stream::load() {
         header.transfer = item.blob->transfer;
         header.chunk = item.blob->chunk;
         header.length = item.blob->length;
-        header.body_crc = p2pavg_crc32(0, item.blob->data, item.blob->length);
+        if (!encrypting_) header.body_crc = p2pavg_crc32(0, item.blob->data, item.blob->length);
         out_.body = item.blob->data;
     } else {
         const double now = monotonic();
         write_heartbeat({item.stamp, age(shared_.loop_seen, now), age(shared_.trainer_seen, now)}, out_.heartbeat);
         header.length = kHeartbeatBytes;
-        header.body_crc = p2pavg_crc32(0, out_.heartbeat, kHeartbeatBytes);
+        if (!encrypting_) header.body_crc = p2pavg_crc32(0, out_.heartbeat, kHeartbeatBytes);
         out_.body = out_.heartbeat;
     }
     out_.length = header.length;
     write_header(header, out_.header);
+    if (encrypting_) encrypt(header);
     out_.loaded = true;
     return true;
+}
+
+void Stream::encrypt(const Header &header) {
+    if (!out_.buffer) out_.buffer = worker_.buffers().take(header.length + kTagBytes);
+    encrypting_->sign(frames_begun_, out_.header);
+    encrypting_->encrypt(frames_begun_, out_.header, out_.body, header.length, out_.buffer.data());
+    out_.body = out_.buffer.data();
+    out_.length = header.length + static_cast<uint32_t>(kTagBytes);
 }
 
 void Stream::load_contribution(const Job &job, Header &header, bool &finite) {
@@ -158,12 +172,12 @@ void Stream::load_contribution(const Job &job, Header &header, bool &finite) {
         out_.body = reinterpret_cast<const uint8_t *>(start.source + chunk.first);  // as it lies
         finite = all_finite(start.source + chunk.first, chunk.count);
     } else {
-        out_.buffer = worker_.buffers().take(chunk.encoded_length);
+        out_.buffer = worker_.buffers().take(chunk.encoded_length + kTagBytes);
         finite = p2pavg_encode(job.spec.contribution_codec, start.source + chunk.first, chunk.count,
                                static_cast<float>(start.scale), out_.buffer.data()) != 0;
         out_.body = out_.buffer.data();
     }
-    if (finite) header.body_crc = p2pavg_crc32(0, out_.body, header.length);
+    if (finite && !encrypting_) header.body_crc = p2pavg_crc32(0, out_.body, header.length);
 }
 
 // The whole frame was handed to the kernel.

@@ -180,8 +180,9 @@ void Worker::wait(int timeout) {
     for (int i = 0; i < count; ++i) {
         auto *stream = static_cast<Stream *>(events[i].data.ptr);
         if (!stream) continue;
-        constexpr uint32_t broken = EPOLLHUP | EPOLLERR;
-        stream->ready(events[i].events & (EPOLLIN | EPOLLRDHUP | broken), events[i].events & (EPOLLOUT | broken));
+        const uint32_t told = events[i].events;
+        const bool broken = told & (EPOLLHUP | EPOLLERR), ending = broken || (told & EPOLLRDHUP);
+        stream->ready(ending || (told & EPOLLIN), broken || (told & EPOLLOUT), ending);
         activate(stream->shared_from_this());
     }
 }

@@ -31,11 +31,11 @@ class Arrivals:
         self.accept = accept
         self.direct: dict[int, InPlace] = {}  # chunks that a stream is writing into their place
 
-    def expect(self, stream: DataStream, number: int, crc: int) -> InPlace | Aside:
-        """Where `stream` receives this chunk, which is due. crc: of the body, as its header says."""
+    def expect(self, stream: DataStream, number: int) -> InPlace | Aside:
+        """Where `stream` receives this chunk, which is due."""
         if number in self.direct:
-            return Aside(self, number, crc, self._pool)
-        landing = InPlace(self, stream, number, crc)
+            return Aside(self, number, self._pool)
+        landing = InPlace(self, stream, number)
         self.direct[number] = landing
         return landing
 
@@ -53,15 +53,14 @@ class Arrivals:
 
 
 class InPlace:
-    def __init__(self, arrivals: Arrivals, stream: DataStream, number: int, crc: int) -> None:
+    def __init__(self, arrivals: Arrivals, stream: DataStream, number: int) -> None:
         self.stream = stream
         self.view = arrivals.place(number)
         self._arrivals = arrivals
         self._number = number
-        self._crc = crc
 
-    def landed(self) -> None:
-        self._arrivals.accepted(self._number, self._crc, self.view)
+    def landed(self, crc: int) -> None:
+        self._arrivals.accepted(self._number, crc, self.view)
 
     def lost(self) -> None:
         if self._arrivals.direct.get(self._number) is self:
@@ -69,17 +68,16 @@ class InPlace:
 
 
 class Aside:
-    def __init__(self, arrivals: Arrivals, number: int, crc: int, pool: BufferPool) -> None:
+    def __init__(self, arrivals: Arrivals, number: int, pool: BufferPool) -> None:
         length = len(arrivals.place(number))
         self._buffer = pool.take(length)
         self.view = self._buffer[:length].data
         self._arrivals = arrivals
         self._number = number
-        self._crc = crc
         self._pool = pool
 
-    def landed(self) -> None:
-        self._arrivals.accepted(self._number, self._crc, self.view)
+    def landed(self, crc: int) -> None:
+        self._arrivals.accepted(self._number, crc, self.view)
         self._pool.give(self._buffer)
 
     def lost(self) -> None:

@@ -32,7 +32,7 @@ class Blob:
             )
         if self._have[header.chunk]:
             return Fate.DROP
-        return self._arrivals.expect(stream, header.chunk, header.body_crc)
+        return self._arrivals.expect(stream, header.chunk)
 
     def _place(self, chunk: int) -> memoryview:
         return self._buffer[chunk * self._chunk_bytes : (chunk + 1) * self._chunk_bytes]

@@ -306,6 +306,7 @@ class Endpoint:
             if link is None or link.dialled:
                 raise ProtocolError("a data stream of an unknown link")
             answer = handshake.stream_answer(link.secret, hello)
+            link.first_use(hello["nonce"])
             await wire.send(sock, handshake.preamble(handshake.DATA, self._party) + handshake.pack(answer))
             await wire.warm_up(sock, hello["warm"])
             streams = self._engine.streams(link.id)
@@ -314,7 +315,9 @@ class Endpoint:
         except BaseException:
             sock.close()
             raise
-        self._engine.attach(link.id, hello["stream"], sock)
+        closed = self._party.closed
+        keys = handshake.stream_keys(link.secret, hello, answer, dialled=False) if closed else None
+        self._engine.attach(link.id, hello["stream"], sock, keys)
         if not link.ready.done():
             link.ready.set_result(None)
 

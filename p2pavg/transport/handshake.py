@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgpack
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from p2pavg.errors import (
     ConfigurationError,
@@ -27,6 +29,8 @@ from p2pavg.errors import (
     UnreachableError,
 )
 from p2pavg.identity import PEER_ID_BYTES, PUBLIC_KEY_BYTES, Identity, peer_id_of, short_id, verify
+from p2pavg.transport.engine import StreamKeys
+from p2pavg.transport.sealing import KEY_BYTES
 
 WIRE_VERSION = 1
 CONTROL, DATA = 1, 2
@@ -307,7 +311,7 @@ def check_signature(dialler: Hello, listener: Hello, signer: Hello, message: Map
 
 
 def link_secret(dialler: Hello, listener: Hello) -> bytes:
-    return hashlib.sha256(b"p2pavg secret" + dialler.token + listener.token).digest()
+    return _derive(dialler.token + listener.token, b"", b"p2pavg link")
 
 
 def link_tag(secret: bytes) -> bytes:
@@ -355,6 +359,23 @@ def check_stream_answer(secret: bytes, hello: Mapping[str, Any], answer: Mapping
         or not hmac.compare_digest(mac, _mac(secret, b"listen", hello["stream"], hello["nonce"] + nonce))
     ):
         raise ProtocolError("the other side of a data stream does not know the link's secret")
+
+
+def stream_keys(
+    secret: bytes, hello: Mapping[str, Any], answer: Mapping[str, Any], *, dialled: bool
+) -> StreamKeys:
+    """The keys of an encrypted data stream, fresh for every stream. hello, answer: checked.
+
+    dialled: this side opened the stream.
+    """
+    salt = hello["nonce"] + answer["nonce"]
+    info = b"p2pavg stream" + link_tag(secret) + int(hello["stream"]).to_bytes(4, "little")
+    forth, back = _derive(secret, salt, info + b"dial"), _derive(secret, salt, info + b"listen")
+    return StreamKeys(forth, back) if dialled else StreamKeys(back, forth)
+
+
+def _derive(secret: bytes, salt: bytes, info: bytes) -> bytes:
+    return HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=salt, info=info).derive(secret)
 
 
 def _mac(secret: bytes, role: bytes, stream: int, nonces: bytes) -> bytes:

@@ -47,7 +47,7 @@ class HeartbeatLanding:
         self._kind = kind
         self._heard = heard
 
-    def landed(self) -> None:
+    def landed(self, crc: int) -> None:
         self._heard(self._kind, Heartbeat.parse(self.view))
 
     def lost(self) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from p2pavg.errors import UnreachableError
+from p2pavg.errors import ProtocolError, UnreachableError
 from p2pavg.identity import short_id
 from p2pavg.transport.control import ControlConnection
 from p2pavg.transport.handshake import Party
@@ -56,6 +56,7 @@ class Link:
         self._on_close = on_close
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Message]] = {}
+        self._nonces: set[bytes] = set()  # of the streams that the other side has opened
 
     def __repr__(self) -> str:
         return f"<Link {self.id} to {short_id(self.peer_id)} at {self.address[0]}:{self.address[1]}>"
@@ -69,6 +70,12 @@ class Link:
     def last_heard(self) -> float:
         """time.monotonic() of the last byte on the control connection."""
         return self._connection.last_heard
+
+    def first_use(self, nonce: bytes) -> None:
+        """Raises ProtocolError for the nonce of a stream hello that came before: a replay."""
+        if nonce in self._nonces:
+            raise ProtocolError("a data stream's hello that was used before")
+        self._nonces.add(nonce)
 
     # -- sending
 

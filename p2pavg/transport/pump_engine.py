@@ -20,6 +20,7 @@ from p2pavg.transport.engine import (
     LinkHealth,
     Missing,
     ReduceJob,
+    StreamKeys,
     StreamStats,
 )
 
@@ -29,6 +30,11 @@ MOST_THREADS = 4
 def available() -> bool:
     """Whether the native module is there and holds the pump (Linux only)."""
     return native.available() and hasattr(native.module(), "Pump")
+
+
+def can_encrypt() -> bool:
+    """Whether it can serve encrypted streams: the machine has libcrypto."""
+    return available() and bool(native.module().can_encrypt())
 
 
 class PumpEngine:
@@ -54,8 +60,9 @@ class PumpEngine:
 
     # -- streams
 
-    def attach(self, link: int, stream: int, sock: socket.socket) -> None:
-        uid = self._pump.attach(link, stream, sock.detach())
+    def attach(self, link: int, stream: int, sock: socket.socket, keys: StreamKeys | None = None) -> None:
+        sending, receiving = (keys.sending, keys.receiving) if keys else (b"", b"")
+        uid = self._pump.attach(link, stream, sock.detach(), sending, receiving)
         self._uids[uid] = (link, stream)
 
     def detach(self, link: int, stream: int | None = None) -> None:

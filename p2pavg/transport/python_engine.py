@@ -19,6 +19,7 @@ from p2pavg.transport.engine import (
     LinkHealth,
     Missing,
     ReduceJob,
+    StreamKeys,
     StreamStats,
 )
 from p2pavg.transport.forkguard import guard
@@ -55,11 +56,11 @@ class PythonEngine:
 
     # -- streams
 
-    def attach(self, link: int, stream: int, sock: socket.socket) -> None:
+    def attach(self, link: int, stream: int, sock: socket.socket, keys: StreamKeys | None = None) -> None:
         peer = self._peer(link)
         if stream in peer.open:
             raise ValueError(f"link {link} has a stream {stream} already")
-        peer.open[stream] = DataStream(self._loop, link, stream, guard(sock), self)
+        peer.open[stream] = DataStream(self._loop, link, stream, guard(sock), self, keys)
         peer.kick()
 
     def detach(self, link: int, stream: int | None = None) -> None:

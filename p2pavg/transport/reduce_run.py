@@ -162,7 +162,7 @@ class ReduceRun:
         assert number is not None
         if header.kind is Kind.RESULT:
             if ledger.result_due(number):
-                return self._arrivals.expect(stream, number, header.body_crc)
+                return self._arrivals.expect(stream, number)
         elif ledger.contribution_due(rank, number):
             return _ContributionLanding(self, rank, number, header.length, self._pool)
         return Fate.DROP
@@ -195,7 +195,7 @@ class _ContributionLanding:
         self._body = self._buffer[:length]
         self.view = self._body.data
 
-    def landed(self) -> None:
+    def landed(self, crc: int) -> None:
         self._run.contribution_landed(self._rank, self._number, self._body)
         self._pool.give(self._buffer)
 

@@ -15,13 +15,16 @@ from typing import Protocol
 
 from p2pavg.errors import ProtocolError
 from p2pavg.native import crc32
-from p2pavg.transport import frames
+from p2pavg.transport import frames, sealing
+from p2pavg.transport.engine import StreamKeys
 from p2pavg.transport.frames import HEADER_BYTES, Header
 from p2pavg.transport.outbox import Item
+from p2pavg.transport.sealing import TAG_BYTES
 
 _READS_PER_TURN = 8
 _UNSENT_BYTES = 256 << 10  # what may wait unsent in the kernel: a stalled stream holds back no more than this
 _TRASH_BYTES = 64 << 10
+_TAIL_BYTES = TAG_BYTES + HEADER_BYTES
 
 
 class Fate(Enum):
@@ -34,8 +37,8 @@ class Landing(Protocol):
 
     view: memoryview  # length of the body
 
-    def landed(self) -> None:
-        """The body is whole and its checksum right. May raise ProtocolError: the stream closes."""
+    def landed(self, crc: int) -> None:
+        """The body is whole and right, and this its CRC-32. May raise ProtocolError: the stream closes."""
 
     def lost(self) -> None:
         """The rest of the body will not be written here."""
@@ -56,7 +59,13 @@ class Owner(Protocol):
 
 class DataStream:
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, link: int, number: int, sock: socket.socket, owner: Owner
+        self,
+        loop: asyncio.AbstractEventLoop,
+        link: int,
+        number: int,
+        sock: socket.socket,
+        owner: Owner,
+        keys: StreamKeys | None = None,
     ) -> None:
         self.link = link
         self.number = number
@@ -68,12 +77,14 @@ class DataStream:
         self._loop = loop
         self._fd = sock.fileno()
         self._owner = owner
-        # receiving
-        self._head = memoryview(bytearray(HEADER_BYTES))
-        self._head_have = 0
+        self._sealer = sealing.Sealer(keys.sending) if keys else None
+        self._opener = sealing.Opener(keys.receiving) if keys else None
+        # receiving; the tail of a frame is its tag, on an encrypted stream, and the next header
+        self._tail = memoryview(bytearray(_TAIL_BYTES))
+        self._tail_have = TAG_BYTES
         self._header: Header | None = None
         self._landing: Landing | None = None
-        self._rest = self._head[:0]  # of the landing
+        self._rest = self._tail[:0]  # of the landing
         self._unwanted = 0  # bytes of a body to read and forget
         self._held = False
         # sending
@@ -105,9 +116,9 @@ class DataStream:
 
     def _read(self) -> int:
         if self._header is None:
-            got = self.sock.recv_into(self._head[self._head_have :])
+            got = self.sock.recv_into(self._tail[self._tail_have :])
             self._received(got)
-            self._head_have += got
+            self._tail_have += got
         elif self._landing is None:
             got = self.sock.recv_into(_TRASH[: min(self._unwanted, _TRASH_BYTES)])
             self._received(got)
@@ -116,18 +127,24 @@ class DataStream:
                 self._header = None
             return got
         else:
-            got = self.sock.recvmsg_into([self._rest, self._head])[0]
+            got = self.sock.recvmsg_into([self._rest, self._tail[self._tail_have :]])[0]
             self._received(got)
-            if got < len(self._rest):
-                self._rest = self._rest[got:]
+            in_body = min(got, len(self._rest))
+            self._rest = self._rest[in_body:]
+            self._tail_have += got - in_body
+            if self._rest or self._tail_have < TAG_BYTES:
                 return got
-            self._head_have = got - len(self._rest)
             self._body_whole(self._header, self._landing)
-        if self._head_have == HEADER_BYTES and not self.closed:
-            self._head_have = 0
-            self._header = frames.parse(self._head)
+        if self._tail_have == _TAIL_BYTES and not self.closed:
+            self._header = self._parse(self._tail[TAG_BYTES:])
+            self._tail_have = TAG_BYTES if self._opener is None else 0
             self._open_body(self._header)
         return got
+
+    def _parse(self, head: memoryview) -> Header:
+        if self._opener is not None:
+            self._opener.header(head)
+        return frames.parse(head, checked=self._opener is not None)
 
     def _received(self, got: int) -> None:
         if got:
@@ -140,22 +157,33 @@ class DataStream:
             self._held = True
             self._loop.remove_reader(self._fd)
         elif fate is Fate.DROP:
-            self._unwanted = header.length
-            if not header.length:
-                self._header = None
+            self._drop(header.length)
         else:
             assert not isinstance(fate, Fate)
             self._landing = fate
             self._rest = fate.view
-            if not header.length:
+            if not header.length and self._opener is None:
                 self._body_whole(header, fate)
 
     def _body_whole(self, header: Header, landing: Landing) -> None:
         self._header = self._landing = None
-        if crc32(landing.view) != header.body_crc:
+        try:
+            if self._opener is not None:
+                self._opener.body(landing.view, self._tail[:TAG_BYTES])
+            crc = crc32(landing.view)
+            if self._opener is None and crc != header.body_crc:
+                raise ProtocolError("a frame whose checksum is wrong")
+        except ProtocolError:
             landing.lost()
-            raise ProtocolError("a frame whose checksum is wrong")
-        landing.landed()
+            raise
+        landing.landed(crc)
+
+    def _drop(self, rest: int) -> None:
+        """Read and forget so much of the body, and its tag."""
+        self._unwanted = rest + TAG_BYTES - self._tail_have
+        self._tail_have = TAG_BYTES
+        if not self._unwanted:
+            self._header = None
 
     def resume(self) -> None:
         """Ask again what is to be done with the frame that was held."""
@@ -171,9 +199,7 @@ class DataStream:
         """Write no more into the place of the body under way; read the rest of it and drop it."""
         if self._landing is not None:
             landing, self._landing = self._landing, None
-            self._unwanted = len(self._rest)
-            if not self._unwanted:
-                self._header = None
+            self._drop(len(self._rest))
             landing.lost()
 
     @property
@@ -198,9 +224,13 @@ class DataStream:
                     self._loop.remove_writer(self._fd)
                     return
                 self.item, self._out_head, self._out_body = frame
+                if self._sealer is not None:
+                    self._out_head, self._out_body = self._sealer.seal(self._out_head, self._out_body)
             self._write()
         except (BlockingIOError, InterruptedError):
             return
+        except ProtocolError as error:
+            self._break(str(error))
         except OSError as error:
             self._break(error.strerror or str(error))
 

@@ -107,7 +107,8 @@ class StreamKeeper:
             if sock is not None:
                 sock.close()
             raise
-        self._engine.attach(link.id, number, sock)
+        keys = handshake.stream_keys(link.secret, hello, answer, dialled=True) if link.party.closed else None
+        self._engine.attach(link.id, number, sock, keys)
         self._opened_at = time.monotonic()
         if not link.ready.done():
             link.ready.set_result(None)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import importlib.util
 import itertools
+import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from p2pavg import codecs, native
-from p2pavg.transport.engine import SELF, Begin, Engine, Part, ReduceJob, codec_layout
+from p2pavg.transport.engine import SELF, Begin, Engine, Part, ReduceJob, StreamKeys, codec_layout
 from p2pavg.transport.python_engine import PythonEngine
 
 DEADLINE_S = 20.0
@@ -31,8 +32,11 @@ if (
 # How far a mean may be from the float64 mean, relative to the largest magnitude anywhere.
 TOLERANCE = {"none": 1e-6, "fp16": 2e-3, "bf16": 2e-2, "int8": 2e-2}
 
+SEALED = "sealed"  # among the kinds: streams are encrypted
+
 # Which engine each peer of a test has, in turn.
 KINDS = [(name,) for name in ENGINES] + ([("python", "pump")] if "pump" in ENGINES else [])
+KINDS.append((*ENGINES, SEALED))
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
@@ -43,6 +47,12 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
     one.setblocking(False)
     other.setblocking(False)
     return one, other
+
+
+def stream_keys() -> tuple[StreamKeys, StreamKeys]:
+    """Fresh keys for the two ends of one stream."""
+    forth, back = os.urandom(32), os.urandom(32)
+    return StreamKeys(forth, back), StreamKeys(back, forth)
 
 
 @dataclass
@@ -95,6 +105,8 @@ class Swarm:
     """N engines, every pair linked by k streams. Peer i calls its link to j `link(i, j)`."""
 
     def __init__(self, kinds: Sequence[str], peers: int, streams: int = 2) -> None:
+        self.sealed = SEALED in kinds
+        kinds = [kind for kind in kinds if kind != SEALED]
         self.events = [Recorder() for _ in range(peers)]
         self.engines: list[Engine] = [
             ENGINES[kind](recorder)
@@ -117,9 +129,14 @@ class Swarm:
         """One more stream between two peers; its number."""
         number = next(self._stream)
         one, other = tcp_pair()
-        self.engines[i].attach(self.link(i, j), number, one)
-        self.engines[j].attach(self.link(j, i), number, other)
+        self.attach(i, j, number, one, other)
         return number
+
+    def attach(self, i: int, j: int, number: int, one: socket.socket, other: socket.socket) -> None:
+        """Both ends of a stream; what travels between them may pass through the test."""
+        ours, theirs = stream_keys() if self.sealed else (None, None)
+        self.engines[i].attach(self.link(i, j), number, one, ours)
+        self.engines[j].attach(self.link(j, i), number, other, theirs)
 
     def wire(self, i: int, j: int) -> socket.socket:
         """A raw stream into peer i, whose other end, as peer j, the test plays."""

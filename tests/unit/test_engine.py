@@ -650,7 +650,7 @@ class TestEngine:
         stats = swarm.engines[0].stats(link)
         assert sorted(row.stream for row in stats) == [0, 1]
         sent, received = swarm.engines[0].traffic(link)
-        assert sent == sum(row.bytes_sent for row in stats) == 20_000 * 8 + 40 * 40
+        assert sent == sum(row.bytes_sent for row in stats) == 20_000 * 8 + 40 * (40 + 16 * swarm.sealed)
         assert received == sum(row.bytes_received for row in stats) == sent
         assert all(row.window_bytes > 0 and row.rtt_s > 0 for row in stats)
         for engine in swarm.engines:
