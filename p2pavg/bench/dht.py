@@ -12,8 +12,8 @@ from p2pavg.bench.workers import Workers
 from p2pavg.errors import ConfigurationError
 
 PROCESSES = 4
-STEP_DEADLINE_S = 300.0
-SETTLE_S = 150.0  # virtual
+STEP_DEADLINE_S = 600.0
+SETTLE_S = 120.0  # until a run is idle after everybody joined
 READERS_AT_ONCE = 40  # dealt to the processes, where they read one after the other
 IP_UDP_HEADER_BYTES = 28
 
@@ -191,7 +191,7 @@ def _read(
 def _idle(workers: Workers, seconds: float) -> dict[str, Any]:
     """What it costs to be a member of a run of all live nodes: after all know each other, let time pass."""
     workers.all(do="views_start", deadline_s=STEP_DEADLINE_S)
-    workers.all(do="measure", seconds=10.0, deadline_s=STEP_DEADLINE_S)
+    workers.all(do="measure", seconds=SETTLE_S, deadline_s=STEP_DEADLINE_S)
     answers = workers.all(do="measure", seconds=seconds, deadline_s=STEP_DEADLINE_S)
     per_second = [b / seconds for answer in answers for b in answer["bytes"]]
     members = len(per_second)

@@ -40,6 +40,8 @@ JOIN_RETRY_SECONDS = 0.2
 UPKEEP_SECONDS = 2.0
 PURGE_SECONDS = 30.0
 RECEIVE_BUFFER_BYTES = 1 << 20
+FIRST_REFRESH_SECONDS = 4.0
+REFRESH_GROWTH = 3.0
 LONGEST_REFRESH_SECONDS = 150.0
 
 
@@ -72,7 +74,8 @@ class DHT:
         self._incarnation = incarnation
         self._closed = False
         self._tasks: set[asyncio.Future[Any]] = set()
-        self._refresh_interval = UPKEEP_SECONDS
+        self._refresh_interval = FIRST_REFRESH_SECONDS
+        self._next_refresh = float("inf")
         self._dialler = Dialler(connect, node.clock)
         node.dial = self._dialler.dial
         node.on_new_contact.add(self._on_new_contact)
@@ -262,17 +265,18 @@ class DHT:
 
     async def _upkeep(self) -> None:
         """Stay findable: refresh the table, forget the dead, try again whom we lost (so partitions heal)."""
-        next_refresh = self.node.clock() + random.uniform(0.5, 1.0)
+        self._next_refresh = self.node.clock() + random.uniform(0.5, 1.0)
         next_purge = self.node.clock() + PURGE_SECONDS
+        far = False  # its own neighbourhood and a random one in turn
         while True:
             await asyncio.sleep(UPKEEP_SECONDS * random.uniform(0.8, 1.2))
             now = self.node.clock()
             await self._probe_one_lost()
-            if now >= next_refresh:
-                await self.node.find(self.identity.peer_id)
-                await self.node.find(self.node.random_target())
-                self._refresh_interval = min(2 * self._refresh_interval, LONGEST_REFRESH_SECONDS)
-                next_refresh = now + self._refresh_interval * random.uniform(0.8, 1.2)
+            if now >= self._next_refresh:
+                await self.node.find(self.node.random_target() if far else self.identity.peer_id)
+                far = not far
+                self._refresh_interval = min(REFRESH_GROWTH * self._refresh_interval, LONGEST_REFRESH_SECONDS)
+                self._next_refresh = now + self._refresh_interval * random.uniform(0.8, 1.2)
             if now >= next_purge:
                 self.node.store.purge(now)
                 next_purge = now + PURGE_SECONDS
@@ -284,7 +288,8 @@ class DHT:
             await self.node.ping(address, expected=peer_id, tries=1)
 
     def _on_new_contact(self) -> None:
-        self._refresh_interval = UPKEEP_SECONDS
+        self._refresh_interval = FIRST_REFRESH_SECONDS
+        self._next_refresh = min(self._next_refresh, self.node.clock() + FIRST_REFRESH_SECONDS)
 
     def publication(self, key: bytes) -> Publication:
         """This node's record under `key`, for callers that keep it fresh themselves."""

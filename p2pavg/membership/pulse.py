@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
@@ -16,6 +17,8 @@ from p2pavg.membership.reading import Reading
 from p2pavg.membership.roster import Member, Roster, prefixes
 from p2pavg.membership.store import PREFIX_BYTES, Outcome
 from p2pavg.membership.wire import Contact
+
+logger = logging.getLogger("p2pavg.membership")
 
 TICK = 0.25
 ENTRY_POINTS = 16  # members whose records stay in the table, for newcomers; the others' only expire there
@@ -110,16 +113,21 @@ class Pulse:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            now = self._dht.clock()
-            self._on_tick()
-            if self.value is not None:
-                self._stay_fresh(now)
-                self._beat(self._roster.due(now), now)
-                if now >= self._tell_due:
-                    self._tell_due = float("inf")
-                    self._beat(self._roster.fresh(now, TOLD_AT_ONCE), now)
-            self._ask_about_silent(now)
-            self._read_sometimes(now)
+            try:
+                self._tick(self._dht.clock())
+            except Exception:  # a peer that stops beating is dead to all others: go on, whatever it was
+                logger.exception("keeping the view fresh failed once")
+
+    def _tick(self, now: float) -> None:
+        self._on_tick()
+        if self.value is not None:
+            self._stay_fresh(now)
+            self._beat(self._roster.due(now), now)
+            if now >= self._tell_due:
+                self._tell_due = float("inf")
+                self._beat(self._roster.fresh(now, TOLD_AT_ONCE), now)
+        self._ask_about_silent(now)
+        self._read_sometimes(now)
 
     def _stay_fresh(self, now: float) -> None:
         if now < self._reveal_due or self.value is None:
