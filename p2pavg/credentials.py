@@ -1,12 +1,9 @@
 """Credentials of a run: who may take part, and the keys that its traffic is protected with.
 
 The run's authority is a certificate authority (Ed25519, X.509). Every member has a certificate for its own
-key,
-signed by the authority, with its peer id as the subject's alternative name, and the run key, a shared secret
-under
-which the run's records in the table are found and encrypted. A shared-secret run derives the authority's key
-from
-the secret, so that every holder of the secret makes its own certificate.
+key, signed by the authority, with its peer id as the subject's alternative name, and the run key, a shared
+secret under which the run's records in the table are found and encrypted. A shared-secret run derives the
+authority's key from the secret, so that every holder of the secret makes its own certificate.
 
 Credentials travel as one line of text, "p2pavg-KIND:" and base64 of a msgpack map, or as a file with that
 line.
@@ -27,7 +24,7 @@ from typing import Any
 
 import msgpack
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -75,7 +72,7 @@ def from_text(text: str) -> tuple[str, dict[str, Any]]:
 def read(source: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """From a file, or the text itself. A file that others can read is refused."""
     text = os.fspath(source)
-    if text.strip().startswith("p2pavg-"):
+    if any(text.strip().startswith(f"p2pavg-{kind}:") for kind in KINDS):
         return from_text(text)
     path = Path(text).expanduser()
     try:
@@ -176,6 +173,17 @@ def _member_certificate(
     return builder.sign(authority_key, None).public_bytes(serialization.Encoding.DER)
 
 
+_BAD_CERTIFICATE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.ExtensionNotFound,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+    x509.InvalidVersion,
+)
+
+
 def certificate_key(certificate: bytes) -> bytes:
     """The Ed25519 public key (32 bytes) of a member's certificate, checked against its peer id.
 
@@ -186,13 +194,21 @@ def certificate_key(certificate: bytes) -> bytes:
         key = parsed.public_key()
         names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    except (ValueError, x509.ExtensionNotFound):
+    except _BAD_CERTIFICATE:
         uris, key = [], None
     if isinstance(key, Ed25519PublicKey):
         raw = key.public_bytes_raw()
         if uris == [URI_PREFIX + peer_id_of(raw).hex()]:
             return raw
     raise CredentialError("a certificate is not one of a p2pavg member")
+
+
+def certificate_end(certificate: bytes) -> datetime.datetime:
+    """When a member's certificate ends, without the tolerance for wrong clocks."""
+    try:
+        return x509.load_der_x509_certificate(certificate).not_valid_after_utc - CLOCK_TOLERANCE
+    except _BAD_CERTIFICATE:
+        raise CredentialError("a certificate is not one of a p2pavg member") from None
 
 
 # ------------------------------------------------------------------------------------------ the authority
@@ -240,8 +256,7 @@ class Authority:
         return to_text("authority", fields)
 
     def invite(self, request: str, lifetime: datetime.timedelta = DEFAULT_LIFETIME) -> str:
-        """An invitation that only the maker of `request` can use. Raises CredentialError for a wrong request.
-        """
+        """An invitation that only the maker of `request` can use. Raises CredentialError."""
         kind, fields = from_text(request)
         if kind != "request":
             raise CredentialError(f"this is a p2pavg {kind}, not a request; ask the newcomer for its request")
@@ -251,10 +266,10 @@ class Authority:
             Ed25519PublicKey.from_public_bytes(public_key).verify(
                 _field(fields, "signature", bytes), b"p2pavg request" + sealing_key
             )
+            ours = X25519PrivateKey.generate()
+            shared = ours.exchange(X25519PublicKey.from_public_bytes(sealing_key))
         except (InvalidSignature, ValueError):
             raise CredentialError("the request's signature is wrong; copy the whole line again") from None
-        ours = X25519PrivateKey.generate()
-        shared = ours.exchange(X25519PublicKey.from_public_bytes(sealing_key))
         sealed = AESGCM(_derive(shared, b"p2pavg invitation" + public_key)).encrypt(
             b"\0" * 12, self.run_key, public_key
         )
@@ -307,14 +322,13 @@ def accept(kept: str, invitation: str) -> Credentials:
     if certificate_key(certificate) != identity.public_key:
         raise CredentialError("this invitation is for another key; use the one made for your own request")
     sealing = X25519PrivateKey.from_private_bytes(_field(own, "sealing", bytes, KEY_BYTES))
-    shared = sealing.exchange(
-        X25519PublicKey.from_public_bytes(_field(fields, "sealing_key", bytes, KEY_BYTES))
-    )
+    theirs = X25519PublicKey.from_public_bytes(_field(fields, "sealing_key", bytes, KEY_BYTES))
     try:
+        shared = sealing.exchange(theirs)
         run_key = AESGCM(_derive(shared, b"p2pavg invitation" + identity.public_key)).decrypt(
             b"\0" * 12, _field(fields, "sealed", bytes), identity.public_key
         )
-    except InvalidTag:
+    except (InvalidTag, ValueError):
         raise CredentialError("this invitation is damaged; copy the whole line again") from None
     authority = _field(fields, "authority", bytes)
     return Credentials(_field(fields, "run", str), identity, certificate, authority, run_key)
@@ -378,8 +392,7 @@ class Credentials:
     @property
     def expires(self) -> datetime.datetime:
         """When the certificate ends, without the tolerance for wrong clocks."""
-        end = x509.load_der_x509_certificate(self.certificate).not_valid_after_utc
-        return end - CLOCK_TOLERANCE
+        return certificate_end(self.certificate)
 
     def to_text(self) -> str:
         """The secret line of this member."""

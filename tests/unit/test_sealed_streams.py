@@ -60,7 +60,7 @@ def body() -> bytes:
 
 
 async def test_what_is_sealed_arrives(target: Target) -> None:
-    """Sealed chunks land as they were, whatever pieces the bytes come in, and empty or dropped ones between."""
+    """Sealed chunks land as they were, in whatever pieces, with empty and dropped ones between."""
     first, second, third = body(), body(), body()
     unknown = Header(Kind.BLOB, CHUNK, transfer=99)
     data = target.frame(0, first)
