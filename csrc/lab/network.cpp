@@ -12,6 +12,12 @@ constexpr double kPieceTime = 1e6;             // ns: a super-packet is sliced s
 constexpr Nanoseconds kFlowIdle = 120'000'000'000;
 constexpr size_t kManyFlows = 4096;
 
+enum Stage : uint8_t { kLeavesFlow, kLeavesPath, kArrives };
+
+double segment_bytes(const Packet* packet) {
+    return packet->segments == 1 ? packet->wire : packet->payload + packet->header;
+}
+
 double ns_per_byte(double bps) { return bps > 0 ? 8e9 / bps : 0; }
 
 double limit_of(double queue_bytes, double bps, double rtt_ns) {
@@ -135,7 +141,6 @@ void Network::admit(PacketPool& pool, Packet* packet, uint8_t src, Nanoseconds n
     if (!understood || last_byte == 0 || last_byte > size() || last_byte - 1 == src) return drop(pool, packet);
     packet->src = src;
     packet->dst = static_cast<uint8_t>(last_byte - 1);
-    packet->at_ingress = false;
     Path& path = this->path(src, packet->dst);
     path.counters.sent_packets += packet->segments;
     path.counters.sent_bytes += packet->wire;
@@ -170,42 +175,59 @@ void Network::admit(PacketPool& pool, Packet* packet, uint8_t src, Nanoseconds n
             else return drop(pool, packet);
             continue;
         }
-        route(pool, piece, path, now);
+        enter_flow(pool, piece, path, now);
         if (piece == packet) return;
     }
     drop(pool, packet);
 }
 
-// The order of stages: the sender's egress cap, the pair's rate, the flow's rate, the delay, the receiver's ingress cap.
-// Up to the delay each stage sees packets in order of time, so that their passage is computed at once.
-void Network::route(PacketPool& pool, Packet* piece, Path& path, Nanoseconds now) {
-    Host& sender = hosts_[piece->src];
-    Flow& flow = *piece->flow;
-    const double segment = piece->segments == 1 ? piece->wire : piece->payload + piece->header;
-    auto bytes_of = [&](uint32_t n) { return n == piece->segments ? double(piece->wire) : n * segment; };
+// The order of stages: the flow's cap, the sender's egress cap, the pair's rate, the delay, the receiver's ingress cap.
+// Each sees packets in order of time. Flows leave their caps, and paths end, out of order among each other: there the
+// packet waits for its time in the heap. Egress and rate follow each other in order and are computed at once.
+void Network::enter_flow(PacketPool& pool, Packet* piece, Path& path, Nanoseconds now) {
+    Shaper& shaper = piece->flow->shaper;
+    piece->flow->in_flight += 1;
+    if (shaper.ns_per_byte == 0 && shaper.free_at <= double(now)) return enter_path(pool, piece, path, double(now));
+    piece = keep(pool, piece, path, shaper.fit(double(now), piece->segments, segment_bytes(piece)));
+    if (piece == nullptr) return;
+    piece->stage = kLeavesFlow;
+    push(piece, static_cast<Nanoseconds>(shaper.pass(double(now), piece->wire)));
+}
 
-    uint32_t n = sender.egress.fit(double(now), piece->segments, segment);
-    double t = n ? sender.egress.pass(double(now), bytes_of(n)) : double(now);
-    for (Shaper* shaper : {&path.shaper, &flow.shaper}) {
-        if (n == 0) break;
-        n = shaper->fit(t, n, segment);
-        if (n) t = shaper->pass(t, bytes_of(n));
-    }
-    path.counters.dropped_packets += piece->segments - n;
-    if (n == 0) return drop(pool, piece);
-    if (n < piece->segments) {
-        Packet* kept = slice(pool, piece, 0, n);
-        drop(pool, piece);
-        piece = kept;
-    }
+void Network::enter_path(PacketPool& pool, Packet* piece, Path& path, double now) {
+    Host& sender = hosts_[piece->src];
+    piece = keep(pool, piece, path, sender.egress.fit(now, piece->segments, segment_bytes(piece)));
+    if (piece == nullptr) return;
+    double t = sender.egress.pass(now, piece->wire);
+    piece = keep(pool, piece, path, path.shaper.fit(t, piece->segments, segment_bytes(piece)));
+    if (piece == nullptr) return;
+    t = path.shaper.pass(t, piece->wire);
+
     double delay = path.delay_ns;
     if (path.jitter_ns > 0) delay = std::max(0.0, delay + (2 * draw() - 1) * path.jitter_ns);
-    const Nanoseconds due = std::max(static_cast<Nanoseconds>(t + delay), flow.last_due);
-    flow.last_due = due;
-    flow.in_flight += 1;
+    Flow& flow = *piece->flow;
+    flow.last_due = std::max(static_cast<Nanoseconds>(t + delay), flow.last_due);
     const Shaper& ingress = hosts_[piece->dst].ingress;
-    piece->at_ingress = ingress.ns_per_byte != 0 || ingress.free_at > double(now);
-    push(piece, due);
+    piece->stage = ingress.ns_per_byte != 0 || ingress.free_at > double(now) ? kLeavesPath : kArrives;
+    push(piece, flow.last_due);
+}
+
+void Network::enter_ingress(PacketPool& pool, Packet* piece, Path& path, double now) {
+    Shaper& ingress = hosts_[piece->dst].ingress;
+    piece = keep(pool, piece, path, ingress.fit(now, piece->segments, segment_bytes(piece)));
+    if (piece == nullptr) return;
+    piece->stage = kArrives;
+    push(piece, static_cast<Nanoseconds>(ingress.pass(now, piece->wire)));
+}
+
+// The first segments of a packet, as many as a queue has room for; the others are dropped. Null: there is room for none.
+Packet* Network::keep(PacketPool& pool, Packet* piece, Path& path, uint32_t segments) {
+    if (segments == piece->segments) return piece;
+    path.counters.dropped_packets += piece->segments - segments;
+    Packet* kept = segments == 0 ? nullptr : slice(pool, piece, 0, segments);
+    if (kept == nullptr) piece->flow->in_flight -= 1;
+    drop(pool, piece);
+    return kept;
 }
 
 Packet* Network::pop(PacketPool& pool, Nanoseconds now, Nanoseconds* due) {
@@ -218,25 +240,13 @@ Packet* Network::pop(PacketPool& pool, Nanoseconds now, Nanoseconds* due) {
             path.counters.cut_packets += packet->segments;
             packet->flow->in_flight -= 1;
             drop(pool, packet);
-            continue;
+        } else if (packet->stage == kLeavesFlow) {
+            enter_path(pool, packet, path, double(*due));
+        } else if (packet->stage == kLeavesPath) {
+            enter_ingress(pool, packet, path, double(*due));
+        } else {
+            return packet;
         }
-        if (!packet->at_ingress) return packet;
-        Shaper& ingress = hosts_[packet->dst].ingress;
-        const double segment = packet->segments == 1 ? packet->wire : packet->payload + packet->header;
-        const uint32_t n = ingress.fit(double(*due), packet->segments, segment);
-        path.counters.dropped_packets += packet->segments - n;
-        if (n == 0) {
-            packet->flow->in_flight -= 1;
-            drop(pool, packet);
-            continue;
-        }
-        if (n < packet->segments) {
-            Packet* kept = slice(pool, packet, 0, n);
-            drop(pool, packet);
-            packet = kept;
-        }
-        packet->at_ingress = false;
-        push(packet, static_cast<Nanoseconds>(ingress.pass(double(*due), packet->wire)));
     }
     return nullptr;
 }

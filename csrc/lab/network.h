@@ -92,7 +92,10 @@ private:
 
     void push(Packet* packet, Nanoseconds due);
     void drop(PacketPool& pool, Packet* packet);
-    void route(PacketPool& pool, Packet* piece, Path& path, Nanoseconds now);
+    void enter_flow(PacketPool& pool, Packet* piece, Path& path, Nanoseconds now);
+    void enter_path(PacketPool& pool, Packet* piece, Path& path, double now);
+    void enter_ingress(PacketPool& pool, Packet* piece, Path& path, double now);
+    Packet* keep(PacketPool& pool, Packet* piece, Path& path, uint32_t segments);
     uint32_t piece_segments(const Path& path, const Packet* packet) const;
     Flow* find_flow(const FlowKey& key, Nanoseconds now);
     bool is_cut(const FlowKey& key) const;

@@ -119,7 +119,7 @@ Packet* slice(PacketPool& pool, Packet* packet, uint32_t first, uint32_t n) {
     part->header = packet->header;
     part->src = packet->src;
     part->dst = packet->dst;
-    part->at_ingress = false;
+    part->stage = packet->stage;
     std::memcpy(part->data(), packet->data(), prefix);
     std::memcpy(part->data() + prefix, packet->data() + prefix + begin, bytes);
 

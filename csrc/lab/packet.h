@@ -32,7 +32,7 @@ struct Packet {
     uint16_t payload;   // payload bytes of a full segment
     uint8_t size_class;
     uint8_t src, dst;   // host indices
-    bool at_ingress;    // waits for the receiver's ingress cap
+    uint8_t stage;      // of Network: what the packet waits for
     uint8_t* data() { return reinterpret_cast<uint8_t*>(this + 1); }
     uint8_t* ip() { return data() + sizeof(VirtioHeader); }
     VirtioHeader* virtio() { return reinterpret_cast<VirtioHeader*>(data()); }

@@ -14,7 +14,7 @@ from p2pavg.bench import netfit
 from p2pavg.bench.common import add_output_options, emit, progress
 from p2pavg.bench.netprotocol import Client, Server
 from p2pavg.bench.netsweep import Limits, measure
-from p2pavg.errors import AddressInUseError, ConfigurationError, P2PAvgError
+from p2pavg.errors import AddressInUseError, ConfigurationError, P2PAvgError, ProtocolError
 
 EXAMPLE = (
     "example: p2pavg bench net --listen 0.0.0.0:31400   and elsewhere: p2pavg bench net --connect HOST:31400"
@@ -113,6 +113,10 @@ def _connect(args: argparse.Namespace) -> dict[str, Any]:
     try:
         with progress("measuring", args.seconds) as advance:
             return measure(client, limits, advance)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(
+            f"{args.connect} answered what 'bench net' does not understand: {error!r}."
+        ) from None
     finally:
         client.close()
 

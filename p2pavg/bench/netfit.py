@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 SURELY = 1.1  # streams that could carry so much more than the rate show that it is the link's
-ENOUGH = 0.98  # streams fill a link when they carry this share of its rate
+ENOUGH = 0.95  # streams fill a link when they carry this share of its rate
 SATURATED_SHARE = (
     0.8  # with less than this share of what a lone stream gets, streams compete: the link is full
 )
@@ -107,6 +107,18 @@ def cold_gbps(samples: Samples, rtt_s: float) -> float:
         return 0.0
     end = min(samples[-1][0], started + max(0.5, COLD_RTTS * rtt_s))
     return bytes_at(samples, end) * 8e-9 / (end - started) if end > started else 0.0
+
+
+def active(samples: Samples) -> Samples:
+    """The samples until the last byte: streams that used up their bytes end early."""
+    last = next((i for i in range(len(samples) - 1, 0, -1) if samples[i][1] > samples[i - 1][1]), 0)
+    return samples[: last + 1]
+
+
+def longest_pause(samples: Samples) -> float:
+    """Seconds below which 95 % of the pauses between samples lie; long: there was no CPU."""
+    pauses = sorted(b - a for (a, _), (b, _) in pairwise(samples))
+    return pauses[int(0.95 * (len(pauses) - 1))] if pauses else 0.0
 
 
 def first_byte(samples: Samples) -> float | None:

@@ -47,7 +47,7 @@ class Lines:
             raise ConnectionResetError("the other side closed the connection")
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict) or not line.endswith(b"\n"):
             raise ProtocolError(
@@ -117,8 +117,10 @@ class Server:
         return session.join(sock, step, stream, streams)
 
     def _control(self, lines: Lines) -> None:
-        hello = lines.read()
-        session = _Session(Budget(int(min(float(hello["bytes"]), self._gigabytes * 1e9))))
+        limit = lines.read().get("bytes")
+        if not isinstance(limit, int) or limit < 0:
+            raise ProtocolError("The hello must say how many bytes may be sent.")
+        session = _Session(Budget(min(limit, int(self._gigabytes * 1e9))))
         with self._lock:
             if self._session is not None:
                 lines.write({"error": "busy"})
@@ -168,20 +170,28 @@ class _Session:
         do = request.get("do")
         if do == "ping":
             return {}
-        bundle = self._wait(int(request.get("step", -1)))
+        step = request.get("step")
+        if not isinstance(step, int):
+            raise ProtocolError("The request names no step.")
+        bundle = self._wait(step)
         if do == "send":
-            bundle.send(self._budget)
-        elif do == "stop":
+            allowance = request.get("bytes")
+            if not isinstance(allowance, int):
+                raise ProtocolError("The request does not say how many bytes to send.")
+            left = self._budget.left
+            bundle.send(self._budget, Budget(allowance))
+            return {"left": left}
+        if do == "stop":
             bundle.stop()
         elif do == "restart":
             bundle.restart()
         elif do != "samples":
             raise ProtocolError(f"There is no request {do!r}.")
-        samples = bundle.samples() if do == "samples" else []
-        info = bundle.infos()[0]
+        asked = do == "samples"
         return {
-            "samples": [(round(at, 4), count) for at, count in samples],
-            "info": vars_of(info),
+            "samples": _short(bundle.samples()) if asked else [],
+            "deliveries": _short(bundle.deliveries()) if asked else [],
+            "info": vars_of(bundle.infos()[0]),
             "left": self._budget.left,
         }
 
@@ -209,6 +219,10 @@ class _Session:
             self._drop()
 
 
+def _short(samples: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    return [(round(at, 4), count) for at, count in samples]
+
+
 def vars_of(info: Any) -> dict[str, Any]:
     """The fields of a dataclass by name."""
     return {name: getattr(info, name) for name in info.__dataclass_fields__}
@@ -224,15 +238,16 @@ class Client:
             self._lines = Lines(sock)
             self._lines.write({"bytes": limit_bytes})
             answer = self._lines.read()
-        except (OSError, ProtocolError) as error:
+            if "error" not in answer:
+                self._token = bytes.fromhex(answer["token"])
+                self.sysctls: dict[str, str] = dict(answer["sysctls"])
+        except (OSError, ProtocolError, KeyError, TypeError, ValueError) as error:
             raise UnreachableError(
                 f"{host}:{port} does not answer ({error}); run 'p2pavg bench net --listen' there."
             ) from None
         if "error" in answer:
             raise IncompatiblePeerError(f"{host}:{port} is measuring with somebody else; try again later.")
         self._address = sock.getpeername()[:2]
-        self._token = bytes.fromhex(answer["token"])
-        self.sysctls: dict[str, str] = answer["sysctls"]
         self._step = -1
         sock.settimeout(_SILENCE_S)
 
@@ -246,10 +261,12 @@ class Client:
     def socket(self) -> socket.socket:
         return self._lines.sock
 
-    def ask(self, do: str) -> dict[str, Any]:
-        """Send a request about this step; returns the answer. Raises UnreachableError when none comes."""
+    def ask(self, do: str, count: int | None = None) -> dict[str, Any]:
+        """Send a request about this step, `count` bytes if it needs them; returns the answer.
+
+        Raises UnreachableError when none comes."""
         try:
-            self._lines.write({"do": do, "step": self._step})
+            self._lines.write({"do": do, "step": self._step, "bytes": count})
             return self._lines.read()
         except OSError as error:
             raise UnreachableError(

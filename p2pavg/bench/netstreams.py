@@ -14,10 +14,11 @@ CHUNK = 1 << 17
 CHUNKS_AT_ONCE = 10
 _POLL_MS = 50
 _RECEIVE = 1 << 18
-SAMPLE_S = 0.01
+SAMPLE_S = 0.02
 # Offsets in struct tcp_info of include/uapi/linux/tcp.h.
 _MSS, _UNACKED, _RTT, _TOTAL_RETRANS, _SEGS_OUT, _NOTSENT, _MIN_RTT = 16, 24, 68, 100, 136, 144, 148
-_BUSY, _RWND_LIMITED = 168, 176
+_BUSY, _RWND_LIMITED, _DELIVERED = 168, 176, 192
+_INFO_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,15 @@ class StreamInfo:
     rwnd_limited_s: float  # and the receiver's window was full
     in_flight_bytes: int
     unsent_bytes: int  # written by the program, not sent yet
+    delivered_bytes: int  # that the receiver has, also those that wait there for lost ones
 
 
 def stream_info(sock: socket.socket) -> StreamInfo:
     """TCP_INFO of a socket; all zero where there is none."""
     raw = b""
     with contextlib.suppress(OSError, AttributeError):
-        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-    raw = raw.ljust(256, b"\0")
+        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    raw = raw.ljust(_INFO_BYTES, b"\0")
 
     def u32(offset: int) -> int:
         return int(struct.unpack_from("=I", raw, offset)[0])
@@ -57,6 +59,7 @@ def stream_info(sock: socket.socket) -> StreamInfo:
         rwnd_limited_s=seconds(_RWND_LIMITED),
         in_flight_bytes=u32(_UNACKED) * u32(_MSS),
         unsent_bytes=u32(_NOTSENT),
+        delivered_bytes=u32(_DELIVERED) * u32(_MSS),
     )
 
 
@@ -89,6 +92,7 @@ class Bundle:
         self.sockets = sockets
         self._received = [0] * len(sockets)
         self._samples: list[tuple[float, int]] = []
+        self._deliveries: list[tuple[float, int]] = []
         self._begun = time.monotonic()
         self._base = 0
         self._sample_lock = threading.Lock()
@@ -127,14 +131,23 @@ class Bundle:
         """Count from zero, from now on."""
         with self._sample_lock:
             self._samples.clear()
+            self._deliveries.clear()
             self._begun = time.monotonic()
             self._base = sum(self._received)
 
     def samples(self) -> list[tuple[float, int]]:
-        """(seconds, bytes received) every 10 ms since the beginning or restart(), the present included."""
+        """(seconds, bytes received) every 20 ms since the beginning or restart(), the present included."""
         with self._sample_lock:
             self._note()
             return list(self._samples)
+
+    def deliveries(self) -> list[tuple[float, int]]:
+        """(seconds, bytes sent that the other kernel has) every 20 ms since the beginning or restart().
+
+        Unlike what its program could read these do not stop and jump when a segment is lost and repaired.
+        """
+        with self._sample_lock:
+            return list(self._deliveries)
 
     def infos(self) -> list[StreamInfo]:
         return [stream_info(sock) for sock in self.sockets]
@@ -181,3 +194,6 @@ class Bundle:
 
     def _note(self) -> None:
         self._samples.append((time.monotonic() - self._begun, sum(self._received) - self._base))
+        if self._senders:
+            delivered = sum(stream_info(sock).delivered_bytes for sock in self.sockets)
+            self._deliveries.append((time.monotonic() - self._begun, delivered))

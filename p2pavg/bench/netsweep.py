@@ -23,6 +23,7 @@ STEPS_PLANNED = 14  # for sharing out the bytes
 _BURST_S = 1.0
 _LOOKS = 20  # at a stream while it is measured
 _STARVED_SHARE = 0.1
+_TOLERATED_PAUSE_S = 0.1
 _OTHERS = ("bbr", "cubic", "reno")
 
 
@@ -133,16 +134,17 @@ class Sweep:
         if not self._room():
             return None
         with self._open(streams) as bundle:
-            bundle.send(self._budget, self._allowance())
-            left = int(self._client.ask("send")["left"])
+            allowance = self._allowance() // 2
+            bundle.send(self._budget, Budget(allowance))
+            left = int(self._client.ask("send", allowance)["left"])
             self._sleep(self._step_s)
             answer = self._client.ask("samples")
-            here = bundle.samples()
+            here = bundle.deliveries()
             self._end(bundle, left)
         return {
             "streams": streams,
-            "forward_gbps": self._warm(_pairs(answer["samples"])),
-            "reverse_gbps": self._warm(here),
+            "forward_gbps": self._warm(here),
+            "reverse_gbps": self._warm(_pairs(answer["deliveries"])),
         }
 
     def congestion_controls(self, own: str, own_gbps: float) -> dict[str, float]:
@@ -172,23 +174,25 @@ class Sweep:
     def _one_way(self, bundle: Bundle, *, back: bool) -> Point:
         """One step: let the streams reach their speed and measure it. Forward they then go on sending."""
         if back:
-            left = int(self._client.ask("send")["left"])
+            left = int(self._client.ask("send", self._allowance())["left"])
         else:
             self._client.ask("restart")
-            bundle.send(self._budget, self._allowance())
+            bundle.send(self._budget, Budget(self._allowance()))
         self._sleep(self._step_s - self._measure_s)
         infos = []
         for _ in range(_LOOKS):
             self._sleep(self._measure_s / _LOOKS)
             infos.append(bundle.infos()[0])
+        there = self._client.ask("samples")
         if back:
-            samples = bundle.samples()
-            infos = [StreamInfo(**self._end(bundle, left)["info"])]
+            samples, deliveries = bundle.samples(), _pairs(there["deliveries"])
+            infos = [StreamInfo(**there["info"])]
+            self._end(bundle, left)
         else:
-            samples = _pairs(self._client.ask("samples")["samples"])
+            samples, deliveries = _pairs(there["samples"]), bundle.deliveries()
         return Point(
             streams=len(bundle.sockets),
-            gbps=self._warm(samples),
+            gbps=self._warm(deliveries) or self._warm(samples),
             cold_gbps=netfit.cold_gbps(samples, self.rtt_s),
             loaded_rtt_ms=infos[-1].rtt_s * 1e3,
             view=_view(infos, self.rtt_s),
@@ -228,11 +232,13 @@ class Sweep:
         )
 
     def _warm(self, samples: list[tuple[float, int]]) -> float:
-        return netfit.warm_gbps(samples, self.rtt_s, self._measure_s)
+        sent = netfit.active(samples)
+        lasted = sent[-1][0] - sent[0][0] if sent else 0.0
+        return netfit.warm_gbps(sent, self.rtt_s, min(self._measure_s, lasted / 2))
 
-    def _allowance(self) -> Budget:
-        """What one step may send: its share of the bytes, so that a fast link leaves some for the others."""
-        return Budget(max(0, min(self._limits.bytes // STEPS_PLANNED, self._budget.left - self._remote_sent)))
+    def _allowance(self) -> int:
+        """Bytes that one step may send: its share, so that a fast link leaves some for the others."""
+        return max(0, min(self._limits.bytes // STEPS_PLANNED, self._budget.left - self._remote_sent))
 
     def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -283,6 +289,12 @@ def measure(client: Client, limits: Limits, progress: Callable[[float], None]) -
         words.append(netadvice.reason_text(reason))
     if found_back is not None:
         words.append("The other way: " + netfit.explain(found_back, back[-1].streams))
+    pause = max(netfit.longest_pause(point.samples) for point in (*points, *back))
+    if pause > _TOLERATED_PAUSE_S:
+        words.append(
+            f"This measurement had to wait for a CPU, {pause * 1e3:.0f} ms and more at a time: "
+            "its rates may be too low."
+        )
     return {
         "rtt_ms": rtt_s * 1e3,
         **_fit_json(found),
@@ -298,6 +310,7 @@ def measure(client: Client, limits: Limits, progress: Callable[[float], None]) -
         "advice": [one.to_json() for one in advice],
         "advice_lines": [one.line() for one in advice],
         "words": words,
+        "cpu_wait_ms": pause * 1e3,
         "sysctls": {"here": sysctls, "there": client.sysctls},
         "seconds": time.monotonic() - begin,
         "bytes_sent": sweep.sent_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -39,8 +40,10 @@ def test_udp_gets_the_rate_of_the_path(mbps: float, traffic: Wire) -> None:
 
         def measure() -> float:
             with wire.server("b", "udp-sink", 9) as sink:
-                wire.client("a", "udp-send", lab.address("b"), 9, 1.3 * mbps, 3, 1200)
+                sent = wire.client("a", "udp-send", lab.address("b"), 9, 1.3 * mbps, 3, 1200)
                 got = wire.result(sink)
+            if sent["packets"] * 1228 * 8e-6 / 3 < 1.1 * mbps:
+                pytest.skip("the machine is too busy to offer more than the path carries")
             return got["bytes"] * 8e-6 / got["seconds"]
 
         assert wire.on_time(measure) == pytest.approx(mbps, rel=0.03)
@@ -217,6 +220,8 @@ def test_one_flow_is_cut_and_others_go_on(traffic: Wire) -> None:
 @pytest.mark.slow
 def test_the_router_carries_five_gigabits_through_one_pair(traffic: Wire) -> None:
     """Without caps, one pair gets at least 5 Gb/s of TCP through the router."""
+    if os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
+        pytest.skip("the machine is busy with other work")
     with Lab(two("rtt_ms = 0")) as lab:
         wire = traffic(lab)
         best = max(wire.tcp_mbps([("a", "b")], 2, skip_s=1, seconds=2)[0]["mbps"] for _ in range(3))
