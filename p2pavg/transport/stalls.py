@@ -22,6 +22,7 @@ _STALLED_TIMEOUTS = 1.5
 class _Stream:
     received: int
     acked: int
+    waiting: bool  # something was sent and not acknowledged
     busy_at: float  # something was received
     acked_at: float  # the other side acknowledged something, or had nothing to acknowledge
 
@@ -43,13 +44,14 @@ class LinkWatch:
             acked = row.bytes_sent - row.unacked_bytes
             stream = self.streams.get(row.stream)
             if stream is None:
-                self.streams[row.stream] = _Stream(row.bytes_received, acked, 0.0, now)
+                self.streams[row.stream] = _Stream(row.bytes_received, acked, False, 0.0, now)
                 continue
             if row.bytes_received - stream.received > _QUIET_BYTES:
                 stream.busy_at = self.busy_at = now
-            if acked > stream.acked or not row.unacked_bytes:
+            if acked > stream.acked or not (row.unacked_bytes and stream.waiting):
                 stream.acked_at = now
             stream.received, stream.acked = row.bytes_received, acked
+            stream.waiting = row.unacked_bytes > 0
 
     def stalled(self, now: float, rtt_s: float) -> list[int]:
         """Streams whose other side has acknowledged nothing for so long that a fresh one is better.

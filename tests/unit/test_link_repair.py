@@ -114,6 +114,17 @@ class TestStalls:
         assert link.stalled(1.0, RTT) == [0]
         assert link.stalled(1.0, 1.0) == []
 
+    def test_long_idle_is_no_stall(self):
+        """A stream that starts to send after a long pause has its time from then on."""
+        link = self.watch(
+            (0.0, [row(0, sent=100)]),
+            (60.0, [row(0, sent=9000, unacked=8900)]),
+            (60.4, [row(0, sent=9000, unacked=8900)]),
+        )
+        assert link.stalled(60.4, RTT) == []
+        link.tick(60.6, [row(0, sent=9000, unacked=8900)])
+        assert link.stalled(60.6, RTT) == [0]
+
     @given(
         st.lists(st.integers(0, 60), min_size=2, max_size=4),
         st.integers(1, 4),
