@@ -393,7 +393,9 @@ def _planner(numel: int) -> Callable[[Sequence[ev.PlanMember]], tuple[Part, ...]
     plan = planner(numel)
 
     def parts(members: Sequence[ev.PlanMember]) -> tuple[Part, ...]:
-        return plan([Capacity(up=m.upload_bps / 8 or None, owns=m.voter) for m in members])
+        return plan(
+            [Capacity(m.upload_bps / 8 or None, m.download_bps / 8 or None, owns=m.voter) for m in members]
+        )
 
     return parts
 

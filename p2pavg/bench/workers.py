@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import selectors
 import subprocess
@@ -85,17 +86,19 @@ class Workers(AbstractContextManager["Workers"]):
         *,
         topology: str | None = None,
         environment: Mapping[str, str] | None = None,
+        argv: Sequence[str] | None = None,
     ) -> None:
+        """argv: another command than `python -m module`, that speaks the same lines."""
         self._stack = ExitStack()
         self.lab: Any = None
         self.topology = topology
         variables = {"OMP_NUM_THREADS": "1", **os.environ, **(environment or {})}
-        argv = [sys.executable, "-m", module]
+        command = [sys.executable, "-m", module] if argv is None else list(argv)
         self.workers: list[Worker] = []
         try:
             spawn = self._spawner(count)
             for index in range(count):
-                worker = Worker(index, spawn(index, argv, variables))
+                worker = Worker(index, spawn(index, command, variables))
                 self._stack.callback(worker.close)
                 self.workers.append(worker)
         except BaseException:
@@ -159,6 +162,7 @@ def serve(handlers: Mapping[str, Callable[[dict[str, Any]], Mapping[str, Any]]])
     """A worker's main loop: one JSON command a line, {"do": name, ...}, one JSON answer a line; ends with
     its input.
     """
+    logging.getLogger("p2pavg").setLevel(logging.ERROR)  # that the run is open is no news here
     for line in sys.stdin.buffer:
         command = json.loads(line)
         try:

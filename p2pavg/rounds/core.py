@@ -44,7 +44,6 @@ class Config:
     history: tuple[Generation, ...] = ()
     role: Role = Role.TRAINER
     client_only: bool = False
-    upload_bps: float = 0.0
     patience_s: float | None = None  # how long stragglers are waited for; None: from measurements
 
 
@@ -67,6 +66,7 @@ class Core:
         self.applied_epoch = config.epoch
         # While a state is downloaded: where we will stand with it and the results since.
         self.joining: tuple[int, Lineage] | None = None
+        self.unheard: set[PeerId] = set()  # peers that may have gone on while we loaded a state
         self.joined_at = (config.epoch, config.lineage)  # where the following of results began
         self.followed: list[Generation] = []
         self.role = config.role  # a joiner becomes a trainer when it has its state
@@ -78,6 +78,7 @@ class Core:
         self.rate = 0.0
         self.weight: float | None = None
         self.step_s = 0.0
+        self.upload_bps = self.download_bps = 0.0  # not measured yet
         self.boundary = False
         self.boundary_at = 0.0
         self.waits_at: int | None = 0
@@ -124,6 +125,8 @@ class Core:
             camp=1 + sum(self.stands_here(facts) for facts in self.view.trainers()),
             step_s=self.step_s,
             leader=self.leader(),
+            up_bps=self.upload_bps,
+            down_bps=self.download_bps,
         )
 
     def broadcast_progress(self) -> None:

@@ -105,6 +105,8 @@ class Counting:
             return
         if machine.member.holding is not None or "retry" in core.timers:
             return
+        if "unheard" in core.timers and any(map(core.view.alive, core.unheard)):
+            return  # they may be ahead of the state that we loaded
         followers = self.followers()
         others = sum(f.samples for f in followers)
         if not core.pending:

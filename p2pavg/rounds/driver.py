@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from p2pavg import codecs
 from p2pavg.allreduce.jobs import Jobs, NoLinkError
+from p2pavg.allreduce.rates import RateMeter
 from p2pavg.errors import ClosedError, ProtocolError, StateError
 from p2pavg.identity import Identity, short_id
 from p2pavg.report import RoundReport
@@ -85,6 +86,7 @@ class Driver:
             peer.engine, spec.state, session.applying, lambda: session.standing, peer.identity.sign
         )
         self.downloader = Downloader(peer.engine)
+        self._upload, self._download = RateMeter(), RateMeter()
         self.left = asyncio.Event()
         self._closed = False
         session.standing = session.next_standing = (machine.epoch, machine.lineage)
@@ -187,7 +189,23 @@ class Driver:
             at_boundary=at_boundary,
             weight=contribution.weight if contribution is not None else None,
             step_seconds=self.recorder.step_seconds,
+            upload_bps=8 * self._upload.bytes_per_second,
+            download_bps=8 * self._download.bytes_per_second,
         )
+
+    def _measure_rates(self, now: float) -> None:
+        """What the network takes and brings while gradients flow; bytes count when they left this machine."""
+        if not self._jobs.running():
+            self._upload.round_over()
+            self._download.round_over()
+            return
+        sent = received = 0
+        for link in self._peer.links.values():
+            out, into = self._peer.engine.traffic(link.id)
+            sent += out - sum(stream.unacked_bytes for stream in self._peer.engine.stats(link.id))
+            received += into
+        self._upload.observe(now, sent)
+        self._download.observe(now, received)
 
     # ----------------------------------------------------------------------------------------- feeding
 
@@ -239,6 +257,7 @@ class Driver:
                 )
             )
         self.feed(ev.Health(tuple(healths)))
+        self._measure_rates(now)
         for transfer in self._jobs.running():
             self._feed_job(transfer)
         self.progress()
@@ -441,10 +460,10 @@ class Driver:
             self._healing.cancel()
         logger.info("downloading the state of epoch %d: %s", action.epoch, action.why)
         self._outcomes = deque(o for o in self._outcomes if not isinstance(o[0], Heal))
-        self._healing = self._loop.create_task(self._download(action))
+        self._healing = self._loop.create_task(self._fetch_state(action))
         self._refresh_attention()
 
-    async def _download(self, action: ev.StartHeal) -> None:
+    async def _fetch_state(self, action: ev.StartHeal) -> None:
         trainers = [
             p for p, link in self._peer.links.items() if link.hello.get("role") == ev.Role.TRAINER.value
         ]

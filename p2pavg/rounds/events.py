@@ -51,6 +51,7 @@ class PlanMember:
     peer: PeerId
     voter: bool
     upload_bps: float  # 0.0: unknown
+    download_bps: float
 
 
 # ---------------------------------------------------------------------------------------------------- events
@@ -72,6 +73,8 @@ class LocalProgress:
     at_boundary: bool
     weight: float | None = None
     step_seconds: float = 0.0
+    upload_bps: float = 0.0  # as measured; 0.0: not yet
+    download_bps: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,9 @@ class Healing:
             core.epoch, core.lineage = here  # a later state is on its way
             return
         self._settles_at = None
+        core.unheard = {f.peer for f in core.view.trainers() if f.epoch < epoch}
+        wait = max(map(core.deadlines.answer, core.unheard), default=0.0)
+        core.arm("unheard", core.now + wait)
         core.pending = bool(since)
         core.joining = None
         core.role = Role.TRAINER

@@ -86,7 +86,7 @@ class Leading:
         joiners = [f.peer for f in core.view if self._follows(f)]
         members = tuple(sorted(voters) + sorted(joiners))
         votes = tuple(rank < len(voters) for rank in range(len(members)))
-        plan = [PlanMember(p, v, self._upload(p)) for p, v in zip(members, votes, strict=True)]
+        plan = [PlanMember(p, v, *self._rates(p)) for p, v in zip(members, votes, strict=True)]
         parts = tuple((part.owner, part.start, part.count) for part in core.config.plan(plan))
         taken = core.promised.attempt if core.promised is not None else -1
         ballot = Ballot(core.epoch, max(taken, self.floor) + 1, core.me)
@@ -107,11 +107,11 @@ class Leading:
             return core.stands_here(facts) or core.history.knows(facts.epoch, facts.lineage)
         return facts.pending and core.stands_here(facts)
 
-    def _upload(self, peer: PeerId) -> float:
+    def _rates(self, peer: PeerId) -> tuple[float, float]:
         if peer == self.core.me:
-            return self.core.config.upload_bps
+            return self.core.upload_bps, self.core.download_bps
         facts = self.core.view.get(peer)
-        return facts.upload_bps if facts is not None else 0.0
+        return (facts.upload_bps, facts.download_bps) if facts is not None else (0.0, 0.0)
 
     def _ours(self, ballot: Ballot) -> Proposal | None:
         proposal = self.proposal

@@ -80,7 +80,6 @@ class Machine:
         role: Role = Role.TRAINER,
         history: tuple[Generation, ...] = (),
         client_only: bool = False,
-        upload_bps: float = 0.0,
         patience_s: float | None = None,
     ) -> None:
         """target: samples per epoch. plan: the members in rank order -> the parts.
@@ -99,7 +98,6 @@ class Machine:
                 history,
                 role,
                 client_only,
-                upload_bps,
                 patience_s,
             )
         )
@@ -241,7 +239,7 @@ class Machine:
                 self.healing.on_heal_timer()
             case "found":
                 self.healing.on_found_timer()
-            case _:  # grace, retry, report, settle, leave: what they hold back is looked at after every event
+            case _:  # grace, retry, report, settle, leave, unheard: what they hold back is looked at after every event
                 pass
 
     def _dispatch(self, event: Event) -> None:
@@ -385,6 +383,7 @@ class Machine:
         if before.pending and not message.pending and message.epoch == before.epoch == core.epoch:
             core.deadlines.measured_apply(peer, core.now - before.committed_at)
         core.view.told(peer, message)
+        core.unheard.discard(peer)
         core.deadlines.measured_step(peer, message.step_s)
         if (message.epoch, message.lineage) == (core.epoch, core.lineage) and core.joining is None:
             if peer == core.sticky and message.leader not in (peer, None):
@@ -397,6 +396,7 @@ class Machine:
 
     def _local(self, event: LocalProgress) -> None:
         core = self.core
+        core.upload_bps, core.download_bps = event.upload_bps, event.download_bps
         core.rate = event.samples_per_second
         if core.pending:
             core.boundary = False  # its samples are those before the average; it is given that next

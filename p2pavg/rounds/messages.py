@@ -41,6 +41,8 @@ class Progress:
     camp: int  # how many live trainers stand where it stands, itself included
     step_s: float  # how long its steps take
     leader: PeerId | None  # whom it follows
+    up_bps: float  # what it can send and receive, bit/s; 0: not measured yet
+    down_bps: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ class Facts:
     total: int
     leader: PeerId | None
     upload_bps: float
+    download_bps: float = 0.0
     samples: int = 0
     rate: float = 0.0
     boundary: bool = False
@@ -95,6 +96,7 @@ class View:
         facts.samples, facts.rate, facts.boundary = message.samples, message.rate, message.boundary
         facts.pending, facts.joining, facts.leader = message.pending, message.joining, message.leader
         facts.camp = message.camp
+        facts.upload_bps, facts.download_bps = message.up_bps, message.down_bps
         if not message.pending:
             facts.late = False
         if facts.role is not Role.WATCHER:

@@ -1,0 +1,162 @@
+"""Averaging side by side: p2pavg, gloo, and Hivemind and PCCL where they are installed.
+
+All contestants are started, then take turns: one round of each, again and again, so that a busy moment of the
+machine hits all alike. `python bench/versus.py --peers 2 4 --numel 25000000 --hivemind /path/of/venv`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from p2pavg.bench.common import environment  # noqa: E402
+from p2pavg.bench.workers import Workers  # noqa: E402
+
+DEADLINE_S = 600.0
+OURS = "p2pavg.bench.allreduce_worker"
+
+
+class Contestant:
+    """One system with its processes."""
+
+    def __init__(self, name: str, workers: Workers) -> None:
+        self.name = name
+        self.workers = workers
+        self.rounds: list[list[dict[str, Any]]] = []
+
+    def play(self, index: int) -> None:
+        """One round."""
+        self.rounds.append(self.workers.all(deadline_s=DEADLINE_S, do="round", index=index))
+
+    def row(self) -> dict[str, Any]:
+        """Medians over the rounds but the first, which warms up."""
+        measured = self.rounds[1:]
+        return {
+            "name": self.name,
+            "seconds": [max(a["seconds"] for a in answers) for answers in measured],
+            "seconds_median": statistics.median(max(a["seconds"] for a in answers) for answers in measured),
+            "cpu_seconds_per_peer": statistics.median(
+                a["cpu_seconds"] for answers in measured for a in answers
+            ),
+            "max_abs_error": max(a["max_abs_error"] for answers in measured for a in answers),
+        }
+
+
+def ours(stack: ExitStack, peers: int, numel: int, lab: str | None, compression: str) -> Contestant:
+    """p2pavg with one codec."""
+    workers = stack.enter_context(Workers(peers, OURS, topology=lab))
+    workers.join(numel=numel, peers=peers, compression=compression, streams="auto", beside="none")
+    return Contestant(f"p2pavg {compression}", workers)
+
+
+def theirs(
+    stack: ExitStack,
+    name: str,
+    script: str,
+    python: str,
+    peers: int,
+    numel: int,
+    lab: str | None,
+    **more: Any,
+) -> Contestant:
+    """Another system, in the interpreter that has it."""
+    argv = [python, str(ROOT / "bench" / script)]
+    workers = stack.enter_context(Workers(peers, "", topology=lab, argv=argv))
+    first = workers.workers[0]
+    first.send(do="start", index=0, peers=peers, numel=numel, address="", **more)
+    address = first.receive(DEADLINE_S)["address"]
+    for worker in workers.workers[1:]:
+        worker.send(do="start", index=worker.index, peers=peers, numel=numel, address=address, **more)
+    for worker in workers.workers[1:]:
+        worker.receive(DEADLINE_S)
+    workers.all(deadline_s=DEADLINE_S, do="meet")
+    return Contestant(name, workers)
+
+
+def compete(args: argparse.Namespace, peers: int, numel: int) -> list[dict[str, Any]]:
+    """One size: every contestant's row."""
+    with ExitStack() as stack:
+        shared = (peers, numel, args.lab)
+        contestants = [ours(stack, *shared, "fp16"), ours(stack, *shared, "none")]
+        python = sys.executable
+        contestants.append(theirs(stack, "gloo float32", "versus_gloo.py", python, *shared, half=False))
+        contestants.append(theirs(stack, "gloo fp16 hook", "versus_gloo.py", python, *shared, half=True))
+        if args.hivemind:
+            python = str(Path(args.hivemind) / "bin" / "python")
+            contestants.append(theirs(stack, "hivemind fp16", "versus_hivemind.py", python, *shared))
+        if args.pccl:
+            python = str(Path(args.pccl) / "bin" / "python")
+            contestants.append(theirs(stack, "pccl float32", "versus_pccl.py", python, *shared))
+        for index in range(args.rounds + 1):
+            for contestant in contestants:
+                contestant.play(index)
+        rows = [contestant.row() for contestant in contestants]
+    base = next(row for row in rows if row["name"] == "gloo float32")
+    for row in rows:
+        row.update(peers=peers, numel=numel, lab=args.lab)
+        row["time_over_gloo"] = row["seconds_median"] / base["seconds_median"]
+        row["cpu_over_gloo"] = row["cpu_seconds_per_peer"] / base["cpu_seconds_per_peer"]
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peers", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--numel", type=int, nargs="+", default=[25_000_000])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--lab", help="a lab topology instead of loopback")
+    parser.add_argument("--hivemind", metavar="VENV", help="a virtual environment with hivemind")
+    parser.add_argument("--pccl", metavar="VENV", help="a virtual environment with pccl")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for peers in args.peers:
+        for numel in args.numel:
+            for row in compete(args, peers, numel):
+                rows.append(row)
+                print(
+                    f"{peers} peers, {numel / 1e6:g}M: {row['name']:16s} {row['seconds_median']:8.3f} s "
+                    f"({row['time_over_gloo']:.2f} of gloo), {row['cpu_seconds_per_peer']:7.3f} CPU s a peer "
+                    f"({row['cpu_over_gloo']:.2f}), error {row['max_abs_error']:.2g}",
+                    flush=True,
+                )
+    if args.json:
+        args.json.write_text(json.dumps({"rows": rows, "environment": environment()}, indent=1) + "\n")
+    if args.plot:
+        plot(rows, args.plot)
+    return 0
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Seconds by system, one group for each size."""
+    from p2pavg.bench.common import save_plot
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        sizes = list(dict.fromkeys((row["peers"], row["numel"]) for row in rows))
+        names = list(dict.fromkeys(row["name"] for row in rows))
+        for at, name in enumerate(names):
+            mine = [row for row in rows if row["name"] == name]
+            places = [sizes.index((row["peers"], row["numel"])) + 0.8 * at / len(names) for row in mine]
+            axes.bar(places, [row["seconds_median"] for row in mine], width=0.8 / len(names), label=name)
+        axes.set_xticks(range(len(sizes)), [f"{p} peers, {n / 1e6:g}M" for p, n in sizes])
+        axes.set_ylabel("seconds")
+        axes.set_yscale("log")
+        axes.legend()
+
+    save_plot(path, draw)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

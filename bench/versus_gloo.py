@@ -1,0 +1,66 @@
+"""One gloo process of `versus.py`: all_reduce of float32, or DDP's fp16 compression around it."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from versus_lines import free_port, own_host, serve, timed
+
+
+class Gloo:
+    def start(self, config):
+        self.config = config
+        torch.set_num_threads(1)
+        self.index, self.peers, self.half = config["index"], config["peers"], config["half"]
+        address = config["address"] or f"{own_host()}:{free_port()}"
+        self.host, self.port = address.rsplit(":", 1)
+        generator = torch.Generator().manual_seed(7)
+        self.base = torch.randn(config["numel"], generator=generator)
+        self.vector = torch.empty_like(self.base)
+        return {"address": address}
+
+    def meet(self, command):
+        os.environ["GLOO_SOCKET_IFNAME"] = _interface(own_host())
+        dist.init_process_group(
+            "gloo", init_method=f"tcp://{self.host}:{self.port}", rank=self.index, world_size=self.peers
+        )
+
+    def round(self, command):
+        torch.mul(self.base, self.index + 1, out=self.vector)
+        seconds, cpu = timed(self._average)
+        expected = (self.peers + 1) / 2
+        error = (self.vector - expected * self.base).abs().max().item()
+        return {"seconds": seconds, "cpu_seconds": cpu, "max_abs_error": error}
+
+    def _average(self):
+        if self.half:
+            small = self.vector.to(torch.float16).div_(self.peers)
+            dist.all_reduce(small)
+            self.vector.copy_(small)
+        else:
+            dist.all_reduce(self.vector)
+            self.vector.div_(self.peers)
+
+
+def _interface(address):
+    """The name of the network interface that has this address."""
+    import fcntl
+    import socket
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            try:
+                raw = fcntl.ioctl(sock, 0x8915, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue
+            if socket.inet_ntoa(raw[20:24]) == address:
+                return name
+    return "lo"
+
+
+if __name__ == "__main__":
+    worker = Gloo()
+    serve({"start": worker.start, "meet": worker.meet, "round": worker.round})

@@ -1,0 +1,43 @@
+"""What a peer can move: its best rates of late, in windows while gradients flow. Pure, with `now` as a
+parameter.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW_S = 0.25
+ROUNDS_KEPT = 8
+LEAST_BYTES = 1 << 18  # a window that moved less tells nothing about what the network can do
+
+
+class RateMeter:
+    """One direction. The network is as fast as its fastest window; older rounds are forgotten."""
+
+    def __init__(self) -> None:
+        self._best: deque[float] = deque(maxlen=ROUNDS_KEPT)
+        self._current = 0.0
+        self._window: tuple[float, int] | None = None
+
+    @property
+    def bytes_per_second(self) -> float:
+        """0.0: not known yet."""
+        return max((*self._best, self._current), default=0.0)
+
+    def observe(self, now: float, total_bytes: int) -> None:
+        """While a round transfers: all bytes that the network has taken, or brought, so far."""
+        if self._window is None or total_bytes < self._window[1]:
+            self._window = (now, total_bytes)
+            return
+        start, before = self._window
+        if now - start >= WINDOW_S:
+            if total_bytes - before >= LEAST_BYTES:
+                self._current = max(self._current, (total_bytes - before) / (now - start))
+            self._window = (now, total_bytes)
+
+    def round_over(self) -> None:
+        """No round transfers any more."""
+        if self._current > 0:
+            self._best.append(self._current)
+        self._current = 0.0
+        self._window = None
