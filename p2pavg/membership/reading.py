@@ -119,6 +119,7 @@ class Reading:
 
     def _take(self, contact: Contact, entries: list[Entry]) -> None:
         store, now = self._node.store, self._node.clock()
+        claimed = []
         for entry in entries:
             if entry.remaining <= 0 or (self._want is not None and not self._want(entry.prefix)):
                 continue
@@ -127,27 +128,28 @@ class Reading:
             )
             if outcome is Outcome.UNKNOWN:
                 self._claims[entry.prefix].append((entry.version, contact))
-        self._fetch_claimed()
+                if entry.prefix not in self._fetching:
+                    claimed.append(entry.prefix)
+        self._fetch_claimed(claimed)
 
     # records
 
-    def _fetch_claimed(self) -> None:
-        """Start fetching what is claimed and missing: the newest version of each from whoever claims it."""
+    def _fetch_claimed(self, prefixes: list[bytes]) -> None:
+        """Start fetching the newest version claimed of each, unless it is held, from whoever claims it."""
         batches: dict[Contact, list[bytes]] = defaultdict(list)
-        for prefix, claims in list(self._claims.items()):
+        for prefix in prefixes:
             held = self._node.store.lookup(self._key, prefix)
             version = held.record.version if held is not None else (-1, -1)
-            useful = [c for c in claims if c[0] > version and c[1].id not in self._liars]
-            if not useful:
-                del self._claims[prefix]
-            elif prefix not in self._fetching:
+            claims = self._claims.pop(prefix, [])  # empty when a page lists a peer twice
+            useful = [claim for claim in claims if claim[0] > version and claim[1].id not in self._liars]
+            if useful:
                 newest = max(useful, key=lambda claim: claim[0])
                 self._claims[prefix] = [claim for claim in useful if claim is not newest]
                 self._fetching.add(prefix)
                 batches[newest[1]].append(prefix)
-        for contact, prefixes in batches.items():
-            for at in range(0, len(prefixes), FETCH_AT_ONCE):
-                self._spawn(self._fetch(contact, prefixes[at : at + FETCH_AT_ONCE]))
+        for contact, batch in batches.items():
+            for at in range(0, len(batch), FETCH_AT_ONCE):
+                self._spawn(self._fetch(contact, batch[at : at + FETCH_AT_ONCE]))
 
     async def _fetch(self, contact: Contact, prefixes: list[bytes]) -> None:
         missing = prefixes
@@ -160,7 +162,7 @@ class Reading:
                     self._liars.add(contact.id)
                 missing = [prefix for prefix in missing if prefix not in got]
         self._fetching.difference_update(prefixes)
-        self._fetch_claimed()
+        self._fetch_claimed(prefixes)
 
     def _keep(self, item: Any) -> bytes | None:
         if type(item) is not list or not matches(item, bytes, int, bytes, int):

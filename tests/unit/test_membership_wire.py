@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from p2pavg.bench.dht_simulation import Network, simulate
 from p2pavg.errors import ConfigurationError
 from p2pavg.identity import Identity
+from p2pavg.membership import View
 from p2pavg.membership.address import (
     format_host_port,
     normalise,
@@ -20,10 +22,13 @@ from p2pavg.membership.address import (
 from p2pavg.membership.beat import BEAT_BYTES, Beat, decode_beat
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.membership.record import Refresh
+from p2pavg.membership.store import ENTRY_BYTES
 from p2pavg.membership.wire import (
+    CONTACT_BYTES,
     MAX_DATAGRAM,
     Contact,
     Kind,
+    Message,
     decode,
     encode,
     matches,
@@ -157,3 +162,52 @@ def test_a_peers_words_survive_their_encoding() -> None:
     assert len(info.encode()) < 200
     assert info.differs_only_in_progress(PeerInfo(**{**vars(info), "epoch": 13}))
     assert not info.differs_only_in_progress(PeerInfo(**{**vars(info), "region": "us"}))
+
+
+page_like = st.tuples(
+    st.binary(min_size=ENTRY_BYTES, max_size=ENTRY_BYTES).flatmap(
+        lambda e: st.integers(0, 4).map(lambda n: n * e)
+    ),
+    st.sampled_from([b"", b"\x80" * 8]),
+    st.integers(0, 2**40),
+    st.binary(min_size=8, max_size=8),
+    st.binary(min_size=CONTACT_BYTES, max_size=CONTACT_BYTES),
+).map(list)
+items_like = st.lists(
+    st.tuples(
+        st.binary(max_size=300), st.integers(0, 300), st.binary(max_size=12), st.integers(0, 2**40)
+    ).map(list)
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(junk, max_size=5) | page_like | items_like, min_size=1, max_size=12))
+def test_a_node_survives_any_answer(answers: list[list[Any]]) -> None:
+    """A node that answers junk to everything neither stops the others nor makes them raise."""
+
+    async def scenario() -> None:
+        net = Network(seed=2)
+        nodes = [await net.start()]
+        nodes += [await net.start(["10.0.0.2:31330"]) for _ in range(3)]
+        raised: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context))
+        honest = nodes[1].node.handle
+        turn = itertools.cycle(answers)
+
+        def handle(message: Message, *rest: Any) -> list[Any] | None:
+            return honest(message, *rest) if message.kind == Kind.PING else next(turn)
+
+        nodes[1].node.handle = handle  # type: ignore[method-assign]
+        async with asyncio.timeout(60.0):
+            view = View(nodes[2], "r")
+            await view.refresh_now()
+            await view.announce(PeerInfo(nodes[2].identity.peer_id, (("10.0.0.4", 31330),)))
+            await nodes[0].store(b"k" * 20, b"v", 30.0)
+            for node in (nodes[0], nodes[2], nodes[3]):
+                assert [record.value for record in (await node.get(b"k" * 20)).values()] == [b"v"]
+            await nodes[3].check_reachability()
+        view.close()
+        await asyncio.gather(*(node.stop() for node in nodes))
+        assert not raised
+
+    simulate(scenario())
