@@ -352,12 +352,12 @@ class Place:
     def blob_chunk(self, transfer: int, chunk: int) -> None:
         """Engine event."""
         if self.driver is not None:
-            self.driver.downloader.chunk(transfer, chunk)
+            self.driver.exchange.downloader.chunk(transfer, chunk)
 
     def blob_sent(self, link: int, transfer: int, chunk: int) -> None:
         """Engine event."""
         if self.driver is not None:
-            self.driver.donor.sent(link, transfer)
+            self.driver.exchange.donor.sent(link, transfer)
 
     def _trains(self, link: Link) -> bool:
         return link.hello.get("role") in (ev.Role.TRAINER.value, ev.Role.JOINER.value)

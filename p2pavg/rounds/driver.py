@@ -25,10 +25,11 @@ from p2pavg.rounds import events as ev
 from p2pavg.rounds import messages
 from p2pavg.rounds.donor import Donor
 from p2pavg.rounds.downloader import Downloader
+from p2pavg.rounds.exchange import KINDS, StateExchange
 from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.recorder import Recorder
 from p2pavg.rounds.session import Session
-from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome, State, TrainingSpec
+from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome, TrainingSpec
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.link import Link
 
@@ -78,14 +79,11 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.TimerHandle | None = None
         self._healing: asyncio.Task[None] | None = None
-        self._healed: tuple[tuple[ev.Generation, ...], int] | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        self._healed: tuple[ev.Generation, ...] = ()  # the history that came with the last state
         self._discarded: list[tuple[int, str]] = []
         self._dropped = 0  # samples that the training thread had when it loaded a state
-        self.donor = Donor(
-            peer.engine, spec.state, session.applying, lambda: session.standing, peer.identity.sign
-        )
-        self.downloader = Downloader(peer.engine)
+        donor = Donor(peer.engine, spec.state, session.applying, lambda: session.standing, peer.identity.sign)
+        self.exchange = StateExchange(donor, Downloader(peer.engine), peer.links, self._history)
         self._upload, self._download = RateMeter(), RateMeter()
         self.left = asyncio.Event()
         self._closed = False
@@ -103,8 +101,7 @@ class Driver:
                 handle.cancel()
         if self._healing is not None:
             self._healing.cancel()
-        for task in self._serving:
-            task.cancel()
+        self.exchange.close()
         self._jobs.cancel_all()
 
     def set_target(self, samples: int) -> None:
@@ -112,6 +109,9 @@ class Driver:
         self._target = samples
         self.machine.target = samples
         self.feed(ev.Tick())
+
+    def _history(self) -> tuple[ev.Generation, ...] | None:
+        return self.machine.history if self.machine.role is ev.Role.TRAINER else None
 
     def fail(self, error: BaseException) -> None:
         """The training thread gets this error now or at its next boundary."""
@@ -163,11 +163,10 @@ class Driver:
             self._discarded.clear()
             self.feed(ev.Applied(commit.ballot.epoch + 1, commit.lineage))
         elif isinstance(outcome, Heal):
-            history = self._healed[0] if self._healed else ()
             self.recorder.healed(time.monotonic())
             state, dropped = outcome.state, self._dropped
             self._dropped = 0
-            self.feed(ev.Healed(state.epoch, state.lineage, history, dropped))
+            self.feed(ev.Healed(state.epoch, state.lineage, self._healed, dropped))
         recorded.set_result(report)
         self._peer.standing_changed()
         self.progress()
@@ -303,7 +302,7 @@ class Driver:
 
     def link_down(self, link: Link, reason: str) -> None:
         """A link is gone."""
-        self.donor.done(link.id)
+        self.exchange.donor.done(link.id)
         self.feed(ev.PeerDown(link.peer_id, reason))
 
     def message(self, link: Link, message: dict[str, Any]) -> None:
@@ -311,12 +310,8 @@ class Driver:
         kind = message.get("t")
         if kind in messages.NAMES:
             self.feed(ev.Received(link.peer_id, messages.from_dict(message)))
-        elif kind == "state":
-            self._serve(self._serve_manifest(link, message))
-        elif kind == "state-chunks":
-            self._serve_chunks(link, message)
-        elif kind == "state-done":
-            self.donor.done(link.id)
+        elif kind in KINDS:
+            self.exchange.message(link, message)
         else:
             raise ProtocolError("a control message is of an unknown type; the sender runs another version")
 
@@ -464,61 +459,13 @@ class Driver:
         self._refresh_attention()
 
     async def _fetch_state(self, action: ev.StartHeal) -> None:
-        trainers = [
-            p for p, link in self._peer.links.items() if link.hello.get("role") == ev.Role.TRAINER.value
-        ]
-        donors = list(dict.fromkeys([*action.donors, *trainers]))  # links that came up meanwhile serve too
         try:
-            state, facts = await self.downloader.fetch(donors, self._peer.links, action.epoch)
-            history = _history(facts)
+            state, history = await self.exchange.fetch(action)
         except StateError as error:
             self._healing = None
             self.feed(ev.HealFailed(str(error)))
-            self._deliver()
-            return
-        self._healing = None
-        self._accept(state, history)
-
-    def _accept(self, state: State, history: tuple[ev.Generation, ...]) -> None:
-        self._healed = (history, state.epoch)
-        self._outcomes.appendleft((Heal(state), None))
+        else:
+            self._healing = None
+            self._healed = history
+            self._outcomes.appendleft((Heal(state), None))
         self._deliver()
-
-    def _serve(self, coroutine: Any) -> None:
-        task = self._loop.create_task(coroutine)
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
-
-    async def _serve_manifest(self, link: Link, request: dict[str, Any]) -> None:
-        if self.machine.role is not ev.Role.TRAINER:
-            link.reply(request, {"error": "this peer waits for the state itself"})
-            return
-        since = request.get("since")
-        manifest = await self.donor.manifest(link.id, since if type(since) is int else 0)
-        if manifest is None:
-            link.reply(request, {"busy": True})
-            return
-        history = [
-            [g.epoch, g.lineage, g.transfer, g.samples, g.total, g.leader]
-            for g in self.machine.history
-            if g.epoch < manifest.epoch
-        ]
-        link.reply(request, {**manifest.to_message(), "history": history})
-
-    def _serve_chunks(self, link: Link, request: dict[str, Any]) -> None:
-        try:
-            self.donor.send(link.id, request)
-        except StateError as error:
-            link.reply(request, {"error": str(error)})
-            return
-        link.reply(request, {"t": "ok"})
-
-
-def _history(facts: Mapping[str, Any]) -> tuple[ev.Generation, ...]:
-    try:
-        return tuple(
-            ev.Generation(int(e), bytes(li), int(t), int(s), int(total), bytes(leader))
-            for e, li, t, s, total, leader in facts["history"][-1024:]
-        )
-    except (KeyError, TypeError, ValueError):
-        raise StateError("a donor told its history wrongly; another donor will be asked") from None

@@ -1,0 +1,98 @@
+"""The exchange of states between peers: asks donors for this peer, and answers newcomers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from p2pavg.errors import StateError
+from p2pavg.rounds import events as ev
+from p2pavg.rounds.donor import Donor
+from p2pavg.rounds.downloader import Downloader
+from p2pavg.rounds.training import State
+from p2pavg.transport.link import Link
+
+History = tuple[ev.Generation, ...]
+HISTORY_SENT = 1024  # generations that travel with a state
+KINDS = frozenset({"state", "state-chunks", "state-done"})
+
+
+class StateExchange:
+    """Control messages about states, on the loop thread. The chunks go through the engine."""
+
+    def __init__(
+        self,
+        donor: Donor,
+        downloader: Downloader,
+        links: Mapping[bytes, Link],
+        history: Callable[[], History | None],
+    ) -> None:
+        """links: by peer, a live view. history: of this peer; None while it waits for a state itself."""
+        self.donor = donor
+        self.downloader = downloader
+        self._links = links
+        self._history = history
+        self._answering: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        for task in self._answering:
+            task.cancel()
+
+    async def fetch(self, wanted: ev.StartHeal) -> tuple[State, History]:
+        """A state to heal with, and its donor's history. Raises StateError when nobody can give one."""
+        trainers = [p for p, link in self._links.items() if link.hello.get("role") == ev.Role.TRAINER.value]
+        donors = list(dict.fromkeys([*wanted.donors, *trainers]))  # links that came up meanwhile serve too
+        state, facts = await self.downloader.fetch(donors, self._links, wanted.epoch)
+        return state, _parse_history(facts)
+
+    def message(self, link: Link, message: dict[str, Any]) -> None:
+        """One of `KINDS` from a newcomer."""
+        match message["t"]:
+            case "state":
+                self._answer(self._manifest(link, message))
+            case "state-chunks":
+                try:
+                    self.donor.send(link.id, message)
+                except StateError as error:
+                    link.reply(message, {"error": str(error)})
+                else:
+                    link.reply(message, {"t": "ok"})
+            case _:
+                self.donor.done(link.id)
+
+    def _answer(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _manifest(self, link: Link, request: dict[str, Any]) -> None:
+        since, history = request.get("since"), self._history()
+        if history is None:
+            link.reply(request, {"error": "this peer waits for the state itself"})
+            return
+        try:
+            manifest = await self.donor.manifest(link.id, since if type(since) is int else 0)
+        except StateError as error:
+            link.reply(request, {"error": str(error)})
+            return
+        if manifest is None:
+            link.reply(request, {"busy": True})
+            return
+        rows = [
+            [g.epoch, g.lineage, g.transfer, g.samples, g.total, g.leader]
+            for g in self._history() or ()
+            if g.epoch < manifest.epoch
+        ]
+        link.reply(request, {**manifest.to_message(), "history": rows[-HISTORY_SENT:]})
+
+
+def _parse_history(facts: Mapping[str, Any]) -> History:
+    try:
+        return tuple(
+            ev.Generation(int(e), bytes(li), int(t), int(s), int(total), bytes(leader))
+            for e, li, t, s, total, leader in facts["history"][-HISTORY_SENT:]
+        )
+    except (KeyError, TypeError, ValueError):
+        raise StateError("a donor told its history wrongly; another donor will be asked") from None
