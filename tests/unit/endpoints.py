@@ -9,7 +9,7 @@ from typing import Any
 from p2pavg.identity import Identity
 from p2pavg.transport.endpoint import Endpoint
 from p2pavg.transport.link import Link
-from p2pavg.transport.python_engine import PythonEngine
+from tests.unit.engine_swarm import ENGINES
 
 DEADLINE_S = 20.0
 
@@ -17,7 +17,9 @@ DEADLINE_S = 20.0
 class Host:
     """One peer: an endpoint, its engine, and what it was told."""
 
-    def __init__(self, identity: Identity | None = None, **hello: Any) -> None:
+    def __init__(self, identity: Identity | None = None, *, kind: str = "python", **hello: Any) -> None:
+        """kind: of engine."""
+        self.kind = kind
         self.identity = identity or Identity.generate()
         self.hello = hello
         self.up: list[Link] = []
@@ -30,7 +32,7 @@ class Host:
     async def start(
         self, *, run_id: str = "run", port: int = 0, port_is_default: bool = False, streams: int = 2
     ) -> Host:
-        self.engine = PythonEngine(self)
+        self.engine = ENGINES[self.kind](self)
         self.endpoint = await Endpoint.start(
             self.identity,
             run_id=run_id,

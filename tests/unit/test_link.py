@@ -21,20 +21,26 @@ from p2pavg.errors import (
 from p2pavg.identity import Identity
 from p2pavg.transport import handshake, listening, wire
 from tests.unit.endpoints import DEADLINE_S, Host
-from tests.unit.engine_swarm import poll
+from tests.unit.engine_swarm import KINDS, poll
 
 PARTY = handshake.Party.of("run", closed=False)
 
 
 @pytest.fixture
-async def hosts():
+def kinds():
+    """Which engine the hosts have, in turn."""
+    return ("python",)
+
+
+@pytest.fixture
+async def hosts(kinds):
     """A function that starts a host; all are closed afterwards."""
     started: list[Host] = []
 
     async def start(
         identity: Identity | None = None, *, run_id="run", port=0, default=False, streams=2, **hello
     ):
-        host = await Host(identity, **hello).start(
+        host = await Host(identity, kind=kinds[len(started) % len(kinds)], **hello).start(
             run_id=run_id, port=port, port_is_default=default, streams=streams
         )
         started.append(host)
@@ -419,6 +425,10 @@ class TestMessages:
 
 
 class TestStreams:
+    @pytest.fixture(params=KINDS, ids="+".join)
+    def kinds(self, request):
+        return request.param
+
     async def test_set_streams(self, hosts):
         """Either side can ask for more streams; the larger wish counts; idle surplus is closed."""
         a, b = await hosts(streams=1), await hosts(streams=1)
@@ -468,14 +478,14 @@ class TestStreams:
         assert a.down == b.down == []
 
     async def test_close_leaves_nothing(self, hosts):
-        """Closing endpoints frees every descriptor."""
-        before = len(os.listdir("/proc/self/fd"))
+        """Closing endpoints and engines frees every socket."""
+        before = _tcp_sockets()
         a, b = await hosts(), await hosts()
         link = await a.connect(b)
         await link.ready
         await a.close()
         await b.close()
-        await poll(lambda: len(os.listdir("/proc/self/fd")) <= before)
+        await poll(lambda: _tcp_sockets() <= before)
 
     async def test_fork_closes_sockets(self, hosts):
         """A forked child keeps none of our sockets, and the parent's links go on."""
@@ -486,8 +496,7 @@ class TestStreams:
         out, into = os.pipe()
         child = os.fork()
         if child == 0:
-            sockets = [fd for fd in os.listdir("/proc/self/fd") if _is_tcp(int(fd))]
-            os.write(into, str(len(sockets)).encode())
+            os.write(into, str(_tcp_sockets()).encode())
             os._exit(0)
         await asyncio.to_thread(os.waitpid, child, 0)
         assert os.read(out, 100) == b"0"
@@ -496,6 +505,10 @@ class TestStreams:
         link.send({"t": "still here"})
         await b.until(lambda: b.messages)
         assert len(a.engine.streams(link.id)) == 2
+
+
+def _tcp_sockets() -> int:
+    return sum(_is_tcp(int(fd)) for fd in os.listdir("/proc/self/fd"))
 
 
 def _is_tcp(fd: int) -> bool:
