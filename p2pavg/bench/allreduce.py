@@ -8,8 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from p2pavg.bench.allreduce_worker import RUN_ID
 from p2pavg.bench.common import add_output_options, emit, positive_int, progress
 from p2pavg.bench.workers import Workers
+from p2pavg.credentials import new_secret
 
 EXAMPLE = "example: p2pavg bench allreduce --peers 4 --numel 25000000 --compression fp16 --rounds 5"
 ROUND_DEADLINE_S = 600.0
@@ -39,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--beside", choices=("none", "python", "torch"), default="none", help="what else every peer computes"
     )
+    parser.add_argument("--encrypted", action="store_true", help="as a closed run, with credentials")
     parser.add_argument("--lab", metavar="TOPOLOGY", help="run on the hosts of a lab topology")
 
 
@@ -63,6 +66,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             compression=args.compression,
             streams=streams,
             beside=args.beside,
+            credentials=new_secret(RUN_ID) if args.encrypted else None,
         )
         for index in range(args.rounds + 1):
             if index:
@@ -102,6 +106,7 @@ def _summary(args: argparse.Namespace, rounds: Sequence[Sequence[dict[str, Any]]
         "beside": args.beside,
         "beside_units_per_second": statistics.median(answer["beside_rate"] for answer in flat),
         "engine": flat[0]["engine"],
+        "encrypted": args.encrypted,
         "topology": args.lab,
         "attempts": max(answer["attempts"] for answer in flat),
         "phases": {
@@ -117,8 +122,8 @@ def _words(result: dict[str, Any]) -> list[str]:
         f"{result['peers']} peers averaged {result['numel']:,} float32 ({result['compression']}, "
         f"{result['streams']} streams, {result['engine']}) in {result['seconds_median']:.3f} s (median of "
         f"{len(result['seconds'])}); {same}, largest error {result['max_abs_error']:.2g}",
-        f"each sent {result['bytes_sent_per_peer'] / 1e6:.1f} MB, {result['gbps_per_peer']:.2f} Gb/s over the "
-        f"round; {result['averaging_cpu_seconds_per_peer']:.3f} CPU seconds of averaging per peer",
+        f"each sent {result['bytes_sent_per_peer'] / 1e6:.1f} MB, {result['gbps_per_peer']:.2f} Gb/s "
+        f"over the round; {result['averaging_cpu_seconds_per_peer']:.3f} CPU seconds of averaging per peer",
         "seconds by phase: " + ", ".join(f"{name} {value:.3f}" for name, value in result["phases"].items()),
     ]
 

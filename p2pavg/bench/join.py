@@ -115,7 +115,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def _missed(joined: dict[str, Any], swarm: Sequence[tuple[int, float]]) -> int:
     """Epochs that the swarm began after the transfer ended and before the newcomer contributed."""
-    first = min(e["epoch"] for e in joined["applied"] if e["local_samples"] > 0)
+    first: int = min(e["epoch"] for e in joined["applied"] if e["local_samples"] > 0)
     running = max((epoch + 1 for epoch, at in swarm if at <= joined["loaded_at"]), default=0)
     return max(0, first - running)
 

@@ -62,7 +62,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _overheads(timings: Sequence[dict[str, Any]], target: int) -> list[float]:
-    """Per peer and epoch, seconds from the step that reached the target, anywhere, to the first gradient byte."""
+    """Per peer and epoch: seconds from the step that reached the target, anywhere, to the first gradient."""
     overheads = []
     for epoch in {t["epoch"] for t in timings}:
         rows = [t for t in timings if t["epoch"] == epoch]
