@@ -81,7 +81,7 @@ class StateSource(Protocol):
         """
 
     def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:
-        """Replace the training state. Called on the training thread; raises StateError when it does not fit."""
+        """Replace the training state, on the training thread. Raises StateError when it does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
