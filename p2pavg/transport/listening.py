@@ -16,6 +16,11 @@ logger = logging.getLogger("p2pavg.transport")
 MAX_HALF_OPEN = 256  # connections whose handshake is not over; beyond that the oldest is cut
 _PORTS_TRIED = 100
 _BACKLOG = 128
+_ADVICE = {
+    errno.EADDRNOTAVAIL: "name an address of this machine",
+    errno.EACCES: "choose a port above 1023",
+    errno.EMFILE: "allow this process more open files (ulimit -n)",
+}
 _OUT_OF_DESCRIPTORS_PAUSE_S = 0.5
 
 
@@ -30,8 +35,9 @@ def bind(host: str, port: int, *, port_is_default: bool) -> socket.socket:
             sock = _listen(host, candidate)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
+                advice = _ADVICE.get(error.errno or 0, "check listen=")
                 raise ConfigurationError(
-                    f"cannot listen on {host}:{candidate} ({error.strerror}); name an address of this machine"
+                    f"cannot listen on {host}:{candidate} ({error.strerror}); {advice}"
                 ) from error
             continue
         if candidate != port:
