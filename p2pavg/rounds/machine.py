@@ -239,7 +239,7 @@ class Machine:
                 self.healing.on_heal_timer()
             case "found":
                 self.healing.on_found_timer()
-            case _:  # grace, retry, report, settle, leave, unheard: what they hold back is looked at after every event
+            case _:  # grace, retry, report, settle, leave, unheard: looked at after every event
                 pass
 
     def _dispatch(self, event: Event) -> None:

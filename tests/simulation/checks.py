@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.ballot import Ballot, Lineage, PeerId, Stage
-from p2pavg.rounds.messages import Promise
+from p2pavg.rounds.messages import Done, Promise
 
 if TYPE_CHECKING:
     from tests.simulation.swarm import Swarm
@@ -30,7 +30,8 @@ class Checks:
         self.counted: dict[Lineage, frozenset[Any]] = {swarm.lineage: frozenset()}
         self.forks_allowed = False  # something was cut off or stopped: both sides may have gone on
         self.denied: dict[Ballot, set[PeerId]] = {}  # voters that told a successor that they are not DONE
-        self.after: dict[Lineage, Lineage] = {}  # what came of each lineage
+        self.done: dict[Ballot, set[PeerId]] = {}  # who said so
+        self.after: dict[Lineage, tuple[Lineage, Ballot]] = {}  # what first came of each lineage
         self.commits = 0
         self.late = 0
         self.failed = 0
@@ -50,6 +51,8 @@ class Checks:
             self.heals += 1
         elif isinstance(action, ev.BeginJob):
             self._begun(node, action)
+        elif isinstance(action, ev.Send) and isinstance(action.message, Done):
+            self.done.setdefault(action.message.ballot, set()).add(node.me)
         elif isinstance(action, ev.Send):
             held = action.message.held if isinstance(action.message, Promise) else None
             if held is not None and held.stage is Stage.OPEN and node.me in held.voters:
@@ -115,12 +118,12 @@ class Checks:
             self._no_fork(node, commit, before)
 
     def _no_fork(self, node: Node, commit: ev.Commit, before: Lineage) -> None:
-        """A leader's own COMMIT has no voter against it, and without partitions there is one history."""
+        """A leader commits nothing that a voter denied; who was DONE in a committed one goes no other way."""
         if node.me == commit.ballot.leader and self.denied.get(commit.ballot):
             self.broken("Equal", f"{node.name} commits what a voter denied to a successor")
-        other = self.after.setdefault(before, commit.lineage)
-        if other != commit.lineage and not self.forks_allowed:
-            self.broken("Equal", f"{node.name} makes a second history, and nothing was ever cut off")
+        other, ballot = self.after.setdefault(before, (commit.lineage, commit.ballot))
+        if other != commit.lineage and not self.forks_allowed and node.me in self.done.get(ballot, ()):
+            self.broken("Equal", f"{node.name} was DONE in what was committed, and makes another history")
 
     def _all_done(self, node: Node, commit: ev.Commit) -> None:
         """A first commit: every voter that nothing has befallen holds the result, too."""

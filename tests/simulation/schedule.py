@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from p2pavg.rounds.events import Action, Leave, Role, Send
+from p2pavg.rounds.events import Action, Commit, Leave, Role, Send
 from p2pavg.rounds.messages import Begin, Committed, Done, Prepare, Promise, Query, Ready
 from tests.simulation.checks import BrokenPromiseError
 from tests.simulation.swarm import Swarm
@@ -65,11 +65,11 @@ class Schedule:
         self.seed = seed
         self.dice = dice
         self.peers = peers or dice.choice((1, 2, 2, 2, 3, 3, 3, 3, 4, 4, 5, 8))
-        latency = dice.choice((0.0002, 0.002, 0.02, 0.05, 0.15))
         step = dice.choice((0.03, 0.08, 0.2))
         batch = dice.choice((1, 4))
         epoch_steps = dice.choice((2, 4, 8))
-        # A joiner catches up only when its link carries a result in less than an epoch (docs/rounds.md).
+        # A joiner catches up only when a result reaches it in less than an epoch (docs/rounds.md).
+        latency = min(dice.choice((0.0002, 0.002, 0.02, 0.05, 0.15)), step * epoch_steps / 5)
         chunk_seconds = min(dice.choice((0.0, 0.001, 0.05)), step * epoch_steps / 8) / self.peers
         self.swarm = Swarm(
             seed,
@@ -83,27 +83,35 @@ class Schedule:
         for _ in range(self.peers):
             self.swarm.add(Role.TRAINER, step * dice.choice((1.0, 1.0, 1.0, 1.5, 4.0)), batch)
         self.step, self.batch = step, batch
+        self.focused = seed % 4 == 3  # only traps around the commit
         self.calm_at = 0.0
         at = 0.2
         for _ in range(dice.choice((0, 1, 1, 2, 2, 3, 4)) if faults is None else faults):
             at += dice.choice((0.0, 0.05, 0.3, 1.0)) * dice.random() * 2
-            kind = dice.choice(FAULTS)
+            kind = "trap" if self.focused else dice.choice(FAULTS)
             self.swarm.world.at(at, lambda kind=kind: self._befall(kind))
             self.calm_at = max(self.calm_at, at)
 
     def _trap(self) -> None:
         """Strike whoever sends a message of some kind, right after it, before it tells the next."""
         dice = self.dice
-        moment = dice.choice((Prepare, Promise, Ready, Begin, Done, Done, Committed, Committed, Query))
+        moments = (Prepare, Promise, Ready, Begin, Done, Done, Committed, Committed, Commit, Commit, Query)
+        moment = dice.choice(moments[4:] if self.focused else moments)
         kind = dice.choice(("crash", "crash", "stop", "cut", "reset"))
         counts = {"left": dice.randint(1, 4)}
         receiver = moment is Done and dice.random() < 0.6  # rather the leader than the member
 
         def trap(node: Node, action: Action) -> bool:
-            if not isinstance(action, Send) or not isinstance(action.message, moment):
+            if isinstance(action, Commit) and moment is Commit:
+                victim = node
+                if node.me != action.ballot.leader or len(action.members) == 1:
+                    return False
+                counts["left"] = 0
+            elif isinstance(action, Send) and isinstance(action.message, moment):
+                victim = self.swarm.nodes[action.peer] if receiver else node
+                counts["left"] -= 1
+            else:
                 return False
-            counts["left"] -= 1
-            victim = self.swarm.nodes[action.peer] if receiver else node
             if counts["left"] > 0 or not victim.alive or not victim.running:
                 return False
             self._befall(kind, victim)

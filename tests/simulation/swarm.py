@@ -113,6 +113,8 @@ class Swarm:
                     del other.links[node.me]
                     other.feed(ev.PeerDown(node.me, reason))
 
+            if self.world.random.random() < 0.5:
+                self.network.disconnect(node.me, peer)  # what its kernel had not sent yet is lost
             cut = self._cut(node, other)
             self.world.after(10.0 if cut else self.latency * 1.5, tell)
         node.links.clear()
