@@ -17,6 +17,8 @@ from p2pavg.bench.workers import serve
 from p2pavg.peer import Peer
 from p2pavg.report import RoundReport
 
+RUN_ID = "bench-allreduce"
+
 
 class Beside:
     """A thread that computes all the time, as a training loop would, and counts what it got done."""
@@ -60,11 +62,12 @@ class Averaging:
         self.peers = config["peers"]
         host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
         self.peer = Peer(
-            "bench-allreduce",
+            RUN_ID,
             initial_peers=config["initial_peers"],
             listen=f"{host}:0",
             compression=config["compression"],
             streams=config["streams"],
+            credentials=config.get("credentials"),
         ).start()
         self.base = np.random.default_rng(7).standard_normal(config["numel"], np.float32)
         self.vector = np.empty_like(self.base)

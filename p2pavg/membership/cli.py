@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from p2pavg.credentials import Credentials
 from p2pavg.errors import ConfigurationError
 from p2pavg.identity import Identity, short_id
 from p2pavg.membership.address import format_host_port, parse_host_port
@@ -57,6 +58,7 @@ def register(subparsers: Any) -> None:
     add = peers.add_argument
     add("run_id", metavar="RUN")
     add("--initial-peers", nargs="+", metavar="HOST:PORT", help="any member; default: $P2PAVG_INITIAL_PEERS")
+    add("--credentials", metavar="PATH", help="of a closed run; default: $P2PAVG_CREDENTIALS")
     add("--json", metavar="PATH", help="write the table as JSON; - is stdout")
     peers.set_defaults(func=run_peers)
 
@@ -92,7 +94,9 @@ def run_peers(args: argparse.Namespace) -> int:
     initial_peers = _initial_peers(args)
     if not initial_peers:
         raise ConfigurationError("no way into the swarm; name any member with --initial-peers host:port")
-    rows = _run(_members(args.run_id, initial_peers))
+    source = args.credentials or os.environ.get("P2PAVG_CREDENTIALS") or None
+    run_key = None if source is None else Credentials.load(source).key_for(b"table")
+    rows = _run(_members(args.run_id, initial_peers, run_key))
     if args.json is not None:
         document = json.dumps({"run": args.run_id, "peers": [_as_json(info) for info in rows]}, indent=2)
         if args.json == "-":
@@ -103,11 +107,11 @@ def run_peers(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _members(run_id: str, initial_peers: list[str]) -> list[PeerInfo]:
+async def _members(run_id: str, initial_peers: list[str], run_key: bytes | None) -> list[PeerInfo]:
     dht = await DHT.start(
         Identity.generate(), host="0.0.0.0", port=0, initial_peers=initial_peers, client_only=True
     )
-    view = View(dht, run_id)
+    view = View(dht, run_id, run_key=run_key)
     try:
         await view.refresh_now()
         return sorted(view.peers.values(), key=lambda info: (info.role, info.region, info.peer_id))

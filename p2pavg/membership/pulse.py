@@ -46,7 +46,9 @@ class Pulse:
         roster: Roster,
         addresses_of: Callable[[PeerInfo], list[Address]],
         on_tick: Callable[[], None],
+        beat_key: bytes | None = None,
     ) -> None:
+        """beat_key: of a closed run; beats that were not made with it are ignored."""
         self.value: bytes | None = None
         self._dht = dht
         self._key = key
@@ -54,6 +56,7 @@ class Pulse:
         self._roster = roster
         self._addresses_of = addresses_of
         self._on_tick = on_tick
+        self._beat_key = beat_key
         self._publication = dht.publication(key)
         self._heard_at: dict[bytes, Address] = {}
         self._reveal_due = float("inf")
@@ -162,7 +165,7 @@ class Pulse:
             self._publication.refresh,
             flags,
             self._roster.digest(own),
-        ).encode()
+        ).encode(self._beat_key)
         for contact in self._contacts(members):
             self._dht.node.rpc.send_beat(data, contact.address)
 
@@ -200,6 +203,8 @@ class Pulse:
     # others speak
 
     def _on_beat(self, beat: Beat, address: Address) -> None:
+        if self._beat_key is not None and not beat.is_authentic(self._beat_key):
+            return
         now = self._dht.clock()
         known = self._roster.senders(beat.sender)
         for member in known:

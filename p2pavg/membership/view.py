@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -49,7 +51,8 @@ class View:
         self._loop = asyncio.get_running_loop()
         self._expiry: asyncio.TimerHandle | None = None
         self._roster = Roster(dht.identity.peer_id, lifetime)
-        self._pulse = Pulse(dht, self._key, lifetime, self._roster, self._addresses_of, self._tick)
+        beat_key = None if run_key is None else hmac.digest(run_key, b"beats", hashlib.sha256)
+        self._pulse = Pulse(dht, self._key, lifetime, self._roster, self._addresses_of, self._tick, beat_key)
         self._unwatch = dht.watch(self._key, self._on_record)
 
     @property
