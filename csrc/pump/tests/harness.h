@@ -80,7 +80,8 @@ struct Peer {
 
 class Swarm {
   public:
-    Swarm(size_t peers, size_t streams, size_t threads) {
+    Swarm(size_t peers, size_t streams, size_t threads, bool encrypted = false)
+        : encrypted_(encrypted && Cipher::available()) {
         for (size_t i = 0; i < peers; ++i) this->peers.push_back(std::make_unique<Peer>(threads));
         for (size_t i = 0; i < peers; ++i)
             for (size_t j = 0; j < i; ++j)
@@ -95,8 +96,13 @@ class Swarm {
 
     void connect(size_t i, size_t j) {
         auto [one, other] = tcp_pair();
-        pump(i).attach(link(j), next_, one);
-        pump(j).attach(link(i), next_, other);
+        Keys there, back;
+        if (encrypted_) {
+            there = {std::string(32, 'a'), std::string(32, 'b')};
+            back = {there.receiving, there.sending};
+        }
+        pump(i).attach(link(j), next_, one, there);
+        pump(j).attach(link(i), next_, other, back);
         ++next_;
     }
     // A stream into peer i whose other end, in the name of peer j, the test holds.
@@ -132,6 +138,7 @@ class Swarm {
     }
 
   private:
+    const bool encrypted_;
     int64_t next_ = 0;
 };
 

@@ -11,7 +11,9 @@ uint64_t next_transfer = 1;
 
 size_t some(Random &random, size_t least, size_t most) { return least + below(random, most - least + 1); }
 
-Swarm random_swarm(Random &random) { return Swarm(some(random, 2, 4), some(random, 1, 4), some(random, 1, 3)); }
+Swarm random_swarm(Random &random) {
+    return Swarm(some(random, 2, 4), some(random, 1, 4), some(random, 1, 3), below(random, 3) == 0);
+}
 
 // Jobs one after the other, with heartbeats and an upload limit now and then; all end with the right bits.
 void plain(Random &random) {
