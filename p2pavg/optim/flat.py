@@ -297,7 +297,8 @@ class FlatGradients:
         if self._store.vector is not None:
             return self._store.vector
         if self._staging is None:
-            self._staging = np.zeros(self.layout.numel, dtype=np.float32)
+            pinned = any(buffer.is_cuda for buffer in self._store.buffers)
+            self._staging = torch.zeros(self.layout.numel, pin_memory=pinned).numpy()
         return self._staging
 
     @contextmanager

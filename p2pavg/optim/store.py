@@ -74,6 +74,9 @@ class Store:
     def collect(self, vector: F32) -> None:
         """vector <- all slices, as float32; marks and padding are left alone."""
         out = torch.from_numpy(vector)
+        if len(self.buffers) == 1:  # then its layout is the vector's
+            out[: len(self.buffers[0])].copy_(self.buffers[0])
+            return
         for buffer, members, starts in zip(self.buffers, self._members, self._starts, strict=True):
             host = buffer.cpu()
             for index, start in zip(members, starts, strict=True):
@@ -83,6 +86,9 @@ class Store:
     def spread(self, vector: F32) -> None:
         """All slices <- vector, in each buffer's dtype."""
         source = torch.from_numpy(vector)
+        if len(self.buffers) == 1:
+            self.buffers[0].copy_(source[: len(self.buffers[0])])
+            return
         for buffer, members, starts in zip(self.buffers, self._members, self._starts, strict=True):
             host = buffer if buffer.device.type == "cpu" else torch.empty(buffer.shape, dtype=buffer.dtype)
             for index, start in zip(members, starts, strict=True):
