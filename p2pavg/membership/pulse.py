@@ -76,7 +76,8 @@ class Pulse:
         """Sign and bring the record to the table and to everybody in view, now."""
         assert self.value is not None
         self._publication.advance(self.value, self._lifetime)
-        self._reveal_due = self._dht.clock() + self._roster.interval
+        self._published = self._dht.clock()
+        self._reveal_due = self._published + self._roster.interval
         everybody = self._contacts(self._roster.members.values())
         await asyncio.gather(self._place(), self._publication.push(everybody))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, NamedTuple
 
 from p2pavg.membership.address import Address
 from p2pavg.membership.node import FETCH_PREFIXES, Node
 from p2pavg.membership.record import Refresh, parse_record
 from p2pavg.membership.store import PREFIX_BYTES, Entry, Outcome, decode_entries
-from p2pavg.membership.wire import Contact, Kind, matches
+from p2pavg.membership.wire import Contact, Kind, Message, matches
 
 LARGE_KEY = 256  # records; of a larger key only some holders are read to the end
 PAGED_HOLDERS = 3
@@ -46,6 +47,10 @@ class Reading:
         self._digests: set[bytes] = set()
         self._gate = asyncio.Semaphore(PARALLEL_FETCHES)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._slow: set[asyncio.Task[None]] = set()
+        self._digest_of: dict[bytes, bytes] = {}  # node -> digest of what it holds
+        self._read_whole: set[bytes] = set()  # digests of indexes that were read to their ends
+        self._changed = asyncio.Event()
 
     async def run(self, *, brief: bool = False) -> list[Contact]:
         """Read from the key's closest nodes; return these. `brief`: known records need no freshness."""
@@ -54,7 +59,7 @@ class Reading:
             holders = await self._node.lookup(
                 self._key, Kind.INDEX, [self._key, b"", known], self._first_page
             )
-            await self._finish()
+            await self._finish([self._digest_of[holder.id] for holder in holders])
         finally:
             self._cancel()
         return holders
@@ -91,6 +96,9 @@ class Reading:
         page = self._learn(contact, body)
         if page is None:
             return False
+        self._digest_of[contact.id] = page.digest
+        if not page.cursor:
+            self._read_whole.add(page.digest)
         enough = page.records > LARGE_KEY and len(self._digests) >= PAGED_HOLDERS
         if page.cursor and page.digest not in self._digests and not enough:
             self._digests.add(page.digest)  # equal digests have equal pages
@@ -99,10 +107,10 @@ class Reading:
 
     async def _read_pages(self, contact: Contact, cursor: bytes) -> None:
         for _ in range(MAX_PAGES):
-            answer = await self._node.rpc.ask(
-                contact.address, Kind.INDEX, [self._key, cursor, b""], expected=contact.id
-            )
+            answer = await self._ask(contact, Kind.INDEX, [self._key, cursor, b""], lambda: True)
             page = self._learn(contact, answer.body) if answer is not None else None
+            if page is not None and not page.cursor:
+                self._read_whole.add(self._digest_of.get(contact.id, page.digest))
             if page is None or page.cursor <= cursor or contact.id in self._liars:
                 return
             cursor = page.cursor
@@ -156,13 +164,21 @@ class Reading:
         async with self._gate:
             while missing and contact.id not in self._liars:
                 body = [self._key, b"".join(missing)]
-                answer = await self._node.rpc.ask(contact.address, Kind.FETCH, body, expected=contact.id)
+                answer = await self._ask(contact, Kind.FETCH, body, partial(self._fetch_elsewhere, missing))
                 got = {self._keep(item) for item in answer.body} if answer is not None else set()
                 if got.isdisjoint(missing):
                     self._liars.add(contact.id)
                 missing = [prefix for prefix in missing if prefix not in got]
         self._fetching.difference_update(prefixes)
         self._fetch_claimed(prefixes)
+
+    def _fetch_elsewhere(self, prefixes: list[bytes]) -> bool:
+        """Whoever was asked is slow: ask others for the same. False when no others claim to have it all."""
+        elsewhere = all(self._claims.get(prefix) for prefix in prefixes)
+        if elsewhere:
+            self._fetching.difference_update(prefixes)
+            self._fetch_claimed(prefixes)
+        return elsewhere
 
     def _keep(self, item: Any) -> bytes | None:
         if type(item) is not list or not matches(item, bytes, int, bytes, int):
@@ -176,9 +192,31 @@ class Reading:
 
     # tasks
 
-    async def _finish(self) -> None:
+    async def _ask(
+        self, contact: Contact, kind: Kind, body: list[Any], on_slow: Callable[[], bool]
+    ) -> Message | None:
+        """Ask within a task of this reading, which may end without it when `on_slow` says so."""
+        task = asyncio.current_task()
+        assert task is not None
+
+        def slow() -> None:
+            if on_slow():
+                self._slow.add(task)
+                self._changed.set()
+
+        answer = await self._node.rpc.ask(contact.address, kind, body, expected=contact.id, on_slow=slow)
+        self._slow.discard(task)
+        return answer
+
+    async def _finish(self, digests: list[bytes] | None = None) -> None:
+        """Wait for all tasks; given nodes' `digests`, for slow ones only until most nodes were read whole."""
         while self._tasks:
-            await asyncio.wait(self._tasks)
+            if digests is not None and self._tasks <= self._slow:
+                whole = sum(digest in self._read_whole for digest in digests)
+                if 2 * whole > len(digests):
+                    return
+            self._changed.clear()
+            await self._changed.wait()
 
     def _cancel(self) -> None:
         for task in self._tasks:
@@ -187,7 +225,12 @@ class Reading:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._slow.discard(task)
+        self._changed.set()
 
 
 assert FETCH_AT_ONCE <= FETCH_PREFIXES

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import statistics
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -348,7 +349,7 @@ class Rpc(asyncio.DatagramProtocol):
         if endpoint.smoothed is not None:
             usual = endpoint.smoothed + 4 * endpoint.deviation + 0.01
         elif len(self._recent_rtts) >= 4:
-            usual = 2 * max(self._recent_rtts)
+            usual = 4 * statistics.median(self._recent_rtts)
         else:
             usual = FIRST_TIMEOUT / 2
         return min(max(usual, SHORTEST_PATIENCE), LONGEST_TIMEOUT / 2)
