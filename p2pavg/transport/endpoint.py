@@ -22,7 +22,7 @@ from p2pavg.transport.handshake import Hello, Refusal
 from p2pavg.transport.link import Link, Message
 from p2pavg.transport.repair import Repairs
 from p2pavg.transport.stream_counts import StreamCounts
-from p2pavg.transport.stream_keeper import MAX_STREAMS, StreamKeeper
+from p2pavg.transport.stream_keeper import MAX_STREAMS, StreamKeeper, accept_stream
 
 logger = logging.getLogger("p2pavg.transport")
 
@@ -235,7 +235,7 @@ class Endpoint:
             async with asyncio.timeout(wire.HANDSHAKE_S):
                 kind = await self._kind(sock)
                 if kind == handshake.DATA:
-                    await self._welcome_stream(sock)
+                    await accept_stream(sock, self._by_tag, self._engine, self._party)
                     return
                 address = sock.getpeername()[0]
                 mine = self._make_hello()
@@ -297,29 +297,6 @@ class Endpoint:
             )
         existing.close("its process has restarted")
         return self._links.get(theirs.peer_id)
-
-    async def _welcome_stream(self, sock: socket.socket) -> None:
-        try:
-            hello = await wire.receive_message(sock)
-            tag = hello.get("link")
-            link = self._by_tag.get(tag) if isinstance(tag, bytes) else None
-            if link is None or link.dialled:
-                raise ProtocolError("a data stream of an unknown link")
-            answer = handshake.stream_answer(link.secret, hello)
-            link.first_use(hello["nonce"])
-            await wire.send(sock, handshake.preamble(handshake.DATA, self._party) + handshake.pack(answer))
-            await wire.warm_up(sock, hello["warm"])
-            streams = self._engine.streams(link.id)
-            if link.closed or hello["stream"] in streams or len(streams) >= MAX_STREAMS:
-                raise ProtocolError("a data stream too many")
-        except BaseException:
-            sock.close()
-            raise
-        closed = self._party.closed
-        keys = handshake.stream_keys(link.secret, hello, answer, dialled=False) if closed else None
-        self._engine.attach(link.id, hello["stream"], sock, keys)
-        if not link.ready.done():
-            link.ready.set_result(None)
 
     # -- links
 

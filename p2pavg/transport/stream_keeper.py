@@ -1,4 +1,4 @@
-"""Keeps the wanted number of data streams of a link open. Runs on the side that dialled the link."""
+"""Data streams of a link: the side that dialled it keeps the wanted number open, the other accepts them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import logging
 import random
 import socket
 import time
+from collections.abc import Mapping
 
-from p2pavg.errors import P2PAvgError
+from p2pavg.errors import P2PAvgError, ProtocolError
 from p2pavg.identity import short_id
 from p2pavg.transport import handshake, wire
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.forkguard import guard
+from p2pavg.transport.handshake import Party
 from p2pavg.transport.link import Link
 
 logger = logging.getLogger("p2pavg.transport")
@@ -113,3 +115,29 @@ class StreamKeeper:
         if not link.ready.done():
             link.ready.set_result(None)
         return True
+
+
+async def accept_stream(
+    sock: socket.socket, links: Mapping[bytes, Link], engine: Engine, party: Party
+) -> None:
+    """The other side of opening one. links: by tag. Raises ProtocolError, UnreachableError, OSError."""
+    try:
+        hello = await wire.receive_message(sock)
+        tag = hello.get("link")
+        link = links.get(tag) if isinstance(tag, bytes) else None
+        if link is None or link.dialled:
+            raise ProtocolError("a data stream of an unknown link")
+        answer = handshake.stream_answer(link.secret, hello)
+        link.first_use(hello["nonce"])
+        await wire.send(sock, handshake.preamble(handshake.DATA, party) + handshake.pack(answer))
+        await wire.warm_up(sock, hello["warm"])
+        streams = engine.streams(link.id)
+        if link.closed or hello["stream"] in streams or len(streams) >= MAX_STREAMS:
+            raise ProtocolError("a data stream too many")
+    except BaseException:
+        sock.close()
+        raise
+    keys = handshake.stream_keys(link.secret, hello, answer, dialled=False) if party.closed else None
+    engine.attach(link.id, hello["stream"], sock, keys)
+    if not link.ready.done():
+        link.ready.set_result(None)
