@@ -13,6 +13,7 @@ from p2pavg.transport.engine import Missing, ReduceJob, StreamStats
 # A tick in which a stream moved less than this counts as quiet: heartbeats alone are less.
 _QUIET_BYTES = 1024
 _RTO_MIN_S = 0.2  # Linux: a retransmission timeout is the round trip plus at least this
+_GAPS = 4.0
 _ASK_AT_MOST_EVERY_S = 5.0
 _STALLED_S = 0.5  # at least so long without progress, and one and a half timeouts of the kernel
 _STALLED_TIMEOUTS = 1.5
@@ -71,11 +72,18 @@ class KindWatch:
 
     arrived: int = 0
     at: float = 0.0  # when the last one arrived
+    gap: float = 0.0  # the usual time from one to the next: on a slow path longer than any timeout
     asked: dict[Chunk, tuple[int, float]] = field(default_factory=dict)  # how often, and when last
 
     def tick(self, now: float, arrived: int) -> None:
-        if arrived != self.arrived or not self.at:
+        if arrived > self.arrived:
+            gap = (now - (self.at or now)) / (arrived - self.arrived)
+            self.gap = max(gap, 0.7 * self.gap)
             self.arrived, self.at = arrived, now
+
+    def stopped(self, now: float, wait: float) -> bool:
+        """Some came, and then none for `wait` and for several times as long as usual."""
+        return self.arrived > 0 and now - self.at > max(wait, _GAPS * self.gap)
 
     def choose(self, now: float, patience: float, chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
         """Those that were not asked for lately; after each time one waits twice as long."""
@@ -118,7 +126,7 @@ class RankWatch:
         def choose(
             kind: KindWatch, everything: tuple[Chunk, ...], some: tuple[Chunk, ...]
         ) -> tuple[Chunk, ...]:
-            return kind.choose(now, wait, everything if quiet or now - kind.at > wait else some)
+            return kind.choose(now, wait, everything if quiet or kind.stopped(now, wait) else some)
 
         return Missing(
             choose(self.contributions, missing.contributions, behind.contributions),

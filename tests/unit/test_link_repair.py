@@ -79,6 +79,7 @@ class TestStalls:
         watch.results.tick(1.5, 98)
         assert watch.ask(2.0, RTT, link, the_job, 1, missing) == Missing(((0, 5),), ((1, 7), (1, 99)))
         watch.contributions.tick(2.1, 98)
+        watch.contributions.gap = 0.01
         assert watch.ask(2.1, RTT, link, the_job, 1, missing) == Missing((), ())
         assert watch.ask(2.25, RTT, link, the_job, 1, missing) == Missing(((0, 99),), ())
 
@@ -91,6 +92,15 @@ class TestStalls:
         watch.contributions.tick(1.0, 1)
         watch.results.tick(1.0, 1)
         assert watch.ask(1.0 + PATIENCE + 0.01, RTT, link, the_job, 1, missing) == missing
+
+    def test_slow_path(self):
+        """Where a chunk takes long, no chunk for a while means nothing yet."""
+        kind = KindWatch()
+        assert not kind.stopped(100.0, PATIENCE)
+        for second in range(1, 4):
+            kind.tick(float(second), second)
+        assert not kind.stopped(3.0 + 3.9, PATIENCE)
+        assert kind.stopped(3.0 + 4.1, PATIENCE)
 
     def test_backoff(self):
         """A chunk is asked for again after pauses that double up to five seconds; others do not wait."""
