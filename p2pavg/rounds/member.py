@@ -334,6 +334,8 @@ class Member:
             self._drop("our copy of the result differs from the committed one")
             self.machine.healing.behind(peer, held.ballot.epoch + 1)
             return
+        if (message.weights, message.samples) != (held.weights, held.samples):
+            return  # forged: the leader commits what it began
         self._commit(held, message)
 
     def _commit(self, held: Holding, message: Committed) -> None:

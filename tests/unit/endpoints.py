@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from p2pavg.credentials import Credentials
 from p2pavg.identity import Identity
 from p2pavg.transport.endpoint import Endpoint
 from p2pavg.transport.link import Link
@@ -30,7 +31,13 @@ class Host:
         self._news = asyncio.Event()
 
     async def start(
-        self, *, run_id: str = "run", port: int = 0, port_is_default: bool = False, streams: int = 2
+        self,
+        *,
+        run_id: str = "run",
+        port: int = 0,
+        port_is_default: bool = False,
+        streams: int = 2,
+        credentials: Credentials | None = None,
     ) -> Host:
         self.engine = ENGINES[self.kind](self)
         self.endpoint = await Endpoint.start(
@@ -43,6 +50,7 @@ class Host:
             hello=self.hello,
             streams=streams,
             events=self,
+            credentials=credentials,
         )
         return self
 

@@ -1,0 +1,371 @@
+"""Attacks on a closed run. Each is first shown to work with the check removed, then refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ssl
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from p2pavg import credentials
+from p2pavg.credentials import Authority, Credentials
+from p2pavg.errors import CredentialError, P2PAvgError
+from p2pavg.identity import Identity
+from p2pavg.membership import record as records
+from p2pavg.membership.record import Refresh, SignedRecord, has_valid_signature
+from p2pavg.membership.store import Outcome, RecordStore
+from p2pavg.rounds.ballot import Stage
+from p2pavg.rounds.events import Commit, Received
+from p2pavg.rounds.member import Holding
+from p2pavg.rounds.messages import Committed
+from p2pavg.transport import handshake
+from tests.simulation.calm import Calm
+from tests.unit.endpoints import DEADLINE_S, Host
+from tests.unit.test_membership_store import KEY, Publisher, offer, values
+
+RUN = "run"
+NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME
+
+
+@contextlib.asynccontextmanager
+async def hosts(*with_credentials: Credentials | None) -> AsyncIterator[list[Host]]:
+    made = []
+    for given in with_credentials:
+        host = Host(None if given is None else given.identity)
+        made.append(await host.start(run_id=RUN, credentials=given))
+    try:
+        yield made
+    finally:
+        for host in made:
+            await host.close()
+
+
+async def gets_in(attacker: Credentials | None, victim: Credentials | None) -> bool:
+    """Whether the attacker's message reaches the victim."""
+    async with hosts(attacker, victim) as (one, two):
+        try:
+            link = await one.connect(two)
+        except (P2PAvgError, OSError):
+            assert not two.up
+            return False
+        link.send({"t": "forged"})
+        await two.until(lambda: two.messages)
+        return two.messages[0][1] == {"t": "forged"}
+
+
+def patch_context(monkeypatch: pytest.MonkeyPatch, change: Callable[[ssl.SSLContext], None]) -> None:
+    original = Credentials.context
+
+    def context(self: Credentials, *, server: bool) -> ssl.SSLContext:
+        made = original(self, server=server)
+        change(made)
+        return made
+
+    monkeypatch.setattr(Credentials, "context", context)
+
+
+async def test_without_credentials() -> None:
+    """Who has none reaches a peer that has none, and not one that has some, from either side."""
+    member = Authority.new(RUN).member()
+    assert await gets_in(None, None)
+    assert not await gets_in(None, member)
+    assert not await gets_in(member, None)
+
+
+async def test_a_downgrade(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger that gets past the first bytes by claiming to have credentials is refused all the same."""
+    member = Authority.new(RUN).member()
+    original = handshake.parse_preamble
+
+    def believing(raw: bytes, mine: handshake.Party) -> int:
+        return original(raw, replace(mine, closed=bool(raw[9])))
+
+    monkeypatch.setattr(handshake, "parse_preamble", believing)
+    assert await gets_in(None, None)
+    assert not await gets_in(None, member)
+    assert not await gets_in(member, None)
+
+
+async def test_with_expired_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate that has ended opens nothing once time is looked at."""
+    authority = Authority.new(RUN)
+    with monkeypatch.context() as past:
+        long_ago = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
+        past.setattr(credentials, "_now", lambda: long_ago)
+        expired = authority.member(datetime.timedelta(days=1))
+    with monkeypatch.context() as unchecked:
+
+        def ignore_time(context: ssl.SSLContext) -> None:
+            context.verify_flags |= NO_CHECK_TIME
+
+        patch_context(unchecked, ignore_time)
+        assert await gets_in(expired, authority.member())
+    assert not await gets_in(expired, authority.member())
+    assert not await gets_in(authority.member(), expired)
+
+
+async def test_with_credentials_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members of another authority's run of the same name get in only when its authority is trusted."""
+    theirs, ours = Authority.new(RUN), Authority.new(RUN)
+    with monkeypatch.context() as unchecked:
+
+        def trust_both(context: ssl.SSLContext) -> None:
+            context.load_verify_locations(cadata=theirs.certificate + ours.certificate)
+
+        patch_context(unchecked, trust_both)
+        assert await gets_in(theirs.member(), ours.member())
+    assert not await gets_in(theirs.member(), ours.member())
+
+
+async def test_under_another_members_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that claims to be another one, whose key it has not, is refused for its certificate."""
+    authority = Authority.new(RUN)
+    attacker, victim = authority.member(), authority.member()
+    stolen = replace(attacker, identity=Identity.generate())
+    patch_context(monkeypatch, lambda context: None)
+    original = Credentials.context
+    monkeypatch.setattr(
+        Credentials,
+        "context",
+        lambda self, *, server: original(attacker if self is stolen else self, server=server),
+    )
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr(handshake, "check_key", lambda theirs, proven: None)
+        assert await gets_in(stolen, victim)
+    assert not await gets_in(stolen, victim)
+
+
+def test_with_a_stolen_invitation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thief of an invitation gets the run key only where it is not sealed to the newcomer's key."""
+    authority = Authority.new(RUN)
+    _, request = credentials.new_request()
+    thief, _ = credentials.new_request()
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr(credentials, "_derive", lambda secret, info: bytes(32))
+        invitation = authority.invite(request)
+        newcomers = credentials.from_text(request)[1]["key"]
+        own = credentials.from_text(thief)[1]["key"]
+        aead = credentials.AESGCM(bytes(32))
+        sealed = credentials.from_text(invitation)[1]["sealed"]
+        assert aead.decrypt(bytes(12), sealed, newcomers) == authority.run_key
+        assert own != newcomers
+    invitation = authority.invite(request)
+    with pytest.raises(CredentialError, match="another key"):
+        credentials.accept(thief, invitation)
+    with monkeypatch.context() as unchecked:  # and the seal holds without the check of the certificate
+        key = credentials.Ed25519PrivateKey.from_private_bytes(own).public_key().public_bytes_raw()
+        unchecked.setattr(credentials, "certificate_key", lambda certificate: key)
+        with pytest.raises(CredentialError, match="damaged"):
+            credentials.accept(thief, invitation)
+
+
+class Relay:
+    """A man in the middle: passes bytes on, and changes `old` to `new` on their way to the listener."""
+
+    def __init__(self, port: int, old: bytes, new: bytes) -> None:
+        self._port, self._old, self._new = port, old, new
+        self.passed = b""
+        self.changed = 0
+
+    async def __aenter__(self) -> Relay:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        with contextlib.suppress(OSError):
+            await asyncio.gather(self._pass(reader, up_writer, True), self._pass(up_reader, writer, False))
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, forth: bool) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                self.passed += data
+                if forth:
+                    data = self.change(data)
+                writer.write(data)
+        finally:
+            writer.close()
+
+    def change(self, data: bytes) -> bytes:
+        self.changed += data.count(self._old)
+        return data.replace(self._old, self._new)
+
+
+class Flip(Relay):
+    """Changes a bit of what follows once it is told to."""
+
+    armed = False
+
+    def change(self, data: bytes) -> bytes:
+        if not self.armed:
+            return data
+        self.changed += 1
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+
+async def through(relay: Relay, one: Host, two: Host, message: dict[str, Any]) -> None:
+    link = await one.endpoint.connect("127.0.0.1", relay.port, timeout=DEADLINE_S)
+    await two.until(lambda: two.up)
+    if isinstance(relay, Flip):
+        relay.armed = True
+    link.send(message)
+    await two.until(lambda: two.messages or two.down)
+
+
+async def test_a_man_in_the_middle() -> None:
+    """Between open peers it reads and changes messages; between members it reads nothing, and a changed
+    byte ends the link.
+    """
+    async with hosts(None, None) as (one, two), Relay(two.endpoint.port, b"send 100", b"send 999") as relay:
+        await through(relay, one, two, {"t": "send 100"})
+        assert two.messages[0][1] == {"t": "send 999"}
+    authority = Authority.new(RUN)
+    members = authority.member(), authority.member()
+    async with hosts(*members) as (one, two), Relay(two.endpoint.port, b"send 100", b"send 999") as relay:
+        await through(relay, one, two, {"t": "send 100"})
+        assert two.messages[0][1] == {"t": "send 100"}
+        assert not relay.changed
+        assert b"send 100" not in relay.passed
+    async with hosts(*members) as (one, two), Flip(two.endpoint.port, b"", b"") as relay:
+        await through(relay, one, two, {"t": "send 100"})
+        assert relay.changed
+        assert not two.messages
+
+
+async def test_a_man_in_the_middle_who_is_a_member_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ending TLS in the middle needs a certificate of the run's authority: with his own he stands outside."""
+    authority, own = Authority.new(RUN), Authority.new(RUN)
+    async with hosts(authority.member(), own.member()) as (victim, attacker):
+        with pytest.raises(P2PAvgError):
+            await victim.connect(attacker)
+        with monkeypatch.context() as unchecked:
+
+            def trust_both(context: ssl.SSLContext) -> None:
+                context.load_verify_locations(cadata=own.certificate + authority.certificate)
+
+            patch_context(unchecked, trust_both)
+            assert await victim.connect(attacker)
+
+
+async def test_a_replayed_stream_hello(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorded hello of a data stream, sent again once that stream is closed, takes no stream."""
+    secret = b"s" * 32
+    hello = handshake.stream_hello(secret, 3)
+    handshake.stream_answer(secret, hello)
+    assert handshake.stream_answer(secret, hello)["nonce"]  # alone, the MAC does not see that it came before
+    authority = Authority.new(RUN)
+    async with hosts(authority.member(), authority.member()) as (one, two):
+        await one.connect(two)
+        await two.until(lambda: two.up)
+        link = two.up[0]
+        link.first_use(hello["nonce"])
+        with pytest.raises(P2PAvgError, match="used before"):
+            link.first_use(hello["nonce"])
+
+
+def done_follower(calm: Calm) -> tuple[Any, Holding]:
+    """A member that holds the whole result of a round and waits for the COMMIT."""
+
+    def waiting() -> list[Any]:
+        return [
+            node
+            for node in calm.nodes
+            if node is not calm.leader
+            and (held := node.machine.member.holding) is not None
+            and held.stage is Stage.DONE
+        ]
+
+    calm.run(30.0, lambda: bool(waiting()))
+    node = waiting()[0]
+    return node, node.machine.member.holding
+
+
+@pytest.mark.parametrize("field", ["weights", "samples", "digests"])
+def test_a_forged_commit(field: str) -> None:
+    """A COMMIT of another result, or of other weights than the round began with, is applied only where they
+    are not compared.
+    """
+    for checked in (False, True):
+        calm = Calm(3, latency=0.01)
+        calm.epochs(2)
+        node, held = done_follower(calm)
+        fact = {"weights": held.weights, "samples": held.samples, "digests": held.digests}
+        wrong = (
+            tuple(b"x" * 32 for _ in held.digests) if field == "digests" else tuple(9 for _ in fact[field])
+        )
+        message = Committed(held.ballot, **{**fact, field: wrong})
+        if not checked:
+            setattr(held, field, wrong)
+        stranger = next(n.me for n in calm.nodes if n is not node and n.me != held.ballot.leader)
+        actions = node.machine.handle(Received(stranger, message), calm.swarm.world.now)
+        assert any(isinstance(action, Commit) for action in actions) is not checked
+
+
+def test_a_replayed_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older record of a peer comes back only where versions are not compared."""
+    publisher = Publisher()
+    first, second = publisher.sign(1), publisher.sign(2)
+
+    def after_replay() -> list[bytes]:
+        store = RecordStore()
+        offer(store, first, 0.0)
+        offer(store, second, 0.0)
+        offer(store, first, 1.0)
+        return values(store, 1.0)
+
+    with monkeypatch.context() as unchecked:
+        versions = iter(range(100))
+        unchecked.setattr(SignedRecord, "version", property(lambda self: (next(versions), 0)))
+        assert after_replay() == [b"1"]
+    assert after_replay() == [b"2"]
+
+
+def test_a_forged_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record whose value was changed passes only where signatures are not verified."""
+    record = Publisher().sign(1)
+    forged = records.parse_record(record.encoded.replace(record.value, b"9", 1))
+    if forged is None or forged.value == record.value:  # the byte was found in the head
+        forged = records.parse_record(record.encoded[:-65] + b"9" + record.encoded[-64:])
+    assert forged is not None
+    assert forged.value == b"9"
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr(records, "verify", lambda key, message, signature: True)
+        assert has_valid_signature(forged)
+    assert not has_valid_signature(forged)
+    assert has_valid_signature(record)
+
+
+def test_a_forged_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A made-up link of a peer's chain prolongs its record only where links are not checked; nor does an old
+    one, sent again.
+    """
+    publisher = Publisher()
+    record = publisher.sign(lifetime=10.0)
+    genuine = publisher.chain.reveal()
+    assert genuine is not None
+    made_up = Refresh(2, b"0123456789")
+
+    def lives(link: Refresh) -> bool:
+        store = RecordStore()
+        offer(store, record, 0.0)
+        store.refresh(KEY, record.peer_id[:8], record.version, genuine, 10.0, 5.0)
+        outcome = store.refresh(KEY, record.peer_id[:8], record.version, link, 10.0, 14.0)
+        return outcome is Outcome.REFRESHED and values(store, 20.0) == [record.value]
+
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr(SignedRecord, "accepts", lambda self, known, refresh: True)
+        assert lives(made_up)
+    assert not lives(made_up)
+    assert not lives(genuine)
+    later = publisher.chain.reveal()
+    assert later is not None
+    assert lives(later)
