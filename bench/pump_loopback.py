@@ -2,10 +2,11 @@
 
     python bench/pump_loopback.py --peers 2 --numel 25000000 --codecs fp16,none
 
-No membership, no matchmaking, no commit: an engine's round is from `begin` to the decoded result. Every process
-runs one round of each contender after the other; a round's time is that of its slowest process, its CPU seconds are
-those of all threads of a process, averaged over the processes. `--beside python` runs a thread in every process
-that never leaves Python's bytecode; then `engine_cpu_s` (the pump's own threads) says what averaging cost.
+No membership, no matchmaking, no commit: an engine's round is from `begin` to the decoded result. Every
+process runs one round of each contender after the other; a round's time is that of its slowest process, its
+CPU seconds are those of all threads of a process, averaged over the processes. `--beside python` runs a
+thread in every process that never leaves Python's bytecode; then `engine_cpu_s` (the pump's own threads) says
+what averaging cost.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def main() -> None:
         )
     lines = [
         f"{row['name']:14} {row['seconds_median'] * 1e3:8.1f} ms  (best {min(row['seconds']) * 1e3:.1f})   "
-        f"{row['cpu_s'] * 1e3:8.1f} CPU ms per process, of them {row['engine_cpu_s'] * 1e3:.1f} in the engine's threads"
+        f"{row['cpu_s'] * 1e3:8.1f} CPU ms a process, {row['engine_cpu_s'] * 1e3:.1f} in the engine's threads"
         for row in rows
     ]
     settings = {key: value for key, value in vars(args).items() if key not in ("json", "rank", "port")}
