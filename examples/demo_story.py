@@ -106,7 +106,7 @@ class Story:
                 self._tell(follower, event, brought)
                 brought += event.get("local_samples", 0)
         for event in self.alone.read() if self.alone else []:
-            if event["event"] in ("validation", "end"):
+            if event["event"] == "validation":
                 self.say(f"alone, epoch {event['epoch']}: validation loss {event['loss']:.3f}")
 
     def _tell(self, follower: Follower, event: dict[str, Any], brought: int) -> None:
