@@ -63,9 +63,8 @@ def run(args: argparse.Namespace) -> int:
         return _listen(args)
     result = _on_lab(args) if args.lab else _connect(args)
     emit(args, result, table(result), lambda figure: _draw(figure, result))
-    void = result.get("lab", {}).get("void_reason")
-    if void:
-        print(f"VOID: {void}; measure again on a quieter machine.", file=sys.stderr)
+    if result["void_reason"]:
+        print(f"VOID: {result['void_reason']}; measure again on a quieter machine.", file=sys.stderr)
         return 1
     return 0
 
@@ -147,9 +146,13 @@ def _on_lab(args: argparse.Namespace) -> dict[str, Any]:
                 timeout=args.seconds + _MARGIN_S,
             )
         except subprocess.CalledProcessError as error:
-            raise P2PAvgError(error.stderr.strip().splitlines()[-1]) from None
+            output = error.stdout  # of a void measurement
+            if not output:
+                raise P2PAvgError(error.stderr.strip().splitlines()[-1]) from None
         passed = lab.stats().since(before)
     result: dict[str, Any] = json.loads(output)
+    late = passed.to_json(shape.smallest_rtt_ms())
+    result["void_reason"] = late["void_reason"] or result["void_reason"]
     rate, back = (shape.rate_mbps(*pair) / 1e3 for pair in ((src, dst), (dst, src)))
     result["lab"] = {
         "topology": shape.name,
@@ -157,7 +160,7 @@ def _on_lab(args: argparse.Namespace) -> dict[str, Any]:
         "true_rtt_ms": shape.rtt_ms(src, dst),
         "true_rate_gbps": rate if rate != float("inf") else None,
         "true_reverse_rate_gbps": back if back != float("inf") else None,
-        **passed.to_json(shape.smallest_rtt_ms()),
+        **late,
     }
     return result
 
@@ -245,6 +248,8 @@ def _draw(figure: Any, result: dict[str, Any]) -> None:
                 label=f"{title}, min(k·W/RTT, rate)",
             )
     axes.set_xscale("log", base=2)
+    counts = sorted({point["streams"] for part in (result, result["reverse"]) for point in part["sweep"]})
+    axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_yscale("log")
     axes.set_xlabel("TCP streams")
     axes.set_ylabel("Gb/s")

@@ -15,6 +15,7 @@ ENOUGH = 0.95  # streams fill a link when they carry this share of its rate
 SATURATED_SHARE = (
     0.8  # with less than this share of what a lone stream gets, streams compete: the link is full
 )
+COLLAPSED_SHARE = 0.7  # with less than this share of what fewer got, something else went wrong
 COLD_RTTS = 10
 _LONGEST_SLICES = 12
 
@@ -74,7 +75,8 @@ def fit(points: Mapping[int, float], rtt_s: float) -> Fit:
 def is_full(points: Mapping[int, float]) -> bool:
     """Whether more streams are pointless: the last count got clearly less per stream than others did."""
     per_stream = [gbps / k for k, gbps in sorted(points.items())]
-    return len(per_stream) > 1 and per_stream[-1] < SATURATED_SHARE * max(per_stream)
+    collapsed = points[max(points)] < COLLAPSED_SHARE * max(points.values())
+    return len(per_stream) > 1 and per_stream[-1] < SATURATED_SHARE * max(per_stream) and not collapsed
 
 
 def warm_gbps(samples: Samples, rtt_s: float, seconds: float) -> float:
@@ -183,6 +185,8 @@ def explain(found: Fit, tried: int) -> str:
             f"One stream fills the link: {rate_text(found.rate_gbps)} over {rtt}; more streams gain nothing."
         )
     text = f"One stream gets {one} because {bytes_text(found.window_bytes)} fit in flight over {rtt}"
+    if not found.filled and tried == 1:
+        return f"{text}; more streams were not measured."
     if not found.filled:
         return (
             f"{text}; {tried} streams do not fill the link: it carries at least {rate_text(found.rate_gbps)}."

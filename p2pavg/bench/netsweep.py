@@ -290,11 +290,6 @@ def measure(client: Client, limits: Limits, progress: Callable[[float], None]) -
     if found_back is not None:
         words.append("The other way: " + netfit.explain(found_back, back[-1].streams))
     pause = max(netfit.longest_pause(point.samples) for point in (*points, *back))
-    if pause > _TOLERATED_PAUSE_S:
-        words.append(
-            f"This measurement had to wait for a CPU, {pause * 1e3:.0f} ms and more at a time: "
-            "its rates may be too low."
-        )
     return {
         "rtt_ms": rtt_s * 1e3,
         **_fit_json(found),
@@ -311,6 +306,9 @@ def measure(client: Client, limits: Limits, progress: Callable[[float], None]) -
         "advice_lines": [one.line() for one in advice],
         "words": words,
         "cpu_wait_ms": pause * 1e3,
+        "void_reason": f"the measurement had to wait {pause * 1e3:.0f} ms and more at a time for a CPU"
+        if pause > _TOLERATED_PAUSE_S
+        else None,
         "sysctls": {"here": sysctls, "there": client.sysctls},
         "seconds": time.monotonic() - begin,
         "bytes_sent": sweep.sent_bytes,

@@ -90,6 +90,7 @@ def test_a_link_is_full_when_streams_get_clearly_less_each() -> None:
     assert not is_full({1: 0.1})
     assert not is_full({1: 0.1, 2: 0.17})
     assert is_full({1: 0.1, 2: 0.2, 4: 0.3})
+    assert not is_full({1: 0.1, 2: 0.2, 4: 0.1})  # a collapse says nothing about the link
 
 
 def test_warm_rate_ignores_the_ramp_and_a_dip() -> None:

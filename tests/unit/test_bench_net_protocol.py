@@ -66,6 +66,7 @@ def test_a_measurement_keeps_its_bounds(server: Server) -> None:
     assert result["best_streams"] >= 1
     assert {"streams", "gbps"} <= set(result["sweep"][0])
     assert result["words"][0] in table(result)
+    assert "void_reason" in result
     json.dumps(result, allow_nan=False)
 
 
