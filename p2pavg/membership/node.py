@@ -166,6 +166,10 @@ class Node:
                 self.lost.popitem(last=False)
             logger.debug("lost contact %s at %s:%d", short_id(contact.id), *contact.address)
 
+    def heard_late(self, contact: Contact) -> None:
+        """A contact answered after all, when nobody waited for it any more."""
+        self._heard_from(contact)
+
     def _heard_from(self, contact: Contact) -> None:
         """A contact proved itself at its address."""
         self._dead.pop(contact.address, None)

@@ -19,10 +19,13 @@ from p2pavg.membership.beat import BEAT_MARK
 from p2pavg.membership.throttle import Throttle
 from p2pavg.membership.wire import (
     AMPLIFICATION,
+    FLAGS_OFFSET,
     MAX_DATAGRAM,
     NO_TOKEN,
     TOKEN_BYTES,
     TRANSACTION_BYTES,
+    TRY_SHIFT,
+    Contact,
     Flag,
     Message,
     decode,
@@ -36,8 +39,9 @@ BACKOFF = 1.5
 FIRST_TIMEOUT = 0.4
 SHORTEST_TIMEOUT = 0.12
 SHORTEST_PATIENCE = 0.04
-LONGEST_TIMEOUT = 2.0
+LONGEST_TIMEOUT = 5.0
 MAX_ENDPOINTS = 8192
+MAX_LATE = 1024
 _PROOF_DOMAIN = b"p2pavg dht proof\x00"
 
 Answer = Callable[[Message | None], None]
@@ -86,13 +90,13 @@ class _Pending:
         on_slow: Callable[[], None] | None,
     ) -> None:
         self.address = address
-        self.data = data
+        self.data = bytearray(data)
         self.expected = expected
         self.on_answer = on_answer
         self.on_slow = on_slow
         self.tries = 0
         self.timeout = 0.0
-        self.sent = 0.0
+        self.sent: dict[int, float] = {}  # try -> when
         self.timer: asyncio.TimerHandle | None = None
         self.slow_timer: asyncio.TimerHandle | None = None
 
@@ -108,6 +112,8 @@ class Service(Protocol):
     def handle(self, message: Message, address: Address, returnable: bool, room: int) -> list[Any] | None: ...
 
     def handle_beat(self, data: bytes, address: Address) -> None: ...
+
+    def heard_late(self, contact: Contact) -> None: ...
 
 
 class Rpc(asyncio.DatagramProtocol):
@@ -126,6 +132,9 @@ class Rpc(asyncio.DatagramProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.DatagramTransport | None = None
         self._pending: dict[bytes, _Pending] = {}
+        self._late: OrderedDict[bytes, _Pending] = (
+            OrderedDict()
+        )  # given up, but an answer still tells the RTT
         self._endpoints: OrderedDict[Address, Endpoint] = OrderedDict()
         self._recent_rtts: deque[float] = deque(maxlen=32)
         self._proven: OrderedDict[tuple[bytes, Address], None] = OrderedDict()
@@ -244,19 +253,22 @@ class Rpc(asyncio.DatagramProtocol):
     def _transmit(self, transaction: bytes) -> None:
         pending = self._pending[transaction]
         if pending.tries >= TRIES:
-            del self._pending[transaction]
-            pending.cancel_timers()
+            self._late[transaction] = pending
+            if len(self._late) > MAX_LATE:
+                self._late.popitem(last=False)
             self._endpoint(pending.address).token = NO_TOKEN  # it may have restarted and forgotten its secret
-            pending.on_answer(None)
+            self._give_up(transaction)
             return
+        pending.sent[pending.tries] = self._clock()
+        pending.data[FLAGS_OFFSET] = pending.data[FLAGS_OFFSET] & ~Flag.TRY | pending.tries << TRY_SHIFT
+        self._send(bytes(pending.data), pending.address)
         pending.tries += 1
-        pending.sent = self._clock()
-        self._send(pending.data, pending.address)
         pending.timer = self._loop.call_later(pending.timeout, self._transmit, transaction)
         pending.timeout = min(pending.timeout * BACKOFF, LONGEST_TIMEOUT)
 
     def _answered(self, message: Message, address: Address) -> None:
-        pending = self._pending.get(message.transaction)
+        late = self._late.pop(message.transaction, None)
+        pending = late or self._pending.get(message.transaction)
         if pending is None:
             return
         if pending.expected is not None and message.sender != pending.expected:
@@ -270,14 +282,18 @@ class Rpc(asyncio.DatagramProtocol):
             self._proven[contact] = None
             if len(self._proven) > MAX_ENDPOINTS:
                 self._proven.popitem(last=False)
-        del self._pending[message.transaction]
-        pending.cancel_timers()
         endpoint = self._endpoint(pending.address)
         endpoint.token = message.token
-        if pending.tries == 1:  # Karn: the answer to a repeated request may be to either
-            rtt = self._clock() - pending.sent
+        sent = pending.sent.get((message.flags & Flag.TRY) >> TRY_SHIFT)
+        if sent is not None:
+            rtt = self._clock() - sent
             endpoint.measured(rtt)
             self._recent_rtts.append(rtt)
+        if late is not None:
+            self._service.heard_late(Contact(*contact))
+            return
+        del self._pending[message.transaction]
+        pending.cancel_timers()
         pending.on_answer(message)
 
     def _give_up(self, transaction: bytes) -> None:
@@ -298,7 +314,7 @@ class Rpc(asyncio.DatagramProtocol):
         returnable = message.token == self._token(address)
         limit = MAX_DATAGRAM if returnable else min(MAX_DATAGRAM, AMPLIFICATION * size)
         proof = b""
-        flags = Flag.ANSWER
+        flags = Flag.ANSWER | message.flags & Flag.TRY
         if message.flags & Flag.PROVE:
             signed = _PROOF_DOMAIN + message.transaction + message.sender
             proof = self.identity.public_key + self.identity.sign(signed)

@@ -32,6 +32,8 @@ PROOF_BYTES = PUBLIC_KEY_BYTES + SIGNATURE_BYTES
 _MAGIC = b"pD"
 _HEADER = struct.Struct(f">2sBBB{TRANSACTION_BYTES}s{PEER_ID_BYTES}s{TOKEN_BYTES}sH")
 HEADER_BYTES = _HEADER.size
+FLAGS_OFFSET = 4
+TRY_SHIFT = 4
 MAX_BODY = MAX_DATAGRAM - HEADER_BYTES - PROOF_BYTES
 MALFORMED = (ValueError, msgpack.UnpackException)  # all that msgpack raises for bytes that it cannot read
 CONTACT_BYTES = PEER_ID_BYTES + PACKED_ADDRESS_BYTES
@@ -57,6 +59,7 @@ class Flag:
     CLIENT_ONLY = 2  # the sender answers no requests: do not list it as a contact
     PROVE = 4  # the request wants a proof of the answerer's identity
     PROOF = 8  # the answer carries one
+    TRY = 0x30  # which try of the request this is, 0 to 3; the answer says which it answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,37 @@ def test_a_partition_heals_by_itself() -> None:
     run(scenario())
 
 
+def test_a_swarm_on_slow_links_finds_its_pace() -> None:
+    """Peers three seconds apart join each other, and stay in each other's view, without losing anybody."""
+
+    async def scenario() -> None:
+        net = network(seed=20)
+        net.delay = lambda source, destination: 1.5
+        made = await members(net, 4)
+        await seconds_until(lambda: all(len(view.peers) == 3 for _, view in made), 60.0)
+        for _ in range(120):
+            await asyncio.sleep(1.0)
+            assert all(len(view.peers) == 3 for _, view in made)
+
+    run(scenario())
+
+
+def test_a_swarm_recovers_from_a_freeze_of_everything() -> None:
+    """After two minutes in which every datagram took 20 s, all see each other again in half a minute."""
+
+    async def scenario() -> None:
+        net = network(seed=21)
+        made = await members(net, 8)
+        await seconds_until(lambda: all(len(view.peers) == 7 for _, view in made), 10.0)
+        net.delay = lambda source, destination: 20.0
+        await asyncio.sleep(120.0)
+        assert not any(view.peers for _, view in made)
+        net.delay = lambda source, destination: ONE_WAY
+        await seconds_until(lambda: all(len(view.peers) == 7 for _, view in made), 30.0)
+
+    run(scenario())
+
+
 def test_a_restart_on_a_new_address_is_found_within_a_second() -> None:
     """A node that comes back with its identity elsewhere is found there, though its clock went back."""
 
