@@ -39,6 +39,7 @@ JOIN_TIMEOUT = 5.0
 JOIN_RETRY_SECONDS = 0.2
 UPKEEP_SECONDS = 2.0
 PURGE_SECONDS = 30.0
+REJOIN_LOST = 8
 RECEIVE_BUFFER_BYTES = 1 << 20
 FIRST_REFRESH_SECONDS = 4.0
 REFRESH_GROWTH = 3.0
@@ -271,7 +272,7 @@ class DHT:
         while True:
             await asyncio.sleep(UPKEEP_SECONDS * random.uniform(0.8, 1.2))
             now = self.node.clock()
-            await self._probe_one_lost()
+            await (self._probe_one_lost() if self.contacts else self._rejoin())
             if now >= self._next_refresh:
                 await self.node.find(self.node.random_target() if far else self.identity.peer_id)
                 far = not far
@@ -281,11 +282,18 @@ class DHT:
                 self.node.store.purge(now)
                 next_purge = now + PURGE_SECONDS
 
+    async def _rejoin(self) -> None:
+        """Nobody is left in the table: try the initial peers again, and some of those that were lost."""
+        found = await asyncio.gather(*(resolve(host, port) for host, port in self._initial_peers))
+        addresses = [address for several in found for address in several]
+        addresses += [contact.address for contact in self.node.lost.values()][-REJOIN_LOST:]
+        await asyncio.gather(*(self.node.ping(address) for address in dict.fromkeys(addresses)))
+
     async def _probe_one_lost(self) -> None:
         addresses = [(contact.id, contact.address) for contact in self.node.lost.values()]
         if addresses:
             peer_id, address = random.choice(addresses)
-            await self.node.ping(address, expected=peer_id, tries=1)
+            await self.node.ping(address, expected=peer_id, tries=2)
 
     def _on_new_contact(self) -> None:
         self._refresh_interval = FIRST_REFRESH_SECONDS
