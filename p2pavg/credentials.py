@@ -203,6 +203,15 @@ def certificate_key(certificate: bytes) -> bytes:
     raise CredentialError("a certificate is not one of a p2pavg member")
 
 
+def _check_issued(certificate: bytes, authority: bytes) -> None:
+    """Raises CredentialError unless the authority signed the certificate."""
+    try:
+        issuer = x509.load_der_x509_certificate(authority)
+        x509.load_der_x509_certificate(certificate).verify_directly_issued_by(issuer)
+    except (*_BAD_CERTIFICATE, InvalidSignature):
+        raise CredentialError("the certificates in these credentials are damaged; make new ones") from None
+
+
 def certificate_end(certificate: bytes) -> datetime.datetime:
     """When a member's certificate ends, without the tolerance for wrong clocks."""
     try:
@@ -238,12 +247,9 @@ class Authority:
                 f"this is a p2pavg {kind}, not the run's authority; name the authority's file"
             )
         key = Ed25519PrivateKey.from_private_bytes(_field(fields, "key", bytes, KEY_BYTES))
-        return cls(
-            _field(fields, "run", str),
-            key,
-            _field(fields, "certificate", bytes),
-            _field(fields, "run_key", bytes, KEY_BYTES),
-        )
+        certificate = _field(fields, "certificate", bytes)
+        _check_issued(certificate, certificate)
+        return cls(_field(fields, "run", str), key, certificate, _field(fields, "run_key", bytes, KEY_BYTES))
 
     def to_text(self) -> str:
         """The secret line."""
@@ -331,6 +337,7 @@ def accept(kept: str, invitation: str) -> Credentials:
     except (InvalidTag, ValueError):
         raise CredentialError("this invitation is damaged; copy the whole line again") from None
     authority = _field(fields, "authority", bytes)
+    _check_issued(certificate, authority)
     return Credentials(_field(fields, "run", str), identity, certificate, authority, run_key)
 
 
@@ -381,6 +388,7 @@ class Credentials:
             _field(fields, "authority", bytes),
             _field(fields, "run_key", bytes, KEY_BYTES),
         )
+        _check_issued(loaded.certificate, loaded.authority)
         if certificate_key(loaded.certificate) != identity.public_key:
             raise CredentialError("the certificate in these credentials is for another key; make new ones")
         if loaded.expires < _now() - CLOCK_TOLERANCE:

@@ -138,8 +138,10 @@ def parse(text: str, name: str) -> Topology:
     try:
         document = tomllib.loads(text)
         return _build(document, name)
-    except (tomllib.TOMLDecodeError, ConfigurationError, TypeError, ValueError) as error:
+    except (tomllib.TOMLDecodeError, ConfigurationError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(f"Topology {name!r}: {error}") from None
+    except LookupError as error:
+        raise ConfigurationError(f"Topology {name!r}: {error} is not between two of its hosts") from None
 
 
 def _build(document: dict[str, Any], name: str) -> Topology:

@@ -118,7 +118,7 @@ def unpack(data: Any, buffer: U8, *, depth: int = 0) -> Any:
                 return Counter(pairs) if tag == "counter" else pairs
             case "tensor":
                 return _untensor(body, buffer)
-    except (TypeError, ValueError, KeyError, IndexError, RuntimeError) as error:
+    except (TypeError, ValueError, KeyError, IndexError, RuntimeError, OverflowError) as error:
         raise StateError(f"a downloaded state is malformed ({error}); the donor's copy is broken") from error
     raise StateError(f"a downloaded state has an unknown part {tag!r}; the donor runs another version")
 

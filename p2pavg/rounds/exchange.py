@@ -89,10 +89,12 @@ class StateExchange:
 
 
 def _parse_history(facts: Mapping[str, Any]) -> History:
+    """Raises StateError."""
     try:
-        return tuple(
-            ev.Generation(int(e), bytes(li), int(t), int(s), int(total), bytes(leader))
-            for e, li, t, s, total, leader in facts["history"][-HISTORY_SENT:]
-        )
-    except (KeyError, TypeError, ValueError):
-        raise StateError("a donor told its history wrongly; another donor will be asked") from None
+        rows = [tuple(row) for row in facts["history"][-HISTORY_SENT:]]
+    except (KeyError, TypeError):
+        rows = [()]
+    kinds = (int, bytes, int, int, int, bytes)
+    if any(tuple(type(field) for field in row) != kinds for row in rows):
+        raise StateError("a donor told its history wrongly; another donor will be asked")
+    return tuple(ev.Generation(*row) for row in rows)

@@ -126,12 +126,12 @@ def unpack(manifest: Manifest, blob: U8) -> State:
     wrong = StateError("a downloaded state is malformed; another donor will be asked")
     try:
         head = msgpack.unpackb(memoryview(blob)[: manifest.meta_bytes], strict_map_key=False)
-        sizes = [(str(name), int(size)) for name, size in head["buffers"]]
+        sizes = [(name, size) for name, size in head["buffers"]]
         meta = head["meta"]
     except (ValueError, KeyError, TypeError, msgpack.UnpackException):
         raise wrong from None
     if (
-        any(size < 0 for _, size in sizes)
+        any(type(name) is not str or type(size) is not int or size < 0 for name, size in sizes)
         or sum(s for _, s in sizes) != manifest.total_bytes - manifest.meta_bytes
     ):
         raise wrong
