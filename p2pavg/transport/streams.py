@@ -22,6 +22,7 @@ LEAST_IN_ALL = 4  # fewer would leave the threads that serve them idle
 
 PRIOR_RATE_BPS = 1e9  # bit/s of a machine, all its links together, until measured
 PRIOR_WINDOW_BYTES = 2.5e6  # what clouds give a stream; this machine's own limits may allow less
+_ANY_RATE_BPS = 2e10  # no path is faster
 _HEADROOM = 1.25  # streams are not all equally fast
 
 _CLEARLY = 1.06  # this much more goodput makes more streams worth it
@@ -90,19 +91,25 @@ class StreamCount:
     def window_bytes(self) -> float:
         """W of one stream: the best measured, else the prior."""
         measured = max((rate / 8.0 / k * self.rtt_s for k, rate in self._tried.items()), default=0.0)
-        return measured or min(PRIOR_WINDOW_BYTES, self.window_limit_bytes)
+        return measured or self._window
+
+    @property
+    def _window(self) -> float:
+        return min(PRIOR_WINDOW_BYTES, self.window_limit_bytes)
 
     def wanted(self, links: int) -> int:
         """How many streams this link should have, while the peer has `links` links."""
         least, most = least_streams(links), most_streams(links)
         if self._settled:
             return max(least, min(most, self._settled))
-        window = min(PRIOR_WINDOW_BYTES, self.window_limit_bytes)
-        return max(least, min(most, useful_streams(PRIOR_RATE_BPS / max(1, links), self.rtt_s, window)))
+        rate = PRIOR_RATE_BPS / max(1, links)
+        return max(least, min(most, useful_streams(rate, self.rtt_s, self._window)))
 
     def measured(self, transfer: Transfer, links: int) -> None:
         """A transfer over this link is over."""
         now = transfer.streams
+        if self._window / max(transfer.rtt_s, 1e-9) * 8.0 > _ANY_RATE_BPS:
+            return  # one stream can fill any path so short
         if transfer.seconds < _SHORT_RTTS * transfer.rtt_s or transfer.nbytes <= 0 or now <= 0:
             return
         self.rtt_s = transfer.rtt_s

@@ -96,6 +96,13 @@ class TestStreamCount:
             count.measured(Transfer(before, 10_000, 0.4, 0.3), 1)
         assert count.wanted(1) == before
 
+    def test_short_path(self):
+        """Where one window fills any path, nothing is tried: the number stays at its least."""
+        count = StreamCount(0.0003, 4e6)
+        for _ in range(50):
+            count.measured(Transfer(count.wanted(1), 100_000_000, 0.2, 0.0003), 1)
+        assert count.wanted(1) == least_streams(1)
+
     def test_new_path(self):
         """When the same number carries much less for long, the search starts again."""
         count = StreamCount(0.1, 4e6)
