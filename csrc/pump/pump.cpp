@@ -244,7 +244,11 @@ void Pump::set_heartbeat(double interval) {
 void Pump::note_loop() { shared_->loop_seen.store(monotonic(), std::memory_order_relaxed); }
 void Pump::note_trainer() { shared_->trainer_seen.store(monotonic(), std::memory_order_relaxed); }
 
-void Pump::set_upload_limit(double bytes_per_second) { shared_->limiter.set(bytes_per_second, monotonic()); }
+void Pump::set_upload_limit(double bytes_per_second) {
+    shared_->limiter.set(bytes_per_second, monotonic());
+    if (closed_) return;
+    for (auto &worker : workers_) worker->post([w = worker.get()] { w->unthrottle(); });
+}
 
 double Pump::cpu_seconds() const {
     double sum = 0;

@@ -124,6 +124,14 @@ void Worker::resume_held() {
     }
 }
 
+void Worker::unthrottle() {
+    for (auto &stream : throttled_) {
+        stream->unthrottle();
+        activate(stream);
+    }
+    throttled_.clear();
+}
+
 void Worker::beat_every(double interval, std::function<void()> beat) {
     beat_interval_ = interval;
     beat_ = std::move(beat);

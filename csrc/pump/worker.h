@@ -61,6 +61,7 @@ class Worker {
     void release(const Receiver *receiver);
     void release_blob(uint64_t transfer);
     void resume_held();
+    void unthrottle();  // the upload limit changed
     // Calls `beat` every interval, or no more when it is 0.
     void beat_every(double interval, std::function<void()> beat);
     BufferPool &buffers() { return buffers_; }
