@@ -8,6 +8,7 @@ from typing import Any
 
 from p2pavg.rounds import succession
 from p2pavg.rounds.ballot import Stage
+from p2pavg.rounds.core import Core
 from p2pavg.rounds.counting import Counting
 from p2pavg.rounds.events import CancelJob
 from p2pavg.rounds.healing import Healing
@@ -27,6 +28,7 @@ class Mutation:
     owner: Any
     name: str
     make: Callable[[Original], Original]
+    seeds: tuple[int, ...] = ()  # schedules that caught it: where to look first
 
 
 def _commit_early(original: Original) -> Original:
@@ -110,6 +112,10 @@ def _any_lineage(original: Original) -> Original:
     return cannot
 
 
+def _same_epoch(_: Original) -> Original:
+    return lambda self, facts: facts.epoch == self.epoch
+
+
 def _forget_offers(_: Original) -> Original:
     return lambda self, epoch, transfer, samples: None
 
@@ -146,22 +152,25 @@ def _cancel_nothing(original: Original) -> Original:
 
 
 MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
-    (Mutation("commit without all voters DONE", Leading, "on_done", _commit_early),),
+    (Mutation("commit without all voters DONE", Leading, "on_done", _commit_early, (0,)),),
     (Mutation("no promise to the successor", Member, "freeze", _no_promise),),
-    (Mutation("apply when DONE, before COMMIT", Member, "on_job_done", _apply_when_done),),
+    (Mutation("apply when DONE, before COMMIT", Member, "on_job_done", _apply_when_done, (0,)),),
     (
-        Mutation("digests are not compared", Leading, "on_done", _trust_digests),
+        Mutation("digests are not compared", Leading, "on_done", _trust_digests, (0,)),
         Mutation("nor with the own result", Member, "on_committed", _trust_fact),
     ),
-    (Mutation("the successor always aborts", succession, "decide", _always_abort),),
-    (Mutation("the successor commits when anybody is DONE", succession, "decide", _any_done),),
-    (Mutation("no deadline while waiting for the leader", Counting, "watch", _wait_for_ever),),
-    (Mutation("the lineage of a proposal is not looked at", Member, "_cannot", _any_lineage),),
-    (Mutation("what was offered to a lost round is forgotten", History, "offer", _forget_offers),),
-    (Mutation("healing does not name the lost samples", History, "adopt", _forget_losses),),
-    (Mutation("a fact that is told twice is applied twice", Member, "_commit", _hold_on),),
-    (Mutation("a peer on another lineage never heals", Healing, "consider", _never_heal),),
-    (Mutation("an aborted result can be committed later", Member, "_drop", _cancel_nothing),),
+    (Mutation("the successor always aborts", succession, "decide", _always_abort, (55, 439)),),
+    (Mutation("the successor commits when anybody is DONE", succession, "decide", _any_done, (226, 358)),),
+    (Mutation("no deadline while waiting for the leader", Counting, "watch", _wait_for_ever, (0,)),),
+    (
+        Mutation("the lineage of a proposal is not looked at", Member, "_cannot", _any_lineage, (62, 65)),
+        Mutation("nor that of a member", Core, "stands_here", _same_epoch),
+    ),
+    (Mutation("what was offered to a lost round is forgotten", History, "offer", _forget_offers, (62, 65)),),
+    (Mutation("healing does not name the lost samples", History, "adopt", _forget_losses, (0,)),),
+    (Mutation("a fact that is told twice is applied twice", Member, "_commit", _hold_on, (0,)),),
+    (Mutation("a peer on another lineage never heals", Healing, "consider", _never_heal, (0,)),),
+    (Mutation("an aborted result can be committed later", Member, "_drop", _cancel_nothing, (0, 13)),),
 )
 
 

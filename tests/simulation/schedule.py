@@ -84,11 +84,14 @@ class Schedule:
             self.swarm.add(Role.TRAINER, step * dice.choice((1.0, 1.0, 1.0, 1.5, 4.0)), batch)
         self.step, self.batch = step, batch
         self.focused = seed % 4 == 3  # only traps around the commit
+        self.stopping = seed % 8 == 5 and self.peers > 2  # only stops, in long transfers
+        if self.stopping:
+            self.swarm.chunk_seconds = 0.3 / self.peers
         self.calm_at = 0.0
         at = 0.2
         for _ in range(dice.choice((0, 1, 1, 2, 2, 3, 4)) if faults is None else faults):
             at += dice.choice((0.0, 0.05, 0.3, 1.0)) * dice.random() * 2
-            kind = "trap" if self.focused else dice.choice(FAULTS)
+            kind = "trap" if self.focused or self.stopping else dice.choice(FAULTS)
             self.swarm.world.at(at, lambda kind=kind: self._befall(kind))
             self.calm_at = max(self.calm_at, at)
 
@@ -97,7 +100,7 @@ class Schedule:
         dice = self.dice
         moments = (Prepare, Promise, Ready, Begin, Done, Done, Committed, Committed, Commit, Commit, Query)
         moment = dice.choice(moments[4:] if self.focused else moments)
-        kind = dice.choice(("crash", "crash", "stop", "cut", "reset"))
+        kind = "stop" if self.stopping else dice.choice(("crash", "crash", "stop", "cut", "reset"))
         counts = {"left": dice.randint(1, 4)}
         receiver = moment is Done and dice.random() < 0.6  # rather the leader than the member
 

@@ -168,7 +168,9 @@ class Node:
         self.disturbed_at = self.world.now
         interrupted, self.interrupted = self.interrupted, None
         if interrupted is not None:
+            self.feeding = True
             interrupted()
+            self.feeding = False
         backlog, self.backlog = [*self.events, *self.backlog], []
         self.events.clear()
         if self.world.random.random() < 0.5:

@@ -1,0 +1,56 @@
+"""Schedules that chance finds too rarely, written down step by step."""
+
+from __future__ import annotations
+
+from p2pavg.rounds.events import Action, Send
+from p2pavg.rounds.leader import rendezvous
+from p2pavg.rounds.messages import Promise, Query
+from tests.simulation.calm import Calm
+from tests.simulation.checks import BrokenPromiseError
+from tests.simulation.trainer import Node
+
+
+def denied_to_a_successor() -> str | None:
+    """A stopped leader comes back while its successor still waits for somebody's answer.
+
+    One member is late with its result. The leader stops; the successor asks; the late member answers that it
+    is not DONE; a third one stops before it can answer. Now the leader goes on, and the late member's result
+    becomes whole: if it told so, the leader would commit what the successor is about to abort.
+    """
+    calm = Calm(4, chunk_seconds=0.001)
+    calm.epochs(2)
+    leader = calm.leader
+    others = [node for node in calm.nodes if node is not leader]
+    named = rendezvous(b"simulated", leader.machine.epoch, [node.me for node in others])
+    successor = next(node for node in others if node.me == named)
+    late, third = (node for node in others if node is not successor)
+    calm.swarm.network.ways[leader.me, late.me].chunk_seconds = 0.6
+    calm.run(
+        10.0, lambda: all(any(job.done for job in node.jobs.values()) for node in (leader, successor, third))
+    )
+
+    def asks(node: Node, action: Action) -> bool:
+        if isinstance(action, Send) and isinstance(action.message, Query) and third.running:
+            third.stop()
+            return True
+        return False
+
+    def answers(node: Node, action: Action) -> bool:
+        if isinstance(action, Send) and isinstance(action.message, Promise) and node is late:
+            calm.swarm.world.after(0.01, leader.go_on)
+            return True
+        return False
+
+    calm.swarm.traps += [asks, answers]
+    leader.stop()
+    try:
+        calm.run(5.0)
+        third.go_on()
+        calm.epochs(5)
+    except BrokenPromiseError as broken:
+        return str(broken)
+    assert not calm.swarm.traps, "the moments that this schedule waits for did not come"
+    return None
+
+
+CRAFTED = (denied_to_a_successor,)

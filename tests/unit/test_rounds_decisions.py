@@ -1,0 +1,214 @@
+"""The pure decisions of the rounds: who leads, how long to wait, whom to blame, what to commit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from p2pavg.rounds.ballot import Ballot, Held, Stage
+from p2pavg.rounds.deadlines import SILENCE_FLOOR, SILENCE_PRIOR, Deadlines, Measured
+from p2pavg.rounds.events import Generation, PeerUp, RankProgress
+from p2pavg.rounds.leader import rendezvous
+from p2pavg.rounds.lineage import History, first_lineage, next_lineage
+from p2pavg.rounds.progress import TransferWatch, judge
+from p2pavg.rounds.succession import decide
+from p2pavg.rounds.view import Camp, View
+
+A, B, C, D = (bytes([n]) * 20 for n in range(1, 5))
+L0, L1, L2 = (bytes([n]) * 32 for n in range(1, 4))
+
+
+def test_a_missing_peer_changes_the_leader_only_if_it_led() -> None:
+    """Rendezvous hashing: two views that differ in one peer name the same leader unless it is that peer."""
+    peers = [random.Random(n).randbytes(20) for n in range(12)]
+    for epoch in range(50):
+        leader = rendezvous(b"run", epoch, peers)
+        for gone in peers:
+            rest = [peer for peer in peers if peer != gone]
+            assert (rendezvous(b"run", epoch, rest) == leader) == (gone != leader)
+
+
+def test_leadership_is_spread_over_the_peers() -> None:
+    """Over many epochs every peer is named, so that no machine carries all the work."""
+    assert {rendezvous(b"run", epoch, [A, B, C, D]) for epoch in range(100)} == {A, B, C, D}
+    assert rendezvous(b"run", 0, []) is None
+
+
+def test_a_limit_is_the_prior_until_something_is_measured() -> None:
+    """Before three measurements the prior holds; then median + k * MAD, never below the floor."""
+    measured = Measured()
+    assert measured.limit(2.0, 0.5) == 2.0
+    for value in (0.1, 0.1, 0.1):
+        measured.add(value)
+    assert measured.limit(2.0, 0.5) == 0.5
+    for value in (3.0, 4.0, 5.0, 3.0, 4.0, 5.0):
+        measured.add(value)
+    assert measured.limit(2.0, 0.5, k=2.0) == pytest.approx(3.0 + 2.0 * 2.0)
+
+
+def test_a_silent_peer_is_given_up_within_the_bars() -> None:
+    """Silence costs at most 1.1 s on loopback, 1.3 s at 0.1 s RTT, less once heartbeats are regular."""
+    deadlines = Deadlines()
+    deadlines.measured_rtt(A, 0.0002)
+    deadlines.measured_rtt(B, 0.1)
+    assert deadlines.silence(A) <= SILENCE_PRIOR + 0.1
+    assert deadlines.silence(B) <= SILENCE_PRIOR + 0.3
+    for _ in range(10):
+        deadlines.measured_gap(A, 0.1)
+    assert deadlines.silence(A) < SILENCE_FLOOR + 0.01
+
+
+def test_irregular_heartbeats_make_the_limit_longer() -> None:
+    """A peer whose heartbeats come in bursts is given more time than a regular one."""
+    deadlines = Deadlines()
+    for gap in (0.1, 0.9, 0.2, 1.1, 0.1, 0.8, 0.4):
+        deadlines.measured_gap(A, gap)
+        deadlines.measured_gap(B, 0.1)
+    assert deadlines.silence(A) > 1.5 > deadlines.silence(B)
+
+
+def chunks(received: int, expected: int = 10, moved: int = 0) -> RankProgress:
+    return RankProgress(received, 0, expected, 0, moved)
+
+
+def test_a_rank_without_progress_lags_and_a_moving_one_does_not() -> None:
+    """Only who owes something and has not moved within its deadline lags; a chunk at times is enough."""
+    watch = TransferWatch(0.0, [A, B, C], A, Deadlines())
+    for tick in range(1, 60):
+        now = tick * 0.2
+        watch.update(now, [chunks(0, 0), chunks(min(10, tick // 5)), chunks(3)])
+    assert watch.lagging(now) == ((2,), ())
+
+
+def test_slow_bytes_count_as_movement_and_a_trickle_does_not() -> None:
+    """Within a chunk, 100 kB/s keep a rank in the group; 1 kB/s is a stall."""
+    watch = TransferWatch(0.0, [A, B, C], A, Deadlines())
+    for tick in range(1, 60):
+        now = tick * 0.2
+        watch.update(now, [chunks(0, 0), chunks(0, moved=tick * 20_000), chunks(0, moved=tick * 200)])
+    assert watch.lagging(now) == ((2,), ())
+
+
+def test_missing_results_do_not_lag_while_contributions_are_missing() -> None:
+    """An owner that owes both is named for its contributions; results alone are named as results."""
+    watch = TransferWatch(0.0, [A, B, C], A, Deadlines())
+    watch.update(9.0, [chunks(0, 0), RankProgress(0, 0, 4, 4), RankProgress(4, 0, 4, 4)])
+    watch.update(20.0, [chunks(0, 0), RankProgress(0, 0, 4, 4), RankProgress(4, 0, 4, 4)])
+    assert watch.lagging(20.0) == ((1,), (2,))
+
+
+@pytest.mark.parametrize(
+    ("reports", "verdict"),
+    [
+        ({0: ((2,), ()), 1: ((2,), ())}, 2),  # everybody lacks rank 2
+        ({1: ((0, 2, 3), ())}, 1),  # one that hears nobody is broken itself
+        ({1: ((2,), ()), 2: ((1,), ())}, 2),  # their link is cut: one of them
+        ({1: ((0,), ())}, 1),  # the leader does not name itself
+        ({1: ((2,), (0, 3)), 3: ((), (2,))}, 2),  # results are not looked at while contributions are missing
+        ({1: ((), (2,)), 3: ((), (2,))}, 2),
+        ({}, None),
+    ],
+)
+def test_the_verdict_on_a_stall(
+    reports: dict[int, tuple[tuple[int, ...], tuple[int, ...]]], verdict: int | None
+) -> None:
+    """The rank at most edges of the graph of missing data is left out."""
+    assert judge(reports, leader=0) == verdict
+
+
+def held(
+    stage: Stage, attempt: int = 0, digest: bytes = b"x" * 32, voters: tuple[bytes, ...] = (A, B, C)
+) -> Held:
+    return Held(Ballot(3, attempt, A), stage, True, (digest,), voters)
+
+
+@pytest.mark.parametrize(
+    ("answers", "commits"),
+    [
+        ({B: held(Stage.DONE), C: held(Stage.DONE)}, True),
+        ({B: held(Stage.DONE), C: held(Stage.OPEN)}, False),
+        ({B: held(Stage.DONE), C: None}, False),
+        ({B: held(Stage.DONE), C: held(Stage.DONE, digest=b"y" * 32)}, False),
+        ({B: held(Stage.DONE), C: held(Stage.OPEN, attempt=1)}, False),
+        ({B: held(Stage.DONE, voters=(A, B)), C: None}, True),  # it had no vote in that ballot
+        ({B: held(Stage.OPEN), C: held(Stage.COMMITTED)}, True),
+        ({B: held(Stage.DONE)}, True),  # a lone survivor
+        ({B: held(Stage.OPEN)}, False),
+        ({B: None}, False),
+        ({}, False),
+    ],
+)
+def test_what_a_successor_decides(answers: dict[bytes, Held | None], commits: bool) -> None:
+    """Commit when somebody did, or when all voters that answered are DONE with equal digests; else abort."""
+    assert (decide(answers) is not None) == commits
+
+
+def test_a_lineage_names_everything_that_went_into_it() -> None:
+    """Another past, epoch, member, weight or result is another lineage."""
+    base = (L0, 1, [A, B], [1.0, 2.0], [b"x" * 32])
+    other = [
+        (L1, 1, [A, B], [1.0, 2.0], [b"x" * 32]),
+        (L0, 2, [A, B], [1.0, 2.0], [b"x" * 32]),
+        (L0, 1, [A, C], [1.0, 2.0], [b"x" * 32]),
+        (L0, 1, [A, B], [1.0, 2.5], [b"x" * 32]),
+        (L0, 1, [A, B], [1.0, 2.0], [b"y" * 32]),
+        (L0, 1, [A, B], [1.0, 2.0], [b"x" * 32, b"x" * 32]),
+    ]
+    assert next_lineage(*base) == next_lineage(*base)
+    assert len({next_lineage(*arguments) for arguments in [base, *other]}) == 7
+    assert first_lineage(b"r", L0) != first_lineage(b"s", L0) != first_lineage(b"s", L1)
+
+
+def generation(epoch: int, lineage: bytes, transfer: int) -> Generation:
+    return Generation(epoch, lineage, transfer, 10, 10 * (epoch + 1), A)
+
+
+def test_what_healing_loses_is_named_exactly() -> None:
+    """Samples in averages of the lost branch, and unaveraged ones, are lost; those in the donor's are not."""
+    history = History()
+    for epoch, transfer in ((0, 100), (1, 101)):
+        history.offer(epoch, transfer, 5)
+    history.append(generation(0, L0, 100))
+    history.append(generation(1, L1, 101))
+    history.offer(2, 102, 4)
+    donor = [generation(0, L0, 100), generation(1, L2, 201), generation(2, L2, 102)]
+    assert history.adopt(donor, unaveraged=7) == 7 - 4 + 5
+    assert [g.transfer for g in history.generations] == [100, 201, 102]
+
+
+def test_going_back_to_the_first_branch_takes_the_loss_back() -> None:
+    """Lost to one branch and won back with the other: the net is what is in no average."""
+    history = History()
+    history.offer(0, 100, 5)
+    first, second = [generation(0, L0, 100)], [generation(0, L1, 200)]
+    history.append(first[0])
+    assert history.adopt(second, unaveraged=0) == 5
+    assert history.adopt(first, unaveraged=0) == -5
+
+
+@pytest.mark.parametrize(
+    ("winner", "loser"),
+    [
+        (Camp(4, L1, 1, 5), Camp(3, L0, 9, 99)),
+        (Camp(3, L1, 3, 5), Camp(3, L0, 2, 99)),
+        (Camp(3, L1, 2, 9), Camp(3, L0, 2, 5)),
+        (Camp(3, L0, 2, 5), Camp(3, L1, 2, 5)),
+    ],
+)
+def test_which_camp_wins(winner: Camp, loser: Camp) -> None:
+    """The higher epoch, then more peers, then more samples, then the smaller id; never both."""
+    assert winner.beats(loser)
+    assert not loser.beats(winner)
+
+
+def test_the_view_counts_camps_without_silent_and_joining_peers() -> None:
+    """A camp is made of trainers that are heard and have their state."""
+    view = View()
+    for peer in (A, B, C):
+        view.up(PeerUp(peer, 5, L1))
+    silent = view.get(C)
+    assert silent is not None
+    silent.silent = True
+    mine, other = view.camps(Camp(5, L0, 1, 0))
+    assert (mine.peers, other.peers) == (1, 2)

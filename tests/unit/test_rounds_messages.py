@@ -1,0 +1,147 @@
+"""The rounds' control messages: what goes out comes in, and nothing else gets in."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+from typing import Any, get_args
+
+import msgpack
+import pytest
+
+from p2pavg.errors import ProtocolError
+from p2pavg.rounds import messages as m
+from p2pavg.rounds.ballot import Ballot, Held, Stage
+
+PEER, OTHER, LINEAGE, DIGEST = b"a" * 20, b"b" * 20, b"l" * 32, b"d" * 32
+BALLOT = Ballot(7, 2, PEER)
+HELD = Held(BALLOT, Stage.DONE, True, (DIGEST,), (PEER, OTHER), (1.0, 2.5), (1, 2))
+VALUES: dict[str, Any] = {
+    "int": 3,
+    "float": 0.5,
+    "bool": True,
+    "str": "because",
+    "Lineage": LINEAGE,
+    "PeerId": PEER,
+    "PeerId | None": OTHER,
+    "Ballot": BALLOT,
+    "Ballot | None": BALLOT,
+    "Held | None": HELD,
+    "tuple[PeerId, ...]": (PEER, OTHER),
+    "tuple[bool, ...]": (True, False),
+    "tuple[int, ...]": (3, 0),
+    "tuple[float, ...]": (3.0, 0.0),
+    "tuple[bytes, ...]": (DIGEST,),
+    "tuple[tuple[int, int, int], ...]": ((0, 0, 5), (0, 5, 2)),
+}
+
+
+def example(kind: type[Any]) -> Any:
+    return kind(**{field.name: VALUES[str(field.type)] for field in fields(kind)})
+
+
+EXAMPLES = [example(kind) for kind in get_args(m.Message)]
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_a_message_survives_msgpack(message: m.Message) -> None:
+    """Every message type comes back equal after to_dict, msgpack and from_dict."""
+    packed = msgpack.packb(m.to_dict(message))
+    assert m.from_dict(msgpack.unpackb(packed)) == message
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_a_missing_or_surplus_field_is_refused(message: m.Message) -> None:
+    """Fields are exactly those of the type: one less or one more is a ProtocolError."""
+    data = m.to_dict(message)
+    for name in data:
+        with pytest.raises(ProtocolError):
+            m.from_dict({key: value for key, value in data.items() if key != name})
+    with pytest.raises(ProtocolError):
+        m.from_dict({**data, "more": 1})
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_wrong_values_raise_nothing_but_protocol_errors(message: m.Message) -> None:
+    """Any junk in any field is either refused with ProtocolError or makes a message that is well typed."""
+    dice = random.Random(type(message).__name__)
+    junk = [
+        None,
+        -1,
+        2**63,
+        1.5,
+        float("nan"),
+        float("inf"),
+        "x" * 500,
+        b"",
+        b"z" * 21,
+        [],
+        [1],
+        [[1]],
+        {},
+        True,
+    ]
+    data = m.to_dict(message)
+    for name in data:
+        for value in junk:
+            changed = {**data, name: value}
+            if dice.random() < 0.3:
+                changed[dice.choice(list(data))] = dice.choice(junk)
+            try:
+                accepted = m.from_dict(changed)
+            except ProtocolError:
+                continue
+            assert m.from_dict(m.to_dict(accepted)) == accepted
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"members": [PEER, PEER]},
+        {"voters": [True]},
+        {"members": [OTHER, b"c" * 20]},
+        {"parts": [[0, 1, 5]]},
+        {"parts": [[1, 0, 5]]},
+        {"parts": [[9, 0, 5]]},
+        {"members": [PEER] * 2000},
+    ],
+)
+def test_a_group_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
+    """Members must be distinct, contain the leader, and own parts that follow each other without gap."""
+    data = m.to_dict(example(m.Prepare))
+    m.from_dict(data)
+    with pytest.raises(ProtocolError):
+        m.from_dict({**data, **change})
+
+
+def test_a_round_without_any_weight_is_refused() -> None:
+    """A BEGIN in which all weights are 0 never gets in."""
+    data = m.to_dict(example(m.Begin))
+    with pytest.raises(ProtocolError):
+        m.from_dict({**data, "weights": [0.0, 0.0]})
+
+
+def test_an_unknown_type_is_refused() -> None:
+    """The type must be one of ours, and a string."""
+    for name in ("nothing", 5, None, b"progress"):
+        with pytest.raises(ProtocolError):
+            m.from_dict({"t": name})
+
+
+def test_ballots_are_totally_ordered() -> None:
+    """Epoch first, then attempt, then leader."""
+    ballots = [Ballot(2, 0, PEER), Ballot(1, 1, PEER), Ballot(1, 0, OTHER), Ballot(1, 0, PEER)]
+    assert sorted(ballots) == ballots[::-1]
+
+
+def test_transfers_differ_by_lineage_and_ballot() -> None:
+    """The data of two attempts, or of two histories, can never be taken for each other."""
+    ids = {
+        Ballot(e, a, p).transfer(lineage)
+        for e in range(3)
+        for a in range(3)
+        for p in (PEER, OTHER)
+        for lineage in (LINEAGE, DIGEST)
+    }
+    assert len(ids) == 36
+    assert all(0 <= i < 2**63 for i in ids)
