@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_demo_shows_what_it_promises(tmp_path):
-    """The demo as `make demo` runs it, for half the epochs: a kill, a newcomer, equal bits, and the loss of one
-    process within the spread of five seeds.
+    """The demo, for half its epochs: a kill, a newcomer, equal bits, and the loss of one process within the
+    spread of five seeds.
     """
     out = tmp_path / "demo"
     done = subprocess.run(
