@@ -156,6 +156,15 @@ def get(codec: str | Codec) -> Codec:
     return codec
 
 
+def prepare(codec: str | Codec) -> None:
+    """Load now what the codec needs: the twin's float16 takes torch, whose import no event loop may wait for.
+
+    Raises ConfigurationError like `get`.
+    """
+    if isinstance(get(codec), TwinCodec) and get(codec).name in ("fp16", "int8"):  # int8 returns as fp16
+        codecs_twin.load_torch()
+
+
 def is_built_in(codec: Codec) -> bool:
     """Whether the native pump knows this codec by its wire id."""
     return codec.wire_id in WIRE_IDS.values()

@@ -140,8 +140,13 @@ def _powers(exponents: npt.NDArray[np.signedinteger[Any]]) -> F32:
         return np.ldexp(np.float32(1), exponents.astype(np.int32)).astype(np.float32)
 
 
+def load_torch() -> None:
+    """Import torch, which takes seconds and which only float16 needs."""
+    import torch  # noqa: F401
+
+
 def _half(y: F32) -> U16:
-    import torch  # costs a second, and only this codec needs it
+    import torch
 
     halves: U16 = torch.from_numpy(y).to(torch.float16).view(torch.uint16).numpy()
     halves[np.isnan(y)] = 0x7E00

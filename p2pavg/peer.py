@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from p2pavg import codecs
 from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.loop_thread import LoopThread
@@ -88,6 +89,7 @@ class Peer:
             raise ClosedError("this peer was closed; build a new one")
         if self._place is not None:
             return self
+        codecs.prepare(self.compression)
         _check_writable(self._reports)
         thread = LoopThread(f"p2pavg-{self.run_id}")
         place = Place(self._settings, self._own_identity(), self._publish)
