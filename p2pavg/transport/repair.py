@@ -18,7 +18,6 @@ from p2pavg.transport.stalls import LinkWatch, RankWatch
 
 logger = logging.getLogger("p2pavg.transport")
 
-_CONTROL_FRESH_S = 3.0  # heard on the control connection so lately: the path works, only the stream does not
 _MOST_CHUNKS = 100_000  # in one request; more follow with the next one
 
 
@@ -53,12 +52,9 @@ class Repairs:
     def _look_at(self, link: Link, now: float) -> None:
         watch = self._watches.setdefault(link.id, LinkWatch())
         watch.tick(now, self._engine.stats(link.id))
-        if now - link.last_heard < _CONTROL_FRESH_S:
-            for stream in watch.stalled(now, link.rtt_min):
-                logger.info(
-                    "stream %d to peer %s is stalled: opening another", stream, short_id(link.peer_id)
-                )
-                self._replace(link, stream)
+        for stream in watch.stalled(now, link.rtt_min, link.last_heard):
+            logger.info("stream %d to peer %s is stalled: opening another", stream, short_id(link.peer_id))
+            self._replace(link, stream)
 
     def _ask(self, job: ReduceJob, rank: int, link: Link, now: float) -> None:
         watch, streams = self._ranks.setdefault((job.transfer, rank), RankWatch(now)), self._watches[link.id]

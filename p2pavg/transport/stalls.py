@@ -35,6 +35,7 @@ class LinkWatch:
     streams: dict[int, _Stream] = field(default_factory=dict)
     lost_at: float = 0.0  # a stream closed or was closed
     busy_at: float = 0.0  # any stream received something
+    acked_at: float = 0.0  # the other side acknowledged something on any stream
 
     def tick(self, now: float, stats: Sequence[StreamStats]) -> None:
         seen = {row.stream for row in stats}
@@ -49,18 +50,27 @@ class LinkWatch:
                 continue
             if row.bytes_received - stream.received > _QUIET_BYTES:
                 stream.busy_at = self.busy_at = now
-            if acked > stream.acked or not (row.unacked_bytes and stream.waiting):
+            if acked > stream.acked:
+                stream.acked_at = self.acked_at = now
+            elif not (row.unacked_bytes and stream.waiting):
                 stream.acked_at = now
             stream.received, stream.acked = row.bytes_received, acked
             stream.waiting = row.unacked_bytes > 0
 
-    def stalled(self, now: float, rtt_s: float) -> list[int]:
-        """Streams whose other side has acknowledged nothing for so long that a fresh one is better.
+    def stalled(self, now: float, rtt_s: float, heard_at: float) -> list[int]:
+        """Streams on which nothing has been acknowledged for so long that a fresh one is better.
 
-        A receiver that does not read is no reason: then nothing is sent that could be acknowledged.
+        heard_at: when the control connection last brought something. While nothing moves at all the path is
+        to blame, or a machine that is too busy. A receiver that does not read is no reason either: then
+        nothing is sent that could be acknowledged.
         """
         wait = max(_STALLED_S, _STALLED_TIMEOUTS * patience(rtt_s))
-        return [number for number, stream in self.streams.items() if now - stream.acked_at > wait]
+        moved_at = max(self.busy_at, self.acked_at, heard_at)
+        return [
+            number
+            for number, stream in self.streams.items()
+            if now - stream.acked_at > wait and moved_at - stream.acked_at > wait / 2
+        ]
 
 
 Chunk = tuple[int, int]  # (part, index)

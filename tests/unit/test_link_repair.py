@@ -121,8 +121,16 @@ class TestStalls:
                 row(2, sent=100_000, unacked=0),
             ]
             link.tick(tenth / 10, stats)
-        assert link.stalled(1.0, RTT) == [0]
-        assert link.stalled(1.0, 1.0) == []
+        assert link.stalled(1.0, RTT, 0.0) == [0]
+        assert link.stalled(1.0, 1.0, 0.0) == []
+
+    def test_all_stand_still(self):
+        """When nothing moves at all no stream is to blame; when the control connection moves, they are."""
+        link = LinkWatch()
+        for tenth in range(11):
+            link.tick(tenth / 10, [row(number, sent=100_000, unacked=50_000) for number in range(3)])
+        assert link.stalled(1.0, RTT, heard_at=0.05) == []
+        assert link.stalled(1.0, RTT, heard_at=0.9) == [0, 1, 2]
 
     def test_long_idle_is_no_stall(self):
         """A stream that starts to send after a long pause has its time from then on."""
@@ -131,9 +139,9 @@ class TestStalls:
             (60.0, [row(0, sent=9000, unacked=8900)]),
             (60.4, [row(0, sent=9000, unacked=8900)]),
         )
-        assert link.stalled(60.4, RTT) == []
+        assert link.stalled(60.4, RTT, 60.4) == []
         link.tick(60.6, [row(0, sent=9000, unacked=8900)])
-        assert link.stalled(60.6, RTT) == [0]
+        assert link.stalled(60.6, RTT, 60.5) == [0]
 
     @given(
         st.lists(st.integers(0, 60), min_size=2, max_size=4),
@@ -275,9 +283,7 @@ class TestRepair:
         pair = await pair_of(2, 6_000_000)
         link = pair.links[0]
         old = list(pair.a.engine.streams(link.id))
-        monkeypatch.setattr(
-            LinkWatch, "stalled", lambda self, now, rtt: [n for n in self.streams if n == old[0]]
-        )
+        monkeypatch.setattr(LinkWatch, "stalled", lambda self, *now: [n for n in self.streams if n == old[0]])
         pair.begin()
         await poll(lambda: old[0] not in pair.a.engine.streams(link.id))
         await poll(lambda: len(pair.a.engine.streams(link.id)) == 2)
