@@ -45,7 +45,7 @@ class Limiter {
 
   private:
     static constexpr double kSlice = 16384;
-    static constexpr double kBurstSeconds = 0.02;
+    static constexpr double kBurstSeconds = 0.05;
     // Half of what TCP and IP add at an MTU of 1500, so that the limit holds within 2.5% by either way of counting.
     static constexpr double kOverhead = 1.02;
 

@@ -111,7 +111,7 @@ void Pump::detach(int64_t id, int64_t stream) {
     if (!from || closed_) return;
     if (auto found = from->find(stream)) {
         from->remove(found.get());
-        found->worker().post([found] { found->close(); });
+        found->worker().post([found] { found->detach(); });
     }
 }
 
@@ -120,7 +120,7 @@ void Pump::detach_all(int64_t id) {
     if (!from || closed_) return;
     for (auto &stream : from->streams()) {
         from->remove(stream.get());
-        stream->worker().post([stream] { stream->close(); });
+        stream->worker().post([stream] { stream->detach(); });
     }
     on_all_workers([](Worker &) {});  // closed now: nothing reads the blobs any more
     from->abandon();

@@ -120,6 +120,12 @@ void Stream::fail(const std::string &reason) {
     shared_.events.post({Event::Type::stream_closed, link_->id, uid, 0, 0, reason});
 }
 
+void Stream::detach() {
+    readable_ = true;
+    for (int frames = 0; frames < 64 && readable_ && !held_ && !closed_; ++frames) receive();
+    close();
+}
+
 void Stream::close() {
     if (closed_) return;
     closed_ = true;
@@ -131,6 +137,8 @@ void Stream::close() {
     std::vector<Item> back = undelivered();
     worker_.buffers().give(std::move(out_.buffer));
     ::shutdown(fd, SHUT_RDWR);
+    // Gone now, or the kernel would go on acknowledging what nobody reads; the number stays ours until the end.
+    ::dup2(shared_.events.fd(), fd);
     link_->push_front(std::move(back));
     link_->wake();  // this stream may have been woken for something that it leaves behind
 }

@@ -59,7 +59,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
     void resume() { held_ = false; }  // a job began: look again at the frame that was held back
     void release(const Receiver *receiver);  // forget it: its buffers are about to go
     void release_blob(uint64_t transfer);
-    void close();  // puts back what was not delivered
+    void detach();  // takes what has arrived already, then closes
+    void close();   // puts back what was not delivered
     bool closed() const { return closed_; }
     double throttled_until() const { return throttled_until_; }
     void unthrottle() { throttled_until_ = 0; }
