@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime
+import functools
 import os
 import ssl
 import tempfile
@@ -416,6 +417,16 @@ class Credentials:
     def key_for(self, purpose: bytes) -> bytes:
         """32 bytes derived from the run key: all members get the same."""
         return _derive(self.run_key, b"p2pavg " + purpose)
+
+    @functools.cached_property
+    def server_context(self) -> ssl.SSLContext:
+        """For connections that others open. Made once: strangers may come in thousands."""
+        return self.context(server=True)
+
+    @functools.cached_property
+    def client_context(self) -> ssl.SSLContext:
+        """For connections that this peer opens."""
+        return self.context(server=False)
 
     def context(self, *, server: bool) -> ssl.SSLContext:
         """TLS 1.3, both sides with certificates of this run's authority."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SPARE_ATTEMPTS = 3  # beyond one for each member that may fail
 MOST_SCALE = 16.0
+MOST_TARGETS = 1000  # epochs' worth of samples: nobody can have counted more
 
 
 @dataclass(slots=True)
@@ -160,6 +161,9 @@ class Leading:
     def on_ready(self, peer: PeerId, message: Ready) -> None:
         proposal = self._ours(message.ballot)
         if proposal is None or proposal.begun or peer not in proposal.voting:
+            return
+        if message.samples > MOST_TARGETS * self.core.target:
+            self.abort("it declares more samples than it can have", [peer])
             return
         proposal.ready[peer] = (message.samples, message.weight)
         self._try_to_begin()

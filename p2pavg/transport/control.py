@@ -48,7 +48,8 @@ class ControlConnection(asyncio.Protocol):
         connection = cls()
         tls: dict[str, Any] = {}
         if credentials is not None:
-            tls = {"ssl": credentials.context(server=not dialled), "ssl_handshake_timeout": TLS_HANDSHAKE_S}
+            context = credentials.client_context if dialled else credentials.server_context
+            tls = {"ssl": context, "ssl_handshake_timeout": TLS_HANDSHAKE_S}
         try:
             if dialled:
                 if tls:

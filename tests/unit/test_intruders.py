@@ -19,10 +19,11 @@ from p2pavg.identity import Identity
 from p2pavg.membership import record as records
 from p2pavg.membership.record import Refresh, SignedRecord, has_valid_signature
 from p2pavg.membership.store import Outcome, RecordStore
+from p2pavg.rounds import leading
 from p2pavg.rounds.ballot import Stage
 from p2pavg.rounds.events import Commit, Received
 from p2pavg.rounds.member import Holding
-from p2pavg.rounds.messages import Committed
+from p2pavg.rounds.messages import Committed, Ready
 from p2pavg.transport import handshake
 from tests.simulation.calm import Calm
 from tests.unit.endpoints import DEADLINE_S, Host
@@ -247,13 +248,13 @@ async def test_a_man_in_the_middle_who_is_a_member_of_nothing(monkeypatch: pytes
     async with hosts(authority.member(), own.member()) as (victim, attacker):
         with pytest.raises(P2PAvgError):
             await victim.connect(attacker)
-        with monkeypatch.context() as unchecked:
 
-            def trust_both(context: ssl.SSLContext) -> None:
-                context.load_verify_locations(cadata=own.certificate + authority.certificate)
+    def trust_both(context: ssl.SSLContext) -> None:
+        context.load_verify_locations(cadata=own.certificate + authority.certificate)
 
-            patch_context(unchecked, trust_both)
-            assert await victim.connect(attacker)
+    patch_context(monkeypatch, trust_both)
+    async with hosts(authority.member(), own.member()) as (victim, attacker):
+        assert await victim.connect(attacker)
 
 
 async def test_a_replayed_stream_hello(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,6 +309,28 @@ def test_a_forged_commit(field: str) -> None:
         stranger = next(n.me for n in calm.nodes if n is not node and n.me != held.ballot.leader)
         actions = node.machine.handle(Received(stranger, message), calm.swarm.world.now)
         assert any(isinstance(action, Commit) for action in actions) is not checked
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_impossible_samples(checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that declares a thousand epochs' worth of samples is left out and named, else it counts."""
+    if not checked:
+        monkeypatch.setattr(leading, "MOST_TARGETS", 2**62)
+    calm = Calm(3, latency=0.01)
+    calm.epochs(2)
+    machine = calm.leader.machine
+
+    def asked() -> list[bytes]:
+        proposal = machine.leading.proposal
+        if proposal is None or proposal.begun:
+            return []
+        return [peer for peer in proposal.voting if peer != machine.core.me and peer not in proposal.ready]
+
+    calm.run(30.0, lambda: bool(asked()))
+    proposal, liar = machine.leading.proposal, asked()[0]
+    machine.handle(Received(liar, Ready(proposal.ballot, 2**50, 2.0**50)), calm.swarm.world.now)
+    assert (liar in machine.core.excluded) is checked
+    assert (liar in proposal.ready) is not checked
 
 
 def test_a_replayed_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,211 @@
+"""How much hostile connections slow a swarm: `python bench/hostile.py [--connections 1000] [--json PATH]`.
+
+Peers of a closed run train; after some quiet epochs, that many connections are kept open to one of them, and
+each is replaced when it is cut: a third sends garbage, a third nothing, a third one byte a second of a right
+beginning. Prints the median seconds of an epoch without and with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import resource
+import selectors
+import socket
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from p2pavg.bench.common import environment  # noqa: E402
+from p2pavg.bench.toy import Epoch, ToyTrainer  # noqa: E402
+from p2pavg.bench.workers import Workers, serve  # noqa: E402
+from p2pavg.credentials import new_secret  # noqa: E402
+from p2pavg.peer import Peer  # noqa: E402
+from p2pavg.transport import handshake  # noqa: E402
+
+RUN = "hostile"
+NUMEL = 100_000
+DEADLINE_S = 300.0
+
+
+class Trainer:
+    """The worker's commands."""
+
+    def start(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Join the swarm."""
+        self.epochs: list[Epoch] = []
+        self.peer = Peer(
+            RUN,
+            initial_peers=config["initial_peers"],
+            listen="127.0.0.1:0",
+            credentials=config["credentials"],
+        ).start()
+        self.trainer = ToyTrainer(
+            self.peer,
+            target=config["target"],
+            samples_per_step=1,
+            step_seconds=config["step_seconds"],
+            numel=NUMEL,
+            on_epoch=self.epochs.append,
+        )
+        return {"address": self.peer.address}
+
+    def train(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Train until an epoch; when each of its epochs was stepped, and how much memory this process has."""
+        seen = len(self.epochs)
+        while self.trainer.session.epoch < command["until"]:
+            self.trainer.step()
+        times = [epoch.counted_at[-1] for epoch in self.epochs[seen:] if epoch.counted_at]
+        wrong = [epoch.wrong for epoch in self.epochs[seen:] if epoch.wrong]
+        return {
+            "seconds": [b - a for a, b in itertools.pairwise(times)],
+            "wrong": wrong,
+            "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+
+
+class Hostile(threading.Thread):
+    """Keeps `count` connections to an address, of three kinds, in its own thread."""
+
+    def __init__(self, address: tuple[str, int], count: int) -> None:
+        super().__init__(daemon=True)
+        self.address, self.count = address, count
+        self.opened = self.cut = self.most = 0
+        self.stopping = False
+        self._random = random.Random(1)
+        self._selector = selectors.DefaultSelector()
+        self._slow: dict[socket.socket, bytes] = {}
+
+    def run(self) -> None:
+        """Open, feed and replace connections until told to stop."""
+        fed_at = time.monotonic()
+        while not self.stopping:
+            missing = self.count - len(self._selector.get_map())
+            for _ in range(min(missing, 50)):
+                self._open()
+            self.most = max(self.most, len(self._selector.get_map()))
+            for key, _ in self._selector.select(0.05):
+                self._look(key.fileobj)  # type: ignore[arg-type]
+            if time.monotonic() - fed_at > 1.0:
+                fed_at = time.monotonic()
+                for sock in list(self._slow):
+                    self._feed(sock)
+        for key in list(self._selector.get_map().values()):
+            self._drop(key.fileobj)  # type: ignore[arg-type]
+
+    def _open(self) -> None:
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.connect_ex(self.address)
+        self.opened += 1
+        self._selector.register(sock, selectors.EVENT_READ)
+        kind = self.opened % 3
+        if kind == 0:
+            self._slow[sock] = self._random.randbytes(600)
+        elif kind == 1:
+            party = handshake.Party.of(RUN, closed=True)
+            self._slow[sock] = handshake.preamble(handshake.CONTROL, party) + bytes([22, 3, 1]) * 100
+
+    def _feed(self, sock: socket.socket) -> None:
+        data = self._slow[sock]
+        step = len(data) if data[:6] != b"P2PAVG" and len(data) == 600 else 1
+        try:
+            sock.send(data[:step])
+        except OSError:
+            self._drop(sock)
+            return
+        self._slow[sock] = data[step:]
+        if not self._slow[sock]:
+            del self._slow[sock]
+
+    def _look(self, sock: socket.socket) -> None:
+        try:
+            if sock.recv(4096):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._drop(sock)
+
+    def _drop(self, sock: socket.socket) -> None:
+        self.cut += 1
+        self._selector.unregister(sock)
+        self._slow.pop(sock, None)
+        sock.close()
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Epochs before, under and after the attack."""
+    argv = [sys.executable, __file__, "--worker"]
+    environ = {"PYTHONPATH": str(ROOT)}
+    with Workers(args.peers, "", argv=argv, environment=environ) as workers:
+        answers = workers.join(
+            target=args.peers * args.steps, step_seconds=args.step_seconds, credentials=new_secret(RUN)
+        )
+        host, _, port = answers[0]["address"].rpartition(":")
+        phases: dict[str, list[dict[str, Any]]] = {}
+        until = 3
+        workers.all(deadline_s=DEADLINE_S, do="train", until=until)
+        for phase in ("before", "under", "after"):
+            attack = Hostile((host, int(port)), args.connections) if phase == "under" else None
+            if attack is not None:
+                attack.start()
+            until += args.epochs
+            phases[phase] = workers.all(deadline_s=DEADLINE_S, do="train", until=until)
+            if attack is not None:
+                attack.stopping = True
+                attack.join()
+                told = {"opened": attack.opened, "cut": attack.cut, "at_once": attack.most}
+    medians = {
+        phase: statistics.median(s for answer in answers for s in answer["seconds"])
+        for phase, answers in phases.items()
+    }
+    longest = max(s for answer in phases["under"] for s in answer["seconds"])
+    return {
+        "connections": args.connections,
+        **told,
+        "peers": args.peers,
+        "epoch_seconds": medians,
+        "ratio": medians["under"] / medians["before"],
+        "longest_ratio": longest / medians["before"],
+        "memory_bytes": {phase: max(a["memory_bytes"] for a in answers) for phase, answers in phases.items()},
+        "wrong": [why for answers in phases.values() for answer in answers for why in answer["wrong"]],
+        "environment": environment(),
+    }
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--connections", type=int, default=1000)
+    parser.add_argument("--peers", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=12, help="measured, in each of the three phases")
+    parser.add_argument("--steps", type=int, default=10, help="of each peer in an epoch")
+    parser.add_argument("--step-seconds", type=float, default=0.1)
+    parser.add_argument("--json", metavar="PATH")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker = Trainer()
+        return serve({"start": worker.start, "train": worker.train})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, args.connections + 200)), hard))
+    result = measure(args)
+    print(json.dumps({key: value for key, value in result.items() if key != "environment"}, indent=1))
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=1) + os.linesep)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
