@@ -622,7 +622,7 @@ class TestEngine:
         wire.close()
 
     async def test_upload_limit(self, swarm_of):
-        """An upload limit is exceeded by no more than 5 % and put to use; lifting it lets the rest go at once."""
+        """An upload limit is exceeded by at most 5 % and put to use; lifting it lets the rest go at once."""
         swarm = swarm_of(2)
         loop = asyncio.get_running_loop()
         data = memoryview(bytes(50_000))
@@ -632,8 +632,9 @@ class TestEngine:
         for chunk in range(1000):
             swarm.engines[0].send_blob(link, 5, chunk, data)
         await swarm.events[0].until(lambda: len(swarm.events[0].sent) >= 20)
-        rate = swarm.engines[0].traffic(link)[0] / (loop.time() - start)
-        assert 0.4 * 2_000_000 <= rate <= 1.05 * 2_000_000 + 50_000 / 0.5  # a busy machine may not reach it
+        sent, seconds = swarm.engines[0].traffic(link)[0], loop.time() - start
+        assert sent <= 2_000_000 * seconds + 60_000
+        assert sent >= 2_000_000 * seconds * 0.4  # a busy machine wakes late
         swarm.engines[0].set_upload_limit(None)
         await swarm.events[0].until(lambda: len(swarm.events[0].sent) == 1000)
         assert loop.time() - start < 10  # 25 s under the limit
