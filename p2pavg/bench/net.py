@@ -145,6 +145,10 @@ def _on_lab(args: argparse.Namespace) -> dict[str, Any]:
                 [*verb, "--connect", f"{lab.address(dst)}:{_LAB_PORT}", *bounds, "--json", "-"],
                 timeout=args.seconds + _MARGIN_S,
             )
+        except subprocess.TimeoutExpired:
+            raise P2PAvgError(
+                "The measurement took far longer than it may; is the machine too busy?"
+            ) from None
         except subprocess.CalledProcessError as error:
             output = error.stdout  # of a void measurement
             if not output:

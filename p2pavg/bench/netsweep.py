@@ -24,6 +24,7 @@ _BURST_S = 1.0
 _LOOKS = 20  # at a stream while it is measured
 _STARVED_SHARE = 0.1
 _TOLERATED_PAUSE_S = 0.1
+_MARGIN_S = 0.5
 _OTHERS = ("bbr", "cubic", "reno")
 
 
@@ -87,7 +88,7 @@ class Sweep:
 
     def _room(self, steps: float = 1.0) -> bool:
         """Whether time and bytes suffice for so many more steps."""
-        needed = steps * (self._step_s + 3 * self.rtt_s)
+        needed = steps * (self._step_s + 3 * self.rtt_s) + _MARGIN_S
         return self._deadline - time.monotonic() > needed and self._budget.left - self._remote_sent > 0
 
     def measure_rtt(self) -> float:
