@@ -23,6 +23,8 @@ logger = logging.getLogger("p2pavg.membership")
 TICK = 0.25
 ENTRY_POINTS = 16  # members whose records stay in the table, for newcomers; the others' only expire there
 READ_AT_JOIN = 12  # members of a large run that a newcomer reads to find its sample
+SLEEP_SECONDS = 1.0
+WAKE_SECONDS = 1.0  # in which those that slept too beat, and queued datagrams are read
 ASK_SECONDS = 1.0
 SYNC_SECONDS = 0.5
 QUARREL_SECONDS = 4.0
@@ -59,6 +61,8 @@ class Pulse:
         self._beat_key = beat_key
         self._publication = dht.publication(key)
         self._heard_at: dict[bytes, Address] = {}
+        self._ticked = dht.clock()
+        self._awake_at = float("-inf")
         self._reveal_due = float("inf")
         self._news_until = float("-inf")
         self._tell_due = float("inf")
@@ -122,7 +126,14 @@ class Pulse:
             except Exception:  # a peer that stops beating is dead to all others: go on, whatever it was
                 logger.exception("keeping the view fresh failed once")
 
+    def slept(self, now: float) -> bool:
+        """Whether this process was stopped or starved just now: what it missed says nothing about others."""
+        return now - self._ticked > SLEEP_SECONDS or now < self._awake_at
+
     def _tick(self, now: float) -> None:
+        if now - self._ticked > SLEEP_SECONDS:
+            self._awake_at = now + WAKE_SECONDS
+        self._ticked = now
         self._on_tick()
         if self.value is not None:
             self._stay_fresh(now)

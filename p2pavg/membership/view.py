@@ -13,7 +13,7 @@ from types import MappingProxyType
 from p2pavg.membership.address import is_loopback
 from p2pavg.membership.dht import DHT, key_of
 from p2pavg.membership.peerinfo import PeerInfo
-from p2pavg.membership.pulse import Pulse
+from p2pavg.membership.pulse import WAKE_SECONDS, Pulse
 from p2pavg.membership.roster import Member, Roster
 from p2pavg.membership.seal import Seal
 from p2pavg.membership.store import Held
@@ -166,7 +166,8 @@ class View:
 
     def _update(self) -> None:
         now = self._dht.clock()
-        for peer_id in self._roster.expire(now):
+        slept = self._pulse.slept(now)
+        for peer_id in [] if slept else self._roster.expire(now):
             self._dead.pop(peer_id, None)
         members = self._roster.members
         peers = {peer_id: m.info for peer_id, m in members.items() if not self._is_dead(peer_id, m)}
@@ -174,7 +175,8 @@ class View:
             self._expiry.cancel()
         first = min((m.held.expires for m in members.values()), default=None)
         if first is not None:
-            self._expiry = self._loop.call_later(max(0.0, first - now) + 0.001, self._update)
+            pause = max(WAKE_SECONDS / 4 if slept else 0.0, first - now) + 0.001
+            self._expiry = self._loop.call_later(pause, self._update)
         if peers != self._peers:
             self._peers = MappingProxyType(peers)
             self.on_change()

@@ -278,3 +278,32 @@ def test_others_dial_back() -> None:
         await asyncio.gather(first.stop(), second.stop(), third.stop())
 
     asyncio.run(scenario())
+
+
+def test_a_process_that_was_stopped_believes_nobody_dead() -> None:
+    """A process stopped for longer than a lifetime has everybody in view when it goes on, without a gap."""
+    lifetime = 2.0
+    program = MEMBER.replace(
+        "    print(node", "    view.on_change = lambda: print(len(view.peers), flush=True)\n    print(node"
+    )
+
+    async def scenario() -> None:
+        node = await DHT.start(Identity.generate(), host="127.0.0.1", port=0)
+        view = View(node, "r", lifetime=lifetime)
+        await view.announce(PeerInfo(node.identity.peer_id, (("127.0.0.1", node.port),)))
+        with process("-c", program, f"127.0.0.1:{node.port}", str(lifetime)) as child:
+            peer_id = bytes.fromhex(await asyncio.to_thread(first_line, child))
+            await until(view, lambda: peer_id in view.peers, 5.0)
+            child.send_signal(signal.SIGSTOP)
+            await until(view, lambda: peer_id not in view.peers, lifetime + 1.0)
+            await asyncio.sleep(lifetime)  # not to wait for something: the stop must outlast every record
+            child.send_signal(signal.SIGCONT)
+            await until(view, lambda: peer_id in view.peers, 5.0)
+            assert child.stdin is not None
+            child.stdin.close()
+            assert child.stdout is not None
+            assert await asyncio.to_thread(child.stdout.read) == ""
+        view.close()
+        await node.stop()
+
+    asyncio.run(scenario())
