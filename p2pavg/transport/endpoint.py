@@ -379,16 +379,22 @@ class Endpoint:
         while True:
             now = time.monotonic()
             due = now - pinged_at >= PING_INTERVAL_S
-            if due:
-                pinged_at = now
-                for link in list(self._links.values()):
-                    link.ping()
-                    if link.id in self._keepers:
-                        self._keepers[link.id].check()
             jobs = self._engine.running()
-            if due or jobs or running:
-                self._repairs.tick(now, jobs)
-                if self._counts is not None:
-                    self._counts.tick(now, jobs)
+            try:
+                if due:
+                    pinged_at = now
+                    self._ping_all()
+                if due or jobs or running:
+                    self._repairs.tick(now, jobs)
+                    if self._counts is not None:
+                        self._counts.tick(now, jobs)
+            except Exception:  # links must be watched on, whatever was wrong with one of them
+                logger.exception("watching the links failed")
             running = bool(jobs)
             await asyncio.sleep(min(_WATCH_INTERVAL_S, PING_INTERVAL_S))
+
+    def _ping_all(self) -> None:
+        for link in list(self._links.values()):
+            link.ping()
+            if link.id in self._keepers:
+                self._keepers[link.id].check()

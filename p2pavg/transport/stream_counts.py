@@ -58,7 +58,7 @@ class StreamCounts:
         """A link came or went: everybody's share is another."""
         for number in [number for number in self._counts if number not in self._links]:
             del self._counts[number]
-        for link in self._links.values():
+        for link in list(self._links.values()):
             if link.id not in self._counts:
                 self._counts[link.id] = StreamCount(link.rtt_min, self._window_limit)
             self._apply(link)
