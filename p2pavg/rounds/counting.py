@@ -109,6 +109,8 @@ class Counting:
             return  # they may be ahead of the state that we loaded
         followers = self.followers()
         others = sum(f.samples for f in followers)
+        if self._readmit(others):
+            others = sum(f.samples for f in self.followers())
         if not core.pending:
             core.wait_at(others)
         if not self._is_reached(others):
@@ -132,6 +134,26 @@ class Counting:
             self._abdicate()
         else:
             machine.leading.propose()
+
+    def _readmit(self, others: int) -> bool:
+        """Those who failed an attempt that never began come back when the target cannot be reached without them.
+
+        Each further attempt that they fail still counts towards the most that an epoch has.
+        """
+        core = self.core
+        if not core.excluded or self._is_reached(others):
+            return False
+        back = [f for f in core.view.trainers() if core.stands_here(f) and f.peer in core.excluded]
+        own = 0 if core.pending else core.samples
+        if own + others + sum(f.samples for f in back if not f.pending) < core.target:
+            return False
+        for facts in back:
+            del core.excluded[facts.peer]
+            core.suspects.discard(facts.peer)
+            core.trace("readmitted", peer=facts.peer)
+        for facts in back:
+            self._tell(facts.peer)
+        return bool(back)
 
     def _is_reached(self, others: int) -> bool:
         core = self.core
@@ -164,8 +186,10 @@ class Counting:
         core = self.core
         if (message.epoch, message.lineage) != (core.epoch, core.lineage) or peer != core.leader():
             return
-        if core.joining is not None or core.pending or core.out or self.machine.member.holding is not None:
+        if core.joining is not None or core.pending or self.machine.member.holding is not None:
             return
+        if core.out:  # the leader does not speak to those whom it leaves out: we are in again
+            del core.excluded[core.me]
         core.wait_at(message.others)
         if core.boundary and core.target > core.samples + message.others:
             core.resume()

@@ -81,6 +81,9 @@ class Checks:
         self.commits += 1
         self.late += commit.late
         before = commit.before
+        average = (before, commit.members, commit.weights, tuple(sorted(job.results.items())))
+        if self.average.get(commit.lineage) == average:
+            return  # the same has been looked at already
         contributors = {job.members[rank] for rank, weight in enumerate(commit.weights) if weight > 0}
         samples: set[Any] = set()
         count = 0
@@ -103,7 +106,6 @@ class Checks:
                 count += len(ids) if part == 0 else 0
         if len(samples) != count:
             self.broken("Counted", f"a sample is in {name}'s average twice")
-        average = (before, commit.members, commit.weights, tuple(sorted(job.results.items())))
         known = self.average.setdefault(commit.lineage, average)
         if known != average:
             self.broken("Equal", f"{name} applies another average than others of its lineage")

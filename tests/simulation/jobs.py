@@ -10,9 +10,21 @@ if TYPE_CHECKING:
     from tests.simulation.trainer import Node
 
 CHUNKS = 2  # of each contribution and each result on each way
+SMALL = 16  # up to so many members everything goes chunk by chunk
 
 
-def digest(value: Any) -> bytes:
+class Value(tuple[Any, ...]):
+    """What a part was reduced to: (contribution, weight) of each. Hashed once, however many hold it."""
+
+    hashed: int | None = None
+
+    def __hash__(self) -> int:
+        if self.hashed is None:
+            self.hashed = super().__hash__()
+        return self.hashed
+
+
+def digest(value: Value) -> bytes:
     """32 bytes that tell values apart within one process."""
     return hash(value).to_bytes(8, "big", signed=True) * 4
 
@@ -28,6 +40,7 @@ class Job:
         self.owned = {part.owner: index for index, part in enumerate(opened.parts)}
         self.parts = len(opened.parts)
         self.rank = self.members.index(node.me)
+        self.chunks = CHUNKS if len(self.members) <= SMALL else 1
         self.begun = False
         self.early: list[tuple[str, int, Any]] = []
         self.weights: tuple[float, ...] = ()
@@ -64,10 +77,10 @@ class Job:
         """As chunks; the last one carries the value."""
         node, swarm = self.node, self.node.swarm
         target = swarm.nodes[self.members[rank]]
-        for chunk in range(CHUNKS):
-            swarm.send_data(
-                node, target, self.transfer, kind, self.rank, value if chunk == CHUNKS - 1 else None
-            )
+        last = self.chunks - 1
+        for chunk in range(self.chunks):
+            carried = value if chunk == last else None
+            swarm.send_data(node, target, self.transfer, kind, self.rank, carried)
 
     def received(self, kind: str, rank: int, value: Any) -> None:
         if not self.begun:
@@ -92,7 +105,7 @@ class Job:
             needed = [rank for rank, weight in enumerate(self.weights) if weight > 0]
             if not all(rank in self.contributions for rank in needed):
                 return
-            value = tuple((self.contributions[rank], self.weights[rank]) for rank in needed)
+            value = Value((self.contributions[rank], self.weights[rank]) for rank in needed)
             self.results[part] = value
             for rank in range(len(self.members)):
                 if rank != self.rank:
@@ -112,8 +125,8 @@ class Job:
             ev.RankProgress(
                 got[0],
                 got[1],
-                CHUNKS if owns and self.weights[rank] > 0 and rank != self.rank else 0,
-                CHUNKS if rank in self.owned and rank != self.rank else 0,
+                self.chunks if owns and self.weights[rank] > 0 and rank != self.rank else 0,
+                self.chunks if rank in self.owned and rank != self.rank else 0,
             )
             for rank, got in enumerate(self.chunks_in)
         )

@@ -86,7 +86,7 @@ class Schedule:
         self.focused = seed % 4 == 3  # only traps around the commit
         self.stopping = seed % 8 == 5 and self.peers > 2  # only stops, in long transfers
         if self.stopping:
-            self.swarm.chunk_seconds = 0.3 / self.peers
+            self.swarm.chunk_seconds = min(0.3, step * epoch_steps / 8) / self.peers
         self.calm_at = 0.0
         at = 0.2
         for _ in range(dice.choice((0, 1, 1, 2, 2, 3, 4)) if faults is None else faults):

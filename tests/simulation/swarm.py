@@ -11,6 +11,7 @@ from p2pavg.rounds.ballot import PeerId
 from p2pavg.rounds.lineage import first_lineage
 from p2pavg.rounds.messages import Committed, Inquire, Message, Progress, from_dict, to_dict
 from tests.simulation.checks import Checks
+from tests.simulation.jobs import SMALL, Value
 from tests.simulation.trainer import Node
 from tests.simulation.world import Network, World
 
@@ -127,6 +128,14 @@ class Swarm:
         """Whether a can send to b and hear from it."""
         return a.alive and b.alive and b.me in a.links and not self._cut(a, b) and not self._cut(b, a)
 
+    def watched(self, node: Node) -> list[PeerId]:
+        """Whose health a node looks at: everybody's; in a large swarm a few and those that are not well."""
+        peers = list(node.links)
+        if len(peers) <= SMALL:
+            return peers
+        ill = [peer for peer in peers if not self.nodes[peer].running or self._cut(self.nodes[peer], node)]
+        return ill + self.world.random.sample(peers, 4)
+
     def health(self, node: Node, peer: PeerId) -> ev.PeerHealth:
         other, way = self.nodes[peer], self.network.ways[peer, node.me]
         since = [t for t in (way.cut_at, other.stopped_at if not other.running else None) if t is not None]
@@ -174,7 +183,7 @@ class Swarm:
         if node.me in self.corrupting:
             self.corrupting.discard(node.me)
             self.say(f"{node.name} corrupts a result for rank {rank}")
-            return (*value, "corrupt")
+            return Value((*value, "corrupt"))
         return value
 
     def spring(self, node: Node, action: ev.Action) -> None:

@@ -149,7 +149,7 @@ class Node:
         self.world.after(self.swarm.beat, self._beat)
         if not self.running:
             return
-        self.feed(ev.Health(tuple(self.swarm.health(self, peer) for peer in self.links)))
+        self.feed(ev.Health(tuple(self.swarm.health(self, peer) for peer in self.swarm.watched(self))))
         for job in list(self.jobs.values()):
             if job.begun:
                 self.feed(ev.JobProgressed(job.transfer, job.progress()))
