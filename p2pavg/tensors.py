@@ -20,6 +20,8 @@ from p2pavg.rounds.training import Average, Contribution, KeepGoing, Snapshot, T
 if TYPE_CHECKING:
     from p2pavg.peer import Peer
 
+AGAIN_S = 0.01  # after the rounds let this peer go on: it has nothing to compute, and waits again
+
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
@@ -116,6 +118,7 @@ class Averager:
                         f"no group came together within {timeout:.0f} s; "
                         f"check that all peers call all_reduce, or raise timeout="
                     )
+                time.sleep(AGAIN_S)
                 continue
             start = time.monotonic()
             if isinstance(outcome, Average) and not outcome.late:

@@ -136,7 +136,8 @@ class Counting:
             machine.leading.propose()
 
     def _readmit(self, others: int) -> bool:
-        """Those who failed an attempt that never began come back when the target cannot be reached without them.
+        """Those who failed an attempt that never began come back when the target cannot be reached without
+        them.
 
         Each further attempt that they fail still counts towards the most that an epoch has.
         """

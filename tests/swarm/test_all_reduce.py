@@ -1,0 +1,101 @@
+"""Plain tensors averaged between real processes, and between peers of one process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from p2pavg.bench.workers import Workers
+from p2pavg.errors import ConfigurationError, CredentialError, RoundFailedError
+from p2pavg.peer import Peer
+
+LISTEN = "127.0.0.1:0"
+DEADLINE_S = 60.0
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+@pytest.mark.parametrize("compression", ["none", "fp16", "bf16", "int8"])
+def test_three_processes_hold_the_same_bits(compression: str, native: str) -> None:
+    """Every codec, with the pump and with its Python twin: the mean within the codec's error, equal to the
+    bit.
+    """
+    tolerance = {"none": 1e-6, "fp16": 2e-2, "bf16": 1e-1, "int8": 2e-1}[compression]
+    with Workers(3, "p2pavg.bench.allreduce_worker", environment={"P2PAVG_NATIVE": native}) as workers:
+        workers.join(
+            numel=300_001, peers=3, compression=compression, streams=2, beside="none", credentials=None
+        )
+        for index in range(2):
+            answers = workers.all(deadline_s=DEADLINE_S, do="round", index=index)
+            assert len({answer["digest"] for answer in answers}) == 1
+            assert max(answer["max_abs_error"] for answer in answers) <= tolerance
+            assert {answer["attempts"] for answer in answers} == {1}
+
+
+async def test_weights_shapes_and_dtypes() -> None:
+    """Tensors and arrays of several dtypes and shapes become their weighted mean, in place."""
+    async with (
+        Peer("mix", listen=LISTEN, compression="none") as one,
+        Peer("mix", listen=LISTEN, compression="none", initial_peers=[one.address]) as two,
+    ):
+        mine = [torch.ones(3, 4), np.ones((5,), np.float16), torch.ones(2, 2, dtype=torch.bfloat16).t()]
+        yours = [torch.full((3, 4), 5.0), np.full((5,), 5.0, np.float16), torch.full((2, 2), 5.0).bfloat16()]
+        first, second = await asyncio.gather(
+            one.all_reduce(mine, weight=3.0, group_size=2), two.all_reduce(yours, weight=1.0, group_size=2)
+        )
+        for value in (*mine, *yours):
+            assert np.all(np.asarray(torch.as_tensor(value).float()) == 2.0)
+        assert first.lineage == second.lineage
+        assert sorted(member.weight for member in first.members) == [1.0, 3.0]
+
+
+async def test_a_peer_alone_keeps_its_values() -> None:
+    """Without others the average is one's own."""
+    async with Peer("alone", listen=LISTEN) as peer:
+        values = np.linspace(-1, 1, 1000, dtype=np.float32)
+        report = await peer.all_reduce(values, group_size=1)
+        assert np.allclose(values, np.linspace(-1, 1, 1000), atol=1e-3)
+        assert report.bytes_sent == 0
+
+
+async def test_a_group_that_does_not_come_together() -> None:
+    """The deadline ends the wait with RoundFailedError, and the values stay as they were."""
+    async with Peer("lonely", listen=LISTEN) as peer:
+        values = np.ones(10, np.float32)
+        with pytest.raises(RoundFailedError, match="group"):
+            await peer.all_reduce(values, group_size=2, timeout=0.5)
+        assert np.all(values == 1.0)
+        await peer.all_reduce(values, group_size=1)
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+async def test_impossible_weights_are_refused(weight: float) -> None:
+    """A weight that is negative or not finite never reaches a round."""
+    async with Peer("weights", listen=LISTEN) as peer:
+        with pytest.raises(ConfigurationError, match="weight"):
+            await peer.all_reduce(np.ones(10, np.float32), weight=weight)
+
+
+async def test_a_closed_run() -> None:
+    """Members of a closed run average; who has no credentials, or another run's, is told so."""
+    from p2pavg.credentials import Authority
+
+    authority = Authority.new("closed")
+    texts = [authority.member().to_text() for _ in range(2)]
+    async with (
+        Peer("closed", listen=LISTEN, credentials=texts[0]) as one,
+        Peer("closed", listen=LISTEN, credentials=texts[1], initial_peers=[one.address]) as two,
+    ):
+        values = [np.ones(1000, np.float32), np.full(1000, 3.0, np.float32)]
+        await asyncio.gather(
+            *(p.all_reduce(v, group_size=2) for p, v in zip((one, two), values, strict=True))
+        )
+        assert all(np.all(v == 2.0) for v in values)
+        for other in (None, Authority.new("closed").member().to_text()):
+            async with Peer(
+                "closed", listen=LISTEN, credentials=other, initial_peers=[one.address]
+            ) as intruder:
+                with pytest.raises(CredentialError, match="credentials"):
+                    await intruder.all_reduce(values[0].copy(), group_size=1)
