@@ -1,0 +1,134 @@
+"""One peer of `bench penalty`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from p2pavg.bench.workers import serve
+from p2pavg.optim.optimizer import CollaborativeOptimizer
+
+LAYER = 512
+
+
+class Job:
+    """A model whose microbatches take a known time: asleep, as beside an accelerator, or computing here."""
+
+    def __init__(self, params: int, batch: int, compute: str, seconds: float) -> None:
+        torch.manual_seed(0)
+        depth = max(1, round(params / (LAYER * LAYER)))
+        self.model = nn.Sequential(*(nn.Linear(LAYER, LAYER, bias=False) for _ in range(depth)))
+        self.params = list(self.model.parameters())
+        self._inputs = torch.randn(batch, LAYER)
+        self._grads = [torch.full_like(p, 1e-3) for p in self.params]
+        self._seconds = seconds
+        self.microbatch: Callable[[], None] = self._compute if compute == "torch" else self._sleep
+
+    def inner(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.params, lr=1e-4, momentum=0.9)
+
+    def _compute(self) -> None:
+        self.model(self._inputs).square().mean().backward()
+
+    def _sleep(self) -> None:
+        end = time.monotonic() + self._seconds
+        torch.autograd.backward(self.params, self._grads)
+        time.sleep(max(0.0, end - time.monotonic()))
+
+
+class Penalty:
+    """The worker's commands."""
+
+    def start(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Join the swarm."""
+        torch.set_num_threads(config["threads"])
+        slow = config["slow"] if config["index"] == config["peers"] - 1 else 1.0
+        self.batch = config["batch"]
+        self.job = Job(config["params"], self.batch, config["compute"], config["step_seconds"] * slow)
+        host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
+        self.opt = CollaborativeOptimizer(
+            self.job.inner(),
+            "bench-penalty",
+            config["target"],
+            self.batch,
+            initial_peers=config["initial_peers"],
+            compression=config["compression"],
+            delay_updates=config["delay"],
+            offload_optimizer=config["offload"],
+            listen=f"{host}:0",
+        )
+        return {"address": self.opt.peer.address}
+
+    def baseline(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Plain PyTorch, alone: samples per second, with an optimizer step every `steps` microbatches."""
+        torch.set_num_threads(command["threads"])
+        job = Job(command["params"], command["batch"], command["compute"], command["step_seconds"])
+        inner = job.inner()
+        begun = 0.0
+        for epoch in range(command["epochs"] + 1):
+            if epoch == 1:  # the first is warm-up
+                begun = time.perf_counter()
+            for _ in range(command["steps"]):
+                job.microbatch()
+            inner.step()
+            inner.zero_grad()
+        seconds = time.perf_counter() - begun
+        return {"sps": command["epochs"] * command["steps"] * command["batch"] / seconds}
+
+    def train(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Train until `epochs`; the first two epochs are warm-up."""
+        opt = self.opt
+        rows: list[dict[str, float]] = []
+        calculating = samples = 0.0
+        begun, cpu, epoch = time.perf_counter(), _averaging_cpu(), opt.epoch
+        while opt.epoch < command["epochs"]:
+            start = time.perf_counter()
+            self.job.microbatch()
+            calculating += time.perf_counter() - start
+            opt.step()
+            opt.zero_grad()
+            samples += self.batch
+            if opt.epoch != epoch:
+                now = time.perf_counter()
+                rows.append(
+                    {
+                        "epoch": epoch,
+                        "seconds": now - begun,
+                        "calculating": calculating,
+                        "samples": samples,
+                        "averaging_cpu": _averaging_cpu() - cpu,
+                    }
+                )
+                calculating = samples = 0.0
+                begun, cpu, epoch = now, _averaging_cpu(), opt.epoch
+        return {"epochs": rows[2:]}
+
+    def leave(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Close the optimizer."""
+        self.opt.close()
+        return {}
+
+
+def _averaging_cpu() -> float:
+    """CPU seconds of every thread but the training thread."""
+    return time.process_time() - time.thread_time()
+
+
+if __name__ == "__main__":
+    worker = Penalty()
+    sys.exit(
+        serve(
+            {
+                "start": worker.start,
+                "baseline": worker.baseline,
+                "train": worker.train,
+                "leave": worker.leave,
+            }
+        )
+    )

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from p2pavg.bench.__main__ import main
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.timeout(240)
+def test_accumulate_compares_with_plain_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
+    """`bench accumulate` reports throughput with and without the optimizer, a control, and step() times."""
+    argv = [
+        "accumulate",
+        "--params",
+        "300000",
+        "--batch",
+        "4",
+        "--microbatches",
+        "4",
+        "--pairs",
+        "3",
+        "--json",
+        "-",
+    ]
+    assert main([*argv, "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    for key in ("plain_sps", "local_sps", "ratio_median", "ratio_low95", "control_ratio", "step_us_median"):
+        assert result[key] > 0
+    assert len(result["ratios"]) == len(result["controls"]) == 3
+    assert result["epoch_end_seconds"] > 0
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("delay", [False, True])
+def test_penalty_reports_local_and_global_throughput(capsys: pytest.CaptureFixture[str], delay: bool) -> None:
+    """`bench penalty` trains a real swarm and relates its throughput to that of one process."""
+    argv = ["penalty", "--peers", "2", "--params", "300000", "--steps", "5", "--step-seconds", "0.02"]
+    assert main([*argv, "--epochs", "3", "--json", "-", *(["--delay"] if delay else [])]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["epoch_seconds"]) == 3
+    assert len(result["local_sps"]) == 2
+    assert result["baseline_sps"] > 0
+    assert 0 < result["global_over_local"] <= 1.01
