@@ -1,6 +1,10 @@
 // The layout of encoded runs, block by block, over the span functions of the instruction set in use.
 #include "kernels.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -30,7 +34,11 @@ bool known(int codec) { return codec >= P2PAVG_NONE && codec <= P2PAVG_INT8; }
 
 bool runs_here(const Spans &spans) {
 #if defined(__x86_64__)
-    if (&spans == &avx2_spans) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    if (&spans == &avx2_spans) {
+        constexpr unsigned int f16c = 1u << 29;  // not every compiler's __builtin_cpu_supports knows it
+        unsigned int a, b, c, d;
+        return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & f16c);
+    }
 #endif
     (void)spans;
     return true;
