@@ -117,10 +117,12 @@ def active(samples: Samples) -> Samples:
     return samples[: last + 1]
 
 
-def longest_pause(samples: Samples) -> float:
-    """Seconds below which 95 % of the pauses between samples lie; long: there was no CPU."""
-    pauses = sorted(b - a for (a, _), (b, _) in pairwise(samples))
-    return pauses[int(0.95 * (len(pauses) - 1))] if pauses else 0.0
+def waited_share(samples: Samples, nominal_s: float) -> float:
+    """The share of the time by which samples, due every `nominal_s`, came late: for want of a CPU."""
+    if len(samples) < 2:
+        return 0.0
+    late = sum(max(0.0, b - a - 2 * nominal_s) for (a, _), (b, _) in pairwise(samples))
+    return late / (samples[-1][0] - samples[0][0])
 
 
 def first_byte(samples: Samples) -> float | None:

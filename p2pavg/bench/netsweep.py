@@ -12,7 +12,7 @@ from p2pavg.bench import netadvice, netfit
 from p2pavg.bench.common import tcp_sysctls
 from p2pavg.bench.netadvice import Burst, SenderView
 from p2pavg.bench.netprotocol import Client, vars_of
-from p2pavg.bench.netstreams import Budget, Bundle, StreamInfo, stream_info
+from p2pavg.bench.netstreams import SAMPLE_S, Budget, Bundle, StreamInfo, stream_info
 from p2pavg.errors import P2PAvgError
 
 PINGS = 6
@@ -23,7 +23,7 @@ STEPS_PLANNED = 14  # for sharing out the bytes
 _BURST_S = 1.0
 _LOOKS = 20  # at a stream while it is measured
 _STARVED_SHARE = 0.1
-_TOLERATED_PAUSE_S = 0.1
+_MOST_WAITED = 0.15  # share of a step
 _MARGIN_S = 0.5
 _OTHERS = ("bbr", "cubic", "reno")
 
@@ -290,7 +290,8 @@ def measure(client: Client, limits: Limits, progress: Callable[[float], None]) -
         words.append(netadvice.reason_text(reason))
     if found_back is not None:
         words.append("The other way: " + netfit.explain(found_back, back[-1].streams))
-    pause = max(netfit.longest_pause(point.samples) for point in (*points, *back))
+    waited = max(netfit.waited_share(point.samples, SAMPLE_S) for point in (*points, *back))
+    void = f"the measurement waited for a CPU {waited:.0%} of a step" if waited > _MOST_WAITED else None
     return {
         "rtt_ms": rtt_s * 1e3,
         **_fit_json(found),
@@ -306,10 +307,8 @@ def measure(client: Client, limits: Limits, progress: Callable[[float], None]) -
         "advice": [one.to_json() for one in advice],
         "advice_lines": [one.line() for one in advice],
         "words": words,
-        "cpu_wait_ms": pause * 1e3,
-        "void_reason": f"the measurement had to wait {pause * 1e3:.0f} ms and more at a time for a CPU"
-        if pause > _TOLERATED_PAUSE_S
-        else None,
+        "cpu_wait_share": waited,
+        "void_reason": void,
         "sysctls": {"here": sysctls, "there": client.sysctls},
         "seconds": time.monotonic() - begin,
         "bytes_sent": sweep.sent_bytes,

@@ -15,6 +15,7 @@ from p2pavg.bench.netfit import (
     is_full,
     rate_text,
     seconds_for,
+    waited_share,
     warm_gbps,
 )
 
@@ -119,6 +120,13 @@ def test_cold_rate_and_time_count_from_the_first_byte() -> None:
     assert seconds_for(samples, 10**12) is None
     assert seconds_for([(0.0, 0), (1.0, 0)], 1) is None
     assert cold_gbps([(0.0, 0), (1.0, 0)], 0.05) == 0.0
+
+
+def test_late_samples_show_a_lack_of_cpu() -> None:
+    """Samples on time waited for nothing; one that came half the time late says so."""
+    assert waited_share(ramp(1e8, 0.0, 1.0), 0.01) == 0.0
+    assert waited_share([(0.0, 0), (0.01, 1), (1.01, 2), (2.0, 3)], 0.5) == 0.0
+    assert waited_share([(0.0, 0), (0.02, 1), (0.04, 2), (0.16, 3)], 0.02) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

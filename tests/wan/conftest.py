@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +35,38 @@ def why_no_lab() -> str | None:
 def _needs_lab() -> None:
     if reason := why_no_lab():
         pytest.skip(reason)
+
+
+class CpuWatch:
+    """Notices that programs here wait for a CPU: by how much longer than asked its own short sleeps take."""
+
+    SLEEP_S = 0.01
+    TOLERATED_SHARE = 0.1
+
+    def __enter__(self) -> CpuWatch:
+        self._done = threading.Event()
+        self._waited = 0.0
+        self._begun = time.monotonic()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self._share = self._waited / (time.monotonic() - self._begun)
+
+    def _watch(self) -> None:
+        before = time.monotonic()
+        while not self._done.wait(self.SLEEP_S):
+            now = time.monotonic()
+            self._waited += max(0.0, now - before - 2 * self.SLEEP_S)
+            before = now
+
+    def void_reason(self) -> str | None:
+        return (
+            f"waited {self._share:.0%} of the time for a CPU" if self._share > self.TOLERATED_SHARE else None
+        )
 
 
 class Traffic:
@@ -113,8 +147,9 @@ class Traffic:
         reason: str | None = None
         for _ in range(ATTEMPTS):
             before = self.lab.stats()
-            value = measure()
-            reason = self.lab.void_reason(before)
+            with CpuWatch() as watch:
+                value = measure()
+            reason = self.lab.void_reason(before) or watch.void_reason()
             if reason is None:
                 return value
         pytest.skip(f"void {ATTEMPTS} times: {reason}")
