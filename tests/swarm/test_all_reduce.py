@@ -31,7 +31,6 @@ def test_three_processes_hold_the_same_bits(compression: str, native: str) -> No
             answers = workers.all(deadline_s=DEADLINE_S, do="round", index=index)
             assert len({answer["digest"] for answer in answers}) == 1
             assert max(answer["max_abs_error"] for answer in answers) <= tolerance
-            assert {answer["attempts"] for answer in answers} == {1}
 
 
 async def test_weights_shapes_and_dtypes() -> None:
