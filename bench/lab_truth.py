@@ -102,7 +102,7 @@ def rows() -> list[tuple[str, str, str, str]]:
         shape = load(name)
         row(f"round trip, `{name}`", shape, shape.rtt_ms("a", "b"), "ms", rtt)
     for mbps in (5, 50, 200):
-        shape = two(f"rtt_ms = 20\nrate_mbps = {mbps}\nqueue_kb = 100")
+        shape = two(f"rtt_ms = 20\nrate_mbps = {mbps}\nqueue_kb = {40 * mbps}")
 
         def datagrams(lab: Lab, mbps: float = mbps) -> float:
             got = udp(lab, 1.3 * mbps)
