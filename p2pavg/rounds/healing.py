@@ -11,8 +11,8 @@ from p2pavg.rounds.messages import Inquire, Unknown
 from p2pavg.rounds.view import Camp
 
 if TYPE_CHECKING:
+    from p2pavg.rounds.holding import Holding
     from p2pavg.rounds.machine import Machine
-    from p2pavg.rounds.member import Holding
 
 RETRY_S = 0.5  # after no donor could give the state
 ALONE_S = 5.0  # a joiner that sees nobody with a state begins with its own
@@ -25,7 +25,6 @@ class Healing:
         self.machine = machine
         self.core = machine.core
         self._settles_at: float | None = None  # another camp has been winning, over however many epochs
-        self.failed: set[PeerId] = set()
 
     def new_epoch(self) -> None:
         self.core.disarm("ask")
@@ -139,15 +138,10 @@ class Healing:
             self.core.send(peer, self.core.progress())  # its answer tells where it stands
 
     def _donors(self, camp: Camp) -> list[PeerId]:
-        core = self.core
-        return [
-            f.peer
-            for f in sorted(
-                core.view.trainers(),
-                key=lambda f: (f.client_only, f.pending, core.deadlines.rtt(f.peer), f.peer),
-            )
-            if f.epoch == camp.epoch and f.lineage == camp.lineage and f.peer not in self.failed
-        ] or [f.peer for f in core.view.trainers() if f.epoch == camp.epoch and f.lineage == camp.lineage]
+        """Who stands there: rather those that others can dial, have applied their average, and are near."""
+        rtt = self.core.deadlines.rtt
+        there = [f for f in self.core.view.trainers() if f.epoch == camp.epoch and f.lineage == camp.lineage]
+        return [f.peer for f in sorted(there, key=lambda f: (f.client_only, f.pending, rtt(f.peer), f.peer))]
 
     def _start(self, camp: Camp, why: str) -> None:
         core = self.core
@@ -186,7 +180,6 @@ class Healing:
         core.pending = bool(since)
         core.joining = None
         core.role = Role.TRAINER
-        self.failed.clear()
         core.disarm("heal")
         core.sticky = None
         core.new_epoch(

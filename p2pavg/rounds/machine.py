@@ -162,11 +162,6 @@ class Machine:
         """On the clock of `handle`; None: nothing is waited for."""
         return min(self.core.timers.values()) + self._skipped if self.core.timers else None
 
-    @property
-    def promised_deadline(self) -> bool:
-        """Whether a wait is under way (for tests: it must have a deadline)."""
-        return self.member.holding is not None or self.core.boundary
-
     # In.
 
     def handle(self, event: Event, now: float) -> list[Action]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.ballot import Ballot, Held, Lineage, PeerId, Stage
@@ -21,6 +20,7 @@ from p2pavg.rounds.events import (
     RoundFailed,
     Seat,
 )
+from p2pavg.rounds.holding import Holding
 from p2pavg.rounds.lineage import next_lineage
 from p2pavg.rounds.messages import (
     Aborted,
@@ -45,50 +45,6 @@ if TYPE_CHECKING:
 
 
 STATUS_S = 0.5  # between two words of a member that is at it
-
-
-@dataclass(slots=True)
-class Holding:
-    """The ballot that this member holds."""
-
-    ballot: Ballot
-    transfer: int
-    lineage: Lineage  # before the epoch
-    members: tuple[Seat, ...]
-    rank: int
-    parts: tuple[Part, ...]
-    proposed_at: float
-    stage: Stage = Stage.OPEN
-    frozen: bool = False  # a successor was told that we are not DONE: we must not become so
-    said_ready: bool = False
-    begun: bool = False
-    begun_at: float = 0.0
-    done_at: float = 0.0
-    ready: bool = False  # at the boundary when the round began
-    weights: tuple[float, ...] = ()
-    samples: tuple[int, ...] = ()
-    digests: tuple[bytes, ...] = ()
-    fact: Committed | None = None  # committed, but our copy of the result is not whole yet (joiners)
-    watch: TransferWatch | None = None
-    told_at: float = 0.0
-    stalled_told: tuple[tuple[int, ...], tuple[int, ...]] = field(default=((), ()))
-
-    @property
-    def voter(self) -> bool:
-        return self.members[self.rank].voter
-
-    @property
-    def voters(self) -> tuple[PeerId, ...]:
-        return tuple(seat.peer for seat in self.members if seat.voter)
-
-    def moves(self, now: float) -> bool:
-        """Whether the data that is missing still comes."""
-        return self.watch is not None and not any(self.watch.lagging(now))
-
-    def described(self) -> Held:
-        return Held(
-            self.ballot, self.stage, self.begun, self.digests, self.voters, self.weights, self.samples
-        )
 
 
 class Member:
