@@ -164,6 +164,7 @@ def main() -> int:
     words = ["--epochs", str(args.epochs), "--target-batch-size", str(args.target_batch_size)]
     story = Story(f"demo-{os.getpid()}", args.epochs)
     processes = Processes(args.out)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes are ended then, too
     started = time.monotonic()
     try:
         with best_view() as view:
