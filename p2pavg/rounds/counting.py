@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.ballot import Ballot, PeerId
+from p2pavg.rounds.core import FORGIVABLE
 from p2pavg.rounds.events import Role
 from p2pavg.rounds.messages import Aborted, Follow, Progress, Totals
 from p2pavg.rounds.view import Facts
@@ -144,7 +145,9 @@ class Counting:
         core = self.core
         if not core.excluded or self._is_reached(others):
             return False
-        back = [f for f in core.view.trainers() if core.stands_here(f) and f.peer in core.excluded]
+        back = [
+            f for f in core.view.trainers() if core.stands_here(f) and core.excluded.get(f.peer) in FORGIVABLE
+        ]
         own = 0 if core.pending else core.samples
         if own + others + sum(f.samples for f in back if not f.pending) < core.target:
             return False

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.ballot import Ballot, PeerId, Stage
+from p2pavg.rounds.core import UNANSWERED, UNLINKED
 from p2pavg.rounds.events import PlanMember, Role
 from p2pavg.rounds.messages import (
     Aborted,
@@ -138,7 +139,7 @@ class Leading:
             if peer not in proposal.promised and core.now >= proposal.asked_at + core.deadlines.answer(peer)
         ]
         if late:
-            self.abort("a member did not answer the proposal", late)
+            self.abort(UNANSWERED, late)
         else:
             self._arm_promise()
 
@@ -201,7 +202,7 @@ class Leading:
             proposal.links[proposal.members.index(peer)] = (ranks, ())
             verdict = judge(proposal.links, proposal.members.index(core.me))
             if verdict is not None:
-                self.abort("members have no link to each other", [proposal.members[verdict]])
+                self.abort(UNLINKED, [proposal.members[verdict]])
         else:
             self.abort(f"a member refused ({message.why})", [peer])
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.ballot import Ballot, Held, PeerId, Stage
+from p2pavg.rounds.core import SILENT_TO_SUCCESSOR
 from p2pavg.rounds.leader import rendezvous
 from p2pavg.rounds.messages import Aborted, Committed, Inquire, Promise, Query, Refuse
 
@@ -218,4 +219,4 @@ class Succession:
             for peer in sorted(told):
                 core.send(peer, message)
         for peer in unreachable:
-            core.exclude(peer, "did not answer the successor")
+            core.exclude(peer, SILENT_TO_SUCCESSOR)
