@@ -32,9 +32,7 @@ OUTCOMES_KEPT = 64
 UNANSWERED = "a member did not answer the proposal"
 UNLINKED = "members have no link to each other"
 SILENT_TO_SUCCESSOR = "did not answer the successor"
-FORGIVABLE = frozenset(
-    {UNANSWERED, UNLINKED, SILENT_TO_SUCCESSOR}
-)  # it said nothing wrong
+FORGIVABLE = frozenset({UNANSWERED, UNLINKED, SILENT_TO_SUCCESSOR})  # it said nothing wrong
 
 
 @dataclass(frozen=True, slots=True)
