@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,24 +56,3 @@ class EncodedResult:
         counts = np.array([count for _, count in chunks], np.int64)
         sizes = np.array([self.layout.codec.encoded_size(count) for _, count in chunks], np.int64)
         codecs.decode_runs(self.layout.codec, self.data, np.cumsum(sizes) - sizes, out, starts, counts)
-
-    def encode_from(self, values: F32, scale: float) -> bool:
-        """data <- encode(values * scale); True when every value was finite."""
-        at, finite = 0, True
-        for start, count in self.layout.chunks():
-            size = self.layout.codec.encoded_size(count)
-            finite &= self.layout.codec.encode(
-                values[start : start + count], self.data[at : at + size], scale
-            )
-            at += size
-        return finite
-
-
-def lay_out(owners: Sequence[int], counts: Sequence[int], chunk: int, codec: codecs.Codec) -> Layout:
-    """Parts of `counts[i]` elements for rank `owners[i]`, one after the other."""
-    parts: list[Part] = []
-    start = 0
-    for owner, count in zip(owners, counts, strict=True):
-        parts.append(Part(owner, start, count))
-        start += count
-    return Layout(tuple(parts), chunk, codec)
