@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from p2pavg.errors import ProtocolError
 from p2pavg.rounds.ballot import (
     DIGEST_BYTES,
     LINEAGE_BYTES,
@@ -18,10 +16,18 @@ from p2pavg.rounds.ballot import (
     PeerId,
     Stage,
 )
-
-MAX_MEMBERS = 1024
-MAX_TEXT = 400
-MAX_INT = 2**62
+from p2pavg.rounds.fields import (
+    Check,
+    boolean,
+    integer,
+    items,
+    listed,
+    malformed,
+    number,
+    optional,
+    sized,
+    text,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,119 +240,58 @@ _TYPES: tuple[type[Any], ...] = (
 _BY_NAME = {kind.__name__.lower(): kind for kind in _TYPES}
 NAMES = frozenset(_BY_NAME)  # which values of "t" belong to the rounds
 
-Check = Callable[[Any], Any]
-
-
-def _refuse(what: str) -> ProtocolError:
-    return ProtocolError(
-        f"a round message is malformed ({what}); the sender runs another version or is broken"
-    )
-
-
-def _int(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < MAX_INT:
-        raise _refuse("a count is not an integer in range")
-    return value
-
-
-def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value < 1e18:
-        raise _refuse("a number is not finite and non-negative")
-    return float(value)
-
-
-def _bool(value: Any) -> bool:
-    if type(value) is not bool:
-        raise _refuse("a flag is not a boolean")
-    return value
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str or len(value) > MAX_TEXT:
-        raise _refuse("a text is missing or too long")
-    return value
-
-
-def _sized(size: int) -> Check:
-    def check(value: Any) -> bytes:
-        if type(value) is not bytes or len(value) != size:
-            raise _refuse(f"a field is not {size} bytes")
-        return value
-
-    return check
-
-
-def _optional(inner: Check) -> Check:
-    return lambda value: None if value is None else inner(value)
-
-
-def _list(inner: Check) -> Check:
-    def check(value: Any) -> tuple[Any, ...]:
-        if type(value) not in (list, tuple) or len(value) > MAX_MEMBERS:
-            raise _refuse("a list is missing or too long")
-        return tuple(inner(item) for item in value)
-
-    return check
-
-
-def _items(value: Any, count: int) -> Any:
-    if type(value) not in (list, tuple) or len(value) != count:
-        raise _refuse(f"a record does not have {count} fields")
-    return value
-
-
-_peer = _sized(PEER_ID_BYTES)
-_lineage = _sized(LINEAGE_BYTES)
-_digest = _sized(DIGEST_BYTES)
+_peer = sized(PEER_ID_BYTES)
+_lineage = sized(LINEAGE_BYTES)
+_digest = sized(DIGEST_BYTES)
 
 
 def _ballot(value: Any) -> Ballot:
-    epoch, attempt, leader = _items(value, 3)
-    return Ballot(_int(epoch), _int(attempt), _peer(leader))
+    epoch, attempt, leader = items(value, 3)
+    return Ballot(integer(epoch), integer(attempt), _peer(leader))
 
 
 def _stage(value: Any) -> Stage:
     try:
-        return Stage(_text(value))
+        return Stage(text(value))
     except ValueError:
-        raise _refuse("an unknown stage") from None
+        raise malformed("an unknown stage") from None
 
 
 def _held(value: Any) -> Held:
-    ballot, stage, begun, digests, voters, weights, samples = _items(value, 7)
+    ballot, stage, begun, digests, voters, weights, samples = items(value, 7)
     return Held(
         _ballot(ballot),
         _stage(stage),
-        _bool(begun),
-        _list(_digest)(digests),
-        _list(_peer)(voters),
-        _list(_number)(weights),
-        _list(_int)(samples),
+        boolean(begun),
+        listed(_digest)(digests),
+        listed(_peer)(voters),
+        listed(number)(weights),
+        listed(integer)(samples),
     )
 
 
 def _part(value: Any) -> tuple[int, int, int]:
-    owner, start, count = _items(value, 3)
-    return _int(owner), _int(start), _int(count)
+    owner, start, count = items(value, 3)
+    return integer(owner), integer(start), integer(count)
 
 
 _CHECKS: Mapping[str, Check] = {
-    "int": _int,
-    "float": _number,
-    "bool": _bool,
-    "str": _text,
+    "int": integer,
+    "float": number,
+    "bool": boolean,
+    "str": text,
     "Lineage": _lineage,
     "PeerId": _peer,
-    "PeerId | None": _optional(_peer),
+    "PeerId | None": optional(_peer),
     "Ballot": _ballot,
-    "Ballot | None": _optional(_ballot),
-    "Held | None": _optional(_held),
-    "tuple[PeerId, ...]": _list(_peer),
-    "tuple[bool, ...]": _list(_bool),
-    "tuple[int, ...]": _list(_int),
-    "tuple[float, ...]": _list(_number),
-    "tuple[bytes, ...]": _list(_digest),
-    "tuple[tuple[int, int, int], ...]": _list(_part),
+    "Ballot | None": optional(_ballot),
+    "Held | None": optional(_held),
+    "tuple[PeerId, ...]": listed(_peer),
+    "tuple[bool, ...]": listed(boolean),
+    "tuple[int, ...]": listed(integer),
+    "tuple[float, ...]": listed(number),
+    "tuple[bytes, ...]": listed(_digest),
+    "tuple[tuple[int, int, int], ...]": listed(_part),
 }
 _FIELDS: Mapping[type[Any], tuple[tuple[str, Check], ...]] = {
     kind: tuple((field.name, _CHECKS[str(field.type)]) for field in fields(kind)) for kind in _TYPES
@@ -377,14 +322,14 @@ def from_dict(data: Mapping[Any, Any]) -> Message:
     """The message, or ProtocolError: unknown type, missing or surplus fields, wrong types or sizes."""
     kind = _BY_NAME.get(data.get("t")) if type(data.get("t")) is str else None  # type: ignore[arg-type]
     if kind is None:
-        raise _refuse("an unknown type")
+        raise malformed("an unknown type")
     checks = _FIELDS[kind]
     if len(data) != len(checks) + 1:
-        raise _refuse(f"surplus or missing fields in {kind.__name__}")
+        raise malformed(f"surplus or missing fields in {kind.__name__}")
     try:
         message: Message = kind(**{name: check(data[name]) for name, check in checks})
     except KeyError as missing:
-        raise _refuse(f"{kind.__name__} lacks {missing}") from None
+        raise malformed(f"{kind.__name__} lacks {missing}") from None
     _consistent(message)
     return message
 
@@ -394,17 +339,17 @@ def _consistent(message: Message) -> None:
     if isinstance(message, Prepare):
         count = len(message.members)
         if not 1 <= count == len(message.voters) or len(set(message.members)) != count:
-            raise _refuse("the members of a group are not distinct, or not matched by their votes")
+            raise malformed("the members of a group are not distinct, or not matched by their votes")
         at = 0
         for owner, start, size in message.parts:
             if owner >= count or not message.voters[owner] or start != at:
-                raise _refuse("the parts do not follow each other, or an owner is no voter")
+                raise malformed("the parts do not follow each other, or an owner is no voter")
             at += size
         if message.ballot.leader not in message.members:
-            raise _refuse("the leader is no member of its own group")
+            raise malformed("the leader is no member of its own group")
     if isinstance(message, (Begin, Committed)) and len(message.weights) != len(message.samples):
-        raise _refuse("weights and samples differ in number")
+        raise malformed("weights and samples differ in number")
     if isinstance(message, Begin) and len(message.ready) != len(message.weights):
-        raise _refuse("weights and readiness differ in number")
+        raise malformed("weights and readiness differ in number")
     if isinstance(message, Begin) and not any(weight > 0 for weight in message.weights):
-        raise _refuse("a round in which nobody has a weight cannot begin")
+        raise malformed("a round in which nobody has a weight cannot begin")
