@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg import credentials
-from p2pavg.credentials import DEFAULT_LIFETIME, MAX_TEXT, Authority
+from p2pavg.credentials import DEFAULT_LIFETIME, Authority, certificates, texts
 from p2pavg.errors import ConfigurationError, CredentialError
 from p2pavg.identity import peer_id_of, short_id
 from p2pavg.settings import MAX_RUN_ID
@@ -153,7 +153,7 @@ def _accept(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    kind, fields = credentials.from_text(_read(args.source))
+    kind, fields = texts.from_text(_read(args.source))
     print(f"a p2pavg {kind}" + _details(kind, fields))
     return 0
 
@@ -162,8 +162,8 @@ def _details(kind: str, fields: Mapping[str, Any]) -> str:
     run_id, key, certificate = fields.get("run"), fields.get("key"), fields.get("certificate")
     told = f" of run {run_id!r}" if isinstance(run_id, str) else ""
     if kind in ("member", "invitation") and isinstance(certificate, bytes):
-        peer = short_id(peer_id_of(credentials.certificate_key(certificate)))
-        end = credentials.certificate_end(certificate)
+        peer = short_id(peer_id_of(certificates.certificate_key(certificate)))
+        end = certificates.certificate_end(certificate)
         told += f", for peer {peer}, until {end:%Y-%m-%d %H:%M} UTC"
         if end < datetime.datetime.now(datetime.UTC):
             told += " (expired)"
@@ -175,11 +175,11 @@ def _details(kind: str, fields: Mapping[str, Any]) -> str:
 def _read(path: str) -> str:
     """The line in a file, or on stdin. Raises CredentialError."""
     if path == STDIO:
-        return sys.stdin.read(MAX_TEXT + 1)
+        return sys.stdin.read(texts.MAX_TEXT + 1)
     if path.startswith("p2pavg-") and ":" in path:
         raise CredentialError("secrets do not belong on a command line; name a file, or - for stdin")
-    kind, fields = credentials.read(Path(path))
-    return credentials.to_text(kind, fields)
+    kind, fields = texts.read(Path(path))
+    return texts.to_text(kind, fields)
 
 
 def _write(path: str, text: str, then: str, *, aside: bool = False) -> None:
@@ -187,7 +187,7 @@ def _write(path: str, text: str, then: str, *, aside: bool = False) -> None:
     if path == STDIO:
         print(text)
         return
-    credentials.write(path, text)
+    texts.write(path, text)
     print(f"Wrote {path}, readable by you alone. {then}", file=sys.stderr if aside else sys.stdout)
 
 

@@ -18,7 +18,7 @@ import msgpack
 import numpy as np
 
 from p2pavg import credentials
-from p2pavg.credentials import Authority, Credentials
+from p2pavg.credentials import Authority, Credentials, texts
 from p2pavg.errors import ConfigurationError, CredentialError, ProtocolError, StateError
 from p2pavg.identity import Identity
 from p2pavg.lab import topology
@@ -230,14 +230,14 @@ def _credentials() -> list[bytes]:
     ]
     bodies = []
     for text in texts:
-        kind, fields = credentials.from_text(text)
-        bodies.append(bytes([credentials.KINDS.index(kind)]) + msgpack.packb(fields))
+        kind, fields = texts.from_text(text)
+        bodies.append(bytes([texts.KINDS.index(kind)]) + msgpack.packb(fields))
     return bodies
 
 
 def _parse_credentials(data: bytes) -> None:
-    kind = credentials.KINDS[data[0] % len(credentials.KINDS)] if data else "member"
-    text = f"p2pavg-{kind}:" + credentials.base64.urlsafe_b64encode(data[1:]).decode()
+    kind = texts.KINDS[data[0] % len(texts.KINDS)] if data else "member"
+    text = f"p2pavg-{kind}:" + texts.base64.urlsafe_b64encode(data[1:]).decode()
     users: list[Callable[[], object]] = [
         lambda: Credentials.load(text).context(server=True),
         lambda: Authority.load(text).invite(_REQUEST),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pavg import credentials
-from p2pavg.credentials import Authority, Credentials
+from p2pavg.credentials import Authority, Credentials, certificates, texts
 from p2pavg.errors import ConfigurationError, CredentialError
 
 
@@ -83,7 +83,7 @@ async def test_an_expired_member_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     authority = Authority.new("r")
     with monkeypatch.context() as past:
         past.setattr(
-            credentials, "_now", lambda: datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
+            certificates, "now", lambda: datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
         )
         old = member(authority, days=1)
     with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
@@ -113,7 +113,7 @@ def test_an_invitation_does_not_show_the_run_key() -> None:
     """The run key is not in the invitation's bytes."""
     authority = Authority.new("r")
     _, request = credentials.new_request()
-    _, fields = credentials.from_text(authority.invite(request))
+    _, fields = texts.from_text(authority.invite(request))
     assert all(authority.run_key not in value for value in fields.values() if isinstance(value, bytes))
 
 
@@ -123,22 +123,22 @@ def test_a_forged_request_is_refused() -> None:
     _, request = credentials.new_request()
     _, thiefs = credentials.new_request()
     fields = {
-        **credentials.from_text(request)[1],
-        "sealing_key": credentials.from_text(thiefs)[1]["sealing_key"],
+        **texts.from_text(request)[1],
+        "sealing_key": texts.from_text(thiefs)[1]["sealing_key"],
     }
     with pytest.raises(CredentialError, match="signature"):
-        authority.invite(credentials.to_text("request", fields))
+        authority.invite(texts.to_text("request", fields))
 
 
 def test_files_are_private(tmp_path: Path) -> None:
     """Secret files are made 0600, never overwritten, and refused when others can read them."""
     path = tmp_path / "member"
     text = Authority.new("r").member().to_text()
-    credentials.write(path, text)
+    texts.write(path, text)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert Credentials.load(path).run_id == "r"
     with pytest.raises(ConfigurationError, match="exists"):
-        credentials.write(path, text)
+        texts.write(path, text)
     path.chmod(0o644)
     with pytest.raises(CredentialError, match="chmod 600"):
         Credentials.load(path)
@@ -167,12 +167,12 @@ def test_nothing_secret_in_words() -> None:
     assert made.identity.private_bytes().hex() not in shown
 
 
-@given(st.text(max_size=300), st.sampled_from(credentials.KINDS))
+@given(st.text(max_size=300), st.sampled_from(texts.KINDS))
 def test_any_text_is_refused_in_one_way(text: str, kind: str) -> None:
     """Whatever follows the prefix, reading it gives fields or CredentialError."""
     for source in (text, f"p2pavg-{kind}:{text}"):
         try:
-            credentials.from_text(source)
+            texts.from_text(source)
         except CredentialError:
             continue
 
@@ -187,7 +187,7 @@ def test_any_text_is_refused_in_one_way(text: str, kind: str) -> None:
 def test_any_fields_are_refused_in_one_way(kind: str, fields: dict[str, object]) -> None:
     """Credentials with wrong, missing or damaged fields raise CredentialError."""
     try:
-        Credentials.load(credentials.to_text(kind, fields))
+        Credentials.load(texts.to_text(kind, fields))
     except CredentialError:
         return
     assert kind == "secret"

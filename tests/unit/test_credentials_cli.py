@@ -7,9 +7,10 @@ import stat
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2pavg import cli, credentials
-from p2pavg.credentials import Credentials
+from p2pavg import cli
+from p2pavg.credentials import Credentials, texts
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +111,7 @@ def test_show_tells_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
 def test_mistakes_are_one_sentence(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A mistake ends with exit code 1 and one line that says what to do."""
     run("new", "r")
-    credentials.write("readable", Path("r.authority").read_text())
+    texts.write("readable", Path("r.authority").read_text())
     Path("readable").chmod(0o644)
     Path("garbage").write_text("hello")
     Path("garbage").chmod(0o600)
@@ -125,13 +126,13 @@ def test_mistakes_are_one_sentence(words: list[str], why: str, capsys: pytest.Ca
 def test_a_request_that_would_weaken_the_run_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """A request whose sealing key is a point of low order, rightly signed, is refused."""
     run("new", "r")
-    own = credentials.Ed25519PrivateKey.generate()
+    own = Ed25519PrivateKey.generate()
     fields = {
         "key": own.public_key().public_bytes_raw(),
         "sealing_key": bytes(32),
         "signature": own.sign(b"p2pavg request" + bytes(32)),
     }
-    Path("req").write_text(credentials.to_text("request", fields))
+    Path("req").write_text(texts.to_text("request", fields))
     capsys.readouterr()
     assert run("invite", "r.authority", "--request", "req") == 1
     assert capsys.readouterr().err.count("\n") == 1

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from p2pavg import credentials
-from p2pavg.credentials import Authority, Credentials
+from p2pavg.credentials import Authority, Credentials, certificates, members, texts
 from p2pavg.errors import CredentialError, P2PAvgError
 from p2pavg.identity import Identity
 from p2pavg.membership import record as records
@@ -97,7 +97,7 @@ async def test_with_expired_credentials(monkeypatch: pytest.MonkeyPatch) -> None
     authority = Authority.new(RUN)
     with monkeypatch.context() as past:
         long_ago = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
-        past.setattr(credentials, "_now", lambda: long_ago)
+        past.setattr(certificates, "now", lambda: long_ago)
         expired = authority.member(datetime.timedelta(days=1))
     with monkeypatch.context() as unchecked:
 
@@ -147,20 +147,20 @@ def test_with_a_stolen_invitation(monkeypatch: pytest.MonkeyPatch) -> None:
     _, request = credentials.new_request()
     thief, _ = credentials.new_request()
     with monkeypatch.context() as unchecked:
-        unchecked.setattr(credentials, "_derive", lambda secret, info: bytes(32))
+        unchecked.setattr(members, "_derive", lambda secret, info: bytes(32))
         invitation = authority.invite(request)
-        newcomers = credentials.from_text(request)[1]["key"]
-        own = credentials.from_text(thief)[1]["key"]
-        aead = credentials.AESGCM(bytes(32))
-        sealed = credentials.from_text(invitation)[1]["sealed"]
+        newcomers = texts.from_text(request)[1]["key"]
+        own = texts.from_text(thief)[1]["key"]
+        aead = members.AESGCM(bytes(32))
+        sealed = texts.from_text(invitation)[1]["sealed"]
         assert aead.decrypt(bytes(12), sealed, newcomers) == authority.run_key
         assert own != newcomers
     invitation = authority.invite(request)
     with pytest.raises(CredentialError, match="another key"):
         credentials.accept(thief, invitation)
     with monkeypatch.context() as unchecked:  # and the seal holds without the check of the certificate
-        key = credentials.Ed25519PrivateKey.from_private_bytes(own).public_key().public_bytes_raw()
-        unchecked.setattr(credentials, "certificate_key", lambda certificate: key)
+        key = members.Ed25519PrivateKey.from_private_bytes(own).public_key().public_bytes_raw()
+        unchecked.setattr(certificates, "certificate_key", lambda certificate: key)
         with pytest.raises(CredentialError, match="damaged"):
             credentials.accept(thief, invitation)
 

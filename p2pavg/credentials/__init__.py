@@ -1,0 +1,23 @@
+"""Credentials of a run: who may take part, and the keys that its traffic is protected with."""
+
+from __future__ import annotations
+
+from p2pavg.credentials.certificates import certificate_key
+from p2pavg.credentials.members import (
+    DEFAULT_LIFETIME,
+    Authority,
+    Credentials,
+    accept,
+    new_request,
+    new_secret,
+)
+
+__all__ = [
+    "DEFAULT_LIFETIME",
+    "Authority",
+    "Credentials",
+    "accept",
+    "certificate_key",
+    "new_request",
+    "new_secret",
+]

@@ -1,0 +1,139 @@
+"""The X.509 certificates of a run: its authority's, and one for each member's own Ed25519 key."""
+
+from __future__ import annotations
+
+import datetime
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.x509.oid import NameOID
+
+from p2pavg.errors import CredentialError
+from p2pavg.identity import peer_id_of
+
+CLOCK_TOLERANCE = datetime.timedelta(minutes=10)
+AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
+URI_PREFIX = "p2pavg:"
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def now() -> datetime.datetime:
+    """By this machine's clock, to the second, UTC."""
+    return datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+
+
+def authority_certificate(key: Ed25519PrivateKey, run_id: str, start: datetime.datetime) -> bytes:
+    """DER of the certificate that an authority signs for itself."""
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_name(run_id))
+        .issuer_name(_name(run_id))
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(start - CLOCK_TOLERANCE)
+        .not_valid_after(start + AUTHORITY_LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(ca=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    return builder.sign(key, None).public_bytes(serialization.Encoding.DER)
+
+
+def _usage(*, ca: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def member_certificate(
+    authority_key: Ed25519PrivateKey, authority: bytes, public_key: bytes, lifetime: datetime.timedelta
+) -> bytes:
+    """DER of a member's certificate. authority: its issuer's, DER; public_key: the member's, 32 bytes."""
+    issuer = x509.load_der_x509_certificate(authority)
+    start = now()
+    peer_id = peer_id_of(public_key)
+    subject = Ed25519PublicKey.from_public_bytes(public_key)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_name(peer_id.hex()))
+        .issuer_name(issuer.subject)
+        .public_key(subject)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start - CLOCK_TOLERANCE)
+        .not_valid_after(start + lifetime + CLOCK_TOLERANCE)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(ca=False), critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(URI_PREFIX + peer_id.hex())]),
+            critical=True,
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False
+        )
+    )
+    return builder.sign(authority_key, None).public_bytes(serialization.Encoding.DER)
+
+
+_BAD_CERTIFICATE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.ExtensionNotFound,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+    x509.InvalidVersion,
+)
+
+
+def certificate_key(certificate: bytes) -> bytes:
+    """The Ed25519 public key (32 bytes) of a member's certificate, checked against its peer id.
+
+    Raises CredentialError for a certificate of another shape.
+    """
+    try:
+        parsed = x509.load_der_x509_certificate(certificate)
+        key = parsed.public_key()
+        names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    except _BAD_CERTIFICATE:
+        uris, key = [], None
+    if isinstance(key, Ed25519PublicKey):
+        raw = key.public_bytes_raw()
+        if uris == [URI_PREFIX + peer_id_of(raw).hex()]:
+            return raw
+    raise CredentialError("a certificate is not one of a p2pavg member")
+
+
+def check_issued(certificate: bytes, authority: bytes) -> None:
+    """Raises CredentialError unless the authority signed the certificate."""
+    try:
+        issuer = x509.load_der_x509_certificate(authority)
+        x509.load_der_x509_certificate(certificate).verify_directly_issued_by(issuer)
+    except (*_BAD_CERTIFICATE, InvalidSignature):
+        raise CredentialError("the certificates in these credentials are damaged; make new ones") from None
+
+
+def certificate_end(certificate: bytes) -> datetime.datetime:
+    """When a member's certificate ends, without the tolerance for wrong clocks."""
+    try:
+        return x509.load_der_x509_certificate(certificate).not_valid_after_utc - CLOCK_TOLERANCE
+    except _BAD_CERTIFICATE:
+        raise CredentialError("a certificate is not one of a p2pavg member") from None
+
+
+def pem(certificate: bytes) -> bytes:
+    """The certificate as Python's ssl reads it."""
+    return x509.load_der_x509_certificate(certificate).public_bytes(serialization.Encoding.PEM)

@@ -1,0 +1,78 @@
+"""The texts in which credentials travel: one line, or a file that holds it.
+
+"p2pavg-KIND:" and base64 of a msgpack map.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from p2pavg.errors import ConfigurationError, CredentialError
+
+MAX_TEXT = 1 << 16
+KINDS = ("authority", "secret", "request-key", "request", "invitation", "member")
+
+
+def to_text(kind: str, fields: Mapping[str, Any]) -> str:
+    """One line that carries `fields`."""
+    return f"p2pavg-{kind}:" + base64.urlsafe_b64encode(msgpack.packb(dict(fields))).decode()
+
+
+def from_text(text: str) -> tuple[str, dict[str, Any]]:
+    """(kind, fields) of such a line. Raises CredentialError when it is none."""
+    head, _, body = text.strip().partition(":")
+    kind = head.removeprefix("p2pavg-")
+    if not head.startswith("p2pavg-") or kind not in KINDS or len(text) > MAX_TEXT:
+        raise CredentialError(
+            "these are not credentials of p2pavg; give the file, or the text, that 'p2pavg credentials' made"
+        )
+    try:
+        fields = msgpack.unpackb(base64.b64decode(body, altchars=b"-_", validate=True))
+    except (binascii.Error, ValueError, msgpack.UnpackException):
+        fields = None
+    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+        raise CredentialError(f"the {kind} is damaged; copy the whole line again")
+    return kind, fields
+
+
+def read(source: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """From a file, or the text itself. A file that others can read is refused."""
+    text = os.fspath(source)
+    if any(text.strip().startswith(f"p2pavg-{kind}:") for kind in KINDS):
+        return from_text(text)
+    path = Path(text).expanduser()
+    try:
+        mode = path.stat().st_mode
+        content = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CredentialError(f"cannot read the credentials file {path} ({error})") from None
+    if mode & 0o077 and from_text(content)[0] not in ("request", "invitation"):
+        raise CredentialError(f"others can read {path}; run 'chmod 600 {path}' first")
+    return from_text(content)
+
+
+def write(path: str | os.PathLike[str], text: str) -> None:
+    """Store a secret line, readable by its owner only. Raises ConfigurationError; never overwrites."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigurationError(f"{path} exists already; name another file, or remove it first") from None
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path} ({error.strerror}); name a writable file") from None
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text + "\n")
+
+
+def field(fields: Mapping[str, Any], name: str, kind: type, size: int | None = None) -> Any:
+    """One field of such a line, of this type and length. Raises CredentialError."""
+    value: Any = fields.get(name)
+    if type(value) is not kind or (size is not None and len(fields[name]) != size):
+        raise CredentialError("these credentials are damaged, or of another version of p2pavg; make new ones")
+    return value
