@@ -27,7 +27,7 @@ from demo_view import View, best_view, draw
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = ROOT / "examples" / "train_lm.py"
 SPREAD = ROOT / "bench" / "results" / "seeds.json"
-PREPARE_AT, KILL_AT, JOIN_AT = 0.2, 0.45, 0.55  # of the epochs
+KILL_AT, JOIN_AT = 0.45, 0.55  # of the epochs
 
 
 class Processes:
@@ -116,16 +116,14 @@ def train_swarm(processes: Processes, story: Story, view: View, words: list[str]
     for number, name in enumerate((FIRST, "bob", VICTIM)):
         every = [] if name == FIRST else ["--validate-every", "0"]
         story.follow(processes.train(name, *words, "--seed", str(number), *every))
-    newcomer: Follower | None = None
+    newcomer = processes.train(NEWCOMER, *words, "--seed", "3", "--validate-every", "0", "--on-enter")
     for _ in ticks(limit):
         story.read()
         epoch = story.epoch
         if VICTIM in story.alive and epoch >= KILL_AT * story.epochs:
             processes.kill(VICTIM)
             story.killed(VICTIM)
-        if newcomer is None and epoch >= PREPARE_AT * story.epochs:
-            newcomer = processes.train(NEWCOMER, *words, "--seed", "3", "--validate-every", "0", "--on-enter")
-        if newcomer is not None and NEWCOMER not in story.followers and epoch >= JOIN_AT * story.epochs:
+        if NEWCOMER not in story.followers and epoch >= JOIN_AT * story.epochs:
             processes.press_enter(NEWCOMER)
             story.follow(newcomer)
             story.say(f"{NEWCOMER} joins; all she knows is the same DHT node")

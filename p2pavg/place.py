@@ -36,6 +36,7 @@ PORTS_TRIED = 64
 DIAL_TIMEOUT_S = 5.0
 DIAL_BACKOFF_S = (0.2, 5.0)
 JOIN_TIMEOUT_S = 10.0
+LINKED_TIMEOUT_S = 1.0
 ANNOUNCE_INTERVAL_S = 1.0
 HEARTBEAT_S = 0.1
 
@@ -51,6 +52,7 @@ class Place:
         self.driver: Driver | None = None
         self._publish = publish
         self._dialling: dict[bytes, asyncio.Task[None]] = {}
+        self._untried: dict[bytes, asyncio.Future[None]] = {}
         self._refusals: list[P2PAvgError] = []
         self._announcing: asyncio.Task[None] | None = None
         self._spec: TrainingSpec | None = None
@@ -203,13 +205,7 @@ class Place:
         )
         await asyncio.gather(self.view.refresh_now(), self._learn_reachability())
         self._connect_missing()
-        deadline = time.monotonic() + JOIN_TIMEOUT_S
-        while self._dialling and time.monotonic() < deadline and not self._refusals:
-            await asyncio.wait(
-                list(self._dialling.values()),
-                timeout=deadline - time.monotonic(),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+        await self._first_links()
         if not self.links and not self._refusals:
             await self._try_initial_peers()
         if self._refusals:
@@ -240,6 +236,21 @@ class Place:
             if self._trains(link):
                 self.driver.link_up(link)
         self.standing_changed()
+
+    async def _first_links(self) -> None:
+        """Until everybody in view was tried once. Who does not answer, such as a dead peer that is still in the
+        table, holds up a newcomer that has a link for a second at most.
+        """
+        started = time.monotonic()
+        while self._untried and not self._refusals:
+            patience = LINKED_TIMEOUT_S if self.links else JOIN_TIMEOUT_S
+            left = started + patience - time.monotonic()
+            if left <= 0:
+                return
+            wait = min(left, LINKED_TIMEOUT_S)
+            await asyncio.wait(
+                list(self._untried.values()), timeout=wait, return_when=asyncio.FIRST_COMPLETED
+            )
 
     async def _learn_reachability(self) -> None:
         """Work as client_only, and say so, when others try and cannot open a connection to this peer."""
@@ -282,7 +293,9 @@ class Place:
                 or info.role != "trainer"
             ):
                 continue
-            self._dialling[peer_id] = asyncio.get_running_loop().create_task(self._dial(peer_id))
+            loop = asyncio.get_running_loop()
+            self._untried[peer_id] = loop.create_future()
+            self._dialling[peer_id] = loop.create_task(self._dial(peer_id))
 
     async def _dial(self, peer_id: bytes) -> None:
         pause, most = DIAL_BACKOFF_S
@@ -300,10 +313,17 @@ class Place:
                         return
                     except (P2PAvgError, OSError, TimeoutError) as error:
                         logger.debug("no link to %s at %s:%d: %s", short_id(peer_id), host, port, error)
+                self._tried(peer_id)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, most)
         finally:
             self._dialling.pop(peer_id, None)
+            self._tried(peer_id)
+
+    def _tried(self, peer_id: bytes) -> None:
+        tried = self._untried.pop(peer_id, None)
+        if tried is not None and not tried.done():
+            tried.set_result(None)
 
     def _refused(self, peer_id: bytes, error: P2PAvgError) -> None:
         if self.driver is None:

@@ -69,7 +69,7 @@ def test_each_stream_gets_the_rate_of_a_flow(streams: int, traffic: Wire) -> Non
 
 
 def test_a_stream_over_a_long_path_is_limited_by_the_kernels_window(traffic: Wire) -> None:
-    """Without a cap per flow, one stream over 300 ms gets a window of 4 MB per round trip."""
+    """Without a cap per flow, one stream over 300 ms gets most of a window of 4 MB per round trip."""
     shape = parse(
         'hosts = ["a", "b"]\n[sysctl]\n"net.ipv4.tcp_wmem" = "4096 16384 4194304"\n'
         '"net.ipv4.tcp_congestion_control" = "reno"\n[[paths]]\nrtt_ms = 300\nrate_mbps = 1000',
@@ -78,7 +78,7 @@ def test_a_stream_over_a_long_path_is_limited_by_the_kernels_window(traffic: Wir
     with Lab(shape) as lab:
         wire = traffic(lab)
         got = wire.on_time(lambda: wire.tcp_mbps([("a", "b")], 1, skip_s=6, seconds=4)[0]["mbps"])
-        assert 0.70 * 4.194e6 * 8e-6 / 0.3 < got < 1.0 * 4.194e6 * 8e-6 / 0.3
+        assert 0.6 * 4.194e6 * 8e-6 / 0.3 < got < 1.0 * 4.194e6 * 8e-6 / 0.3
 
 
 @pytest.mark.parametrize("loss", [0.01, 0.1])
