@@ -96,7 +96,7 @@ class Counting:
         """Called after every event: is it time to propose?"""
         core, machine = self.core, self.machine
         if core.out and core.joining is None and core.leader() is None:
-            machine.member.fail("nobody is left to average without this peer")
+            machine.decisions.fail("nobody is left to average without this peer")
         if machine.leading.proposal is not None or machine.succession.inquest is not None:
             if "keepalive" not in core.timers:
                 core.arm("keepalive", core.now + KEEPALIVE_S)
@@ -237,7 +237,7 @@ class Counting:
         """Whose word the training thread or our ballot waits for; None: nobody's."""
         core, machine = self.core, self.machine
         if core.out and core.joining is None and core.leader() is None:
-            machine.member.fail("nobody is left to average without this peer")
+            machine.decisions.fail("nobody is left to average without this peer")
         if machine.leading.proposal is not None or machine.succession.inquest is not None:
             return None
         if machine.member.holding is not None:

@@ -1,4 +1,4 @@
-"""The fields of a control message as msgpack brings them: each check gives the value or raises ProtocolError."""
+"""The fields of a control message as msgpack brings them: each check returns the value or raises."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from p2pavg.rounds import succession
 from p2pavg.rounds.ballot import Stage
 from p2pavg.rounds.core import Core
 from p2pavg.rounds.counting import Counting
+from p2pavg.rounds.decisions import Decisions
 from p2pavg.rounds.events import CancelJob
 from p2pavg.rounds.healing import Healing
 from p2pavg.rounds.leading import Leading
@@ -61,7 +62,7 @@ def _apply_when_done(original: Original) -> Original:
         held = self.holding
         if held is not None and held.stage is Stage.DONE and held.voter:
             fact = Committed(held.ballot, held.weights, held.samples, event.digests)
-            self.on_committed(held.ballot.leader, fact)
+            self.machine.decisions.on_committed(held.ballot.leader, fact)
 
     return on_job_done
 
@@ -78,8 +79,8 @@ def _trust_digests(original: Original) -> Original:
 
 
 def _trust_fact(original: Original) -> Original:
-    def on_committed(self: Member, peer: bytes, message: Any) -> None:
-        held = self.holding
+    def on_committed(self: Decisions, peer: bytes, message: Any) -> None:
+        held = self.machine.member.holding
         if held is not None and held.ballot == message.ballot and held.stage is Stage.DONE:
             message = Committed(message.ballot, message.weights, message.samples, held.digests)
         original(self, peer, message)
@@ -129,9 +130,9 @@ def _forget_losses(original: Original) -> Original:
 
 
 def _hold_on(original: Original) -> Original:
-    def commit(self: Member, held: Any, message: Any) -> None:
+    def commit(self: Decisions, held: Any, message: Any) -> None:
         original(self, held, message)
-        self.holding = held  # so that the fact, told again, is committed again
+        self.machine.member.holding = held  # so that the fact, told again, is committed again
 
     return commit
 
@@ -157,7 +158,7 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("apply when DONE, before COMMIT", Member, "on_job_done", _apply_when_done, (0,)),),
     (
         Mutation("digests are not compared", Leading, "on_done", _trust_digests, (0,)),
-        Mutation("nor with the own result", Member, "on_committed", _trust_fact),
+        Mutation("nor with the own result", Decisions, "on_committed", _trust_fact),
     ),
     (Mutation("the successor always aborts", succession, "decide", _always_abort, (55, 439)),),
     (Mutation("the successor commits when anybody is DONE", succession, "decide", _any_done, (226, 358)),),
@@ -168,9 +169,9 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     ),
     (Mutation("what was offered to a lost round is forgotten", History, "offer", _forget_offers, (62, 65)),),
     (Mutation("healing does not name the lost samples", History, "adopt", _forget_losses, (0,)),),
-    (Mutation("a fact that is told twice is applied twice", Member, "_commit", _hold_on, (0,)),),
+    (Mutation("a fact that is told twice is applied twice", Decisions, "_commit", _hold_on, (0,)),),
     (Mutation("a peer on another lineage never heals", Healing, "consider", _never_heal, (0,)),),
-    (Mutation("an aborted result can be committed later", Member, "_drop", _cancel_nothing, (0, 13)),),
+    (Mutation("an aborted result can be committed later", Member, "drop", _cancel_nothing, (0, 13)),),
 )
 
 
