@@ -6,6 +6,7 @@ of memory for each byte of input, beyond `SLACK_BYTES`.
 
 from __future__ import annotations
 
+import base64
 import os
 import struct
 import tempfile
@@ -220,7 +221,7 @@ _KEPT, _REQUEST = credentials.new_request()
 
 
 def _credentials() -> list[bytes]:
-    texts = [
+    lines = [
         _AUTHORITY.to_text(),
         credentials.new_secret("run"),
         _KEPT,
@@ -229,7 +230,7 @@ def _credentials() -> list[bytes]:
         _AUTHORITY.member().to_text(),
     ]
     bodies = []
-    for text in texts:
+    for text in lines:
         kind, fields = texts.from_text(text)
         bodies.append(bytes([texts.KINDS.index(kind)]) + msgpack.packb(fields))
     return bodies
@@ -237,7 +238,7 @@ def _credentials() -> list[bytes]:
 
 def _parse_credentials(data: bytes) -> None:
     kind = texts.KINDS[data[0] % len(texts.KINDS)] if data else "member"
-    text = f"p2pavg-{kind}:" + texts.base64.urlsafe_b64encode(data[1:]).decode()
+    text = f"p2pavg-{kind}:" + base64.urlsafe_b64encode(data[1:]).decode()
     users: list[Callable[[], object]] = [
         lambda: Credentials.load(text).context(server=True),
         lambda: Authority.load(text).invite(_REQUEST),
