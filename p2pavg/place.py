@@ -15,11 +15,12 @@ from p2pavg.allreduce.plan import planner
 from p2pavg.errors import AddressInUseError, CredentialError, IncompatiblePeerError, P2PAvgError
 from p2pavg.identity import Identity, short_id
 from p2pavg.membership import DHT, PeerInfo, View
-from p2pavg.membership.address import parse_host_port
+from p2pavg.membership.address import is_loopback, parse_host_port
 from p2pavg.report import RoundReport
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.driver import Driver
 from p2pavg.rounds.lineage import first_lineage
+from p2pavg.rounds.link_meter import LinkMeter
 from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.recorder import Recorder
 from p2pavg.rounds.session import Session
@@ -75,7 +76,12 @@ class Place:
     async def _open_ports(self) -> None:
         """TCP and UDP on one number; when the default is taken, the next on which both are free."""
         settings = self.settings
-        hello: dict[str, Any] = {"schema": b"", "role": "watcher", "client_only": settings.client_only}
+        hello: dict[str, Any] = {
+            "schema": b"",
+            "role": "watcher",
+            "client_only": settings.client_only,
+            "region": settings.region,
+        }
         port = settings.port
         for attempt in range(PORTS_TRIED):
             self.endpoint = await Endpoint.start(
@@ -182,6 +188,10 @@ class Place:
             return [self.settings.announce]
         return [(host, self.endpoint.port) for host, _ in self.dht.external_addresses()]
 
+    def _is_here(self, host: str) -> bool:
+        """Whether an address is one of this machine."""
+        return is_loopback(host) or any(host == own for own, _ in self.addresses())
+
     # -------------------------------------------------------------------------------------- joining
 
     async def train(self, session: Session, spec: TrainingSpec) -> None:
@@ -228,7 +238,10 @@ class Place:
             now=time.monotonic(),
         )
         codec = codecs.get(spec.compression)
-        recorder = Recorder(self.settings.run_id, self.peer_id, codec.name, self._engine, self._publish)
+        region = self.settings.region
+        meter = LinkMeter(self._engine, region, self._is_here)
+        run_id = self.settings.run_id
+        recorder = Recorder(run_id, self.peer_id, codec.name, meter, self._publish, region=region)
         self.driver = Driver(self, session, spec, machine, recorder)
         session.connect(self.driver)
         self.driver.start()
@@ -238,8 +251,8 @@ class Place:
         self.standing_changed()
 
     async def _first_links(self) -> None:
-        """Until everybody in view was tried once. Who does not answer, such as a dead peer that is still in the
-        table, holds up a newcomer that has a link for a second at most.
+        """Until everybody in view was tried once. Who does not answer, such as a dead peer that is still in
+        the table, holds up a newcomer that has a link for a second at most.
         """
         started = time.monotonic()
         while self._untried and not self._refusals:

@@ -111,3 +111,15 @@ def test_survivors_finish_equal(seed: int) -> None:
         assert outcome.epoch == 20
         assert np.isfinite(outcome.params).all()
         assert np.array_equal(outcome.params, outcomes[0].params)
+
+
+def test_a_dead_peer_in_the_table_does_not_hold_up_a_newcomer() -> None:
+    """A trainer killed a moment ago is still announced; who joins then is in within a few seconds."""
+    with Trainers() as trainers:
+        trainers.start_all([Job(rank, run_id="dead-peer", epochs=10_000, wait_for=2) for rank in range(3)])
+        first = trainers.addresses[0]
+        trainers.processes[2].kill()
+        trainers.processes[2].join(10)
+        began = time.monotonic()
+        trainers.start(Job(3, run_id="dead-peer", initial_peers=(first,)))
+        assert time.monotonic() - began < 5

@@ -184,6 +184,7 @@ class Trainers:
         self._context = _start()
         self.processes: list[Any] = []
         self.pipes: list[Connection] = []
+        self.addresses: list[str] = []
 
     def __enter__(self) -> Trainers:
         return self
@@ -202,7 +203,8 @@ class Trainers:
         theirs.close()
         self.processes.append(process)
         self.pipes.append(ours)
-        return str(self.receive(len(self.pipes) - 1))
+        self.addresses.append(self.receive(len(self.pipes) - 1))
+        return self.addresses[-1]
 
     def start_all(self, jobs: Sequence[Job]) -> None:
         """Start a swarm around the first job's trainer, and let all begin."""
