@@ -7,6 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from p2pavg.distance import Distance
+
+VERSION = 1  # of the JSON; grows when a field changes its meaning, not when one is added
+
+PHASES = ("calculation", "waiting", "matchmaking", "transfer", "commit", "update")
+
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
@@ -20,25 +26,38 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """What one link did during the round."""
+    """What one link did during the epoch; measured while gradients flowed, where not said otherwise."""
 
     peer: str
-    bytes_sent: int
+    bytes_sent: int  # since the last report, whatever for; frame headers included
     bytes_received: int
-    streams: int
-    rtt_s: float
-    window_bytes: int
-    rate_bps: float  # bit/s delivered by the kernel's own estimate, summed over streams
+    streams: int  # most
+    rtt_s: float  # now
+    window_bytes: int  # of one stream, most
+    rate_bps: float  # bit/s delivered by the kernel's own estimate, summed over streams, most
+    distance: Distance = Distance.WORLD
+    retransmits: int = 0  # TCP segments sent again since the streams opened
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReport:
+    """One attempt of the epoch that came to nothing."""
+
+    attempt: int
+    leader: str  # hex
+    members: tuple[str, ...]  # hex
+    seconds: float  # from the group's forming to its end; wall clock
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """One epoch of one peer. All seconds are wall clock; the phases follow each other and add up to
-    `seconds_total`.
+    """One epoch of one peer. All seconds are wall clock, with the device synchronised. The phases, less
+    `seconds_overlapped`, add up to `seconds_total`.
 
-    `overlapped`: transfer, commit and update ran behind the next epoch's calculation (delayed updates), so
-    that the
-    phases of two epochs overlap.
+    Plainly, the phases follow each other and `seconds_overlapped` is 0. With delayed updates, everything
+    but the calculation runs behind the next epoch's calculation; `seconds_overlapped` is how long both went
+    on at once, and `overlapped` is set.
     """
 
     run_id: str
@@ -55,7 +74,7 @@ class RoundReport:
     failed_members: tuple[str, ...]
     causes: tuple[str, ...]  # why attempts failed, in words
     seconds_calculation: float
-    seconds_waiting: float  # at the boundary, until the round began to form
+    seconds_waiting: float  # at the boundary, for others, for failed attempts, and between the other phases
     seconds_matchmaking: float  # ballot and group
     seconds_transfer: float  # first contribution to last result
     seconds_commit: float
@@ -70,6 +89,10 @@ class RoundReport:
     overlapped: bool = False
     finished_at: float = 0.0  # time.time()
     extra: Mapping[str, float] = field(default_factory=dict)  # e.g. loss, logged by the user
+    seconds_overlapped: float = 0.0
+    discarded_samples: tuple[int, ...] = ()  # for each of discarded_why
+    failed_attempts: tuple[AttemptReport, ...] = ()
+    region: str = ""
 
     @property
     def seconds_communication(self) -> float:
@@ -87,13 +110,81 @@ class RoundReport:
         """Global samples over this epoch's wall clock."""
         return self.samples / self.seconds_total if self.seconds_total > 0 else 0.0
 
+    @property
+    def local_samples_per_second(self) -> float:
+        """This peer's samples over its calculation time: as fast as it would be alone."""
+        return self.local_samples / self.seconds_calculation if self.seconds_calculation > 0 else 0.0
+
+    @property
+    def egress_bytes_per_hour(self) -> float:
+        """What this peer sends, at this epoch's pace."""
+        return 3600 * self.bytes_sent / self.seconds_total if self.seconds_total > 0 else 0.0
+
+    @property
+    def sent_by_distance(self) -> dict[Distance, int]:
+        """Bytes sent by class of link; classes without a link are missing."""
+        sent: dict[Distance, int] = {}
+        for link in self.links:
+            sent[link.distance] = sent.get(link.distance, 0) + link.bytes_sent
+        return sent
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, derived quantities included."""
-        data = asdict(self)
+        data = {"version": VERSION, **asdict(self)}
         data["granularity"] = None if self.granularity == float("inf") else self.granularity
         data["samples_per_second"] = self.samples_per_second
+        data["local_samples_per_second"] = self.local_samples_per_second
+        data["egress_bytes_per_hour"] = self.egress_bytes_per_hour
+        data["bytes_sent_by_distance"] = {str(name): sent for name, sent in self.sent_by_distance.items()}
         return data
 
     def to_json(self) -> str:
         """One line of JSONL."""
         return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """How an epoch's wall clock was spent; `overlapped` is counted twice in the sum of the others."""
+
+    calculation: float
+    waiting: float
+    matchmaking: float
+    transfer: float
+    commit: float
+    update: float
+    overlapped: float
+
+
+def phases(
+    *,
+    total: float,
+    arrived: float | None,
+    waited_before: float,
+    round_seconds: Mapping[str, float],
+    update: float,
+    waited: float | None,
+) -> Phases:
+    """Split an epoch of `total` seconds.
+
+    arrived: when, after the epoch's begin, its sums were handed in; None: never, the result came in late and
+    the peer computed all the while. waited_before: seconds spent at boundaries that led to no average.
+    round_seconds: "matchmaking", "transfer", "commit" of the attempt that succeeded. waited: seconds that the
+    training thread waited while round and update ran behind it; None: it waited all the while.
+    """
+    formed, moved, agreed = (
+        max(0.0, round_seconds.get(name, 0.0)) for name in ("matchmaking", "transfer", "commit")
+    )
+    if arrived is None:
+        share = min(1.0, max(0.0, total - update - waited_before) / max(formed + moved + agreed, 1e-9))
+        formed, moved, agreed = share * formed, share * moved, share * agreed
+        overlapped = formed + moved + agreed
+        calculation = max(0.0, total - update - waited_before)
+        return Phases(calculation, waited_before, formed, moved, agreed, update, overlapped)
+    behind = max(0.0, total - arrived)
+    waiting = max(0.0, behind - formed - moved - agreed - update)
+    if waited is None:
+        calculation = max(0.0, min(arrived, total) - waited_before)
+        return Phases(calculation, waiting + waited_before, formed, moved, agreed, update, 0.0)
+    overlapped = max(0.0, behind - waited)
+    return Phases(total - behind + overlapped, waiting, formed, moved, agreed, update, overlapped)

@@ -168,8 +168,11 @@ class BehindUpdate:
         now = time.perf_counter()
         waiting_since = self._waiting_since
         waited = now - waiting_since if waiting_since is not None else 0.0
+        behind = self._delay and outcome.epoch >= self._warmup
         with self._counting:
-            shared.training.applied(now - begun, extra={"seconds_step_waited": waited})
+            shared.training.applied(
+                now - begun, extra={"seconds_step_waited": waited}, waited=waited if behind else None
+            )
         if taken is not None and own:
             shared.flat.recycle(taken)
         return outcome

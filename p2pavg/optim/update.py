@@ -60,6 +60,14 @@ class Shared:
         self.drop("non-finite gradient")
 
 
+def synchronize(optimizer: torch.optim.Optimizer) -> None:
+    """Wait until the devices of the parameters have done what was asked of them, so that it is timed."""
+    devices = {param.device for group in optimizer.param_groups for param in group["params"]}
+    for device in devices:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+
+
 class Update(Protocol):
     """A way of updating. All methods run on the training thread."""
 
@@ -123,6 +131,7 @@ class WaitingUpdate:
                 shared.load(outcome.state)
         else:
             return False
+        synchronize(shared.inner)
         shared.training.applied(time.perf_counter() - begun)
         return True
 

@@ -148,7 +148,11 @@ class Driver:
             self._resume()
 
     def applied(
-        self, seconds_update: float, extra: Mapping[str, float], recorded: Future[RoundReport | None]
+        self,
+        seconds_update: float,
+        extra: Mapping[str, float],
+        waited: float | None,
+        recorded: Future[RoundReport | None],
     ) -> None:
         """The training thread has loaded or stepped what it was given."""
         if self._applying is None or self._closed:
@@ -157,8 +161,9 @@ class Driver:
         report = None
         (outcome, commit), self._applying = self._applying, None
         if commit is not None and isinstance(outcome, Average):
+            discarded, steps = tuple(self._discarded), self._session.steps
             report = self.recorder.finished(
-                commit, seconds_update, extra, self._session.steps, tuple(self._discarded), self._peer.links
+                commit, seconds_update, extra, steps, discarded, self._peer.links, waited
             )
             self._discarded.clear()
             self.feed(ev.Applied(commit.ballot.epoch + 1, commit.lineage))
@@ -257,6 +262,7 @@ class Driver:
             )
         self.feed(ev.Health(tuple(healths)))
         self._measure_rates(now)
+        self.recorder.observe(self._peer.links, moving=bool(self._jobs.running()))
         for transfer in self._jobs.running():
             self._feed_job(transfer)
         self.progress()
@@ -340,7 +346,7 @@ class Driver:
                 self._begin(action)
             case ev.CancelJob(transfer, why):
                 self._jobs.cancel(transfer)
-                self.recorder.attempt_failed(why)
+                self.recorder.attempt_failed(transfer, why, time.monotonic())
                 logger.info("round attempt void: %s", why)
             case ev.Commit():
                 self._commit(action)
@@ -374,6 +380,7 @@ class Driver:
                 self.recorder.trace(kind, fields, time.monotonic())
 
     def _open(self, action: ev.OpenJob) -> None:
+        self.recorder.opened(action, time.monotonic())
         members = [(seat.peer, seat.voter) for seat in action.members]
         links = {peer: link.id for peer, link in self._peer.links.items()}
         try:
@@ -394,7 +401,6 @@ class Driver:
                 self._events.append(ev.JobFailed(action.transfer, "the contribution is gone"))
                 return
             source, scale = contribution.gradient, contribution.scale
-        self.recorder.begun(time.monotonic(), self._peer.links)
         self._jobs.begin(action.transfer, action.weights, source, scale)
 
     def _commit(self, commit: ev.Commit) -> None:
@@ -439,6 +445,7 @@ class Driver:
     def _resume(self) -> None:
         answer, self._answer = self._answer, None
         if answer is not None:
+            self.recorder.resumed(time.monotonic())
             self._contribution = None
             answer.set_result(KeepGoing())
             self._events.append(self._local(at_boundary=False))

@@ -8,30 +8,43 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from p2pavg.identity import short_id
-from p2pavg.report import LinkReport, MemberReport, RoundReport
+from p2pavg.report import AttemptReport, LinkReport, MemberReport, RoundReport, phases
 from p2pavg.rounds import events as ev
-from p2pavg.transport.engine import Engine, JobProgress
+from p2pavg.rounds.link_meter import LinkMeter
+from p2pavg.transport.engine import JobProgress
 from p2pavg.transport.link import Link
 
 logger = logging.getLogger("p2pavg.rounds")
 RATE_MEMORY = 0.7  # weight of the past in the moving averages of step time and rate
+MOST_ATTEMPTS = 64  # failed ones that one report names
 
 
 class Recorder:
     """Measures one peer's epochs. Runs on the loop thread."""
 
     def __init__(
-        self, run_id: str, me: bytes, codec: str, engine: Engine, publish: Callable[[RoundReport], None]
+        self,
+        run_id: str,
+        me: bytes,
+        codec: str,
+        meter: LinkMeter,
+        publish: Callable[[RoundReport], None],
+        *,
+        region: str = "",
     ) -> None:
         self._run_id = run_id
         self._me = me
         self._codec = codec
-        self._engine = engine
+        self._meter = meter
         self._publish = publish
+        self._region = region
+        self.on_trace: Callable[[str, Mapping[str, Any]], None] = lambda kind, fields: None
         self._epoch_start = time.monotonic()
         self._arrived_at: float | None = None
+        self._waited = 0.0  # at boundaries of this epoch that led to no average
+        self._attempt: tuple[ev.OpenJob, float] | None = None
+        self._failed: list[AttemptReport] = []
         self._causes: list[str] = []
-        self._bytes: dict[int, tuple[int, int]] = {}
         self._seen = (time.monotonic(), 0, 0)
         self._moved = (0.0, 0.0)
         self._rate = 0.0
@@ -58,17 +71,44 @@ class Recorder:
         """The training thread stopped at a boundary."""
         self._arrived_at = now
 
-    def begun(self, now: float, links: Mapping[bytes, Link]) -> None:
-        """An attempt's transfer starts: note the byte counters."""
-        self._bytes = {link.id: self._counted(link.id) for link in links.values()}
+    def resumed(self, now: float) -> None:
+        """It computes on: the wait led to no average."""
+        if self._arrived_at is not None:
+            self._waited += now - self._arrived_at
+            self._arrived_at = None
+
+    def observe(self, links: Mapping[bytes, Link], *, moving: bool) -> None:
+        """A beat. moving: gradients flow."""
+        self._meter.observe(links, moving=moving)
+
+    def links(self, links: Mapping[bytes, Link]) -> tuple[LinkReport, ...]:
+        """The links now, for watchers."""
+        return self._meter.current(links)
+
+    def opened(self, attempt: ev.OpenJob, now: float) -> None:
+        """An attempt's group is forming."""
+        self._attempt = (attempt, now)
 
     def moved(self, progress: JobProgress) -> None:
         """All bytes of an attempt are through."""
         self._moved = (progress.first_byte_at, progress.last_byte_at)
 
-    def attempt_failed(self, why: str) -> None:
+    def attempt_failed(self, transfer: int, why: str, now: float) -> None:
         """An attempt was given up."""
         self._causes.append(why)
+        if self._attempt is None or self._attempt[0].transfer != transfer:
+            return
+        (attempt, since), self._attempt = self._attempt, None
+        self._failed.append(
+            AttemptReport(
+                attempt=attempt.ballot.attempt,
+                leader=attempt.ballot.leader.hex(),
+                members=tuple(seat.peer.hex() for seat in attempt.members),
+                seconds=now - since,
+                why=why,
+            )
+        )
+        del self._failed[:-MOST_ATTEMPTS]
 
     def blamed(self, peer: bytes, why: str) -> None:
         """A member failed an attempt."""
@@ -81,11 +121,18 @@ class Recorder:
     def trace(self, kind: str, fields: Mapping[str, Any], now: float) -> None:
         """Detail for debugging."""
         logger.debug("%s %s", kind, fields)
+        self.on_trace(kind, fields)
 
     def healed(self, now: float) -> None:
         """A downloaded state was loaded: the epoch's clock starts anew."""
-        self._epoch_start = now
         self._seen = (now, 0, self._seen[2])
+        self._new_epoch(now)
+
+    def _new_epoch(self, now: float) -> None:
+        self._epoch_start = now
+        self._arrived_at = None
+        self._waited = 0.0
+        self._failed.clear()
         self._causes.clear()
 
     def finished(
@@ -96,18 +143,25 @@ class Recorder:
         steps: int,
         discarded: tuple[tuple[int, str], ...],
         links: Mapping[bytes, Link],
+        waited: float | None,
     ) -> RoundReport:
-        """The epoch was applied: its report, also handed to `publish`."""
+        """The epoch was applied: its report, also handed to `publish`.
+
+        waited: seconds that the training thread waited, when round and update ran behind it; None: it waited
+        all the while.
+        """
         now = time.monotonic()
         total = now - self._epoch_start
-        phases = {name: commit.seconds.get(name, 0.0) for name in ("matchmaking", "transfer", "commit")}
-        if commit.late or self._arrived_at is None:  # it computed all the time: nothing was waited for
-            phases = dict.fromkeys(phases, 0.0)
-            calculation = max(0.0, total - seconds_update)
-        else:
-            calculation = min(max(0.0, self._arrived_at - self._epoch_start), total)
-        waiting = max(0.0, total - calculation - seconds_update - sum(phases.values()))
-        link_reports = self._links(links)
+        arrived = None if commit.late or self._arrived_at is None else self._arrived_at - self._epoch_start
+        spent = phases(
+            total=total,
+            arrived=arrived,
+            waited_before=self._waited,
+            round_seconds=commit.seconds,
+            update=seconds_update,
+            waited=waited,
+        )
+        link_reports = self._meter.report(links)
         mine = next((i for i, seat in enumerate(commit.members) if seat.peer == self._me), None)
         report = RoundReport(
             run_id=self._run_id,
@@ -126,12 +180,12 @@ class Recorder:
             discarded_why=tuple(why for _, why in discarded),
             failed_members=tuple(peer.hex() for peer, _ in commit.failed),
             causes=tuple(self._causes),
-            seconds_calculation=calculation,
-            seconds_waiting=waiting,
-            seconds_matchmaking=phases["matchmaking"],
-            seconds_transfer=phases["transfer"],
-            seconds_commit=phases["commit"],
-            seconds_update=seconds_update,
+            seconds_calculation=spent.calculation,
+            seconds_waiting=spent.waiting,
+            seconds_matchmaking=spent.matchmaking,
+            seconds_transfer=spent.transfer,
+            seconds_commit=spent.commit,
+            seconds_update=spent.update,
             seconds_total=total,
             bytes_sent=sum(link.bytes_sent for link in link_reports),
             bytes_received=sum(link.bytes_received for link in link_reports),
@@ -141,33 +195,13 @@ class Recorder:
             links=link_reports,
             finished_at=time.time(),
             extra=dict(extra),
+            overlapped=spent.overlapped > 0,
+            seconds_overlapped=spent.overlapped,
+            discarded_samples=tuple(samples for samples, _ in discarded),
+            failed_attempts=tuple(self._failed),
+            region=self._region,
         )
-        self._epoch_start = now
-        self._arrived_at = None
-        self._causes.clear()
+        self._new_epoch(now)
         self._seen = (now, 0, steps)
         self._publish(report)
         return report
-
-    def _counted(self, link: int) -> tuple[int, int]:
-        stats = self._engine.stats(link)
-        return sum(s.bytes_sent for s in stats), sum(s.bytes_received for s in stats)
-
-    def _links(self, links: Mapping[bytes, Link]) -> tuple[LinkReport, ...]:
-        reports = []
-        for peer, link in links.items():
-            stats = self._engine.stats(link.id)
-            sent, received = self._counted(link.id)
-            sent_before, received_before = self._bytes.get(link.id, (0, 0))
-            reports.append(
-                LinkReport(
-                    peer=peer.hex(),
-                    bytes_sent=max(0, sent - sent_before),
-                    bytes_received=max(0, received - received_before),
-                    streams=len(stats),
-                    rtt_s=link.rtt,
-                    window_bytes=max((s.window_bytes for s in stats), default=0),
-                    rate_bps=sum(s.delivery_rate_bps for s in stats),
-                )
-            )
-        return tuple(reports)

@@ -31,7 +31,11 @@ class LoopSide(Protocol):
     def withdrawn(self, answer: Future[Outcome]) -> None: ...
 
     def applied(
-        self, seconds_update: float, extra: Mapping[str, float], recorded: Future[RoundReport | None]
+        self,
+        seconds_update: float,
+        extra: Mapping[str, float],
+        waited: float | None,
+        recorded: Future[RoundReport | None],
     ) -> None: ...
 
     def discarded(self, samples: int, why: str) -> None: ...
@@ -126,7 +130,9 @@ class Session:
             yield
             self.standing = self.next_standing
 
-    def applied(self, seconds_update: float, *, extra: Mapping[str, float] | None = None) -> None:
+    def applied(
+        self, seconds_update: float, *, extra: Mapping[str, float] | None = None, waited: float | None = None
+    ) -> None:
         """The last Average or Heal is in the parameters."""
         pending, self._pending = self._pending, None
         self.standing = self.next_standing
@@ -140,7 +146,7 @@ class Session:
                 self._post("discarded", lost, "healed")
             self._epoch = pending.state.epoch
         self._recorded = Future()
-        self._post("applied", seconds_update, dict(extra or {}), self._recorded)
+        self._post("applied", seconds_update, dict(extra or {}), waited, self._recorded)
 
     @property
     def last_report(self) -> RoundReport | None:

@@ -142,8 +142,14 @@ class Training(Protocol):
     def applying(self) -> AbstractContextManager[None]:
         """Held while parameters or optimizer state change, so that snapshots are taken of whole epochs."""
 
-    def applied(self, seconds_update: float, *, extra: Mapping[str, float] | None = None) -> None:
-        """The last Average or Heal was applied; reports go out, the next epoch begins."""
+    def applied(
+        self, seconds_update: float, *, extra: Mapping[str, float] | None = None, waited: float | None = None
+    ) -> None:
+        """The last Average or Heal was applied; reports go out, the next epoch begins.
+
+        waited: seconds that training waited while round and update ran behind it; None: it waited for all of
+        them.
+        """
 
     def discard(self, why: str) -> None:
         """Drop the samples counted so far; they are named in the next report."""

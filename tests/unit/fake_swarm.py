@@ -130,7 +130,9 @@ class FakeTraining:
     def applying(self) -> Iterator[None]:
         yield
 
-    def applied(self, seconds_update: float, *, extra: Mapping[str, float] | None = None) -> None:
+    def applied(
+        self, seconds_update: float, *, extra: Mapping[str, float] | None = None, waited: float | None = None
+    ) -> None:
         last = self.seen[-1]
         if isinstance(last, Heal):
             self.counted = 0
