@@ -1,8 +1,7 @@
 """Driver: the thin asyncio shell around the rounds machine. Everything here runs on the event-loop thread.
 
 It feeds events (links, messages, engine, training thread, timers) to the machine and carries out its
-actions; it decides
-nothing about rounds itself.
+actions; it decides nothing about rounds itself.
 """
 
 from __future__ import annotations
@@ -17,19 +16,20 @@ from typing import Any, Protocol
 
 from p2pavg import codecs
 from p2pavg.allreduce.jobs import Jobs, NoLinkError
-from p2pavg.allreduce.rates import RateMeter
 from p2pavg.errors import ClosedError, ProtocolError, StateError
 from p2pavg.identity import Identity, short_id
 from p2pavg.report import RoundReport
 from p2pavg.rounds import events as ev
 from p2pavg.rounds import messages
+from p2pavg.rounds.deliveries import Deliveries
 from p2pavg.rounds.donor import Donor
 from p2pavg.rounds.downloader import Downloader
 from p2pavg.rounds.exchange import KINDS, StateExchange
 from p2pavg.rounds.machine import Machine
+from p2pavg.rounds.pulse import Pulse
 from p2pavg.rounds.recorder import Recorder
 from p2pavg.rounds.session import Session
-from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome, TrainingSpec
+from p2pavg.rounds.training import Average, Contribution, Heal, Outcome, TrainingSpec
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.link import Link
 
@@ -69,11 +69,8 @@ class Driver:
         self.recorder = recorder
         self._jobs = Jobs(peer.engine, codecs.get(spec.compression), spec.numel)
         self._loop = asyncio.get_running_loop()
-        self._answer: Future[Outcome] | None = None
-        self._contribution: Contribution | None = None
-        self._outcomes: deque[tuple[Outcome, ev.Commit | None]] = deque()
-        self._applying: tuple[Outcome, ev.Commit | None] | None = None
-        self._stopping = False
+        self._deliveries = Deliveries(session)
+        self._pulse = Pulse(peer.engine, peer.links, self._jobs)
         self._events: deque[ev.Event] = deque()
         self._feeding = False
         self._timer: asyncio.TimerHandle | None = None
@@ -84,14 +81,13 @@ class Driver:
         self._dropped = 0  # samples that the training thread had when it loaded a state
         donor = Donor(peer.engine, spec.state, session.applying, lambda: session.standing, peer.identity.sign)
         self.exchange = StateExchange(donor, Downloader(peer.engine), peer.links, self._history)
-        self._upload, self._download = RateMeter(), RateMeter()
         self.left = asyncio.Event()
         self._closed = False
         session.standing = session.next_standing = (machine.epoch, machine.lineage)
 
     def start(self) -> None:
         """Begin to beat. Links that are already up are told to the machine by the caller."""
-        self._pulse()
+        self._beats()
 
     def close(self) -> None:
         """Stop; whoever waits in `arrive` gets ClosedError from the session's failure."""
@@ -116,35 +112,33 @@ class Driver:
     def fail(self, error: BaseException) -> None:
         """The training thread gets this error now or at its next boundary."""
         self._session.fail(error)
-        if self._answer is not None:
-            self._answer.set_exception(error)
-            self._answer = None
+        self._deliveries.fail(error)
 
     # ------------------------------------------------------------------------------ the training thread
 
     def progress(self) -> None:
         """The training thread counted; tell the machine."""
         if not self._closed:
-            self.feed(self._local(at_boundary=self._answer is not None))
+            self.feed(self._local(at_boundary=self._deliveries.waiting))
 
     def arrived(self, contribution: Contribution, answer: Future[Outcome]) -> None:
         """The training thread waits at a boundary."""
         if self._closed:
             answer.set_exception(ClosedError("this peer is closed; build a new optimizer to train on"))
             return
-        self._answer = answer
-        self._contribution = contribution
+        deliveries = self._deliveries
+        deliveries.wait(contribution, answer)
         self.recorder.arrived(time.monotonic())
         if self._give_next():
             return
         self.feed(self._local(at_boundary=True))
-        idle = contribution.samples == 0 and not self._stopping and self.machine.role is ev.Role.TRAINER
-        if idle and self._answer is not None:
+        idle = contribution.samples == 0 and not deliveries.stopping and self.machine.role is ev.Role.TRAINER
+        if idle and deliveries.waiting:
             self._resume()
 
     def withdrawn(self, answer: Future[Outcome]) -> None:
         """The training thread waits no longer, if its contribution is not in use."""
-        if answer is self._answer and not self._jobs.running():
+        if self._deliveries.waits_with(answer) and not self._jobs.running():
             self._resume()
 
     def applied(
@@ -155,11 +149,12 @@ class Driver:
         recorded: Future[RoundReport | None],
     ) -> None:
         """The training thread has loaded or stepped what it was given."""
-        if self._applying is None or self._closed:
+        given = None if self._closed else self._deliveries.applied()
+        if given is None:
             recorded.set_result(None)
             return
         report = None
-        (outcome, commit), self._applying = self._applying, None
+        outcome, commit = given
         if commit is not None and isinstance(outcome, Average):
             discarded, steps = tuple(self._discarded), self._session.steps
             report = self.recorder.finished(
@@ -186,30 +181,16 @@ class Driver:
 
     def _local(self, *, at_boundary: bool) -> ev.LocalProgress:
         session = self._session
-        contribution = self._contribution if at_boundary else None
+        contribution = self._deliveries.contribution if at_boundary else None
         return ev.LocalProgress(
             samples=contribution.samples if contribution is not None else session.samples(),
             samples_per_second=self.recorder.rate(session.samples(), session.steps),
             at_boundary=at_boundary,
             weight=contribution.weight if contribution is not None else None,
             step_seconds=self.recorder.step_seconds,
-            upload_bps=8 * self._upload.bytes_per_second,
-            download_bps=8 * self._download.bytes_per_second,
+            upload_bps=self._pulse.upload_bps,
+            download_bps=self._pulse.download_bps,
         )
-
-    def _measure_rates(self, now: float) -> None:
-        """What the network takes and brings while gradients flow; bytes count when they left this machine."""
-        if not self._jobs.running():
-            self._upload.round_over()
-            self._download.round_over()
-            return
-        sent = received = 0
-        for link in self._peer.links.values():
-            out, into = self._peer.engine.traffic(link.id)
-            sent += out - sum(stream.unacked_bytes for stream in self._peer.engine.stats(link.id))
-            received += into
-        self._upload.observe(now, sent)
-        self._download.observe(now, received)
 
     # ----------------------------------------------------------------------------------------- feeding
 
@@ -241,52 +222,23 @@ class Driver:
     def _tick(self) -> None:
         self.feed(ev.Tick())
 
-    def _pulse(self) -> None:
+    def _beats(self) -> None:
         """The regular beat: local progress, health of links, progress of jobs."""
         if self._closed:
             return
         self._peer.engine.note_loop()
-        now = time.monotonic()
-        healths = []
-        for peer, link in self._peer.links.items():
-            health = self._peer.engine.health(link.id)
-            heard = max(health.last_heard_at, link.last_heard)
-            healths.append(
-                ev.PeerHealth(
-                    peer,
-                    max(0.0, now - heard),
-                    health.loop_age_s,
-                    health.trainer_age_s,
-                    link.rtt or health.rtt_s,
-                )
-            )
-        self.feed(ev.Health(tuple(healths)))
-        self._measure_rates(now)
+        self.feed(self._pulse.health())
+        self._pulse.measure_rates()
         self.recorder.observe(self._peer.links, moving=bool(self._jobs.running()))
         for transfer in self._jobs.running():
             self._feed_job(transfer)
         self.progress()
-        self._beat = self._loop.call_later(self.machine.health_interval, self._pulse)
+        self._beat = self._loop.call_later(self.machine.health_interval, self._beats)
 
     def _feed_job(self, transfer: int) -> None:
-        job = self._jobs.get(transfer)
-        if job is None:
-            return
-        progress = self._jobs.progress(transfer)
-        ranks = []
-        for rank, link in enumerate(job.links):
-            contributions, results = job.expected(rank)
-            received = 0 if rank == job.rank else sum(s.bytes_received for s in self._peer.engine.stats(link))
-            ranks.append(
-                ev.RankProgress(
-                    progress.contributions_received[rank],
-                    progress.results_received[rank],
-                    contributions,
-                    results,
-                    received,
-                )
-            )
-        self.feed(ev.JobProgressed(transfer, tuple(ranks), progress.first_byte_at))
+        progressed = self._pulse.job(transfer)
+        if progressed is not None:
+            self.feed(progressed)
 
     # ------------------------------------------------------------------------------------- links, engine
 
@@ -355,19 +307,19 @@ class Driver:
                     "epoch %d: no average (%s); training goes on, the samples are kept", epoch, why
                 )
                 self.recorder.round_failed(why, blamed)
-                self._stopping = False
+                self._deliveries.stopping = False
                 self._resume()
             case ev.StartHeal():
                 self._heal(action)
             case ev.WaitAt(others):
                 self._session.set_stop(others, self._target)
-                self._refresh_attention()
+                self._deliveries.refresh_attention()
             case ev.Stop():
-                self._stopping = True
-                self._refresh_attention()
+                self._deliveries.stopping = True
+                self._deliveries.refresh_attention()
             case ev.Resume():
-                self._stopping = False
-                self._refresh_attention()
+                self._deliveries.stopping = False
+                self._deliveries.refresh_attention()
                 self._resume()
             case ev.Blame(peer, why):
                 self.recorder.blamed(peer, why)
@@ -394,10 +346,10 @@ class Driver:
         job = self._jobs.get(action.transfer)
         if job is None:
             return
-        contribution = self._contribution
+        contribution = self._deliveries.contribution
         source, scale = None, 1.0
         if action.weights[job.rank] > 0:
-            if self._answer is None or contribution is None or contribution.gradient is None:
+            if contribution is None or contribution.gradient is None:
                 self._events.append(ev.JobFailed(action.transfer, "the contribution is gone"))
                 return
             source, scale = contribution.gradient, contribution.scale
@@ -405,7 +357,7 @@ class Driver:
 
     def _commit(self, commit: ev.Commit) -> None:
         job = self._jobs.finish(commit.transfer)
-        self._stopping = False
+        self._deliveries.stopping = False
         average = Average(
             epoch=commit.ballot.epoch,
             samples=sum(commit.samples),
@@ -413,47 +365,25 @@ class Driver:
             late=commit.late,
             result=job.encoded(),
         )
-        self._outcomes.append((average, commit))
+        self._deliveries.put(average, commit)
         self._deliver()
 
     def _deliver(self) -> None:
-        if self._answer is not None and self._applying is None:
-            self._give_next()
-        self._refresh_attention()
+        self._give_next()
+        self._deliveries.refresh_attention()
 
     def _give_next(self) -> bool:
-        """Answer the waiting training thread with the next outcome, if it may have it."""
-        answer = self._answer
-        if answer is None or not self._outcomes:
-            return False
-        if self._healing is not None and not isinstance(self._outcomes[0][0], Heal):
-            return False  # results queue up until the state they follow is here
-        outcome, commit = self._outcomes.popleft()
-        if commit is not None and commit.before != self._session.standing[1]:
-            return self._give_next()  # it does not follow on the state that was loaded
-        self._applying = (outcome, commit)
-        if commit is not None:
-            self._session.next_standing = (commit.ballot.epoch + 1, commit.lineage)
-        elif isinstance(outcome, Heal):
-            self._session.next_standing = (outcome.state.epoch, outcome.state.lineage)
-        self._answer = None
-        self._contribution = None
-        self._refresh_attention()
-        answer.set_result(outcome)
-        return True
+        given = self._deliveries.give()
+        if given:
+            self._deliveries.refresh_attention()
+        return given
 
     def _resume(self) -> None:
-        answer, self._answer = self._answer, None
-        if answer is not None:
+        if self._deliveries.resume():
             self.recorder.resumed(time.monotonic())
-            self._contribution = None
-            answer.set_result(KeepGoing())
             self._events.append(self._local(at_boundary=False))
             if not self._feeding:
                 self.feed(self._events.popleft())
-
-    def _refresh_attention(self) -> None:
-        self._session.attention = self._stopping or bool(self._outcomes) or self._healing is not None
 
     # ------------------------------------------------------------------------------------------- state
 
@@ -461,18 +391,23 @@ class Driver:
         if self._healing is not None:
             self._healing.cancel()
         logger.info("downloading the state of epoch %d: %s", action.epoch, action.why)
-        self._outcomes = deque(o for o in self._outcomes if not isinstance(o[0], Heal))
+        self._deliveries.drop_states()
+        self._deliveries.downloading = True
         self._healing = self._loop.create_task(self._fetch_state(action))
-        self._refresh_attention()
+        self._deliveries.refresh_attention()
 
     async def _fetch_state(self, action: ev.StartHeal) -> None:
         try:
             state, history = await self.exchange.fetch(action)
         except StateError as error:
-            self._healing = None
+            self._download_over()
             self.feed(ev.HealFailed(str(error)))
         else:
-            self._healing = None
+            self._download_over()
             self._healed = history
-            self._outcomes.appendleft((Heal(state), None))
+            self._deliveries.put_state(state)
         self._deliver()
+
+    def _download_over(self) -> None:
+        self._healing = None
+        self._deliveries.downloading = False

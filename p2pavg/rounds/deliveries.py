@@ -1,0 +1,96 @@
+"""Deliveries: what the training thread is given next, once it waits for it. On the loop thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+
+from p2pavg.rounds import events as ev
+from p2pavg.rounds.session import Session
+from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome, State
+
+Given = tuple[Outcome, ev.Commit | None]
+
+
+class Deliveries:
+    """The queue of averages and states, and the training thread's wait for them.
+
+    While a state is downloaded, averages queue up: they follow on it.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._answer: Future[Outcome] | None = None
+        self.contribution: Contribution | None = None  # of the training thread that waits
+        self._queue: deque[Given] = deque()
+        self._applying: Given | None = None
+        self.downloading = False
+        self.stopping = False  # the training thread is wanted at its next boundary
+
+    @property
+    def waiting(self) -> bool:
+        """The training thread waits at a boundary."""
+        return self._answer is not None
+
+    def wait(self, contribution: Contribution, answer: Future[Outcome]) -> None:
+        """The training thread came to a boundary."""
+        self._answer, self.contribution = answer, contribution
+
+    def waits_with(self, answer: Future[Outcome]) -> bool:
+        """Whether this is the wait that goes on."""
+        return answer is self._answer
+
+    def put(self, average: Average, commit: ev.Commit) -> None:
+        """Another epoch's average."""
+        self._queue.append((average, commit))
+
+    def put_state(self, state: State) -> None:
+        """A downloaded state: it comes before all averages."""
+        self._queue.appendleft((Heal(state), None))
+
+    def drop_states(self) -> None:
+        """A newer one is on its way."""
+        self._queue = deque(given for given in self._queue if not isinstance(given[0], Heal))
+
+    def give(self) -> bool:
+        """Answer the waiting training thread with what is next, if it may have it."""
+        answer, session = self._answer, self._session
+        while answer is not None and self._applying is None and self._queue:
+            if self.downloading and not isinstance(self._queue[0][0], Heal):
+                return False
+            outcome, commit = self._queue.popleft()
+            if commit is not None and commit.before != session.standing[1]:
+                continue  # it does not follow on the state that was loaded
+            self._applying = (outcome, commit)
+            if commit is not None:
+                session.next_standing = (commit.ballot.epoch + 1, commit.lineage)
+            elif isinstance(outcome, Heal):
+                session.next_standing = (outcome.state.epoch, outcome.state.lineage)
+            self._answer = self.contribution = None
+            answer.set_result(outcome)
+            return True
+        return False
+
+    def applied(self) -> Given | None:
+        """What was given last is in the parameters."""
+        given, self._applying = self._applying, None
+        return given
+
+    def resume(self) -> bool:
+        """Let the training thread go on, if it waits; whether it did."""
+        answer, self._answer = self._answer, None
+        if answer is None:
+            return False
+        self.contribution = None
+        answer.set_result(KeepGoing())
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """The training thread gets this error instead of an outcome."""
+        if self._answer is not None:
+            self._answer.set_exception(error)
+            self._answer = self.contribution = None
+
+    def refresh_attention(self) -> None:
+        """Whether the training thread has to come to a boundary."""
+        self._session.attention = self.stopping or bool(self._queue) or self.downloading

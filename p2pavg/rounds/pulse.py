@@ -1,0 +1,80 @@
+"""What is measured at every beat: the links' health, the rates of the network, how far a job is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from p2pavg.allreduce.jobs import Jobs
+from p2pavg.allreduce.rates import RateMeter
+from p2pavg.rounds import events as ev
+from p2pavg.transport.engine import Engine
+from p2pavg.transport.link import Link
+
+
+class Pulse:
+    """Reads links, engine and jobs, and makes events of what they tell. On the loop thread."""
+
+    def __init__(self, engine: Engine, links: Mapping[bytes, Link], jobs: Jobs) -> None:
+        """links: by peer, a live view."""
+        self._engine = engine
+        self._links = links
+        self._jobs = jobs
+        self._upload, self._download = RateMeter(), RateMeter()
+
+    @property
+    def upload_bps(self) -> float:
+        """Bit/s that the network has taken; 0.0: not known yet."""
+        return 8 * self._upload.bytes_per_second
+
+    @property
+    def download_bps(self) -> float:
+        """Bit/s that the network has brought; 0.0: not known yet."""
+        return 8 * self._download.bytes_per_second
+
+    def health(self) -> ev.Health:
+        """How long ago each peer was heard."""
+        now = time.monotonic()
+        healths = []
+        for peer, link in self._links.items():
+            health = self._engine.health(link.id)
+            heard = max(0.0, now - max(health.last_heard_at, link.last_heard))
+            rtt = link.rtt or health.rtt_s
+            healths.append(ev.PeerHealth(peer, heard, health.loop_age_s, health.trainer_age_s, rtt))
+        return ev.Health(tuple(healths))
+
+    def measure_rates(self) -> None:
+        """What the network takes and brings while gradients flow; bytes count when they left this machine."""
+        if not self._jobs.running():
+            self._upload.round_over()
+            self._download.round_over()
+            return
+        sent = received = 0
+        for link in self._links.values():
+            out, into = self._engine.traffic(link.id)
+            sent += out - sum(stream.unacked_bytes for stream in self._engine.stats(link.id))
+            received += into
+        now = time.monotonic()
+        self._upload.observe(now, sent)
+        self._download.observe(now, received)
+
+    def job(self, transfer: int) -> ev.JobProgressed | None:
+        """How far a transfer is; None: there is none."""
+        job = self._jobs.get(transfer)
+        if job is None:
+            return None
+        progress = self._jobs.progress(transfer)
+        ranks = []
+        for rank, link in enumerate(job.links):
+            contributions, results = job.expected(rank)
+            received = 0 if rank == job.rank else sum(s.bytes_received for s in self._engine.stats(link))
+            ranks.append(
+                ev.RankProgress(
+                    progress.contributions_received[rank],
+                    progress.results_received[rank],
+                    contributions,
+                    results,
+                    received,
+                )
+            )
+        return ev.JobProgressed(transfer, tuple(ranks), progress.first_byte_at)
