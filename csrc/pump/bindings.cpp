@@ -40,7 +40,7 @@ void open_reduce(Pump &pump, uint64_t transfer, uint32_t rank, const std::vector
 }
 
 void begin(Pump &pump, uint64_t transfer, std::vector<double> weights, double scale, uintptr_t source,
-           size_t source_elements, uintptr_t encoded, size_t encoded_bytes) {
+           size_t source_elements, uintptr_t encoded, size_t encoded_bytes, uint32_t ready) {
     Start start;
     start.weights = std::move(weights);
     start.scale = scale;
@@ -48,6 +48,7 @@ void begin(Pump &pump, uint64_t transfer, std::vector<double> weights, double sc
     start.source_elements = source_elements;
     start.encoded = reinterpret_cast<const uint8_t *>(encoded);
     start.encoded_bytes = encoded_bytes;
+    start.ready = ready;
     pump.begin(transfer, std::move(start));
 }
 
@@ -97,7 +98,9 @@ void bind_pump(nb::module_ &m) {
              nb::arg("parts"), nb::arg("chunk_elements"), nb::arg("contribution_codec"), nb::arg("result_codec"),
              nb::arg("result"), nb::arg("result_bytes"))
         .def("begin", &begin, nb::arg("transfer"), nb::arg("weights"), nb::arg("scale"), nb::arg("source"),
-             nb::arg("source_elements"), nb::arg("encoded"), nb::arg("encoded_bytes"))
+             nb::arg("source_elements"), nb::arg("encoded"), nb::arg("encoded_bytes"),
+             nb::arg("ready"))
+        .def("supply", &Pump::supply, nb::arg("transfer"), nb::arg("ready"), unlocked())
         .def("cancel", &Pump::cancel, unlocked())
         .def("finish", &Pump::finish, unlocked())
         .def("progress", &progress)

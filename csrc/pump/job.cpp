@@ -1,5 +1,6 @@
 #include "job.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "clock.h"
@@ -95,18 +96,29 @@ void Job::begin(Start start) {
     const bool sends = contributes(spec.rank);
     voter_sends_left_ = voter_results + (sends ? static_cast<uint32_t>(chunks_.size() - own_chunks_.size()) : 0);
     joiner_sends_left_ = joiner_results;
+    supplied_ = std::min(start_.ready, static_cast<uint32_t>(chunks_.size()));
     begun_.store(true, std::memory_order_release);
 
-    if (sends) {
-        std::vector<std::vector<Item>> items(links_.size());
-        for (uint32_t c = 0; c < chunks_.size(); ++c) {
-            if (mine(c)) continue;
-            items[owner(c)].push_back({Kind::contribution, false, owner(c), c, 0, shared_from_this(), {}});
-        }
-        for (uint32_t rank = 0; rank < links_.size(); ++rank)
-            if (!items[rank].empty()) links_[rank]->push(std::move(items[rank]));
-    }
+    if (sends) send_contributions(0, supplied_);
     maybe_done();
+}
+
+void Job::supply(uint32_t ready) {
+    if (!begun()) throw std::invalid_argument("this transfer has not begun");
+    const uint32_t before = supplied_, now = std::min(ready, static_cast<uint32_t>(chunks_.size()));
+    if (now <= before) return;
+    supplied_.store(now, std::memory_order_release);
+    if (contributes(spec.rank)) send_contributions(before, now);
+}
+
+void Job::send_contributions(uint32_t first, uint32_t end) {
+    std::vector<std::vector<Item>> items(links_.size());
+    for (uint32_t c = first; c < end; ++c) {
+        if (mine(c)) continue;
+        items[owner(c)].push_back({Kind::contribution, false, owner(c), c, 0, shared_from_this(), {}});
+    }
+    for (uint32_t rank = 0; rank < links_.size(); ++rank)
+        if (!items[rank].empty()) links_[rank]->push(std::move(items[rank]));
 }
 
 bool Job::find(uint32_t part, uint32_t index, uint32_t &chunk) const {
@@ -142,6 +154,7 @@ Job::Verdict Job::admit(const Header &header, const Link &from, uint32_t &chunk)
         refuse(rank, why);
         return Verdict::discard;
     }
+    if (contribution && contributes(spec.rank) && !supplied(chunk)) return Verdict::hold;  // it is added to ours
     if (contribution)
         return contributed_[rank * chunks_.size() + chunk].load(std::memory_order_acquire) ? Verdict::discard
                                                                                             : Verdict::accept;

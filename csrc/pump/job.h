@@ -44,6 +44,7 @@ struct Start {
     size_t source_elements = 0;
     const uint8_t *encoded = nullptr;
     size_t encoded_bytes = 0;
+    uint32_t ready = UINT32_MAX;  // chunks of encoded that are in place, in their order; the others are supplied later
 };
 
 struct Chunk {
@@ -70,6 +71,7 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
 
     // Loop thread.
     void begin(Start start);
+    void supply(uint32_t ready);  // so many chunks of our encoded contribution are in place
     Progress progress() const;
     void missing(uint32_t rank, ChunkNames &contributions, ChunkNames &results) const;
     void resend(uint32_t rank, const ChunkNames &contributions, const ChunkNames &results);
@@ -112,6 +114,8 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     uint32_t owner(uint32_t chunk) const { return spec.parts[chunks_[chunk].part].owner; }
     bool find(uint32_t part, uint32_t index, uint32_t &chunk) const;
     bool contributes(uint32_t rank) const { return start_.weights[rank] > 0; }
+    bool supplied(uint32_t chunk) const { return chunk < supplied_.load(std::memory_order_acquire); }
+    void send_contributions(uint32_t first, uint32_t end);
     P2pavgTerm own_term(const Chunk &chunk) const;
     uint32_t whose_fault(uint32_t rank, const Chunk &chunk, const uint8_t *body);
     void reduced(uint32_t chunk);
@@ -137,7 +141,8 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     std::unique_ptr<std::atomic<uint8_t>[]> contributed_, sent_, refused_;
     std::unique_ptr<std::atomic<uint32_t>[]> contributions_received_, results_received_, contributions_sent_,
         results_sent_;
-    std::atomic<uint32_t> results_left_{0}, voter_sends_left_{0}, joiner_sends_left_{0}, next_local_{0};
+    std::atomic<uint32_t> results_left_{0}, voter_sends_left_{0}, joiner_sends_left_{0}, next_local_{0},
+        supplied_{0};
     std::atomic<bool> begun_{false}, done_{false}, finished_{false};
     std::atomic<double> first_byte_at_{0}, last_byte_at_{0};
 };

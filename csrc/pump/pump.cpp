@@ -153,6 +153,18 @@ void Pump::begin(uint64_t transfer, Start start) {
     auto of = job(transfer);
     if (!of || closed_) throw std::invalid_argument("no such transfer is open");
     of->begin(std::move(start));
+    wake_for(of);
+}
+
+void Pump::supply(uint64_t transfer, uint32_t ready) {
+    auto of = job(transfer);
+    if (!of || closed_) throw std::invalid_argument("no such transfer is open");
+    of->supply(ready);
+    wake_for(of);
+}
+
+// There may be local work, and frames that were held back may be taken.
+void Pump::wake_for(const std::shared_ptr<Job> &of) {
     for (auto &worker : workers_)
         worker->post([w = worker.get(), of] {
             if (of->has_local_chunks() && !of->over.load()) w->reduce_locally(of);

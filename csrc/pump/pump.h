@@ -45,6 +45,7 @@ class Pump {
 
     void open_reduce(JobSpec spec, const std::vector<int64_t> &links);
     void begin(uint64_t transfer, Start start);
+    void supply(uint64_t transfer, uint32_t ready);
     void cancel(uint64_t transfer);
     // The job is over: only results for joiners still go out. True when there are none left and the job is forgotten;
     // else the event `released` tells when, and the caller then cancels.
@@ -68,6 +69,7 @@ class Pump {
     void abandon();
 
   private:
+    void wake_for(const std::shared_ptr<Job> &of);
     std::shared_ptr<Link> link(int64_t id);
     std::shared_ptr<Link> known(int64_t id) const;
     void on_all_workers(const std::function<void(Worker &)> &task);

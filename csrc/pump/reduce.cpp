@@ -71,13 +71,17 @@ uint32_t Job::whose_fault(uint32_t rank, const Chunk &chunk, const uint8_t *body
 }
 
 bool Job::has_local_chunks() const {
-    return contributes(spec.rank) && contributors_ == 1 && next_local_.load() < own_chunks_.size();
+    if (!contributes(spec.rank) || contributors_ != 1) return false;
+    const uint32_t next = next_local_.load();
+    return next < own_chunks_.size() && supplied(own_chunks_[next]);
 }
 
 bool Job::reduce_local_chunk() {
-    if (!has_local_chunks() || over.load(std::memory_order_acquire)) return false;
-    const uint32_t next = next_local_.fetch_add(1);
-    if (next >= own_chunks_.size()) return false;
+    uint32_t next = next_local_.load();
+    do {
+        if (!has_local_chunks() || over.load(std::memory_order_acquire)) return false;
+        if (next >= own_chunks_.size() || !supplied(own_chunks_[next])) return false;
+    } while (!next_local_.compare_exchange_weak(next, next + 1));
     const uint32_t index = own_chunks_[next];
     const Chunk &chunk = chunks_[index];
     const P2pavgTerm own = own_term(chunk);

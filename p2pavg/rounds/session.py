@@ -17,7 +17,10 @@ from p2pavg.errors import ClosedError
 from p2pavg.report import RoundReport
 from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome
 
-REPORT_INTERVAL_S = 0.02  # how often count() may wake the loop thread; its own timer covers slower trainers
+REPORT_INTERVAL_S = 0.02  # how often count() may wake the loop thread, and only when the target is near
+NEAR_S = (
+    0.5  # the target is near when the swarm reaches it this soon; before, the loop's own beat reads the count
+)
 REPORT_TIMEOUT_S = 5.0
 
 
@@ -44,9 +47,9 @@ class LoopSide(Protocol):
 class Session:
     """Counts samples and meets the loop thread at step boundaries.
 
-    Only the training thread changes the sample count and the epoch; the loop thread reads them, and writes
-    `stop_at`
-    (the own count at which the training thread must stop and ask) and `attention` (ask at the next boundary).
+    Only the training thread changes the sample count and the epoch; the loop thread reads them at its own
+    beat, and writes `stop_at` (the own count at which the training thread must stop and ask), `near_at` (the
+    own count from which it tells the loop thread at once) and `attention` (ask at the next boundary).
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, epoch: int, note_trainer: Callable[[], None]) -> None:
@@ -63,6 +66,7 @@ class Session:
         self._contributed = 0
         self._failure: BaseException | None = None
         self.stop_at: float = math.inf
+        self.near_at: float = 0.0
         self.attention = False
         self.at_boundary = False
         self.last_step_at = 0.0
@@ -84,7 +88,7 @@ class Session:
         return self._samples
 
     def count(self, samples: int) -> bool:
-        """Add a microbatch. O(1), no network. True: call `arrive` now."""
+        """Add a microbatch. O(1); wakes no thread before the target is near. True: call `arrive` now."""
         self._samples += samples
         self.steps += 1
         now = time.monotonic()
@@ -92,7 +96,7 @@ class Session:
         self._note_trainer()
         if self.attention or self._samples >= self.stop_at or self._failure is not None:
             return True
-        if now >= self._report_at:
+        if self._samples >= self.near_at and now >= self._report_at:
             self._report_at = now + REPORT_INTERVAL_S
             self._post("progress")
         return False
@@ -167,11 +171,12 @@ class Session:
 
     # The loop thread's side.
 
-    def set_stop(self, others: int | None, target: int) -> None:
+    def set_stop(self, others: int | None, target: int, swarm_rate: float = 0.0) -> None:
         """The others are known to have `others` samples: stop when the rest to `target` is counted here.
-        None: never.
+        None: never. swarm_rate: samples per second of all peers; 0: unknown, so the target may be near.
         """
         self.stop_at = math.inf if others is None else max(1, target - others)
+        self.near_at = self.stop_at - NEAR_S * swarm_rate if swarm_rate > 0 else 0.0
 
     def fail(self, error: BaseException) -> None:
         """Every later `arrive` raises `error`."""

@@ -78,6 +78,9 @@ class Begin:
     # the job ended.
     source: F32 | None = None  # raw: the engine sends encode(source * scale)
     encoded: U8 | None = None  # or already encoded (scale is not applied)
+    ready: int | None = (
+        None  # chunks of `encoded` that are in place, in layout order; None: all. See `supply`
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,9 @@ class Engine(Protocol):
     def open_reduce(self, job: ReduceJob) -> None: ...
 
     def begin(self, transfer: int, begin: Begin) -> None: ...
+
+    def supply(self, transfer: int, ready: int) -> None:
+        """The first `ready` chunks of `Begin.encoded` are in place now: they may go out, and be added to."""
 
     def cancel(self, transfer: int) -> None:
         """Forget a job or blob, at once: buffers are not touched any more after this returns. Idempotent."""

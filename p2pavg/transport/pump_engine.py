@@ -25,6 +25,7 @@ from p2pavg.transport.engine import (
 )
 
 MOST_THREADS = 4
+_ALL_CHUNKS = 2**32 - 1
 
 
 def available() -> bool:
@@ -108,9 +109,13 @@ class PumpEngine:
             source_elements=0 if source is None else source.size,
             encoded=0 if encoded is None else _address(encoded, np.uint8),
             encoded_bytes=0 if encoded is None else encoded.nbytes,
+            ready=_ALL_CHUNKS if begin.ready is None else begin.ready,
         )
         self._running[transfer] = alive[0]
         alive.append(begin)
+
+    def supply(self, transfer: int, ready: int) -> None:
+        self._pump.supply(transfer, ready)
 
     def cancel(self, transfer: int) -> None:
         self._pump.cancel(transfer)

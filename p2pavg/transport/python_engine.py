@@ -118,6 +118,9 @@ class PythonEngine:
     def begin(self, transfer: int, begin: Begin) -> None:
         self._runs[transfer].begin(begin)
 
+    def supply(self, transfer: int, ready: int) -> None:
+        self._runs[transfer].supply(ready)
+
     def cancel(self, transfer: int) -> None:
         self._blobs.pop(transfer, None)
         self._forget(transfer, keep=None)

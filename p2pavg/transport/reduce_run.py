@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 from p2pavg.transport.arrivals import Arrivals
 from p2pavg.transport.buffers import BufferPool
@@ -37,6 +38,8 @@ class ReduceRun:
         self._arrivals = Arrivals(pool, reducer.result_view, self._ledger.result_due, self._accept_result)
         self._rank_of = {link: rank for rank, link in enumerate(self.job.links) if rank != self.job.rank}
         self._held: list[DataStream] = []
+        self._ready = 0  # chunks of our own contribution that are in place
+        self._alone: Iterator[int] = iter(())  # our chunks to which nobody else contributes
         self._refused: set[int] = set()
         self._told_done = False
         self._over = False
@@ -49,11 +52,20 @@ class ReduceRun:
             raise ValueError(f"transfer {self.job.transfer} has begun already")
         self.reducer.begin(begin)
         ledger = self._ledger
+        alone = not any(ledger.contributes(rank) for rank in ledger.others())
+        self._alone = iter(ledger.owned_by(ledger.rank) if alone else ())
+        self.supply(len(ledger.chunks) if begin.ready is None else begin.ready)
+
+    def supply(self, ready: int) -> None:
+        """The first `ready` chunks of our contribution are in place."""
+        if not self._ledger.begun:
+            raise ValueError(f"transfer {self.job.transfer} has not begun")
+        ledger, before, self._ready = self._ledger, self._ready, max(ready, self._ready)
         if ledger.contributes(ledger.rank):
             for rank in ledger.others():
-                self._queue(Kind.CONTRIBUTION, rank, ledger.owned_by(rank))
-        alone = not any(ledger.contributes(rank) for rank in ledger.others())
-        self._loop.call_soon(self._work_alone, iter(ledger.owned_by(ledger.rank) if alone else ()))
+                fresh = [number for number in ledger.owned_by(rank) if before <= number < self._ready]
+                self._queue(Kind.CONTRIBUTION, rank, fresh)
+        self._loop.call_soon(self._work_alone)
         self._resume_held()
 
     def end(self) -> None:
@@ -90,13 +102,16 @@ class ReduceRun:
 
     # -- work
 
-    def _work_alone(self, own: Iterator[int]) -> None:
+    def _work_alone(self) -> None:
         """My chunks to which nobody else contributes, some at a time."""
         until = time.monotonic() + _LOCAL_WORK_S
         while not self._over:
-            number = next(own, None)
+            number = next(self._alone, None)
             if number is None:
                 self._check_done()
+                return
+            if number >= self._ready:
+                self._alone = chain((number,), self._alone)
                 return
             try:
                 if self.reducer.add_own(number):
@@ -105,7 +120,7 @@ class ReduceRun:
                 self.refuse(error.rank, str(error))
                 return
             if time.monotonic() > until:
-                self._loop.call_soon(self._work_alone, own)
+                self._loop.call_soon(self._work_alone)
                 return
 
     def _finish_chunk(self, number: int) -> None:
@@ -157,9 +172,12 @@ class ReduceRun:
         if why is not None:
             self.refuse(rank, why)
             return Fate.DROP
-        self._touch()
         number = ledger.number(header.part, header.chunk)
         assert number is not None
+        if header.kind is Kind.CONTRIBUTION and ledger.contributes(ledger.rank) and number >= self._ready:
+            self._held.append(stream)  # it is added to ours
+            return Fate.HOLD
+        self._touch()
         if header.kind is Kind.RESULT:
             if ledger.result_due(number):
                 return self._arrivals.expect(stream, number)

@@ -195,6 +195,36 @@ class TestEngine:
         await reduction.finished(swarm)
         reduction.check(swarm)
 
+    @pytest.mark.parametrize("alone", [False, True])
+    async def test_supplied_while_it_flows(self, swarm_of, alone):
+        """What is encoded on the fly goes out, and is added to, once it was supplied; nothing is lost."""
+        rng = np.random.default_rng(11)
+        swarm = swarm_of(3)
+        sources = gradients(rng, 3, 60000)
+        weights = [0.0, 2.0, 0.0] if alone else [1.0, 2.0, 3.0]
+        reduction = Reduction(
+            [source if weight else None for source, weight in zip(sources, weights, strict=True)],
+            weights,
+            [20000] * 3,
+            codec="fp16",
+            pre_encoded=True,
+        )
+        reduction.open(swarm)
+        reduction.start(swarm, [0, 2])
+        whole = reduction.begin(1)
+        growing = np.full_like(whole.encoded, 0xFF)  # NaN, should anybody read it too early
+        swarm.engines[1].begin(7, Begin(whole.weights, 1.0, None, growing, ready=0))
+        size = whole.encoded.nbytes // len(reduction.chunks)
+        for ready in (7, 23, 23, 41, 60):
+            growing[: ready * size] = whole.encoded[: ready * size]
+            swarm.engines[1].supply(7, ready)
+            sent = [max(0, min(ready - first, 20)) for first in (0, 40)]
+            await poll(
+                lambda sent=sent: [swarm.engines[1].progress(7).contributions_sent[r] for r in (0, 2)] == sent
+            )
+        await reduction.finished(swarm)
+        reduction.check(swarm)
+
     async def test_progress(self, swarm_of):
         """Progress counts chunks per rank and brackets the transfer in time; at the end nothing is
         missing.
