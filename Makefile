@@ -1,5 +1,6 @@
 # make demo   train a language model over three peers, lose one, gain one (about two minutes)
 # make test   run the tests          make lint   style, types, import rule
+# make simulation   the rounds under 10,000 seeded schedules of faults (about two minutes on two cores)
 # The first call creates .venv and installs into it; later calls install nothing.
 
 BASE_PYTHON ?= python3
@@ -11,13 +12,18 @@ HARDWARE := $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
 INSTALLED := .venv/installed-$(HARDWARE)
 BUILT := .venv/built
 
-.PHONY: demo test lint format install native clean
+SEEDS ?= 0:10000
+
+.PHONY: demo test simulation lint format install native clean
 
 demo: install
 	@$(VENV_PYTHON) examples/demo.py $(ARGS)
 
 test: install
 	@$(VENV_PYTHON) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+simulation: install
+	@$(VENV_PYTHON) -m tests.simulation --seeds $(SEEDS) --processes 2
 
 lint: install
 	@$(VENV_PYTHON) -m ruff check .

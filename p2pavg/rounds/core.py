@@ -126,7 +126,7 @@ class Core:
             pending=self.pending,
             joining=self.joining is not None or self.role is not Role.TRAINER,
             total=self.history.total,
-            camp=1 + sum(self.stands_here(facts) for facts in self.view.trainers()),
+            camp=1 + len(self.view.standing(self.epoch, self.lineage)),
             step_s=self.step_s,
             leader=self.leader(),
             up_bps=self.upload_bps,
@@ -197,15 +197,14 @@ class Core:
         """Whom we follow: the last leader as long as it can, else the rendezvous choice of those that can."""
         if self.sticky is not None and self.can_lead(self.sticky):
             return self.sticky
-        candidates = [
-            (f.peer, f.client_only)
-            for f in self.view.trainers()
-            if self.stands_here(f) and f.peer not in self.suspects and f.peer not in self.excluded
-        ]
+        reachable: list[PeerId] = []
+        hidden: list[PeerId] = []  # nobody can dial them: they lead only when nobody else is there
+        for facts in self.view.standing(self.epoch, self.lineage):
+            if facts.peer not in self.suspects and facts.peer not in self.excluded:
+                (hidden if facts.client_only else reachable).append(facts.peer)
         if self.can_lead(self.me):
-            candidates.append((self.me, self.config.client_only))
-        reachable = [peer for peer, client_only in candidates if not client_only]
-        return rendezvous(self.config.run, self.epoch, reachable or [peer for peer, _ in candidates])
+            (hidden if self.config.client_only else reachable).append(self.me)
+        return rendezvous(self.config.run, self.epoch, tuple(reachable or hidden))
 
     @property
     def standing(self) -> tuple[int, Lineage]:

@@ -42,8 +42,8 @@ class Counting:
         core = self.core
         return [
             f
-            for f in core.view.trainers()
-            if core.stands_here(f) and not f.pending and f.peer not in core.excluded
+            for f in core.view.standing(core.epoch, core.lineage)
+            if not f.pending and f.peer not in core.excluded
         ]
 
     def on_progress(self, peer: PeerId, message: Progress) -> None:

@@ -42,20 +42,29 @@ class Measured:
     """The last measurements of one quantity."""
 
     values: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _middle: float | None = None  # computed when asked for, until the next measurement
+    _limit: float | None = None
 
     def add(self, value: float) -> None:
         self.values.append(value)
+        self._middle = self._limit = None
 
-    def limit(self, prior: float, floor: float, k: float = K) -> float:
-        """median + k * MAD, at least `floor`; `prior` before three measurements."""
+    def limit(self, prior: float, floor: float) -> float:
+        """median + K * MAD, at least `floor`; `prior` before three measurements."""
         if len(self.values) < 3:
             return max(prior, floor)
-        middle = median(self.values)
-        spread = median(abs(value - middle) for value in self.values)
-        return max(floor, middle + k * spread)
+        if self._limit is None:
+            middle = self.middle(prior)
+            self._limit = middle + K * median(abs(value - middle) for value in self.values)
+        return max(floor, self._limit)
 
     def middle(self, prior: float) -> float:
-        return median(self.values) if self.values else prior
+        """The median; `prior` before the first measurement."""
+        if self._middle is None:
+            if not self.values:
+                return prior
+            self._middle = median(self.values)
+        return self._middle
 
 
 class Deadlines:

@@ -66,8 +66,9 @@ class Healing:
 
     def _unrivalled(self) -> None:
         core = self.core
-        self._settles_at = None
-        core.disarm("settle", "ask")
+        if self._settles_at is not None or "ask" in core.timers:
+            self._settles_at = None
+            core.disarm("settle", "ask")
         if core.role is Role.JOINER and "found" not in core.timers:
             core.arm("found", core.now + ALONE_S)
 
@@ -140,7 +141,7 @@ class Healing:
     def _donors(self, camp: Camp) -> list[PeerId]:
         """Who stands there: rather those that others can dial, have applied their average, and are near."""
         rtt = self.core.deadlines.rtt
-        there = [f for f in self.core.view.trainers() if f.epoch == camp.epoch and f.lineage == camp.lineage]
+        there = self.core.view.standing(camp.epoch, camp.lineage)
         return [f.peer for f in sorted(there, key=lambda f: (f.client_only, f.pending, rtt(f.peer), f.peer))]
 
     def _start(self, camp: Camp, why: str) -> None:

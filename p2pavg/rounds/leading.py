@@ -80,11 +80,7 @@ class Leading:
     def propose(self) -> None:
         """Ask all live peers of the lineage to form a group."""
         core = self.core
-        voters = [core.me] + [
-            f.peer
-            for f in core.view.trainers()
-            if core.stands_here(f) and not f.pending and f.peer not in core.excluded
-        ]
+        voters = [core.me, *(f.peer for f in self.machine.counting.followers())]
         joiners = [f.peer for f in core.view if self._follows(f)]
         members = tuple(sorted(voters) + sorted(joiners))
         votes = tuple(rank < len(voters) for rank in range(len(members)))

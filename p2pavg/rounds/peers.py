@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.ballot import PeerId
-from p2pavg.rounds.deadlines import LOOP_LIMIT
+from p2pavg.rounds.deadlines import LOOP_LIMIT, SILENCE_FLOOR
 from p2pavg.rounds.events import Health, PeerDown, PeerHealth, PeerUp
 from p2pavg.rounds.messages import Leaving, Progress
 
@@ -73,7 +73,8 @@ class Peers:
             and before[1] >= core.resumed_at
         ):
             core.deadlines.measured_gap(health.peer, before[0] + core.now - before[1] - health.heard_s)
-        silent = min(health.heard_s, lived) > core.deadlines.silence(health.peer)
+        quiet = min(health.heard_s, lived)
+        silent = quiet > SILENCE_FLOOR and quiet > core.deadlines.silence(health.peer)
         deaf = min(health.loop_s, lived) > LOOP_LIMIT + 2 * core.deadlines.rtt(health.peer)
         if (silent or deaf) and not facts.silent:
             why = "no heartbeat" if silent else "its event loop does not turn"

@@ -83,7 +83,7 @@ class Succession:
         if not held.voter or core.out:
             self.machine.member.abandon("its leader is lost")
             return
-        candidates = [peer for peer in held.voters if peer == core.me or self._usable(peer)]
+        candidates = tuple(peer for peer in held.voters if peer == core.me or self._usable(peer))
         successor = rendezvous(core.config.run, core.epoch, candidates)
         if successor == core.me:
             self._open(held.voters)

@@ -24,7 +24,6 @@ class Facts:
     upload_bps: float
     download_bps: float = 0.0
     samples: int = 0
-    rate: float = 0.0
     boundary: bool = False
     pending: bool = False
     late: bool = False  # its last commit found it away from its boundary
@@ -93,7 +92,7 @@ class View:
         if facts is None:
             return None
         facts.epoch, facts.lineage, facts.total = message.epoch, message.lineage, message.total
-        facts.samples, facts.rate, facts.boundary = message.samples, message.rate, message.boundary
+        facts.samples, facts.boundary = message.samples, message.boundary
         facts.pending, facts.joining, facts.leader = message.pending, message.joining, message.leader
         facts.camp = message.camp
         facts.upload_bps, facts.download_bps = message.up_bps, message.down_bps
@@ -106,6 +105,18 @@ class View:
     def trainers(self) -> Iterator[Facts]:
         """Those that live and have the state of some (epoch, lineage)."""
         return (f for f in self._facts.values() if not f.silent and f.role is Role.TRAINER and not f.joining)
+
+    def standing(self, epoch: int, lineage: Lineage) -> list[Facts]:
+        """The live trainers at (epoch, lineage)."""
+        return [
+            f
+            for f in self._facts.values()
+            if f.epoch == epoch
+            and f.lineage == lineage
+            and not f.silent
+            and not f.joining
+            and f.role is Role.TRAINER
+        ]
 
     def rivals(self, epoch: int, lineage: Lineage) -> bool:
         """Whether any live trainer is ahead of (epoch, lineage), or at the same epoch of another lineage."""

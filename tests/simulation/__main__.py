@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import sys
 import time
@@ -10,20 +11,29 @@ from collections.abc import Iterator
 
 from tests.simulation.schedule import Schedule, Verdict
 
+KEYS = ("events", "messages", "commits", "late", "heals", "aborts", "failed", "readmitted", "successions")
+
 
 def run(task: tuple[int, int | None]) -> Verdict:
     seed, peers = task
     return Schedule(seed, peers).run()
 
 
+def rarely_collect() -> None:
+    """A schedule lives for milliseconds: looking for cycles in all of it time and again is a waste."""
+    gc.freeze()
+    gc.set_threshold(200_000)
+
+
 def verdicts(seeds: range, peers: int | None, processes: int) -> Iterator[Verdict]:
     """One for each seed, in any order."""
     tasks = [(seed, peers) for seed in seeds]
     if processes == 1:
+        rarely_collect()
         yield from map(run, tasks)
         return
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
-        yield from pool.imap_unordered(run, tasks, chunksize=8)
+    with multiprocessing.get_context("fork").Pool(processes, rarely_collect) as pool:
+        yield from pool.imap_unordered(run, tasks, chunksize=max(1, min(50, len(tasks) // (4 * processes))))
 
 
 def main() -> int:
@@ -39,9 +49,7 @@ def main() -> int:
         return int(verdict.broken is not None)
     first, last = map(int, given.seeds.split(":"))
     began = time.perf_counter()
-    totals = dict.fromkeys(
-        ("events", "messages", "commits", "late", "heals", "aborts", "failed", "successions"), 0
-    )
+    totals = dict.fromkeys(KEYS, 0)
     stalls, broken, count = [], 0, 0
     for verdict in verdicts(range(first, last), given.peers, given.processes):
         count += 1
@@ -50,9 +58,9 @@ def main() -> int:
         stalls.append((round(verdict.longest_stall, 2), verdict.seed))
         if verdict.broken is not None:
             broken += 1
-            print(f"seed {verdict.seed}: {verdict.broken}")
             peers = f" --peers {given.peers}" if given.peers else ""
-            print(f"    python -m tests.simulation --seed {verdict.seed}{peers}")
+            print(f"seed {verdict.seed}: {verdict.broken}")
+            print(f"    replay it: python -m tests.simulation --seed {verdict.seed}{peers}", flush=True)
     seconds = time.perf_counter() - began
     print(f"{count} schedules in {seconds:.1f} s, {broken} of them broke a promise; {totals}")
     print(f"longest stalls of undisturbed peers (seconds, seed): {sorted(stalls, reverse=True)[:5]}")

@@ -37,29 +37,39 @@ class Checks:
         self.failed = 0
         self.heals = 0
         self.aborts = 0
+        self.readmitted = 0
         self.successions = 0
 
     def broken(self, promise: str, what: str) -> None:
         raise BrokenPromiseError(f"{promise}: {what} (at {self.swarm.world.now:.4f} s)")
 
-    def acted(self, node: Node, action: ev.Action) -> None:
-        if isinstance(action, ev.Commit):
+    def acted(self, node: Node, action: Any) -> None:
+        """Each action is looked at once, when it is carried out."""
+        kind = type(action)
+        if kind is ev.Send:
+            self._sent(node, action.message)
+        elif kind is ev.Commit:
             self._committed(node, action)
-        elif isinstance(action, ev.RoundFailed):
+        elif kind is ev.RoundFailed:
             self.failed += 1
-        elif isinstance(action, ev.StartHeal):
+        elif kind is ev.StartHeal:
             self.heals += 1
-        elif isinstance(action, ev.BeginJob):
+        elif kind is ev.BeginJob:
             self._begun(node, action)
-        elif isinstance(action, ev.Send) and isinstance(action.message, Done):
-            self.done.setdefault(action.message.ballot, set()).add(node.me)
-        elif isinstance(action, ev.Send):
-            held = action.message.held if isinstance(action.message, Promise) else None
+        elif kind is ev.Trace:
+            self.aborts += action.kind == "aborted"
+            self.readmitted += action.kind == "readmitted"
+            self.successions += action.kind == "inquest commits"
+
+    def _sent(self, node: Node, message: Any) -> None:
+        """What others were told binds."""
+        kind = type(message)
+        if kind is Done:
+            self.done.setdefault(message.ballot, set()).add(node.me)
+        elif kind is Promise:
+            held = message.held
             if held is not None and held.stage is Stage.OPEN and node.me in held.voters:
                 self.denied.setdefault(held.ballot, set()).add(node.me)
-        elif isinstance(action, ev.Trace):
-            self.aborts += action.kind == "aborted"
-            self.successions += action.kind == "inquest commits"
 
     def _begun(self, node: Node, begun: ev.BeginJob) -> None:
         """Healing: whoever contributes has applied all of the lineage that it contributes to."""

@@ -20,7 +20,7 @@ def denied_to_a_successor() -> None:
     calm.epochs(2)
     leader = calm.leader
     others = [node for node in calm.nodes if node is not leader]
-    named = rendezvous(b"simulated", leader.machine.epoch, [node.me for node in others])
+    named = rendezvous(b"simulated", leader.machine.epoch, tuple(node.me for node in others))
     successor = next(node for node in others if node.me == named)
     late, third = (node for node in others if node is not successor)
     calm.swarm.network.ways[leader.me, late.me].chunk_seconds = 0.6

@@ -17,6 +17,7 @@ from p2pavg.rounds.leading import Leading
 from p2pavg.rounds.lineage import History
 from p2pavg.rounds.member import Member
 from p2pavg.rounds.messages import Committed
+from p2pavg.rounds.view import View
 
 Original = Callable[..., Any]
 
@@ -117,6 +118,10 @@ def _same_epoch(_: Original) -> Original:
     return lambda self, facts: facts.epoch == self.epoch
 
 
+def _anywhere(_: Original) -> Original:
+    return lambda self, epoch, lineage: [facts for facts in self.trainers() if facts.epoch == epoch]
+
+
 def _forget_offers(_: Original) -> Original:
     return lambda self, epoch, transfer, samples: None
 
@@ -166,6 +171,7 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (
         Mutation("the lineage of a proposal is not looked at", Member, "_cannot", _any_lineage, (62, 65)),
         Mutation("nor that of a member", Core, "stands_here", _same_epoch),
+        Mutation("nor that of anybody", View, "standing", _anywhere),
     ),
     (Mutation("what was offered to a lost round is forgotten", History, "offer", _forget_offers, (62, 65)),),
     (Mutation("healing does not name the lost samples", History, "adopt", _forget_losses, (0,)),),

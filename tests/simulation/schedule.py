@@ -47,6 +47,7 @@ class Verdict:
     heals: int
     aborts: int
     failed: int
+    readmitted: int
     successions: int
     longest_stall: float  # of nodes that nothing befell
 
@@ -150,7 +151,7 @@ class Schedule:
         if kind in ("cut", "oneway", "reset", "slow", "stop", "crash", "leave", "hang", "corrupt", "poison"):
             self._disturb([node])
         if kind == "crash":
-            node.dead = True
+            node.alive = False
             swarm.closed(node, "connection reset")
         elif kind == "leave":
             node.feed(Leave())
@@ -234,6 +235,7 @@ class Schedule:
             heals=checks.heals,
             aborts=checks.aborts,
             failed=checks.failed,
+            readmitted=checks.readmitted,
             successions=checks.successions,
             longest_stall=max(node.longest_stall for node in swarm.nodes.values()),
         )
@@ -249,10 +251,10 @@ class Schedule:
         goal = 1 + max((n.machine.epoch for n in swarm.nodes.values() if n.alive), default=0)
 
         def finished() -> bool:
-            alive = [n for n in swarm.nodes.values() if n.alive]
-            if any(n.parameters.epoch < goal or n.machine.role is not Role.TRAINER for n in alive):
-                return False
-            return not swarm.checks.strays(alive)
+            for node in swarm.nodes.values():
+                if node.alive and (node.parameters.epoch < goal or node.machine.role is not Role.TRAINER):
+                    return False
+            return not swarm.checks.strays([node for node in swarm.nodes.values() if node.alive])
 
         swarm.world.run(calm + LIMIT_S, finished)
         if any(n.alive for n in swarm.nodes.values()):

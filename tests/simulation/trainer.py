@@ -47,8 +47,7 @@ class Node:
         self.batch = batch
         self.clock_offset = self.world.random.uniform(0, 1000)
         self.running = True  # not stopped
-        self.dead = False
-        self.left = False
+        self.alive = True  # neither dead nor gone
         self.stopped_at = 0.0
         self.disturbed_at = -1e9  # when a fault last touched this process
         self.backlog: list[Any] = []
@@ -90,10 +89,6 @@ class Node:
         self.machine.health_interval = swarm.beat
         self.world.after(step_seconds * self.world.random.random(), self._step_ends)
         self.world.after(swarm.beat * self.world.random.random(), self._beat)
-
-    @property
-    def alive(self) -> bool:
-        return not self.dead and not self.left
 
     def clock(self) -> float:
         return self.world.now + self.clock_offset
@@ -162,7 +157,7 @@ class Node:
         self.disturbed_at = self.world.now
 
     def go_on(self) -> None:
-        if self.running or self.dead:
+        if self.running or not self.alive:
             return
         self.running = True
         self.disturbed_at = self.world.now
@@ -269,37 +264,45 @@ class Node:
     # Actions.
 
     def _perform(self, action: ev.Action) -> None:
-        match action:
-            case ev.Send(peer, message):
-                self.swarm.send(self, peer, message)
-            case ev.OpenJob():
-                self.jobs[action.transfer] = Job(self, action)
-            case ev.BeginJob(transfer, weights):
-                self.jobs[transfer].begin(weights, tuple(self.contribution) if self.waiting else ())
-            case ev.CancelJob(transfer):
-                self.jobs.pop(transfer, None)
-            case ev.Commit():
-                job = self.jobs.pop(action.transfer)
-                self.stopping = False
-                self.outcomes.append(("average", (action, job)))
-                self._give_next()
-            case ev.RoundFailed():
-                self.stopping = False
-                self._resume()
-            case ev.StartHeal():
-                self._heal(action)
-            case ev.WaitAt(others):
-                self.stop_at = float("inf") if others is None else self.swarm.target - others
-            case ev.Stop():
-                self.stopping = True
-            case ev.Resume():
-                self.stopping = False
-                self._resume()
-            case ev.Discarded(samples):
-                self.discarded += samples
-            case ev.Left():
-                self.left = True
-                self.swarm.closed(self, "left")
+        handler = PERFORM.get(type(action))
+        if handler is not None:
+            handler(self, action)
+
+    def _send(self, action: ev.Send) -> None:
+        self.swarm.send(self, action.peer, action.message)
+
+    def _open(self, action: ev.OpenJob) -> None:
+        self.jobs[action.transfer] = Job(self, action)
+
+    def _begin(self, action: ev.BeginJob) -> None:
+        self.jobs[action.transfer].begin(action.weights, tuple(self.contribution) if self.waiting else ())
+
+    def _cancel(self, action: ev.CancelJob) -> None:
+        self.jobs.pop(action.transfer, None)
+
+    def _commit(self, action: ev.Commit) -> None:
+        job = self.jobs.pop(action.transfer)
+        self.stopping = False
+        self.outcomes.append(("average", (action, job)))
+        self._give_next()
+
+    def _go_on(self, _: ev.Action) -> None:
+        self.stopping = False
+        self._resume()
+
+    def _wait_at(self, action: ev.WaitAt) -> None:
+        others = action.others_samples
+        self.stop_at = float("inf") if others is None else self.swarm.target - others
+
+    def _stop_soon(self, _: ev.Action) -> None:
+        self.stopping = True
+
+    def _discard(self, action: ev.Discarded) -> None:
+        self.discarded += action.samples
+
+    def _leave(self, _: ev.Action) -> None:
+        self.alive = False
+        self.swarm.closed(self, "left")
 
     def _heal(self, action: ev.StartHeal) -> None:
         token = object()
@@ -339,6 +342,22 @@ class Node:
             self._give_next()
 
         self.world.after(0.01, ask)
+
+
+PERFORM: dict[type[Any], Callable[[Node, Any], None]] = {
+    ev.Send: Node._send,
+    ev.OpenJob: Node._open,
+    ev.BeginJob: Node._begin,
+    ev.CancelJob: Node._cancel,
+    ev.Commit: Node._commit,
+    ev.RoundFailed: Node._go_on,
+    ev.StartHeal: Node._heal,
+    ev.WaitAt: Node._wait_at,
+    ev.Stop: Node._stop_soon,
+    ev.Resume: Node._go_on,
+    ev.Discarded: Node._discard,
+    ev.Left: Node._leave,
+}
 
 
 def plan(members: Any) -> tuple[Part, ...]:

@@ -52,7 +52,7 @@ def test_a_killed_peer_costs_a_fraction_of_a_second(who: str) -> None:
     calm.run(10.0, calm.transferring)
     victim = calm.leader if who == "leader" else next(n for n in calm.nodes if n is not calm.leader)
     epoch, killed_at = calm.leader.machine.epoch, calm.swarm.world.now
-    victim.dead = True
+    victim.alive = False
     calm.swarm.closed(victim, "connection reset")
     calm.epochs(epoch + 1)
     assert calm.times("begun", epoch)[-1] - killed_at <= 0.3
