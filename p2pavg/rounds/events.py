@@ -206,7 +206,21 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Leave the run: at once between rounds, after the outcome inside one. Ends with the action Left."""
+    """Leave the run: at once between rounds, after the outcome inside one. Ends with the action Left.
+
+    notice_s: how long all of it may take. hand_over: the training thread waits at a boundary for good, and
+    its samples may go to another peer (Bequeath).
+    """
+
+    notice_s: float = 5.0
+    hand_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bequeathed:
+    """Answers Bequeath. taken: an heir counts the samples as its own from now on."""
+
+    taken: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +243,7 @@ Event = (
     | HealFailed
     | Discard
     | Leave
+    | Bequeathed
     | Tick
 )
 
@@ -358,6 +373,14 @@ class Discarded:
 
 
 @dataclass(frozen=True, slots=True)
+class Bequeath:
+    """Carry what the training thread waits with to one of the heirs, best first. Bequeathed follows."""
+
+    heirs: tuple[PeerId, ...]
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """Nothing more to do here: close the links."""
 
@@ -383,6 +406,7 @@ Action = (
     | Resume
     | Blame
     | Discarded
+    | Bequeath
     | Left
     | Trace
 )

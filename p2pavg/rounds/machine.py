@@ -128,6 +128,13 @@ class Machine:
         """Travels with the state that this peer gives to others."""
         return tuple(self.core.history.generations)
 
+    def has_been_at(self, epoch: int, lineage: Lineage) -> bool:
+        """Whether samples that belong to (epoch, lineage) may count here: at most one epoch old."""
+        core = self.core
+        if core.leaving or self.role is not Role.TRAINER or not core.epoch - 1 <= epoch <= core.epoch:
+            return False
+        return (epoch, lineage) == (core.epoch, core.lineage) or core.history.knows(epoch, lineage)
+
     @property
     def next_deadline(self) -> float | None:
         """On the clock of `handle`; None: nothing is waited for."""
@@ -145,6 +152,10 @@ class Machine:
             return []
         if first <= core.now:
             self._run_timers()
+        if self.departure.announced:
+            self.departure.on_announced(event)
+            actions, core.actions = core.actions, []
+            return actions
         handler = self._events.get(type(event))
         if handler is not None:  # a Tick has none
             handler(event)

@@ -189,11 +189,12 @@ class Checks:
         best = max(nodes, key=lambda node: node.machine.epoch)
         final = self.counted[best.machine.lineage]
         for node in nodes:
-            inside = sum(1 for peer, _ in final if peer == node.me)
-            outside = sum(1 for sample in node.samples if sample not in final)
-            if inside + outside + node.discarded != node.produced:
+            inside = sum(1 for sample in final if sample[0] == node.me or sample in node.heir_of)
+            outside = sum(1 for sample in (*node.samples, *node.inherited) if sample not in final)
+            made = node.produced + len(node.heir_of)
+            if inside + outside + node.discarded != made:
                 self.broken(
                     "Counted",
-                    f"{node.name} made {node.produced} samples: {inside} are averaged, {outside} wait, "
+                    f"{node.name} made or inherited {made} samples: {inside} are averaged, {outside} wait, "
                     f"{node.discarded} were named as discarded",
                 )

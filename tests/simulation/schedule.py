@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from p2pavg.rounds.events import Action, Commit, Leave, Role, Send
+from p2pavg.rounds.events import Action, Commit, Role, Send
 from p2pavg.rounds.messages import Begin, Committed, Done, Prepare, Promise, Query, Ready
 from tests.simulation.checks import BrokenPromiseError
 from tests.simulation.swarm import Swarm
@@ -154,7 +154,7 @@ class Schedule:
             node.alive = False
             swarm.closed(node, "connection reset")
         elif kind == "leave":
-            node.feed(Leave())
+            node.leave()
         elif kind == "stop":
             node.stop()
             world.after(lasts, node.go_on)

@@ -74,6 +74,9 @@ class Node:
         self.finished = False
         self.poison = False  # its next contribution is not finite
         self.refused: set[int] = set()
+        self.leaving = False
+        self.inherited: list[Sample] = []  # from peers that left, not yet among the samples
+        self.heir_of: set[Sample] = set()  # all that ever were inherited
         self._tick_at: float | None = None
         self.machine = Machine(
             me=me,
@@ -194,7 +197,9 @@ class Node:
         for _ in range(self.batch):
             self.samples.append((self.me, self.produced))
             self.produced += 1
-        if self.stopping or self.outcomes or self.healing or len(self.samples) >= self.stop_at:
+        if self.leaving:
+            self._leaves()
+        elif self.stopping or self.outcomes or self.healing or len(self.samples) >= self.stop_at:
             self._arrive()
         else:
             self.feed(self._local())
@@ -204,7 +209,51 @@ class Node:
         noise = 0.7 + 0.6 * self.world.random.random()
         self.world.after(self.step_seconds * noise, self._step_ends)
 
+    def leave(self) -> None:
+        """SIGTERM: the training thread leaves at its next boundary."""
+        self.leaving = True
+        if self.waiting:
+            self._leaves()
+
+    def _leaves(self) -> None:
+        self.waiting, self.waiting_since = True, self.world.now
+        self.contribution = list(self.samples)
+        if self.outcomes and self._give_next():
+            return
+        self.events.append(self._local())
+        self.feed(ev.Leave(5.0, hand_over=True))
+
+    def _bequeath(self, action: ev.Bequeath) -> None:
+        """What the driver does: ask one heir after the other, and carry the samples there."""
+        heirs = deque(action.heirs)
+
+        def ask() -> None:
+            while heirs:
+                heir = self.swarm.nodes[heirs.popleft()]
+                if heir.running and self.swarm.reaches(heir, self) and self._would_take(heir):
+                    self.world.after(self.swarm.state_seconds, lambda heir=heir: carried(heir))
+                    return
+            self.feed(ev.Bequeathed(False))
+
+        def carried(heir: Node) -> None:
+            if not self.alive:
+                return
+            if not heir.running or not self.swarm.reaches(heir, self) or not self._would_take(heir):
+                ask()
+                return
+            heir.inherited += self.contribution
+            heir.heir_of |= set(self.contribution)
+            self.samples.clear()
+            self.feed(ev.Bequeathed(True))
+
+        ask()
+
+    def _would_take(self, heir: Node) -> bool:
+        return not heir.leaving and heir.machine.has_been_at(self.parameters.epoch, self.parameters.lineage)
+
     def _arrive(self) -> None:
+        self.samples += self.inherited
+        self.inherited.clear()
         self.waiting, self.waiting_since = True, self.world.now
         self.contribution = list(self.samples)
         if self.outcomes and self._give_next():
@@ -217,7 +266,7 @@ class Node:
             self.longest_stall = max(self.longest_stall, self.world.now - self.waiting_since)
 
     def _resume(self) -> None:
-        if self.waiting:
+        if self.waiting and not self.leaving:
             self._released()
             self._next_step()
 
@@ -251,12 +300,15 @@ class Node:
             self.feed(ev.Applied(commit.ballot.epoch + 1, commit.lineage))
         else:
             parameters, history = what
-            dropped = len(self.samples)
+            dropped = len(self.samples) + len(self.inherited)
             self.samples.clear()
+            self.inherited.clear()
             self.parameters = Parameters(parameters.epoch, parameters.lineage)
             self.feed(ev.Healed(parameters.epoch, parameters.lineage, history, dropped))
         self.feed(self._local())
-        if self.outcomes:
+        if self.leaving:
+            self._leaves()
+        elif self.outcomes:
             self._arrive()
         else:
             self._next_step()
@@ -356,6 +408,7 @@ PERFORM: dict[type[Any], Callable[[Node, Any], None]] = {
     ev.Stop: Node._stop_soon,
     ev.Resume: Node._go_on,
     ev.Discarded: Node._discard,
+    ev.Bequeath: Node._bequeath,
     ev.Left: Node._leave,
 }
 
