@@ -24,6 +24,7 @@ class Facts:
     upload_bps: float
     download_bps: float = 0.0
     samples: int = 0
+    rate: float = 0.0  # samples per second
     boundary: bool = False
     pending: bool = False
     late: bool = False  # its last commit found it away from its boundary
@@ -92,7 +93,7 @@ class View:
         if facts is None:
             return None
         facts.epoch, facts.lineage, facts.total = message.epoch, message.lineage, message.total
-        facts.samples, facts.boundary = message.samples, message.boundary
+        facts.samples, facts.rate, facts.boundary = message.samples, message.rate, message.boundary
         facts.pending, facts.joining, facts.leader = message.pending, message.joining, message.leader
         facts.camp = message.camp
         facts.upload_bps, facts.download_bps = message.up_bps, message.down_bps
