@@ -77,7 +77,7 @@ class FlatGradients:
         self._staging: F32 | None = None
         self._spare: Store | None = None
         self.rescale: Callable[[], float] = lambda: 1.0  # asked once per backward, before it adds to the sums
-        self._last = [0, 0]  # the parameter of the last hook, and its buffer's version before accumulation
+        self._last: list[Any] = [None, 0]  # the last hook's gradient, and its buffer's version before
         self._pointers: list[int] = []  # of the views now installed; shared with the hooks
         self._build()
 
@@ -127,7 +127,7 @@ class FlatGradients:
                 self._loose = True
             seen[index] = seen[-1] = clock[0]
             installed = param.grad
-            last[:] = index, 0 if installed is None else installed._version
+            last[:] = installed, 0 if installed is None else installed._version
 
         self._hooks[index] = (node, node.register_prehook(before_accumulation))
 
@@ -166,10 +166,8 @@ class FlatGradients:
     @property
     def edited(self) -> bool:
         """Whether something wrote into the sums after the last backward pass: clipping in place. O(1)."""
-        index, version = self._last
-        grad = self.params[index].grad
-        mine = grad is not None and grad.data_ptr() == self._pointers[index]
-        return self.pending and mine and grad is not None and grad._version > version + 1
+        grad, version = self._last
+        return grad is not None and grad._version > version + 1 and self.pending
 
     def tick(self) -> None:
         """A microbatch ended. O(1), unless views were displaced or no hook ran: then they are put right."""

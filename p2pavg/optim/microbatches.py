@@ -20,6 +20,7 @@ class Microbatches:
         self._default = batch_size
         self._unit = 1 if self._sums else batch_size
         self._weighted: int | None = None  # samples of the loss that was weighted since the last step
+        self._settled = False  # a step of the default size has passed all checks
 
     def weight(self, samples: int) -> float:
         """The factor for the loss of the coming backward(), which is a mean over `samples`."""
@@ -33,6 +34,9 @@ class Microbatches:
 
     def take(self, samples: int | None) -> int:
         """The samples of the microbatch that ends now. Raises ConfigurationError if its weight is unknown."""
+        if samples is None and self._weighted is None and self._settled:
+            assert self._default is not None
+            return self._default
         weighted, self._weighted = self._weighted, None
         if samples is None:
             samples = weighted if weighted is not None else self._default
@@ -54,6 +58,7 @@ class Microbatches:
                 f"step(batch_size={samples}) after steps of {self._unit}: weight uneven microbatches with "
                 "opt.scale_loss(loss, n) before backward(), or use loss_reduction='sum'"
             )
+        self._settled = self._sums or self._default == self._unit
         return samples
 
     def factor(self, samples: int) -> float:

@@ -18,9 +18,7 @@ from p2pavg.report import RoundReport
 from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome
 
 REPORT_INTERVAL_S = 0.02  # how often count() may wake the loop thread, and only when the target is near
-NEAR_S = (
-    0.5  # the target is near when the swarm reaches it this soon; before, the loop's own beat reads the count
-)
+NEAR_S = 0.5  # the target is near when it is reached this soon; before, the loop's own beat reads the count
 REPORT_TIMEOUT_S = 5.0
 
 
@@ -48,8 +46,8 @@ class Session:
     """Counts samples and meets the loop thread at step boundaries.
 
     Only the training thread changes the sample count and the epoch; the loop thread reads them at its own
-    beat, and writes `stop_at` (the own count at which the training thread must stop and ask), `near_at` (the
-    own count from which it tells the loop thread at once) and `attention` (ask at the next boundary).
+    beat, and writes `stop_at` (the own count at which the training thread must stop and ask) and `attention`
+    (ask at the next boundary).
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, epoch: int, note_trainer: Callable[[], None]) -> None:
@@ -66,7 +64,8 @@ class Session:
         self._contributed = 0
         self._failure: BaseException | None = None
         self.stop_at: float = math.inf
-        self.near_at: float = 0.0
+        self._target = 0
+        self._since = time.monotonic()  # of the epoch
         self.attention = False
         self.at_boundary = False
         self.last_step_at = 0.0
@@ -96,10 +95,16 @@ class Session:
         self._note_trainer()
         if self.attention or self._samples >= self.stop_at or self._failure is not None:
             return True
-        if self._samples >= self.near_at and now >= self._report_at:
+        if now >= self._report_at:
             self._report_at = now + REPORT_INTERVAL_S
-            self._post("progress")
+            if self._near(now):
+                self._post("progress")
         return False
+
+    def _near(self, now: float) -> bool:
+        """Whether all peers, at their pace in this epoch, reach the target soon."""
+        left = self.stop_at - self._samples
+        return left * (now - self._since) <= NEAR_S * (self._target - left)
 
     def arrive(self, contribution: Contribution, timeout: float | None = None) -> Outcome:
         """Wait at a step boundary until the loop thread knows what to do. Raises P2PAvgError.
@@ -149,6 +154,7 @@ class Session:
             if lost:
                 self._post("discarded", lost, "healed")
             self._epoch = pending.state.epoch
+        self._since = time.monotonic()
         self._recorded = Future()
         self._post("applied", seconds_update, dict(extra or {}), waited, self._recorded)
 
@@ -171,12 +177,12 @@ class Session:
 
     # The loop thread's side.
 
-    def set_stop(self, others: int | None, target: int, swarm_rate: float = 0.0) -> None:
+    def set_stop(self, others: int | None, target: int) -> None:
         """The others are known to have `others` samples: stop when the rest to `target` is counted here.
-        None: never. swarm_rate: samples per second of all peers; 0: unknown, so the target may be near.
+        None: never.
         """
+        self._target = target
         self.stop_at = math.inf if others is None else max(1, target - others)
-        self.near_at = self.stop_at - NEAR_S * swarm_rate if swarm_rate > 0 else 0.0
 
     def fail(self, error: BaseException) -> None:
         """Every later `arrive` raises `error`."""

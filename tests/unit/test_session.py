@@ -1,0 +1,71 @@
+"""What the training thread's handle tells the loop thread, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from p2pavg.rounds import session as module
+from p2pavg.rounds.session import NEAR_S, REPORT_INTERVAL_S, Session
+
+
+class Loop:
+    """Notes what is posted."""
+
+    def __init__(self) -> None:
+        self.posted: list[str] = []
+
+    def call_soon_threadsafe(self, method: Any, *arguments: object) -> None:
+        self.posted.append(method)
+
+
+class Side:
+    progress = "progress"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def connected(target: int, others: int | None) -> tuple[Session, Loop]:
+    loop = Loop()
+    session = Session(loop, 0, lambda: None)  # type: ignore[arg-type]
+    session.connect(Side())  # type: ignore[arg-type]
+    session.set_stop(others, target)
+    return session, loop
+
+
+def test_count_wakes_nobody_before_the_target_is_near(clock: list[float]) -> None:
+    """While the target is further than NEAR_S away at the swarm's pace, nothing is posted to the loop."""
+    session, loop = connected(10_000, 0)
+    for _ in range(1000):  # 100 samples/s: 100 s to the target
+        clock[0] += 0.04
+        assert session.count(4) is False
+    assert loop.posted == []
+    assert session.samples() == 4000
+    session.set_stop(5_970, 10_000)  # the others brought theirs: 30 samples are left, at 249 a second
+    clock[0] += 0.04
+    assert session.count(4) is False
+    assert loop.posted == ["progress"]
+
+
+def test_count_tells_at_most_once_per_interval(clock: list[float]) -> None:
+    """Near the target, the loop is told every REPORT_INTERVAL_S, whatever the pace of steps."""
+    session, loop = connected(1000, 0)
+    for _ in range(900):
+        clock[0] += 0.001
+        session.count(1)
+    near = 0.9 - (1.0 - NEAR_S)  # seconds, at 1000 samples a second
+    assert abs(len(loop.posted) - near / REPORT_INTERVAL_S) <= 2
+
+
+@pytest.mark.parametrize(("others", "stops"), [(None, False), (0, False), (996, True)])
+def test_count_stops_where_the_target_is_reached(clock: list[float], others: int | None, stops: bool) -> None:
+    """The training thread stops at the sample that completes the target, as far as others are known."""
+    session, _ = connected(1000, others)
+    clock[0] += 1.0
+    assert session.count(4) is stops
