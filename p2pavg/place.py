@@ -12,6 +12,7 @@ from typing import Any
 from p2pavg import codecs
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.plan import planner
+from p2pavg.compact import CompactReport
 from p2pavg.errors import AddressInUseError, CredentialError, IncompatiblePeerError, P2PAvgError
 from p2pavg.identity import Identity, short_id
 from p2pavg.membership import DHT, PeerInfo, View
@@ -25,6 +26,7 @@ from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.recorder import Recorder
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import TrainingSpec
+from p2pavg.rounds.watching import WATCH, Watching, status
 from p2pavg.settings import Settings
 from p2pavg.transport import pump_engine
 from p2pavg.transport.endpoint import Endpoint
@@ -51,6 +53,8 @@ class Place:
         self.settings = settings
         self._identity = identity
         self.driver: Driver | None = None
+        self.watching = Watching(self._status)
+        self._last: RoundReport | None = None
         self._publish = publish
         self._dialling: dict[bytes, asyncio.Task[None]] = {}
         self._untried: dict[bytes, asyncio.Future[None]] = {}
@@ -168,7 +172,7 @@ class Place:
             await asyncio.sleep(ANNOUNCE_INTERVAL_S)
 
     def _info(self) -> PeerInfo:
-        driver, spec = self.driver, self._spec
+        driver, spec, last = self.driver, self._spec, self._last
         assert driver is not None
         assert spec is not None
         return PeerInfo(
@@ -180,7 +184,22 @@ class Place:
             lineage=driver.machine.lineage,
             role="trainer",
             model=spec.schema,
+            samples_per_second=last.local_samples / last.seconds_total if last and last.seconds_total else 0.0,
+            report=b"" if last is None else CompactReport.of(last).encode(),
         )
+
+    def _finished(self, report: RoundReport) -> None:
+        """An epoch's report is made."""
+        self._last = report
+        self.watching.report(report)
+        self._publish(report)
+
+    def _status(self) -> dict[str, Any]:
+        """What watchers are told each second."""
+        driver = self.driver
+        assert driver is not None
+        links = driver.recorder.links(self.links)
+        return status(driver.machine, links, region=self.settings.region, moving=driver.moving)
 
     def addresses(self) -> Sequence[tuple[str, int]]:
         """(host, port) under which others reach this peer, best first."""
@@ -241,7 +260,8 @@ class Place:
         region = self.settings.region
         meter = LinkMeter(self._engine, region, self._is_here)
         run_id = self.settings.run_id
-        recorder = Recorder(run_id, self.peer_id, codec.name, meter, self._publish, region=region)
+        recorder = Recorder(run_id, self.peer_id, codec.name, meter, self._finished, region=region)
+        recorder.on_trace = self.watching.event
         self.driver = Driver(self, session, spec, machine, recorder)
         session.connect(self.driver)
         self.driver.start()
@@ -357,6 +377,7 @@ class Place:
         if self._closed:
             return
         self.view.report_dead(link.peer_id)
+        self.watching.link_down(link)
         if self.driver is not None:
             self.driver.link_down(link, reason)
         self._connect_missing()
@@ -365,6 +386,9 @@ class Place:
         """Endpoint event. Raises ProtocolError, on which the endpoint drops the link."""
         if self.driver is None:
             logger.debug("a control message came before this peer trains: %s", message.get("t"))
+            return
+        if message.get("t") == WATCH:
+            self.watching.watch(link)
             return
         self.driver.message(link, message)
 
@@ -412,6 +436,7 @@ class Place:
         for task in (*self._dialling.values(), self._announcing):
             if task is not None:
                 task.cancel()
+        self.watching.close()
         if driver is not None:
             driver.close()
         try:

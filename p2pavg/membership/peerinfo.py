@@ -11,6 +11,8 @@ from p2pavg.membership.wire import MALFORMED
 
 Role = Literal["trainer", "watcher"]
 MAX_ADDRESSES = 6
+MAX_REPORT_BYTES = 200
+MOST_WITH_REPORT = 760  # bytes of a value; a longer one goes without its report
 _VERSION = 1
 
 
@@ -19,8 +21,8 @@ class PeerInfo:
     """One peer of a run.
 
     `addresses` are (host, port) for TCP and UDP, best first; `lineage` and `model` (the hash of the model's
-    schema) are opaque bytes of at most 32; `incarnation` tells lives of one identity apart and is filled in
-    by the view.
+    schema) are opaque bytes of at most 32, `report` (a compact form of the last epoch's, for watchers) of at
+    most 200; `incarnation` tells lives of one identity apart and is filled in by the view.
     """
 
     peer_id: bytes
@@ -34,11 +36,16 @@ class PeerInfo:
     model: bytes = b""
     incarnation: int = 0
     leaving: bool = False
+    report: bytes = b""
 
     def differs_only_in_progress(self, other: PeerInfo) -> bool:
-        """Whether nothing but epoch, lineage and rate tells the two apart."""
+        """Whether nothing but epoch, lineage, rate and report tells the two apart."""
         return self == replace(
-            other, epoch=self.epoch, lineage=self.lineage, samples_per_second=self.samples_per_second
+            other,
+            epoch=self.epoch,
+            lineage=self.lineage,
+            samples_per_second=self.samples_per_second,
+            report=self.report,
         )
 
     def encode(self) -> bytes:
@@ -58,7 +65,10 @@ class PeerInfo:
             self.leaving,
         ]
         packed: bytes = msgpack.packb(fields)
-        return packed
+        if not self.report or len(packed) + len(self.report) > MOST_WITH_REPORT:
+            return packed
+        with_report: bytes = msgpack.packb([*fields, self.report[:MAX_REPORT_BYTES]])
+        return with_report
 
     @classmethod
     def decode(cls, value: bytes, peer_id: bytes, incarnation: int) -> PeerInfo | None:
@@ -70,6 +80,7 @@ class PeerInfo:
         if not isinstance(fields, list) or len(fields) < 10 or fields[0] != _VERSION:
             return None
         _, addresses, client_only, region, epoch, lineage, rate, watcher, model, leaving = fields[:10]
+        report = fields[10] if len(fields) > 10 else b""  # later versions append more
         expected = (
             (client_only, bool),
             (region, str),
@@ -79,10 +90,13 @@ class PeerInfo:
             (watcher, bool),
             (model, bytes),
             (leaving, bool),
+            (report, bytes),
         )
         if any(type(item) is not kind for item, kind in expected) or not _are_addresses(addresses):
             return None
-        if len(region) > 64 or len(lineage) > 32 or len(model) > 32 or epoch < 0 or not 0 <= rate < 1e15:
+        if len(region) > 64 or len(lineage) > 32 or len(model) > 32 or len(report) > MAX_REPORT_BYTES:
+            return None
+        if epoch < 0 or not 0 <= rate < 1e15:
             return None
         return cls(
             peer_id,
@@ -96,6 +110,7 @@ class PeerInfo:
             model,
             incarnation,
             leaving,
+            report,
         )
 
 

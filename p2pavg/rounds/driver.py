@@ -100,6 +100,11 @@ class Driver:
         self.exchange.close()
         self._jobs.cancel_all()
 
+    @property
+    def moving(self) -> bool:
+        """Whether gradients flow now."""
+        return bool(self._jobs.running())
+
     def set_target(self, samples: int) -> None:
         """Samples that make an epoch from now on."""
         self._target = samples
@@ -229,7 +234,7 @@ class Driver:
         self._peer.engine.note_loop()
         self.feed(self._pulse.health())
         self._pulse.measure_rates()
-        self.recorder.observe(self._peer.links, moving=bool(self._jobs.running()))
+        self.recorder.observe(self._peer.links, moving=self.moving)
         for transfer in self._jobs.running():
             self._feed_job(transfer)
         self.progress()

@@ -28,9 +28,7 @@ class _Row:
 class LinkMeter:
     """Runs on the loop thread; looks at the links at every beat."""
 
-    def __init__(
-        self, engine: Engine, region: str = "", is_here: Callable[[str], bool] | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, region: str, is_here: Callable[[str], bool]) -> None:
         """region: of this peer. is_here: whether an address is one of this machine."""
         self._engine = engine
         self._region = region

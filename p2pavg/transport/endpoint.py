@@ -81,7 +81,8 @@ class Endpoint:
         self._dials: dict[tuple[str, int], asyncio.Task[Link]] = {}
         self._proving: set[bytes] = set()  # peers to which a dial of ours has sent its proof
         self._arrivals: dict[bytes, asyncio.Future[Link]] = {}  # dials that wait for the other side's dial
-        self._counts = StreamCounts(engine, self._by_id, self.set_streams) if streams is None else None
+        self._carrying: dict[int, Link] = {}  # those with data streams
+        self._counts = StreamCounts(engine, self._carrying, self.set_streams) if streams is None else None
         self._repairs = Repairs(engine, self._by_id, self._replace_stream)
         self._closed = False
 
@@ -103,9 +104,10 @@ class Endpoint:
         """Listen. When the port is taken: the next free one if port_is_default, else AddressInUseError.
 
         hello: what other peers are told at a handshake; read anew each time, so it may be updated. Known to
-        the transport: "schema" (bytes: peers with different ones are refused; empty fits all) and "terms" (a
-        map: named values that must be equal). streams: data streams per link; None: as many as transfers call
-        for. credentials: speak with members of the run only, under TLS; None: an open run.
+        the transport: "schema" (bytes: peers with different ones are refused; empty fits all), "terms" (a
+        map: named values that must be equal), "data" (False: no data streams on this side's links).
+        streams: data streams per link; None: as many as transfers call for. credentials: speak with members
+        of the run only, under TLS; None: an open run.
         """
         endpoint = cls(identity, run_id, engine, hello, streams, events, credentials)
         sock = listening.bind(listen_host, listen_port, port_is_default=port_is_default)
@@ -127,7 +129,7 @@ class Endpoint:
         if link.closed or link.streams_wanted == streams:
             return
         link.streams_wanted = streams
-        if link.dialled:
+        if link.id in self._keepers:
             self._keepers[link.id].check()
         else:
             link.send({"t": "_streams", "n": streams})
@@ -318,11 +320,14 @@ class Endpoint:
             on_close=self._link_closed,
             party=self._party,
         )
-        link.streams_wanted = self._streams or 0
         self._links[link.peer_id] = link
         self._by_id[link.id] = link
-        self._by_tag[handshake.link_tag(link.secret)] = link
-        if dialled:
+        carries = self.hello.get("data") is not False and theirs.facts.get("data") is not False
+        if carries:
+            self._carrying[link.id] = link
+            self._by_tag[handshake.link_tag(link.secret)] = link
+            link.streams_wanted = self._streams or 0
+        if carries and dialled:
             self._keepers[link.id] = StreamKeeper(link, self._engine)
         elif link.streams_wanted:
             link.send({"t": "_streams", "n": link.streams_wanted})
@@ -339,6 +344,7 @@ class Endpoint:
         if self._links.get(link.peer_id) is link:
             del self._links[link.peer_id]
         self._by_id.pop(link.id, None)
+        self._carrying.pop(link.id, None)
         self._by_tag.pop(handshake.link_tag(link.secret), None)
         keeper = self._keepers.pop(link.id, None)
         if keeper is not None:
