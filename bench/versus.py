@@ -34,6 +34,7 @@ class Contestant:
 
     def play(self, index: int) -> None:
         """One round."""
+        self.workers.all(deadline_s=DEADLINE_S, do="fill")
         self.rounds.append(self.workers.all(deadline_s=DEADLINE_S, do="round", index=index))
 
     def row(self) -> dict[str, Any]:

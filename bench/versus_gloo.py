@@ -27,8 +27,10 @@ class Gloo:
             "gloo", init_method=f"tcp://{self.host}:{self.port}", rank=self.index, world_size=self.peers
         )
 
-    def round(self, command):
+    def fill(self, command):
         torch.mul(self.base, self.index + 1, out=self.vector)
+
+    def round(self, command):
         seconds, cpu = timed(self._average)
         expected = (self.peers + 1) / 2
         error = (self.vector - expected * self.base).abs().max().item()
@@ -63,4 +65,4 @@ def _interface(address):
 
 if __name__ == "__main__":
     worker = Gloo()
-    serve({"start": worker.start, "meet": worker.meet, "round": worker.round})
+    serve({"start": worker.start, "meet": worker.meet, "fill": worker.fill, "round": worker.round})

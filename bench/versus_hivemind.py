@@ -34,9 +34,11 @@ class Hivemind:
     def meet(self, command):
         time.sleep(1.0)  # its table settles
 
-    def round(self, command):
+    def fill(self, command):
         with self.averager.get_tensors() as tensors:
             torch.mul(self.base, self.index + 1, out=tensors[0])
+
+    def round(self, command):
         seconds, cpu = timed(self._average)
         with self.averager.get_tensors() as tensors:
             error = (tensors[0] - (self.peers + 1) / 2 * self.base).abs().max().item()
@@ -55,4 +57,4 @@ class Hivemind:
 
 if __name__ == "__main__":
     worker = Hivemind()
-    serve({"start": worker.start, "meet": worker.meet, "round": worker.round})
+    serve({"start": worker.start, "meet": worker.meet, "fill": worker.fill, "round": worker.round})

@@ -32,8 +32,10 @@ class Pccl:
         while self.communicator.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < self.peers:
             self.communicator.update_topology()
 
-    def round(self, command):
+    def fill(self, command):
         torch.mul(self.base, self.index + 1, out=self.vector)
+
+    def round(self, command):
         seconds, cpu = timed(self._average)
         error = (self.vector - (self.peers + 1) / 2 * self.base).abs().max().item()
         return {"seconds": seconds, "cpu_seconds": cpu, "max_abs_error": error}
@@ -44,4 +46,4 @@ class Pccl:
 
 if __name__ == "__main__":
     worker = Pccl()
-    serve({"start": worker.start, "meet": worker.meet, "round": worker.round})
+    serve({"start": worker.start, "meet": worker.meet, "fill": worker.fill, "round": worker.round})

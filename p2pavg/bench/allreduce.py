@@ -71,6 +71,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for index in range(args.rounds + 1):
             if index:
                 time.sleep(args.idle_seconds)
+            workers.all(deadline_s=ROUND_DEADLINE_S, do="fill")
             rounds.append(workers.all(deadline_s=ROUND_DEADLINE_S, do="round", index=index))
             advance(1)
         lab = workers.lab_verdict()

@@ -74,9 +74,13 @@ class Averaging:
         self.beside = Beside(config["beside"])
         return {"address": self.peer.address}
 
-    def round(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Average once. Peer i holds (i + 1)·base, so that the mean is (N + 1)/2·base."""
+    def fill(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Peer i holds (i + 1)·base, so that the mean is (N + 1)/2·base."""
         np.multiply(self.base, np.float32(self.config["index"] + 1), out=self.vector)
+        return {}
+
+    def round(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Average once."""
         memory = peak_reset()
         cpu, own, units = time.process_time(), self.peer.cpu_seconds(), self.beside.units
         start = time.monotonic()
@@ -142,4 +146,4 @@ def peak() -> int:
 
 if __name__ == "__main__":
     worker = Averaging()
-    sys.exit(serve({"start": worker.start, "round": worker.round}))
+    sys.exit(serve({"start": worker.start, "fill": worker.fill, "round": worker.round}))

@@ -28,6 +28,7 @@ def test_three_processes_hold_the_same_bits(compression: str, native: str) -> No
             numel=300_001, peers=3, compression=compression, streams=2, beside="none", credentials=None
         )
         for index in range(2):
+            workers.all(deadline_s=DEADLINE_S, do="fill")
             answers = workers.all(deadline_s=DEADLINE_S, do="round", index=index)
             assert len({answer["digest"] for answer in answers}) == 1
             assert max(answer["max_abs_error"] for answer in answers) <= tolerance
