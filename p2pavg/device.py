@@ -9,6 +9,8 @@ Only for built-in codecs, and only when `native.cuda()` is there.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -111,25 +113,28 @@ def encoded_bytes(codec: Codec, parts: Parts, chunk: int) -> int:
 
 
 class PinnedPool:
-    """Page-locked host buffers, which devices reach at full speed; reused, because locking is slow."""
+    """Page-locked host buffers, which devices reach at full speed; reused, because locking is slow.
+
+    A buffer comes back by itself when nobody refers to it or to a view of it any more. For any thread.
+    """
 
     def __init__(self) -> None:
-        self._free: list[U8] = []
+        self._free: dict[int, U8] = {}  # no lock: a buffer may come back in the midst of anything
 
     def take(self, nbytes: int) -> U8:
         """uint8[nbytes] of page-locked memory, not cleared."""
-        fitting = [buffer for buffer in self._free if nbytes <= len(buffer) <= 2 * nbytes]
-        if not fitting:
-            pinned: U8 = _module().pinned(nbytes)
-            return pinned
-        best = min(fitting, key=len)
-        self._free = [buffer for buffer in self._free if buffer is not best]
-        return best[:nbytes]
-
-    def give(self, buffer: U8) -> None:
-        """Keep a buffer that `take` returned, for the next one who asks."""
-        whole = buffer if buffer.base is None or not isinstance(buffer.base, np.ndarray) else buffer.base
-        self._free.append(whole)
+        while True:
+            fitting = [buffer for buffer in list(self._free.values()) if nbytes <= len(buffer) <= 2 * nbytes]
+            if not fitting:
+                whole: U8 = _module().pinned(nbytes)
+                break
+            best = min(fitting, key=len)
+            if self._free.pop(id(best), None) is not None:
+                whole = best
+                break
+        lent = np.frombuffer(memoryview(whole), np.uint8, nbytes)  # views of it keep it, and not `whole`
+        weakref.finalize(lent, self._free.__setitem__, id(whole), whole).atexit = False
+        return lent
 
 
 class Transfer:
@@ -165,6 +170,8 @@ class GradientStaging:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
         self._staging = _module().Staging(index, SLOT_BYTES, SLOTS)
+        self._gate = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # it only waits
+        self._one_at_a_time = threading.Lock()
 
     @property
     def device_bytes(self) -> int:
@@ -172,9 +179,16 @@ class GradientStaging:
         return int(self._staging.device_bytes())
 
     def download(
-        self, codec: Codec, src: torch.Tensor, parts: Parts, chunk: int, scale: float, out: U8
+        self,
+        codec: Codec,
+        src: torch.Tensor,
+        parts: Parts,
+        chunk: int,
+        scale: float,
+        out: U8,
+        after: torch.cuda.Event | None = None,
     ) -> Transfer:
-        """out <- encoded chunks of src·scale, after what the current stream was given so far.
+        """out <- encoded chunks of src·scale, after `after`, or what the current stream was given so far.
 
         src: float32[n] on the device; out: page-locked memory (`PinnedPool`), else copies are slow and the
         call waits for them.
@@ -182,20 +196,25 @@ class GradientStaging:
         n = _flat(src, torch.float32)
         _fits(codec, parts, chunk, n, out)
         runs, at = [], 0
-        for start, count in parts:
-            runs.append(
-                self._staging.download(
-                    codec.wire_id,
-                    src.data_ptr() + 4 * start,
-                    count,
-                    chunk,
-                    scale,
-                    out.ctypes.data + at,
-                    _stream(src),
-                    _draws(codec, start),
+        with self._one_at_a_time:
+            stream = _stream(src)
+            if after is not None:
+                self._gate.wait_event(after)
+                stream = int(self._gate.cuda_stream)
+            for start, count in parts:
+                runs.append(
+                    self._staging.download(
+                        codec.wire_id,
+                        src.data_ptr() + 4 * start,
+                        count,
+                        chunk,
+                        scale,
+                        out.ctypes.data + at,
+                        stream,
+                        _draws(codec, start),
+                    )
                 )
-            )
-            at += encoded_bytes(codec, [(start, count)], chunk)
+                at += encoded_bytes(codec, [(start, count)], chunk)
         return Transfer(runs, (src, out, self))
 
     def upload(
@@ -208,14 +227,15 @@ class GradientStaging:
         n = _flat(dst, torch.float32)
         _fits(codec, parts, chunk, n, data)
         runs, at = [], 0
-        for start, count in parts:
-            target = dst.data_ptr() + 4 * start
-            runs.append(
-                self._staging.upload(
-                    codec.wire_id, data.ctypes.data + at, count, chunk, scale, target, _stream(dst)
+        with self._one_at_a_time:
+            for start, count in parts:
+                target = dst.data_ptr() + 4 * start
+                runs.append(
+                    self._staging.upload(
+                        codec.wire_id, data.ctypes.data + at, count, chunk, scale, target, _stream(dst)
+                    )
                 )
-            )
-            at += encoded_bytes(codec, [(start, count)], chunk)
+                at += encoded_bytes(codec, [(start, count)], chunk)
         return Transfer(runs, (dst, data, self))
 
 

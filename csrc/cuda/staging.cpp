@@ -4,6 +4,26 @@
 
 namespace p2pavg {
 
+Flags::~Flags() {
+    for (int *flag : free_) cudaFreeHost(flag);
+}
+
+std::shared_ptr<int> Flags::take() {
+    int *flag = nullptr;
+    {
+        std::lock_guard lock(lock_);
+        if (!free_.empty()) {
+            flag = free_.back();
+            free_.pop_back();
+        }
+    }
+    if (!flag) check(cudaHostAlloc(reinterpret_cast<void **>(&flag), sizeof(int), cudaHostAllocPortable), "allocating a flag");
+    return {flag, [pool = shared_from_this()](int *back) {
+                std::lock_guard lock(pool->lock_);
+                pool->free_.push_back(back);
+            }};
+}
+
 size_t Transfer::done() {
     const DeviceGuard guard(device_);
     while (next_ < pieces_.size()) {
@@ -86,9 +106,8 @@ std::unique_ptr<Transfer> Staging::download(int codec, const float *src, size_t 
     begin(*transfer, compute_, stream);
     if (n == 0) return transfer;
     const Plan p = plan(codec, n, chunk);
-    int *flag = nullptr;
-    check(cudaHostAlloc(reinterpret_cast<void **>(&flag), sizeof(int), cudaHostAllocDefault), "allocating a flag");
-    transfer->flag_ = std::shared_ptr<int>(flag, [](int *pinned) { cudaFreeHost(pinned); });
+    transfer->flag_ = flags_->take();
+    int *flag = transfer->flag_.get();
     check(cudaMemsetAsync(flag_, 0, sizeof(int), compute_), "clearing a flag");
     Draws own = draws;
     for (size_t at = 0; at < n; at += p.chunks_per_piece * p.chunk) {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -50,6 +51,20 @@ class Event {
 
   private:
     cudaEvent_t event_ = nullptr;
+};
+
+// Page-locked ints, kept for the next who asks: freeing page-locked memory waits for the whole device.
+class Flags : public std::enable_shared_from_this<Flags> {
+  public:
+    Flags() = default;
+    ~Flags();
+    Flags(const Flags &) = delete;
+    Flags &operator=(const Flags &) = delete;
+    std::shared_ptr<int> take();  // comes back by itself
+
+  private:
+    std::mutex lock_;
+    std::vector<int *> free_;
 };
 
 // One transfer under way. Everything was enqueued; `done` counts chunks whose bytes (or values) are in place.
@@ -114,6 +129,7 @@ class Staging {
     size_t turn_ = 0;
     cudaStream_t compute_ = nullptr, copy_ = nullptr;
     int *flag_ = nullptr;
+    std::shared_ptr<Flags> flags_ = std::make_shared<Flags>();
 };
 
 }  // namespace p2pavg

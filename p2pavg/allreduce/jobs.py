@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,15 @@ from p2pavg.transport.engine import SELF, Begin, Engine, JobProgress, Part, Redu
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
+
+
+class Growing(Protocol):
+    """Encoded chunks of which more and more are in place, in layout order."""
+
+    @property
+    def data(self) -> U8: ...
+
+    def chunks_done(self) -> int: ...
 
 
 class NoLinkError(Exception):
@@ -38,6 +48,7 @@ class Job:
     result: U8
     begun: bool = False
     weights: tuple[float, ...] = ()
+    growing: Growing | None = None  # our contribution, when it is encoded while it flows
 
     def encoded(self) -> EncodedResult:
         """The result; whole only after the engine reported the job done."""
@@ -59,9 +70,17 @@ class Job:
 class Jobs:
     """Opens, begins and ends attempts. Reuses the result buffers of earlier ones."""
 
-    def __init__(self, engine: Engine, codec: codecs.Codec, numel: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        codec: codecs.Codec,
+        numel: int,
+        allocate: Callable[[int], U8] | None = None,
+    ) -> None:
+        """allocate: host memory for results, uint8[n]; None: ordinary memory."""
         self._engine = engine
-        self._codec = codec
+        self.codec = codec
+        self._allocate = allocate
         self._result_codec = codecs.get("fp16") if codec.name == "int8" else codec
         self._numel = numel
         self._open: dict[int, Job] = {}
@@ -103,7 +122,7 @@ class Jobs:
                 voters=voters,
                 parts=layout.parts,
                 chunk_elements=chunk,
-                contribution_codec=self._codec.wire_id,
+                contribution_codec=self.codec.wire_id,
                 result_codec=self._result_codec.wire_id,
                 result=job.result,
             )
@@ -115,17 +134,30 @@ class Jobs:
         self,
         transfer: int,
         weights: Sequence[float],
-        source: F32 | None,
+        source: F32 | Growing | None,
         scale: float,
-        encoded: U8 | None = None,
     ) -> None:
-        """Let gradients flow. source: float32[numel], unchanged until the job ended; None when the own
-        weight is 0.
+        """Let gradients flow. source: float32[numel], unchanged until the job ended, or chunks that are being
+        encoded, scaled already: call `supply` until they are all in place; None when the own weight is 0.
         """
         job = self._open[transfer]
         job.begun = True
         job.weights = tuple(weights)
-        self._engine.begin(transfer, Begin(job.weights, scale, source, encoded))
+        if source is None or isinstance(source, np.ndarray):
+            begin = Begin(job.weights, scale, source)
+        else:
+            job.growing = source
+            begin = Begin(job.weights, scale, None, source.data, ready=0)
+        self._engine.begin(transfer, begin)
+
+    def supply(self, transfer: int) -> bool:
+        """Let go what has been encoded since. True: there is more to come."""
+        job = self._open.get(transfer)
+        if job is None or job.growing is None:
+            return False
+        done = job.growing.chunks_done()
+        self._engine.supply(transfer, done)
+        return done < sum(-(-part.count // job.layout.chunk_elements) for part in job.layout.parts)
 
     def progress(self, transfer: int) -> JobProgress:
         """How far the exchange with each member is."""
@@ -162,4 +194,4 @@ class Jobs:
         for index, free in enumerate(self._free):
             if free.nbytes == nbytes:
                 return self._free.pop(index)
-        return np.empty(nbytes, np.uint8)
+        return np.empty(nbytes, np.uint8) if self._allocate is None else self._allocate(nbytes)

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+import numpy as np
+
 from p2pavg import codecs
 from p2pavg.allreduce.jobs import Jobs, NoLinkError
 from p2pavg.errors import ClosedError, ProtocolError, StateError
@@ -29,6 +31,7 @@ from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.pulse import Pulse
 from p2pavg.rounds.recorder import Recorder
 from p2pavg.rounds.session import Session
+from p2pavg.rounds.supply import Supply
 from p2pavg.rounds.training import Average, Contribution, Heal, Outcome, TrainingSpec
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.link import Link
@@ -67,8 +70,9 @@ class Driver:
         self._target = spec.target_batch_size
         self.machine = machine
         self.recorder = recorder
-        self._jobs = Jobs(peer.engine, codecs.get(spec.compression), spec.numel)
+        self._jobs = Jobs(peer.engine, codecs.get(spec.compression), spec.numel, spec.allocate)
         self._loop = asyncio.get_running_loop()
+        self._supply = Supply(self._loop, self._jobs, self.job_refused)
         self._deliveries = Deliveries(session)
         self._pulse = Pulse(peer.engine, peer.links, self._jobs)
         self._events: deque[ev.Event] = deque()
@@ -358,7 +362,10 @@ class Driver:
                 self._events.append(ev.JobFailed(action.transfer, "the contribution is gone"))
                 return
             source, scale = contribution.gradient, contribution.scale
-        self._jobs.begin(action.transfer, action.weights, source, scale)
+        if source is None or isinstance(source, np.ndarray):
+            self._jobs.begin(action.transfer, action.weights, source, scale)
+        else:
+            self._supply.begin(action.transfer, action.weights, source, scale)
 
     def _commit(self, commit: ev.Commit) -> None:
         job = self._jobs.finish(commit.transfer)

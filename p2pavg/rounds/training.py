@@ -17,8 +17,33 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from p2pavg.allreduce.encoded import EncodedResult
+from p2pavg.codecs import Codec
+
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
+
+
+class Encoding(Protocol):
+    """A gradient that is being encoded into host memory, chunk by chunk, in layout order."""
+
+    @property
+    def data(self) -> U8:
+        """The encoded chunks without gaps; unchanged from when they are in place."""
+
+    def chunks_done(self) -> int:
+        """How many are in place, from the first. Does not wait."""
+
+    def finite(self) -> bool:
+        """Whether all values were finite. Waits for the last chunk."""
+
+
+class Encodable(Protocol):
+    """A flat gradient that is encoded where it is, on an accelerator."""
+
+    def encode(self, codec: Codec, parts: Sequence[tuple[int, int]], chunk: int, scale: float) -> Encoding:
+        """Begin to encode gradient * scale: parts of (start, count) elements in chunks of `chunk`. Does not
+        wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +51,11 @@ class Contribution:
     """What this peer brings to a round: the mean over its samples is `gradient * scale`, over `samples`
     samples.
 
-    gradient: flat float32[numel]; it stays unchanged until the outcome. None: nothing to contribute (weight
-    0).
+    gradient: flat float32[numel], or one that is encoded elsewhere; unchanged until the outcome. None:
+    nothing to contribute (weight 0).
     """
 
-    gradient: F32 | None
+    gradient: F32 | Encodable | None
     scale: float
     samples: int
     weight: float | None = None  # what the mean counts in the average; None: its samples
@@ -102,7 +127,7 @@ class Average:
     samples: int  # all members' samples
     members: int
     late: bool
-    result: EncodedVector
+    result: EncodedResult  # decoded into bits that are equal on all peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +140,6 @@ class Heal:
 
 
 Outcome = KeepGoing | Average | Heal
-
-
-class EncodedVector(Protocol):
-    """The encoded result of a round."""
-
-    def decode_into(self, out: F32) -> None:
-        """out: float32[numel]. Bit-equal on all peers."""
 
 
 class Training(Protocol):
@@ -168,3 +186,4 @@ class TrainingSpec:
     compression: str
     state: StateSource
     describe: Sequence[str] = ()  # words for error messages, e.g. the model's class and parameter count
+    allocate: Callable[[int], U8] | None = None  # host memory for results: uint8[n]; None: ordinary memory

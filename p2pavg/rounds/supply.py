@@ -1,0 +1,38 @@
+"""Contributions that an accelerator encodes while they flow. On the loop thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from p2pavg.allreduce.jobs import Jobs
+from p2pavg.rounds.training import Encodable, Encoding
+
+INTERVAL_S = 0.001  # between two looks at what is encoded: tens of MB
+
+
+class Supply:
+    """Begins attempts with such contributions, and passes on chunks as they come."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, jobs: Jobs, refused: Callable[[int, int, str], None]
+    ) -> None:
+        """refused(transfer, own rank, why): a value is not finite."""
+        self._loop = loop
+        self._jobs = jobs
+        self._refused = refused
+
+    def begin(self, transfer: int, weights: Sequence[float], gradient: Encodable, scale: float) -> None:
+        """As `Jobs.begin`."""
+        job = self._jobs.get(transfer)
+        assert job is not None
+        parts = [(part.start, part.count) for part in job.layout.parts]
+        encoding = gradient.encode(self._jobs.codec, parts, job.layout.chunk_elements, scale)
+        self._jobs.begin(transfer, weights, encoding, 1.0)
+        self._pass_on(transfer, encoding, job.rank)
+
+    def _pass_on(self, transfer: int, encoding: Encoding, rank: int) -> None:
+        if self._jobs.supply(transfer):
+            self._loop.call_later(INTERVAL_S, self._pass_on, transfer, encoding, rank)
+        elif self._jobs.get(transfer) is not None and not encoding.finite():
+            self._refused(transfer, rank, "its gradient is not finite")
