@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from p2pavg.errors import ClosedError
+from p2pavg.errors import ClosedError, P2PAvgError
 
 T = TypeVar("T")
 
@@ -34,6 +34,8 @@ class LoopThread:
         future = self.submit(work)
         try:
             return future.result()
+        except P2PAvgError as error:
+            raise error.with_traceback(None) from None  # its sentence says it all, not where the loop was
         except BaseException:
             future.cancel()
             raise

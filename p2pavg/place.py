@@ -31,6 +31,7 @@ from p2pavg.settings import Settings
 from p2pavg.transport import pump_engine
 from p2pavg.transport.endpoint import Endpoint
 from p2pavg.transport.engine import Engine, Part
+from p2pavg.transport.handshake import Party
 from p2pavg.transport.link import Link
 
 logger = logging.getLogger("p2pavg.peer")
@@ -115,6 +116,10 @@ class Place:
                 if attempt == PORTS_TRIED - 1 or not (settings.port_is_default or settings.port == 0):
                     raise
                 port = 0 if settings.port == 0 else taken + 1
+            except UnreachableError as error:
+                await self.endpoint.close()
+                party = Party.of(settings.run_id, closed=settings.credentials is not None)
+                raise await advice.silent(settings.initial_peers, party, error) from None
             except BaseException:
                 await self.endpoint.close()
                 raise
@@ -224,7 +229,7 @@ class Place:
             terms={
                 "target_batch_size": spec.target_batch_size,
                 "compression": spec.compression,
-                "parameters": spec.numel,
+                "model": ", ".join(spec.describe) or f"{spec.numel} values",
             },
             epoch=0,
             lineage=lineage,
@@ -236,9 +241,14 @@ class Place:
         self._connect_missing()
         await self._first_links()
         if not self.links and not self._refusals:
-            await self._try_initial_peers()
+            self._refusals += await advice.ask(
+                self.endpoint, self.settings.initial_peers, self.settings.run_id
+            )
         if self._refusals:
             raise self._refusals[0]
+        if not self.links:
+            trainers = [info for info in self.view.peers.values() if info.role == "trainer"]
+            advice.warn_of_unreachable(trainers, self.settings.run_id)
         role, epoch = ev.Role.TRAINER, 0
         others = [
             link.hello for link in self.links.values() if link.hello.get("role") == ev.Role.TRAINER.value
@@ -302,17 +312,6 @@ class Place:
         if driver is not None:
             trainers = sum(link.hello.get("role") == ev.Role.TRAINER.value for link in self.links.values())
             driver.set_target(1 + trainers if samples is None else samples)
-
-    async def _try_initial_peers(self) -> None:
-        """Nobody of the run is in the table: ask at the given addresses, which may know why."""
-        for address in self.settings.initial_peers:
-            host, port = parse_host_port(address)
-            try:
-                await self.endpoint.connect(host, port, timeout=DIAL_TIMEOUT_S)
-            except CredentialError as error:
-                self._refusals.append(error)
-            except (P2PAvgError, OSError, TimeoutError) as error:
-                logger.debug("%s is no trainer of this run: %s", address, error)
 
     def _connect_missing(self) -> None:
         """Dial every trainer in view that has no link. A peer that does not train dials nobody."""

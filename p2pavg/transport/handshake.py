@@ -20,6 +20,7 @@ import msgpack
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from p2pavg import __version__
 from p2pavg.errors import (
     ConfigurationError,
     CredentialError,
@@ -107,8 +108,8 @@ def parse_preamble(raw: bytes, mine: Party) -> int:
     if version != WIRE_VERSION:
         raise Refusal(
             "version",
-            f"one peer speaks wire version {version}, the other {WIRE_VERSION}; "
-            "install the same p2pavg version everywhere",
+            f"the other peer speaks wire version {version}, this one (p2pavg {__version__}) version "
+            f"{WIRE_VERSION}; install the same p2pavg version everywhere",
         )
     if run != mine.run:
         raise Refusal("run", OTHER_RUN)
