@@ -9,14 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from p2pavg import codecs
+from p2pavg import advice, codecs
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.plan import planner
 from p2pavg.compact import CompactReport
-from p2pavg.errors import AddressInUseError, CredentialError, IncompatiblePeerError, P2PAvgError
+from p2pavg.errors import (
+    AddressInUseError,
+    CredentialError,
+    IncompatiblePeerError,
+    P2PAvgError,
+    UnreachableError,
+)
 from p2pavg.identity import Identity, short_id
 from p2pavg.membership import DHT, PeerInfo, View
-from p2pavg.membership.address import is_loopback, parse_host_port
+from p2pavg.membership.address import is_loopback
 from p2pavg.report import RoundReport
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.driver import Driver
