@@ -195,7 +195,9 @@ class Place:
             lineage=driver.machine.lineage,
             role="trainer",
             model=spec.schema,
-            samples_per_second=last.local_samples / last.seconds_total if last and last.seconds_total else 0.0,
+            samples_per_second=last.local_samples / last.seconds_total
+            if last and last.seconds_total
+            else 0.0,
             report=b"" if last is None else CompactReport.of(last).encode(),
         )
 
@@ -209,7 +211,7 @@ class Place:
         """What watchers are told each second."""
         driver = self.driver
         assert driver is not None
-        links = driver.recorder.links(self.links)
+        links = driver.recorder.links()
         return status(driver.machine, links, region=self.settings.region, moving=driver.moving)
 
     def addresses(self) -> Sequence[tuple[str, int]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from p2pavg.distance import Distance
+from p2pavg.errors import ConfigurationError
 
 VERSION = 1  # of the JSON; grows when a field changes its meaning, not when one is added
 
@@ -34,7 +35,7 @@ class LinkReport:
     streams: int  # most
     rtt_s: float  # now
     window_bytes: int  # of one stream, most
-    rate_bps: float  # bit/s delivered by the kernel's own estimate, summed over streams, most
+    rate_bps: float  # bit/s of the busier direction, most; 0.0: nothing flowed
     distance: Distance = Distance.WORLD
     retransmits: int = 0  # TCP segments sent again since the streams opened
 
@@ -141,6 +142,52 @@ class RoundReport:
     def to_json(self) -> str:
         """One line of JSONL."""
         return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RoundReport:
+        """The inverse of `to_dict`; derived quantities, and fields that later versions added, are left out.
+
+        Raises ConfigurationError for a report of another version, or no report.
+        """
+        version = data.get("version", VERSION)
+        if version != VERSION:
+            raise ConfigurationError(
+                f"a report of version {version}, and this p2pavg reads version {VERSION}; "
+                "install the p2pavg that wrote it"
+            )
+        try:
+            made = _only(cls, data)
+            made["members"] = tuple(MemberReport(**_only(MemberReport, row)) for row in data["members"])
+            made["links"] = tuple(_link(row) for row in data.get("links", ()))
+            made["failed_attempts"] = tuple(
+                AttemptReport(**{**_only(AttemptReport, row), "members": tuple(row["members"])})
+                for row in data.get("failed_attempts", ())
+            )
+            for name in ("discarded_why", "failed_members", "causes", "discarded_samples"):
+                made[name] = tuple(data.get(name, ()))
+            return cls(**made)
+        except (TypeError, KeyError, ValueError, AttributeError):
+            raise ConfigurationError("that is no report of an epoch") from None
+
+
+def _only(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `data` that are fields of `kind`. Raises TypeError where one is of another type."""
+    made = {}
+    for item in fields(kind):
+        if item.name not in data:
+            continue
+        value = made[item.name] = data[item.name]
+        if item.type == "str" and not isinstance(value, str):
+            raise TypeError(item.name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if item.type in ("int", "float") and not number:
+            raise TypeError(item.name)
+    return made
+
+
+def _link(row: Mapping[str, Any]) -> LinkReport:
+    made = _only(LinkReport, row)
+    return LinkReport(**{**made, "distance": Distance(row.get("distance", Distance.WORLD))})
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg import __version__
-from p2pavg.errors import ConfigurationError
+from p2pavg.plot import save_plot
 
 PROGRESS_AFTER_S = 2.0
 
@@ -80,25 +80,6 @@ def emit(
             Path(args.json).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     if draw is not None and getattr(args, "plot", None) is not None:
         save_plot(args.plot, draw)
-
-
-def save_plot(
-    path: str | Path, draw: Callable[[Any], None], *, size: tuple[float, float] = (8.0, 4.5)
-) -> None:
-    """Let `draw` fill an empty matplotlib Figure of `size` inches and save it to `path`.
-
-    Raises ConfigurationError when matplotlib is missing or cannot write that kind of file.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigurationError("Plots need matplotlib: pip install 'p2pavg[plot]'.") from None
-    figure = Figure(figsize=size, layout="constrained")
-    draw(figure)
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"Cannot write the plot {str(path)!r}: {error}.") from None
 
 
 def tcp_sysctls() -> dict[str, str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2pavg.distance import Distance, distance
 from p2pavg.report import LinkReport
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.link import Link
+
+RATED_S = 0.05  # shorter than this says nothing of a rate
 
 
 @dataclass(slots=True)
@@ -20,9 +23,11 @@ class _Row:
     streams: int = 0
     window_bytes: int = 0
     rate_bps: float = 0.0
+    mark: tuple[float, int, int] | None = None  # when gradients began to flow, or a rate was last taken
     retransmits: int = 0
     rtt_s: float = 0.0
     distance: Distance = Distance.WORLD
+    last: LinkReport | None = None
 
 
 class LinkMeter:
@@ -52,37 +57,54 @@ class LinkMeter:
             row.rtt_s = link.rtt
             if moving or row.streams == 0:
                 self._look(row)
+            row.mark = self._rated(row, time.monotonic()) if moving else None
 
     def _look(self, row: _Row) -> None:
         stats = self._engine.stats(row.link)
         row.streams = max(row.streams, len(stats))
         row.window_bytes = max(row.window_bytes, max((s.window_bytes for s in stats), default=0))
-        row.rate_bps = max(row.rate_bps, sum(s.delivery_rate_bps for s in stats))
         row.retransmits = max(row.retransmits, sum(s.retransmits for s in stats))
 
-    def current(self, links: Mapping[bytes, Link]) -> tuple[LinkReport, ...]:
-        """The links as they are, bytes since the last report."""
+    def _rated(self, row: _Row, now: float) -> tuple[float, int, int]:
+        """Take the rate since the mark, if that is long enough ago; the new mark."""
+        if row.mark is None:
+            return now, row.sent, row.received
+        since, sent, received = row.mark
+        if now - since < RATED_S:
+            return row.mark
+        row.rate_bps = max(row.rate_bps, 8 * max(row.sent - sent, row.received - received) / (now - since))
+        return now, row.sent, row.received
+
+    def current(self) -> tuple[LinkReport, ...]:
+        """The links as the last report told them, with the round trip of now."""
         return tuple(
-            LinkReport(
+            replace(row.last, rtt_s=row.rtt_s) for row in self._rows.values() if row.last is not None
+        )
+
+    def report(self, links: Mapping[bytes, Link], seconds: float) -> tuple[LinkReport, ...]:
+        """What the epoch's report says; counting begins anew.
+
+        seconds: from the first gradient byte to the last; the rate is taken over it when it was short.
+        """
+        self.observe(links, moving=False)
+        for peer, row in self._classed(links):
+            rate = row.rate_bps
+            if rate == 0.0 and seconds > 0:
+                rate = 8 * max(row.sent, row.received) / seconds
+            row.last = LinkReport(
                 peer=peer.hex(),
                 bytes_sent=row.sent,
                 bytes_received=row.received,
                 streams=row.streams,
                 rtt_s=row.rtt_s,
                 window_bytes=row.window_bytes,
-                rate_bps=row.rate_bps,
+                rate_bps=rate,
                 distance=row.distance,
                 retransmits=row.retransmits,
             )
-            for peer, row in self._classed(links)
-        )
-
-    def report(self, links: Mapping[bytes, Link]) -> tuple[LinkReport, ...]:
-        """What the epoch's report says; counting begins anew."""
-        self.observe(links, moving=False)
-        reports = self.current(links)
+        reports = tuple(row.last for row in self._rows.values() if row.last is not None)
         self._rows = {
-            peer: _Row(row.link, row.seen, rtt_s=row.rtt_s, distance=row.distance)
+            peer: _Row(row.link, row.seen, rtt_s=row.rtt_s, distance=row.distance, last=row.last)
             for peer, row in self._rows.items()
             if peer in links
         }

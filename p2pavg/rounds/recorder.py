@@ -81,9 +81,9 @@ class Recorder:
         """A beat. moving: gradients flow."""
         self._meter.observe(links, moving=moving)
 
-    def links(self, links: Mapping[bytes, Link]) -> tuple[LinkReport, ...]:
-        """The links now, for watchers."""
-        return self._meter.current(links)
+    def links(self) -> tuple[LinkReport, ...]:
+        """The links as last reported, for watchers."""
+        return self._meter.current()
 
     def opened(self, attempt: ev.OpenJob, now: float) -> None:
         """An attempt's group is forming."""
@@ -161,7 +161,7 @@ class Recorder:
             update=seconds_update,
             waited=waited,
         )
-        link_reports = self._meter.report(links)
+        link_reports = self._meter.report(links, self._moved[1] - self._moved[0])
         mine = next((i for i, seat in enumerate(commit.members) if seat.peer == self._me), None)
         report = RoundReport(
             run_id=self._run_id,

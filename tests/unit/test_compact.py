@@ -15,7 +15,7 @@ from p2pavg.identity import Identity
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.membership.record import MAX_RECORD_BYTES, MAX_VALUE_BYTES, sign_record
 from p2pavg.membership.seal import OVERHEAD_BYTES
-from p2pavg.prices import EXAMPLE, PriceTable, per_hour, per_million
+from p2pavg.prices import PriceTable, per_hour, per_million
 from tests.unit.reports import link, report
 
 counts = st.integers(0, 2**80)
@@ -91,7 +91,9 @@ def test_a_record_with_a_report_fits_a_datagram() -> None:
 def test_prices_by_region_and_class_of_link(tmp_path: Path) -> None:
     """The longest region that fits prices the hour, the class of link the GB."""
     path = tmp_path / "prices.toml"
-    path.write_text(EXAMPLE)
+    path.write_text(
+        "[peer_hour]\ndefault = 0.35\n'us-east' = 0.32\nus = 1.0\n[gb]\nhost = 0.0\nworld = 0.08\n"
+    )
     table = PriceTable.load(path)
     assert table.hourly("us-east-1a") == 0.32
     assert table.hourly("eu-west-1") == 0.35

@@ -1,0 +1,190 @@
+"""`p2pavg monitor RUN` and `p2pavg report PATH`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+from p2pavg.credentials import Credentials
+from p2pavg.errors import ConfigurationError
+from p2pavg.monitor.picture import Picture
+from p2pavg.monitor.shown import Shown, run_line
+from p2pavg.prices import PriceTable
+
+REFRESH_S = 1.0
+
+
+def register(subparsers: Any) -> None:
+    """Add the two verbs to the command line's sub-parsers."""
+    monitor = subparsers.add_parser(
+        "monitor",
+        help="watch a run live, without slowing it",
+        description="Shows a run as it is now, every second: its progress, its peers, their links, and what "
+        "happened. It takes no part in the run. Ends with Ctrl-C.",
+        epilog="example: p2pavg monitor my-run --initial-peers 10.0.0.5:31330",
+    )
+    add = monitor.add_argument
+    add("run_id", metavar="RUN")
+    add("--initial-peers", nargs="+", metavar="HOST:PORT", help="any member; default: $P2PAVG_INITIAL_PEERS")
+    add("--credentials", metavar="PATH", help="of a closed run; default: $P2PAVG_CREDENTIALS")
+    add("--jsonl", metavar="PATH", help="append one line of JSON each second; - is stdout, alone")
+    _add_prices(monitor)
+    monitor.set_defaults(func=run_monitor)
+
+    report = subparsers.add_parser(
+        "report",
+        help="turn a run's reports into one page of plots and a summary",
+        description="Reads what P2PAVG_REPORTS=PATH made peers write, and says in words how the run went.",
+        epilog="example: p2pavg report reports.jsonl --plot run.png",
+    )
+    add = report.add_argument
+    add("paths", nargs="+", metavar="JSONL", help="reports of one run, of one or more peers")
+    add("--run", metavar="RUN", help="which run, when the files hold several")
+    add(
+        "--plot",
+        metavar="PATH",
+        help="draw one page (png, svg or pdf); default: the first file's name + .png",
+    )
+    add("--json", metavar="PATH", help="write the summary as JSON; - is stdout, alone")
+    _add_prices(report)
+    report.set_defaults(func=run_report)
+
+
+def _add_prices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prices",
+        metavar="TOML",
+        help="what peers and traffic cost: [peer_hour] by region and [gb] by class of link",
+    )
+
+
+def _prices(args: argparse.Namespace) -> PriceTable | None:
+    return None if args.prices is None else PriceTable.load(args.prices)
+
+
+def run_report(args: argparse.Namespace) -> int:
+    """Say in words how a run went, and draw it."""
+    from p2pavg.monitor import history, page
+    from p2pavg.plot import save_plot
+
+    run = history.load(args.paths, args.run)
+    summary = history.summary(run, _prices(args))
+    if args.json == "-":
+        print(json.dumps(summary, allow_nan=False))
+    else:
+        for line in history.words(summary):
+            print(line)
+        if args.json is not None:
+            with _writing(args.json) as file:
+                file.write(json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    plot = args.plot or f"{args.paths[0]}.png"
+    save_plot(plot, lambda figure: page.draw(figure, run), size=(11.0, 12.0))
+    if args.json != "-":
+        print(f"drawn: {plot}")
+    return 0
+
+
+def run_monitor(args: argparse.Namespace) -> int:
+    """Watch until SIGINT or SIGTERM."""
+    import uvloop
+
+    source = args.credentials or os.environ.get("P2PAVG_CREDENTIALS") or None
+    credentials = None if source is None else Credentials.load(source)
+    named = args.initial_peers or os.environ.get("P2PAVG_INITIAL_PEERS", "").replace(",", " ").split()
+    picture = Picture(args.run_id, _prices(args))
+    with _sink(args.jsonl) as show, contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(_monitor(picture, list(named), credentials, show))
+    return 0
+
+
+async def _monitor(
+    picture: Picture, initial_peers: list[str], credentials: Credentials | None, show: Callable[[Shown], None]
+) -> None:
+    from p2pavg.monitor.watcher import Watcher
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    watcher = Watcher(picture)
+    await watcher.start(initial_peers, credentials)
+    try:
+        due = time.monotonic()
+        while not stop.is_set():
+            refusal = watcher.refusal()
+            if refusal is not None:
+                raise refusal
+            show(picture.show(time.monotonic()))
+            due = max(due + REFRESH_S, time.monotonic())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), due - time.monotonic())
+    finally:
+        await watcher.close()
+
+
+@contextmanager
+def _sink(jsonl: str | None) -> Iterator[Callable[[Shown], None]]:
+    """Where pictures go: a live terminal or plain lines, and JSONL where it is asked for."""
+    with contextlib.ExitStack() as stack:
+        sinks: list[Callable[[Shown], None]] = []
+        if jsonl is not None:
+            file = sys.stdout if jsonl == "-" else stack.enter_context(_writing(jsonl, "a"))
+            sinks.append(lambda shown: _write(file, shown))
+        if jsonl != "-":
+            sinks.append(stack.enter_context(_live()) if sys.stdout.isatty() else Lines().show)
+
+        def show(shown: Shown) -> None:
+            for sink in sinks:
+                sink(shown)
+
+        yield show
+
+
+def _write(file: IO[str], shown: Shown) -> None:
+    file.write(json.dumps(shown.to_dict(time.time()), separators=(",", ":"), allow_nan=False) + "\n")
+    file.flush()
+
+
+@contextmanager
+def _live() -> Iterator[Callable[[Shown], None]]:
+    from rich.live import Live
+
+    from p2pavg.monitor.screen import screen
+
+    with Live(auto_refresh=False, screen=True) as live:
+        yield lambda shown: live.update(screen(shown), refresh=True)
+
+
+class Lines:
+    """Plain lines: what happened, then the run."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, str] = {}
+
+    def show(self, shown: Shown) -> None:
+        """Print what is new."""
+        told = {number: words for number, _, words in shown.events}
+        for number, words in told.items():
+            if self._told.get(number) != words:
+                print(words)
+        self._told = told
+        print(run_line(shown), flush=True)
+
+
+@contextmanager
+def _writing(path: str, mode: str = "w") -> Iterator[IO[str]]:
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(path, mode, encoding="utf-8"))
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {path!r}: {error.strerror}") from None
+        yield file

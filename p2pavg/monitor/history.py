@@ -1,0 +1,223 @@
+"""A run's reports, read back: what they say together, as data and in words."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from p2pavg.distance import Distance
+from p2pavg.errors import ConfigurationError
+from p2pavg.monitor.shown import duration
+from p2pavg.prices import PriceTable, per_hour, per_million
+from p2pavg.report import PHASES, RoundReport
+
+MOST_CAUSES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All reports of one run, by epoch and then peer. cut: files whose last line is not whole."""
+
+    run_id: str
+    reports: tuple[RoundReport, ...]
+    cut: tuple[str, ...] = ()
+
+    def epochs(self) -> dict[int, list[RoundReport]]:
+        """The reports of each epoch."""
+        found: dict[int, list[RoundReport]] = {}
+        for report in self.reports:
+            found.setdefault(report.epoch, []).append(report)
+        return found
+
+
+def load(paths: Sequence[str | os.PathLike[str]], run_id: str | None = None) -> Run:
+    """Read JSONL files. Raises ConfigurationError, which names the file and line that cannot be used."""
+    reports: list[RoundReport] = []
+    cut = []
+    for path in paths:
+        found, whole = _read(path)
+        reports += found
+        if not whole:
+            cut.append(str(path))
+    names = sorted({report.run_id for report in reports})
+    if run_id is None and len(names) > 1:
+        raise ConfigurationError(
+            f"these are reports of several runs ({', '.join(names)}); choose one with --run"
+        )
+    chosen = names[0] if run_id is None else run_id
+    mine = [report for report in reports if report.run_id == chosen]
+    if not mine:
+        raise ConfigurationError(f"no report of run {chosen!r} is there, only of {', '.join(names)}")
+    return Run(chosen, tuple(sorted(mine, key=lambda r: (r.epoch, r.peer, r.finished_at))), tuple(cut))
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[list[RoundReport], bool]:
+    """The reports of one file, and whether its last line is whole: a peer may have been killed at it."""
+    name = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {name!r}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{name!r} holds no reports: it is not text") from None
+    lines = text.split("\n")
+    reports = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+            if not isinstance(data, dict):
+                raise ValueError
+            reports.append(RoundReport.from_dict(data))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"line {number} of {name!r}: {error}") from None
+        except ValueError:
+            if number == len(lines) and reports:
+                return reports, False
+            raise ConfigurationError(f"line {number} of {name!r} is no JSON of a report") from None
+    if not reports:
+        raise ConfigurationError(
+            f"{name!r} is empty: peers write there with P2PAVG_REPORTS={name}, a line after every epoch"
+        )
+    return reports, True
+
+
+def losses(run: Run) -> list[tuple[int, float]]:
+    """(epoch, mean over the peers) of what was logged as "loss"."""
+    found = []
+    for epoch, reports in run.epochs().items():
+        values = [r.extra["loss"] for r in reports if isinstance(r.extra.get("loss"), (int, float))]
+        values = [value for value in values if math.isfinite(value)]
+        if values:
+            found.append((epoch, sum(values) / len(values)))
+    return found
+
+
+def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
+    """JSON data: seconds, samples, bytes; shares are of all peers' wall clock."""
+    reports, epochs = run.reports, run.epochs()
+    began = min(report.finished_at - report.seconds_total for report in reports)
+    seconds = max(report.finished_at for report in reports) - began
+    samples = sum(max(report.samples for report in row) for row in epochs.values())
+    total = sum(report.seconds_total for report in reports) or 1.0
+    communication = sum(report.seconds_communication for report in reports)
+    calculation = sum(report.seconds_calculation for report in reports)
+    discarded: Counter[str] = Counter()
+    for report in reports:
+        counts = report.discarded_samples or (0,) * len(report.discarded_why)
+        for why, count in zip(report.discarded_why, counts, strict=False):
+            discarded[why] += count
+    found = losses(run)
+    made: dict[str, Any] = {
+        "run_id": run.run_id,
+        "peers": len({report.peer for report in reports}),
+        "members_least": min(len(report.members) for report in reports),
+        "members_most": max(len(report.members) for report in reports),
+        "first_epoch": reports[0].epoch,
+        "last_epoch": reports[-1].epoch,
+        "epochs": len(epochs),
+        "seconds": seconds,
+        "samples": samples,
+        "samples_per_second": samples / seconds if seconds > 0 else 0.0,
+        "granularity": calculation / communication if communication > 0 else None,
+        "share": {name: sum(getattr(r, f"seconds_{name}") for r in reports) / total for name in PHASES},
+        "share_overlapped": sum(report.seconds_overlapped for report in reports) / total,
+        "bytes_sent": sum(report.bytes_sent for report in reports),
+        "bytes_sent_by_distance": {str(where): count for where, count in sent(reports).items()},
+        "egress_bytes_per_hour": 3600 * sum(r.bytes_sent for r in reports) / seconds if seconds > 0 else 0.0,
+        "failed_attempts": max_attempts(epochs.values()),
+        "causes": _causes(reports),
+        "samples_discarded": sum(report.samples_discarded for report in reports),
+        "discarded_why": dict(discarded),
+        "lineages_most": max(len({report.lineage for report in row}) for row in epochs.values()),
+        "loss_first": found[0][1] if found else None,
+        "loss_last": found[-1][1] if found else None,
+        "cut": list(run.cut),
+    }
+    if prices is not None:
+        dollars = sum(prices.dollars(r.region, r.seconds_total, r.sent_by_distance) for r in reports)
+        made["dollars"] = dollars
+        made["dollars_per_hour"] = per_hour(dollars, seconds)
+        made["dollars_per_million_samples"] = per_million(dollars, samples)
+    return made
+
+
+def sent(reports: Iterable[RoundReport]) -> dict[Distance, int]:
+    """Bytes sent by class of link, over all reports."""
+    counts: Counter[Distance] = Counter()
+    for report in reports:
+        counts.update(report.sent_by_distance)
+    return {where: counts[where] for where in Distance if counts[where]}
+
+
+def max_attempts(epochs: Iterable[Sequence[RoundReport]]) -> int:
+    """Attempts that came to nothing, each counted once though every member tells of it."""
+    return sum(max(max(0, report.attempts - 1) for report in row) for row in epochs)
+
+
+def _causes(reports: Iterable[RoundReport]) -> dict[str, int]:
+    counts = Counter(cause for report in reports for cause in set(report.causes))
+    return dict(counts.most_common(MOST_CAUSES))
+
+
+def words(made: Mapping[str, Any]) -> list[str]:
+    """The summary in sentences."""
+    few, many = made["members_least"], made["members_most"]
+    members = f"{many} members" if few == many else f"{few} to {many} members"
+    share = made["share"]
+    lines = [
+        f"run {made['run_id']}: {made['epochs']} epochs ({made['first_epoch']} to {made['last_epoch']}) in "
+        f"{duration(made['seconds'])}, {members} a round, reports of {made['peers']} peers",
+        f"{made['samples']} samples, {made['samples_per_second']:.4g} per second",
+        "of the time: "
+        + ", ".join(f"{name} {100 * share[name]:.1f}%" for name in PHASES if share[name] > 5e-4),
+    ]
+    if made["share_overlapped"] > 0:
+        lines.append(
+            f"{100 * made['share_overlapped']:.1f}% of the time, round or update ran behind the calculation"
+        )
+    if made["granularity"] is not None:
+        lines.append(f"granularity {made['granularity']:.3g} (calculation over communication)")
+    by_distance = ", ".join(f"{size(n)} {where}" for where, n in made["bytes_sent_by_distance"].items())
+    lines.append(
+        f"sent {size(made['bytes_sent'])} ({by_distance or 'nothing'}), "
+        f"{size(made['egress_bytes_per_hour'])} an hour"
+    )
+    if made["failed_attempts"]:
+        causes = "; ".join(f"{cause} ({count})" for cause, count in made["causes"].items())
+        lines.append(
+            f"{made['failed_attempts']} attempts failed and were made again: {causes or 'no cause told'}"
+        )
+    else:
+        lines.append("every round succeeded at the first attempt")
+    if made["samples_discarded"]:
+        why = ", ".join(f"{count} {reason}" for reason, count in made["discarded_why"].items())
+        lines.append(f"{made['samples_discarded']} samples were discarded: {why}")
+    if made["lineages_most"] > 1:
+        lines.append(
+            "at some epoch, parts of the swarm had averaged apart; the others' later reports say who healed"
+        )
+    if made["loss_first"] is not None:
+        lines.append(f"loss {made['loss_first']:.4g} to {made['loss_last']:.4g}")
+    if "dollars" in made:
+        lines.append(
+            f"$ {made['dollars']:.4g}: {made['dollars_per_hour']:.4g} an hour, "
+            f"{made['dollars_per_million_samples']:.4g} per million samples"
+        )
+    lines += [f"the last line of {path!r} is not whole and was left out" for path in made["cut"]]
+    return lines
+
+
+def size(count: float) -> str:
+    """Bytes in words, decimal."""
+    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= one:
+            return f"{count / one:.3g} {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,299 @@
+"""Picture: a run as a watcher sees it, from records, links and messages. Pure: time is a parameter."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2pavg.compact import CompactReport
+from p2pavg.identity import short_id
+from p2pavg.membership.peerinfo import PeerInfo
+from p2pavg.monitor import heard
+from p2pavg.monitor.heard import Status
+from p2pavg.monitor.shown import LinkShown, PeerShown, Shown
+from p2pavg.monitor.story import Story, text_of
+from p2pavg.prices import PriceTable, per_hour, per_million
+
+WINDOW_S = 30.0  # of epochs, over which rates are averaged
+MOST_REPORTS = 2000
+STALE_S = 2.5  # a member tells its status each second
+KEPT_S = 30.0  # how long a peer that is gone is shown
+CONFIRMED_S = 0.3  # what members tell so long after our link closed, they tell knowing of it
+FINDING_S = 3.0  # who comes into view so soon was there before
+EVENTS_SHOWN = 8
+
+
+@dataclass(slots=True)
+class _Seen:
+    info: PeerInfo | None = None
+    status: Status | None = None
+    heard_at: float = 0.0  # anything about it, by itself
+    status_at: float = float("-inf")
+    linked: bool = False
+    gone_at: float | None = None
+    silent: bool = False
+    reports: deque[CompactReport] = field(default_factory=lambda: deque(maxlen=MOST_REPORTS))
+    seconds: float = 0.0  # of the reports kept
+    reported_at: float = float("-inf")
+
+    def add(self, report: CompactReport, now: float) -> None:
+        if self.reports and self.reports[-1].epoch >= report.epoch:
+            return
+        self.reports.append(report)
+        self.seconds += report.seconds_total
+        self.reported_at = now
+        while self.seconds - self.reports[0].seconds_total >= WINDOW_S:
+            self.seconds -= self.reports.popleft().seconds_total
+
+
+class Picture:
+    """Fed by a watcher; `show` makes what is shown of it."""
+
+    def __init__(self, run_id: str, prices: PriceTable | None = None) -> None:
+        self.run_id = run_id
+        self.story = Story()
+        self._prices = prices
+        self._peers: dict[bytes, _Seen] = {}
+        self._found_at: float | None = None
+
+    # ------------------------------------------------------------------------------------ what is heard
+
+    def listed(self, peers: Mapping[bytes, PeerInfo], now: float) -> None:
+        """The records of the run now in view."""
+        for peer, info in peers.items():
+            if info.role != "trainer":
+                continue
+            seen = self._peers.get(peer)
+            if seen is None:
+                seen = self._peers[peer] = _Seen(heard_at=now)
+                if self._found_at is not None and now - self._found_at > FINDING_S:
+                    self.story.say(f"peer {short_id(peer)} joined in epoch {info.epoch}", now, info.epoch)
+            if seen.info != info:
+                seen.heard_at = now
+                if seen.gone_at is not None and (
+                    seen.info is None or info.incarnation > seen.info.incarnation
+                ):
+                    seen.gone_at = None
+            seen.info = info
+            report = CompactReport.decode(info.report) if info.report and not seen.linked else None
+            if report is not None:
+                seen.add(report, now)
+        for peer, seen in self._peers.items():
+            if peer not in peers and not seen.linked and seen.gone_at is None:
+                self._gone(peer, seen, "left the run", now)
+        if self._found_at is None and peers:
+            self._found_at = now
+
+    def linked(self, peer: bytes, now: float) -> None:
+        """A link to it is up."""
+        seen = self._peers.setdefault(peer, _Seen())
+        seen.linked, seen.gone_at, seen.silent, seen.heard_at = True, None, False, now
+
+    def unlinked(self, peer: bytes, reason: str, now: float) -> None:
+        """The link to it is gone."""
+        seen = self._peers.get(peer)
+        if seen is not None and seen.linked:
+            seen.linked = False
+            self._gone(peer, seen, reason, now)
+
+    def told(self, by: bytes, message: Mapping[str, Any], now: float) -> None:
+        """A member's message; what is malformed, or of an unknown kind, counts for nothing."""
+        seen = self._peers.get(by)
+        if seen is None:
+            return
+        match message.get("t"):
+            case "status":
+                status = heard.status(message)
+                if status is not None:
+                    seen.status, seen.status_at, seen.heard_at = status, now, now
+            case "report":
+                report = CompactReport.decode(message.get("report"))
+                if report is not None:
+                    seen.add(report, now)
+                    seen.heard_at = now
+            case "event":
+                event = heard.event(message)
+                if event is not None:
+                    self._event(by, event, now)
+
+    def _event(self, by: bytes, event: heard.Told, now: float) -> None:
+        about = None if event.peer is None else self._peers.get(event.peer)
+        if about is not None and event.kind in ("silent", "heard again"):
+            about.silent = event.kind == "silent"
+        if about is not None and event.peer is not None and event.kind == "down" and not about.linked:
+            about.gone_at = about.gone_at or now
+        self.story.told(by, event, now)
+
+    def _gone(self, peer: bytes, seen: _Seen, why: str, now: float) -> None:
+        seen.gone_at = now
+        self.story.gone(peer, self._epoch_of(seen), why, now)
+
+    # ----------------------------------------------------------------------------------- what is shown
+
+    def show(self, now: float) -> Shown:
+        """Everything, as of now."""
+        for peer in [p for p, s in self._peers.items() if s.gone_at is not None and now - s.gone_at > KEPT_S]:
+            del self._peers[peer]
+        states = {peer: self._state(peer, seen, now) for peer, seen in self._peers.items()}
+        here = {peer: self._peers[peer] for peer, state in states.items() if state not in ("gone", "silent")}
+        leader = self._leader(here, now)
+        epoch = max((self._epoch_of(seen) for seen in here.values()), default=0)
+        target = max((seen.status.target for seen in here.values() if seen.status is not None), default=0)
+        pace = self._pace(here, now)
+        live = sum(self._rate(seen) for seen in here.values())
+        samples = self._counted(here, leader, epoch, live, target, now)
+        dollars = self._dollars(here)
+        left = max(0.0, target - samples)
+        return Shown(
+            at=now,
+            run_id=self.run_id,
+            epoch=epoch,
+            target=target,
+            samples=samples,
+            eta_s=left / live if target and live > 0 else None,
+            samples_per_second=pace,
+            granularity=_granularity(here.values()),
+            dollars_per_hour=dollars,
+            dollars_per_million_samples=None if dollars is None else per_million(dollars / 3600, pace),
+            leader="" if leader is None else leader.hex(),
+            peers=tuple(
+                self._row(peer, seen, states[peer], now) for peer, seen in sorted(self._peers.items())
+            ),
+            links=tuple(self._links(here)),
+            events=tuple(
+                (line.number, now - line.at, text_of(line)) for line in list(self.story.lines)[-EVENTS_SHOWN:]
+            ),
+        )
+
+    def _state(self, peer: bytes, seen: _Seen, now: float) -> str:
+        if seen.gone_at is not None and not self._seen_by_others(peer, seen.gone_at + CONFIRMED_S):
+            return "gone"
+        if seen.silent or (seen.linked and seen.status is not None and now - seen.status_at > STALE_S):
+            return "silent"
+        if seen.status is not None and now - seen.status_at <= STALE_S:
+            return seen.status.state
+        return "no link"
+
+    def _seen_by_others(self, peer: bytes, since: float) -> bool:
+        """Whether a member that told its status since then has a link to the peer and hears it."""
+        return any(
+            other.status is not None
+            and other.status_at >= since
+            and other.gone_at is None
+            and any(row.peer == peer and not row.silent for row in other.status.peers)
+            for key, other in self._peers.items()
+            if key != peer
+        )
+
+    def _row(self, peer: bytes, seen: _Seen, state: str, now: float) -> PeerShown:
+        local = sum(report.local_samples for report in seen.reports)
+        last = seen.reports[-1] if seen.reports else None
+        sent = 0 if last is None else sum(last.sent.values())
+        return PeerShown(
+            peer=peer.hex(),
+            name=short_id(peer),
+            region=self._region(seen),
+            epoch=self._epoch_of(seen),
+            samples=seen.status.samples if seen.status is not None else 0,
+            samples_per_second=local / seen.seconds if seen.seconds > 0 else 0.0,
+            rate=self._rate(seen),
+            upload_bps=8 * sent / last.seconds_total if last is not None and last.seconds_total > 0 else 0.0,
+            state=state,
+            last_seen_s=max(0.0, now - seen.heard_at),
+        )
+
+    def _links(self, here: Mapping[bytes, _Seen]) -> list[LinkShown]:
+        return [
+            LinkShown(
+                peer.hex(),
+                link.peer.hex(),
+                str(link.distance),
+                link.rtt_s,
+                link.streams,
+                link.rate_bps,
+                link.bytes_sent,
+                link.bytes_received,
+            )
+            for peer, seen in sorted(here.items())
+            if seen.status is not None
+            for link in seen.status.links
+            if link.peer in self._peers
+        ]
+
+    def _leader(self, here: Mapping[bytes, _Seen], now: float) -> bytes | None:
+        """Whom most members that told lately follow."""
+        votes: dict[bytes, int] = {}
+        for seen in here.values():
+            if seen.status is not None and now - seen.status_at <= STALE_S and seen.status.leader:
+                votes[seen.status.leader] = votes.get(seen.status.leader, 0) + 1
+        return max(votes, key=lambda peer: (votes[peer], peer), default=None)
+
+    def _counted(
+        self,
+        here: Mapping[bytes, _Seen],
+        leader: bytes | None,
+        epoch: int,
+        live: float,
+        target: int,
+        now: float,
+    ) -> int:
+        """Samples of the epoch so far, moved on from when they were told."""
+        seen = None if leader is None else here.get(leader)
+        if seen is not None and seen.status is not None and seen.status.counted is not None:
+            counted, at = seen.status.counted, seen.status_at
+            if seen.status.epoch < epoch:
+                counted = 0
+        else:
+            told = [s for s in here.values() if s.status is not None and s.status.epoch == epoch]
+            counted = sum(s.status.samples for s in told if s.status is not None)
+            at = max((s.status_at for s in told), default=now)
+        return min(int(counted + live * min(now - at, STALE_S)), target) if target else counted
+
+    def _pace(self, here: Mapping[bytes, _Seen], now: float) -> float:
+        """The run's samples/s: those of the epochs of the peer that told most, over their wall clock."""
+        known = max(here.values(), key=lambda seen: (seen.seconds, seen.reported_at), default=None)
+        if known is None or known.seconds <= 0:
+            return sum(self._rate(seen) for seen in here.values())
+        longest = max(report.seconds_total for report in known.reports)
+        overdue = max(0.0, now - known.reported_at - 2 * longest)
+        return sum(report.samples for report in known.reports) / (known.seconds + overdue)
+
+    def _dollars(self, here: Mapping[bytes, _Seen]) -> float | None:
+        """Dollars per hour of all peers."""
+        if self._prices is None:
+            return None
+        total = 0.0
+        for seen in here.values():
+            region = self._region(seen)
+            if not seen.reports:
+                total += self._prices.hourly(region)
+                continue
+            spent = sum(self._prices.dollars(region, r.seconds_total, r.sent) for r in seen.reports)
+            total += per_hour(spent, seen.seconds)
+        return total
+
+    def _region(self, seen: _Seen) -> str:
+        if seen.status is not None:
+            return seen.status.region
+        return "" if seen.info is None else seen.info.region
+
+    def _rate(self, seen: _Seen) -> float:
+        if seen.status is not None:
+            return seen.status.rate
+        return 0.0 if seen.info is None else seen.info.samples_per_second
+
+    def _epoch_of(self, seen: _Seen) -> int:
+        told = 0 if seen.status is None else seen.status.epoch
+        reported = seen.reports[-1].epoch + 1 if seen.reports else 0
+        return max(told, reported, 0 if seen.info is None else seen.info.epoch)
+
+
+def _granularity(peers: Any) -> float | None:
+    last = [seen.reports[-1] for seen in peers if seen.reports]
+    calculation = sum(report.seconds_calculation for report in last)
+    communication = sum(
+        r.seconds_waiting + r.seconds_matchmaking + r.seconds_transfer + r.seconds_commit for r in last
+    )
+    return calculation / communication if communication > 0 else None

@@ -1,0 +1,103 @@
+"""What a monitor shows at one time: plain data, and its JSON and text. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+VERSION = 1
+BAR = 24
+
+
+@dataclass(frozen=True, slots=True)
+class PeerShown:
+    """One peer."""
+
+    peer: str  # hex
+    name: str
+    region: str
+    epoch: int
+    samples: int  # of the epoch so far
+    samples_per_second: float  # over whole epochs, communication included
+    rate: float  # samples per second while it computes
+    upload_bps: float  # over its last epoch
+    state: str  # computing, waiting, averaging, updating, downloading, silent, gone, no link
+    last_seen_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkShown:
+    """One link, as its first end measures it."""
+
+    peer: str
+    other: str
+    distance: str
+    rtt_s: float
+    streams: int
+    rate_bps: float
+    bytes_sent: int
+    bytes_received: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A run at one time. Seconds, bytes, bit/s; rates over the last epochs of about 30 seconds."""
+
+    at: float
+    run_id: str
+    epoch: int
+    target: int
+    samples: int
+    eta_s: float | None
+    samples_per_second: float
+    granularity: float | None
+    dollars_per_hour: float | None
+    dollars_per_million_samples: float | None
+    leader: str
+    peers: tuple[PeerShown, ...]
+    links: tuple[LinkShown, ...]
+    events: tuple[tuple[int, float, str], ...]  # (number, seconds ago, words), oldest first
+
+    def to_dict(self, at: float) -> dict[str, Any]:
+        """JSON data; at: time.time() now, as events are told by when they were."""
+        data = {"version": VERSION, **asdict(self), "at": at}
+        data["events"] = [
+            {"number": number, "at": at - ago, "words": words} for number, ago, words in self.events
+        ]
+        return data
+
+
+def run_line(shown: Shown) -> str:
+    """The run in one line."""
+    if not shown.peers:
+        return f"run {shown.run_id}: nobody is here yet"
+    parts = [f"run {shown.run_id}", f"epoch {shown.epoch}"]
+    if shown.target:
+        share = min(1.0, shown.samples / shown.target)
+        full = round(BAR * share)
+        parts.append(f"[{'#' * full}{'.' * (BAR - full)}] {shown.samples}/{shown.target}")
+    if shown.eta_s is not None:
+        parts.append(f"step in {duration(shown.eta_s)}")
+    parts.append(f"{shown.samples_per_second:.4g} samples/s")
+    if shown.granularity is not None:
+        parts.append(f"granularity {shown.granularity:.3g}")
+    if shown.dollars_per_hour is not None:
+        parts.append(f"$ {shown.dollars_per_hour:.2f}/h")
+        parts.append(f"$ {shown.dollars_per_million_samples or 0.0:.3g} per million samples")
+    here = sum(peer.state != "gone" for peer in shown.peers)
+    parts.append(f"{here} peer{'' if here == 1 else 's'}")
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words, short."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def rate(bps: float) -> str:
+    """Bit/s in words."""
+    return f"{bps / 1e9:.2f} Gb/s" if bps >= 1e9 else f"{bps / 1e6:.1f} Mb/s"

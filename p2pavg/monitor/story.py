@@ -1,0 +1,119 @@
+"""Story: what happened in a run, as sentences. Several members tell the same; it is said once. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from p2pavg.identity import short_id
+from p2pavg.monitor.heard import Told
+
+SAME_S = 10.0  # who tells the same within so long tells of the same event
+LINES = 200
+LEFT = "left the run"
+FAILED = frozenset({"excluded", "aborted"})  # what an attempt ends with that came to nothing
+BREAKS = FAILED | {"down", "silent"}
+
+
+@dataclass(slots=True)
+class Line:
+    """One sentence. number: in order of the story."""
+
+    at: float  # seconds, on the caller's clock
+    text: str
+    epoch: int
+    number: int
+    broken: str = ""  # the kind of event, when the round has to do without somebody
+    went_on: int = 0  # with so many
+
+
+class Story:
+    """The last sentences."""
+
+    def __init__(self) -> None:
+        self.lines: deque[Line] = deque(maxlen=LINES)
+        self._said: dict[tuple[object, ...], float] = {}
+        self._number = 0
+        self._leader: bytes | None = None
+
+    def told(self, by: bytes, event: Told, now: float) -> None:
+        """A member told of an event."""
+        if event.kind == "begun":
+            self._begun(event)
+            return
+        if event.kind == "leader":
+            self._led(event, now)
+            return
+        text = sentence(by, event)
+        subject = by if event.kind in ("heal", "healed") else event.peer
+        if text and self._is_new((event.kind, subject, event.epoch), now):
+            self.say(text, now, event.epoch, event.kind if event.kind in BREAKS else "")
+
+    def say(self, text: str, now: float, epoch: int, broken: str = "") -> None:
+        """Add a sentence."""
+        self._number += 1
+        self.lines.append(Line(now, text, epoch, self._number, broken))
+
+    def gone(self, peer: bytes, epoch: int, why: str, now: float) -> None:
+        """The watcher itself sees that a peer is gone."""
+        self.told(peer, Told("down", epoch, peer, why, 0, False), now)
+
+    def _is_new(self, key: tuple[object, ...], now: float) -> bool:
+        kind, subject, epoch = key
+        assert isinstance(epoch, int)
+        near = [(kind, subject, epoch + step) for step in (-1, 0, 1)]  # who tells may be an epoch behind
+        before = max((self._said.get(other, float("-inf")) for other in near), default=float("-inf"))
+        self._said[key] = now
+        if len(self._said) > 4 * LINES:
+            self._said = {other: at for other, at in self._said.items() if now - at < SAME_S}
+        return now - before >= SAME_S
+
+    def _begun(self, event: Told) -> None:
+        """A round began: if somebody was lost in this epoch, it goes on without."""
+        for line in reversed(self.lines):
+            if line.epoch == event.epoch and line.broken:
+                line.went_on = event.number
+                return
+
+    def _led(self, event: Told, now: float) -> None:
+        if event.peer is None or event.peer == self._leader:
+            return
+        before, self._leader = self._leader, event.peer
+        if before is not None and self._is_new(("leader", event.peer, event.epoch), now):
+            self.say(f"peer {short_id(event.peer)} leads from epoch {event.epoch}", now, event.epoch)
+
+
+def text_of(line: Line) -> str:
+    """The whole sentence."""
+    if not line.went_on:
+        return line.text
+    how = "retried" if line.broken in FAILED else "held"
+    return f"{line.text}; round {how} with {line.went_on}"
+
+
+def sentence(by: bytes, event: Told) -> str:
+    """An event in words; empty when it is not worth any."""
+    name = "" if event.peer is None else f"peer {short_id(event.peer)}"
+    why = f" ({event.why})" if event.why else ""
+    match event.kind:
+        case "down" if event.why == LEFT:
+            return f"{name} left in epoch {event.epoch}"
+        case "down":
+            return f"{name} was lost in epoch {event.epoch}{why}"
+        case "silent":
+            return f"{name} fell silent in epoch {event.epoch}{why}"
+        case "heard again":
+            return f"{name} is heard again in epoch {event.epoch}"
+        case "excluded":
+            return f"{name} is left out of epoch {event.epoch}{why}"
+        case "readmitted":
+            return f"{name} takes part in epoch {event.epoch} again"
+        case "aborted" if event.final:
+            return f"epoch {event.epoch} has no average{why}; training goes on"
+        case "aborted":
+            return f"an attempt of epoch {event.epoch} failed{why}"
+        case "heal":
+            return f"peer {short_id(by)} downloads the state of epoch {event.number}{why}"
+        case "healed":
+            return f"peer {short_id(by)} has the state of epoch {event.epoch}"
+    return ""

@@ -1,0 +1,170 @@
+"""Watcher: looks on at a run over links without data streams. It contributes nothing, and nobody lists it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from p2pavg.credentials import Credentials
+from p2pavg.errors import ConfigurationError, CredentialError, IncompatiblePeerError, P2PAvgError
+from p2pavg.identity import Identity, short_id
+from p2pavg.membership import DHT, PeerInfo, View
+from p2pavg.membership.address import parse_host_port
+from p2pavg.monitor.picture import Picture
+from p2pavg.rounds.watching import WATCH
+from p2pavg.transport.endpoint import Endpoint
+from p2pavg.transport.link import Link, Message
+from p2pavg.transport.python_engine import PythonEngine
+
+logger = logging.getLogger("p2pavg.monitor")
+
+MOST_LINKS = 32
+DIAL_TIMEOUT_S = 5.0
+DIAL_BACKOFF_S = (0.2, 5.0)
+
+
+class _NoEngineEvents:
+    """Without data streams an engine has nothing to tell."""
+
+    def stream_closed(self, link: int, stream: int, reason: str) -> None: ...
+
+    def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None: ...
+
+    def job_refused(self, transfer: int, rank: int, why: str) -> None: ...
+
+    def blob_chunk(self, transfer: int, chunk: int) -> None: ...
+
+    def blob_sent(self, link: int, transfer: int, chunk: int) -> None: ...
+
+
+class Watcher:
+    """Feeds a picture. Runs on the current event loop."""
+
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
+        self._dialling: dict[bytes, asyncio.Task[None]] = {}
+        self._refused: dict[bytes, P2PAvgError] = {}
+        self._closed = False
+
+    async def start(self, initial_peers: Sequence[str], credentials: Credentials | None) -> None:
+        """Find the run. Raises UnreachableError when none of initial_peers answers, CredentialError."""
+        if not initial_peers:
+            raise ConfigurationError("no way into the swarm; name any member with --initial-peers host:port")
+        run_id = self.picture.run_id
+        if credentials is not None and credentials.run_id != run_id:
+            raise CredentialError(f"these credentials are for run {credentials.run_id!r}, not {run_id!r}")
+        identity = Identity.generate() if credentials is None else credentials.identity
+        self._engine = PythonEngine(_NoEngineEvents())
+        self._endpoint = await Endpoint.start(
+            identity,
+            run_id=run_id,
+            listen_host="127.0.0.1",
+            listen_port=0,
+            port_is_default=False,
+            engine=self._engine,
+            hello={"schema": b"", "role": "watcher", "client_only": True, "data": False},
+            streams=1,
+            events=self,
+            credentials=credentials,
+        )
+        try:
+            self._dht = await DHT.start(
+                identity, host="0.0.0.0", port=0, initial_peers=initial_peers, client_only=True
+            )
+        except BaseException:
+            await self._endpoint.close()
+            self._engine.close()
+            raise
+        run_key = None if credentials is None else credentials.key_for(b"table")
+        self._view = View(self._dht, run_id, run_key=run_key)
+        self._view.on_change = self._changed
+        await self._view.refresh_now()
+        self._changed()
+        if not self._view.peers:
+            await self._ask(initial_peers)
+
+    async def _ask(self, initial_peers: Sequence[str]) -> None:
+        """Nobody of the run is in view: perhaps because it is closed, or we are the ones with credentials."""
+        for address in initial_peers:
+            host, port = parse_host_port(address)
+            try:
+                await self._endpoint.connect(host, port, timeout=DIAL_TIMEOUT_S)
+            except CredentialError:
+                await self.close()
+                raise
+            except (P2PAvgError, OSError, TimeoutError) as error:
+                logger.debug("%s is no member of this run: %s", address, error)
+
+    async def close(self) -> None:
+        """Look on no more. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._dialling.values():
+            task.cancel()
+        self._view.close()
+        await self._endpoint.close()
+        await self._dht.stop()
+        self._engine.close()
+
+    def refusal(self) -> P2PAvgError | None:
+        """Why no member wants to be watched, when that is so."""
+        if self._endpoint.links or not self._refused or not self._refused.keys() >= self._view.peers.keys():
+            return None
+        return next(iter(self._refused.values()))
+
+    # ------------------------------------------------------------------------------- members come and go
+
+    def _changed(self) -> None:
+        self.picture.listed(self._view.peers, time.monotonic())
+        for peer, info in self._view.peers.items():
+            if info.client_only or info.role != "trainer" or peer in self._refused:
+                continue
+            room = len(self._endpoint.links) + len(self._dialling) < MOST_LINKS
+            if room and peer not in self._endpoint.links and peer not in self._dialling and not self._closed:
+                self._dialling[peer] = asyncio.get_running_loop().create_task(self._dial(peer))
+
+    async def _dial(self, peer: bytes) -> None:
+        pause, most = DIAL_BACKOFF_S
+        try:
+            while peer not in self._endpoint.links:
+                info = self._view.peers.get(peer)
+                if info is None or await self._linked(peer, info):
+                    return
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, most)
+        finally:
+            self._dialling.pop(peer, None)
+
+    async def _linked(self, peer: bytes, info: PeerInfo) -> bool:
+        """Try its addresses. True: there is no more to try."""
+        for host, port in info.addresses:
+            try:
+                await self._endpoint.connect(host, port, expect=peer, timeout=DIAL_TIMEOUT_S)
+                return True
+            except (IncompatiblePeerError, CredentialError, ConfigurationError) as error:
+                self._refused[peer] = error
+                return True
+            except (P2PAvgError, OSError, TimeoutError) as error:
+                logger.debug("no link to %s at %s:%d: %s", short_id(peer), host, port, error)
+        return False
+
+    # ------------------------------------------------------------------------------------ EndpointEvents
+
+    def link_up(self, link: Link) -> None:
+        """Ask to be told."""
+        self._view.report_alive(link.peer_id)
+        self.picture.linked(link.peer_id, time.monotonic())
+        link.send({"t": WATCH})
+
+    def link_down(self, link: Link, reason: str) -> None:
+        """It died, left, or cannot be reached."""
+        self._view.report_dead(link.peer_id)
+        self.picture.unlinked(link.peer_id, reason, time.monotonic())
+        self._changed()
+
+    def message(self, link: Link, message: Message) -> None:
+        """What a member tells; whatever else it says is not for us."""
+        self.picture.told(link.peer_id, message, time.monotonic())
