@@ -416,12 +416,12 @@ class Place:
     def blob_chunk(self, transfer: int, chunk: int) -> None:
         """Engine event."""
         if self.driver is not None:
-            self.driver.exchange.downloader.chunk(transfer, chunk)
+            self.driver.blob_chunk(transfer, chunk)
 
     def blob_sent(self, link: int, transfer: int, chunk: int) -> None:
         """Engine event."""
         if self.driver is not None:
-            self.driver.exchange.donor.sent(link, transfer)
+            self.driver.blob_sent(link, transfer)
 
     def _trains(self, link: Link) -> bool:
         return link.hello.get("role") in (ev.Role.TRAINER.value, ev.Role.JOINER.value)
@@ -434,9 +434,9 @@ class Place:
             return
         driver = self.driver
         if driver is not None:
-            driver.feed(ev.Leave())
+            driver.feed(ev.Leave(notice_s))
             try:
-                await asyncio.wait_for(driver.left.wait(), notice_s)
+                await asyncio.wait_for(driver.farewell.left.wait(), notice_s)
             except TimeoutError:
                 logger.info("left the run in the middle of a round")
         self._closed = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -87,6 +88,15 @@ def check_clipping(max_grad_norm: object) -> None:
     number = isinstance(max_grad_norm, int | float) and not isinstance(max_grad_norm, bool)
     if not number or not max_grad_norm > 0:  # type: ignore[operator]
         raise ConfigurationError(f"max_grad_norm must be a number above 0, or None, not {max_grad_norm!r}")
+
+
+def check_notice(leave_notice_s: object) -> None:
+    """Raises ConfigurationError unless it is a number of seconds, 0 or more."""
+    number = isinstance(leave_notice_s, int | float) and not isinstance(leave_notice_s, bool)
+    if not number or not 0 <= leave_notice_s < math.inf:  # type: ignore[operator]
+        raise ConfigurationError(
+            f"leave_notice_s must be a number of seconds, 0 or more, not {leave_notice_s!r}"
+        )
 
 
 def check_built(**options: tuple[object, object]) -> None:

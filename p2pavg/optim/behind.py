@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
@@ -16,7 +17,7 @@ from p2pavg.optim.masters import Masters
 from p2pavg.optim.store import F32
 from p2pavg.optim.update import NOTHING, Shared
 from p2pavg.optim.vectors import clip_norm
-from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome
+from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome
 
 
 class BehindUpdate:
@@ -48,6 +49,7 @@ class BehindUpdate:
         self._moved: F32 | None = None  # by how much the last average moved the buffers
         self._scale = 1.0  # loss scale of the sums under way
         self._waiting_since: float | None = None
+        self._arrive: Callable[[Contribution], Outcome] = shared.training.arrive
 
     @property
     def epoch(self) -> int:
@@ -82,6 +84,16 @@ class BehindUpdate:
     def settle(self) -> None:
         if self._job is not None:
             self._finish()
+
+    def leave(self, notice_s: float) -> None:
+        deadline = time.monotonic() + notice_s
+        training = self._shared.training
+        self._arrive = lambda what: training.leave(what, max(0.0, deadline - time.monotonic()))
+        self.settle()
+        while True:
+            self._hand_in()
+            if not isinstance(self._finish(), Average | Inheritance):
+                return
 
     def close(self) -> None:
         if self._job is not None:
@@ -135,6 +147,8 @@ class BehindUpdate:
         else:
             if taken is not None and not (isinstance(outcome, Average) and not outcome.late):
                 self._merge(taken)
+            if isinstance(outcome, Inheritance):
+                shared.inherit(outcome)
             if isinstance(outcome, Average):
                 self._masters.publish()
                 assert self._moved is not None
@@ -149,7 +163,7 @@ class BehindUpdate:
 
     def _round(self, contribution: Contribution, taken: Taken | None) -> Outcome:
         shared = self._shared
-        outcome = shared.training.arrive(contribution)
+        outcome = self._arrive(contribution)
         if not isinstance(outcome, Average):
             return outcome
         begun = time.perf_counter()

@@ -284,6 +284,17 @@ class FlatGradients:
                 self._seen[index] = max(self._seen[index], self._cleared)
         self.recycle(taken)
 
+    def add(self, vector: F32, factor: float) -> None:
+        """Add another peer's sums: `vector` as from `total`, times `factor`. Extra elements stay out."""
+        self.repair()
+        source = torch.from_numpy(vector)
+        for index, (offset, size) in enumerate(zip(self.layout.offsets, self.layout.sizes, strict=True)):
+            if vector[self.layout.marks + index] == 0:
+                continue
+            sums = self._store.slice(index)
+            sums.add_(source[offset : offset + size].to(sums.device, sums.dtype), alpha=factor)
+            self._seen[index] = max(self._seen[index], self._cleared)
+
     def recycle(self, taken: Taken) -> None:
         """Keep the memory of sums that were averaged. May run on another thread."""
         taken.store.zero()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -13,9 +14,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from p2pavg.errors import ClosedError, ConfigurationError
+from p2pavg.errors import ClosedError, ConfigurationError, P2PAvgError
 from p2pavg.membership import PeerInfo
-from p2pavg.optim import arguments
+from p2pavg.optim import arguments, sigterm
 from p2pavg.optim.behind import BehindUpdate
 from p2pavg.optim.buffers import AveragedBuffers
 from p2pavg.optim.flat import FlatGradients
@@ -59,7 +60,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     region: where this peer is, for people and plans.
     credentials: file or string of the run's credentials; None: from P2PAVG_CREDENTIALS, or else an open run.
     buffers: "average": floating-point buffers of the model (BatchNorm statistics) are averaged every epoch.
-    resync_epochs, max_upload_mbps, checkpoint_dir, checkpoint_epochs, leave_notice_s: not built yet; refused.
+    resync_epochs, max_upload_mbps, checkpoint_dir, checkpoint_epochs: not built yet; refused.
+    leave_notice_s: how long it may take, after close() or SIGTERM, to hand over what was accumulated.
     on_round: called with each RoundReport.
     model: the module whose buffers belong to the state; None: found through the parameters it owns.
 
@@ -106,17 +108,18 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         arguments.check_scheduler(scheduler, optimizer)
         arguments.check_reduction(loss_reduction)
         arguments.check_clipping(max_grad_norm)
+        arguments.check_notice(leave_notice_s)
         arguments.check_built(
             resync_epochs=(resync_epochs, None),
             buffers=(buffers, "average"),
             max_upload_mbps=(max_upload_mbps, None),
             checkpoint_dir=(checkpoint_dir, None),
             checkpoint_epochs=(checkpoint_epochs, None),
-            leave_notice_s=(leave_notice_s, 30),
         )
         super().__init__([{"params": parameters_of(optimizer)}], {})
         self.inner = optimizer
         self._closed = False
+        self._leave_notice_s = leave_notice_s
         self._warned = False
         self._scheduler = scheduler
         self._microbatches = Microbatches(target_batch_size, batch_size_per_step, loss_reduction)
@@ -153,8 +156,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         try:
             self._join()
         except BaseException:
-            self.close()
+            self.close(0.0)
             raise
+        sigterm.watch(self, leave_notice_s)
 
     def _join(self) -> None:
         """Enter the run, and load the swarm's state when it has gone on without us."""
@@ -168,6 +172,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 initial_digest=self._state.initial_digest(),
                 compression=self._compression,
                 state=self._state,
+                inherits=True,
                 describe=self._describe(),
             )
         )
@@ -231,6 +236,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         self._update.count(samples, drop="the GradScaler found inf" if bad else "")
         for after in self._optimizer_step_post_hooks.values():
             after(self, (closure, batch_size), {})
+        if sigterm.asked():
+            sigterm.obey()
         return loss
 
     def _follow_model(self) -> None:
@@ -349,11 +356,18 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         """What the last round measured."""
         return self._training.last_report
 
-    def close(self) -> None:
-        """Leave the swarm. The model's parameters become ordinary ones, without gradients."""
+    def close(self, notice_s: float | None = None) -> None:
+        """Leave the swarm. The model's parameters become ordinary ones, without gradients.
+
+        What this peer accumulated goes to one that stays, if that takes at most `notice_s` seconds (None:
+        leave_notice_s; 0: it is dropped); otherwise the last report names it as discarded.
+        """
         if self._closed:
             return
         self._closed = True
+        sigterm.forget(self)
+        if hasattr(self, "_update"):
+            self._hand_over(self._leave_notice_s if notice_s is None else notice_s)
         if hasattr(self, "peer"):
             self.peer.close()
         if hasattr(self, "_update"):
@@ -362,10 +376,19 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             self._masters.restore()
         self._flat.close()
 
+    def _hand_over(self, notice_s: float) -> None:
+        if self._flat.pending:
+            self._update.settle()
+            self._training.discard("closed between backward() and step()")
+            self._flat.clear()
+        if notice_s > 0:
+            with suppress(P2PAvgError):
+                self._update.leave(notice_s)
+
     def __enter__(self) -> CollaborativeOptimizer:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(None if error is None else 0.0)  # an exception may have struck in the middle of a step

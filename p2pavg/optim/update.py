@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -16,7 +18,8 @@ from p2pavg.optim.loss_scale import LossScale
 from p2pavg.optim.microbatches import Microbatches
 from p2pavg.optim.state import TrainingState
 from p2pavg.optim.store import F32
-from p2pavg.rounds.training import Average, Contribution, Heal, State, Training
+from p2pavg.optim.vectors import all_finite
+from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, Outcome, State, Training
 
 log = logging.getLogger("p2pavg.optim")
 
@@ -46,6 +49,16 @@ class Shared:
         self.state.load(state.meta, state.buffers)
         self.buffers.restore()
         self.flat.clear()
+
+    def inherit(self, inheritance: Inheritance) -> None:
+        """Add the sums of a peer that left to ours."""
+        vector = np.empty(self.flat.layout.numel, dtype=np.float32)
+        inheritance.result.decode_into(vector)
+        if not all_finite(vector):
+            log.warning("a peer that left gave a gradient that is not finite; it is not used")
+            return
+        self.flat.add(vector, 1.0 / self.factor(inheritance.samples))
+        self.training.inherited(inheritance.samples)
 
     def drop(self, why: str) -> None:
         """Drop this peer's sums and samples; the next report names them."""
@@ -84,6 +97,9 @@ class Update(Protocol):
     def settle(self) -> None:
         """Wait for what is under way."""
 
+    def leave(self, notice_s: float) -> None:
+        """Hand over what was accumulated. Nothing may be counted afterwards."""
+
     def close(self) -> None:
         """The peer was closed: leave model and optimizer consistent."""
 
@@ -113,15 +129,24 @@ class WaitingUpdate:
     def settle(self) -> None:
         """Nothing is ever under way."""
 
+    def leave(self, notice_s: float) -> None:
+        deadline = time.monotonic() + notice_s
+        training = self._shared.training
+        while self._arrive(lambda what: training.leave(what, max(0.0, deadline - time.monotonic()))):
+            pass
+
     def close(self) -> None:
         """Nothing to do."""
 
-    def _arrive(self) -> bool:
+    def _arrive(self, arrive: Callable[[Contribution], Outcome] | None = None) -> bool:
         """Hand in what was accumulated and do what the swarm decided. True: a new epoch began."""
         shared = self._shared
         contribution = self._contribution()
         self._handed = contribution.samples > 0
-        outcome = shared.training.arrive(contribution)
+        outcome = (arrive or shared.training.arrive)(contribution)
+        if isinstance(outcome, Inheritance):
+            shared.inherit(outcome)
+            return self._arrive(arrive)
         begun = time.perf_counter()
         if isinstance(outcome, Average):
             with shared.training.applying():

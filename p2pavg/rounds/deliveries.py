@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.session import Session
-from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome, State
+from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome, State
 
 Given = tuple[Outcome, ev.Commit | None]
 
@@ -24,6 +24,7 @@ class Deliveries:
         self.contribution: Contribution | None = None  # of the training thread that waits
         self._queue: deque[Given] = deque()
         self._applying: Given | None = None
+        self._inherited: deque[Inheritance] = deque()
         self.downloading = False
         self.stopping = False  # the training thread is wanted at its next boundary
 
@@ -51,6 +52,25 @@ class Deliveries:
     def drop_states(self) -> None:
         """A newer one is on its way."""
         self._queue = deque(given for given in self._queue if not isinstance(given[0], Heal))
+
+    def put_inheritance(self, inheritance: Inheritance) -> None:
+        """It is given when the training thread comes to a boundary: no round has its sums then."""
+        self._inherited.append(inheritance)
+
+    def drop_inheritances(self) -> int:
+        """They belong to what is given up; how many samples."""
+        samples = sum(inheritance.samples for inheritance in self._inherited)
+        self._inherited.clear()
+        return samples
+
+    def give_inheritance(self) -> bool:
+        """Answer the training thread, which has just arrived, with what others left to it."""
+        answer = self._answer
+        if answer is None or self._applying is not None or not self._inherited or self.downloading:
+            return False
+        self._answer = self.contribution = None
+        answer.set_result(self._inherited.popleft())
+        return True
 
     def give(self) -> bool:
         """Answer the waiting training thread with what is next, if it may have it."""
@@ -93,4 +113,6 @@ class Deliveries:
 
     def refresh_attention(self) -> None:
         """Whether the training thread has to come to a boundary."""
-        self._session.attention = self.stopping or bool(self._queue) or self.downloading
+        self._session.attention = (
+            self.stopping or bool(self._queue) or bool(self._inherited) or self.downloading
+        )

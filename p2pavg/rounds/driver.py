@@ -21,18 +21,20 @@ from p2pavg.allreduce.jobs import Jobs, NoLinkError
 from p2pavg.errors import ClosedError, ProtocolError, StateError
 from p2pavg.identity import Identity, short_id
 from p2pavg.report import RoundReport
+from p2pavg.rounds import bequest, messages
 from p2pavg.rounds import events as ev
-from p2pavg.rounds import messages
+from p2pavg.rounds.bequest import Bequests
 from p2pavg.rounds.deliveries import Deliveries
 from p2pavg.rounds.donor import Donor
 from p2pavg.rounds.downloader import Downloader
 from p2pavg.rounds.exchange import KINDS, StateExchange
+from p2pavg.rounds.farewell import Farewell
 from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.pulse import Pulse
 from p2pavg.rounds.recorder import Recorder
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.supply import Supply
-from p2pavg.rounds.training import Average, Contribution, Heal, Outcome, TrainingSpec
+from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome, TrainingSpec
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.link import Link
 
@@ -85,7 +87,15 @@ class Driver:
         self._dropped = 0  # samples that the training thread had when it loaded a state
         donor = Donor(peer.engine, spec.state, session.applying, lambda: session.standing, peer.identity.sign)
         self.exchange = StateExchange(donor, Downloader(peer.engine), peer.links, self._history)
-        self.left = asyncio.Event()
+        self.bequests = Bequests(
+            peer.engine,
+            peer.links,
+            codecs.get(spec.compression),
+            spec.numel,
+            lambda epoch, lineage: spec.inherits and machine.has_been_at(epoch, lineage),
+            self._inherit,
+        )
+        self.farewell = Farewell(session, self._deliveries, self.bequests, self._pulse, self.feed)
         self._closed = False
         session.standing = session.next_standing = (machine.epoch, machine.lineage)
 
@@ -101,7 +111,9 @@ class Driver:
                 handle.cancel()
         if self._healing is not None:
             self._healing.cancel()
+        self.farewell.close()
         self.exchange.close()
+        self.bequests.close()
         self._jobs.cancel_all()
 
     @property
@@ -138,7 +150,7 @@ class Driver:
         deliveries = self._deliveries
         deliveries.wait(contribution, answer)
         self.recorder.arrived(time.monotonic())
-        if self._give_next():
+        if self._give_next() or deliveries.give_inheritance():
             return
         self.feed(self._local(at_boundary=True))
         idle = contribution.samples == 0 and not deliveries.stopping and self.machine.role is ev.Role.TRAINER
@@ -149,6 +161,30 @@ class Driver:
         """The training thread waits no longer, if its contribution is not in use."""
         if self._deliveries.waits_with(answer) and not self._jobs.running():
             self._resume()
+
+    def leaving(self, contribution: Contribution, notice_s: float, answer: Future[Outcome]) -> None:
+        """The training thread waits at its last boundary."""
+        if self._closed:
+            answer.set_result(KeepGoing())
+            return
+        self.farewell.arrived(contribution, notice_s, answer, lambda: self._local(at_boundary=True))
+
+    def _inherit(self, inheritance: Inheritance) -> None:
+        self._deliveries.put_inheritance(inheritance)
+        self._deliveries.refresh_attention()
+
+    def _has_left(self) -> None:
+        """Nothing more to do in the rounds: name what is lost, and let the training thread go."""
+        inherited = self._deliveries.drop_inheritances()
+        if inherited:
+            self._discarded.append((inherited, "left"))
+        if self._discarded:
+            self._session.left(
+                self.recorder.left(self.machine.epoch, self.machine.lineage, tuple(self._discarded))
+            )
+            self._discarded.clear()
+        self.farewell.left.set()
+        self._resume()
 
     def applied(
         self,
@@ -173,6 +209,9 @@ class Driver:
             self.feed(ev.Applied(commit.ballot.epoch + 1, commit.lineage))
         elif isinstance(outcome, Heal):
             self.recorder.healed(time.monotonic())
+            inherited = self._deliveries.drop_inheritances()
+            if inherited:
+                self._discarded.append((inherited, "healed"))
             state, dropped = outcome.state, self._dropped
             self._dropped = 0
             self.feed(ev.Healed(state.epoch, state.lineage, self._healed, dropped))
@@ -270,6 +309,7 @@ class Driver:
     def link_down(self, link: Link, reason: str) -> None:
         """A link is gone."""
         self.exchange.donor.done(link.id)
+        self.bequests.link_down(link.id)
         self.feed(ev.PeerDown(link.peer_id, reason))
 
     def message(self, link: Link, message: dict[str, Any]) -> None:
@@ -279,6 +319,8 @@ class Driver:
             self.feed(ev.Received(link.peer_id, messages.from_dict(message)))
         elif kind in KINDS:
             self.exchange.message(link, message)
+        elif kind in bequest.KINDS:
+            self.bequests.message(link, message)
         else:
             raise ProtocolError("a control message is of an unknown type; the sender runs another version")
 
@@ -288,6 +330,16 @@ class Driver:
             self.recorder.moved(self._jobs.progress(transfer))
         self._feed_job(transfer)
         self.feed(ev.JobDone(transfer, digests))
+
+    def blob_chunk(self, transfer: int, chunk: int) -> None:
+        """Engine event."""
+        if not self.bequests.chunk(transfer):
+            self.exchange.downloader.chunk(transfer, chunk)
+
+    def blob_sent(self, link: int, transfer: int) -> None:
+        """Engine event."""
+        self.bequests.sent(link, transfer)
+        self.exchange.donor.sent(link, transfer)
 
     def job_refused(self, transfer: int, rank: int, why: str) -> None:
         """Engine event."""
@@ -335,8 +387,10 @@ class Driver:
                 logger.info("peer %s failed this round: %s", short_id(peer), why)
             case ev.Discarded(samples, why):
                 self._discarded.append((samples, why))
+            case ev.Bequeath():
+                self.farewell.bequeath(action)
             case ev.Left():
-                self.left.set()
+                self._has_left()
             case ev.Trace(kind, fields):
                 self.recorder.trace(kind, fields, time.monotonic())
 
@@ -391,6 +445,8 @@ class Driver:
         return given
 
     def _resume(self) -> None:
+        if self.farewell.waiting:
+            return
         if self._deliveries.resume():
             self.recorder.resumed(time.monotonic())
             self._events.append(self._local(at_boundary=False))

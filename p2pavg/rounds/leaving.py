@@ -69,12 +69,13 @@ class Departure:
             self._go()
 
     def _heirs(self) -> tuple[PeerId, ...]:
-        """Who stands where we stand, the nearest first."""
+        """Who stands where we stand, the nearest first; then those who may have gone on from here."""
         core = self.core
         if core.role is not Role.TRAINER or core.joining is not None:
             return ()
-        there = [facts for facts in core.view.trainers() if core.stands_here(facts)]
-        there.sort(key=lambda facts: (facts.pending, core.deadlines.rtt(facts.peer), facts.peer))
+        here = core.stands_here
+        there = [facts for facts in core.view.trainers() if here(facts) or facts.epoch > core.epoch]
+        there.sort(key=lambda f: (not here(f), f.pending, core.deadlines.rtt(f.peer), f.peer))
         return tuple(facts.peer for facts in there[:MOST_HEIRS])
 
     def _go(self) -> None:

@@ -128,6 +128,40 @@ class Recorder:
         self._seen = (now, 0, self._seen[2])
         self._new_epoch(now)
 
+    def left(self, epoch: int, lineage: bytes, discarded: tuple[tuple[int, str], ...]) -> RoundReport:
+        """The last report of a peer that leaves: nothing was averaged, and these samples are lost."""
+        total = time.monotonic() - self._epoch_start
+        report = RoundReport(
+            run_id=self._run_id,
+            peer=self._me.hex(),
+            epoch=epoch,
+            attempts=0,
+            leader="",
+            lineage=lineage.hex(),
+            members=(),
+            samples=0,
+            local_samples=0,
+            samples_discarded=sum(samples for samples, _ in discarded),
+            discarded_why=tuple(why for _, why in discarded),
+            failed_members=(),
+            causes=tuple(self._causes),
+            seconds_calculation=total,
+            seconds_waiting=0.0,
+            seconds_matchmaking=0.0,
+            seconds_transfer=0.0,
+            seconds_commit=0.0,
+            seconds_update=0.0,
+            seconds_total=total,
+            bytes_sent=0,
+            bytes_received=0,
+            codec=self._codec,
+            finished_at=time.time(),
+            discarded_samples=tuple(samples for samples, _ in discarded),
+            region=self._region,
+        )
+        self._publish(report)
+        return report
+
     def _new_epoch(self, now: float) -> None:
         self._epoch_start = now
         self._arrived_at = None

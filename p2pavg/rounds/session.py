@@ -15,7 +15,7 @@ from typing import Protocol
 
 from p2pavg.errors import ClosedError
 from p2pavg.report import RoundReport
-from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome
+from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome
 
 REPORT_INTERVAL_S = 0.02  # how often count() may wake the loop thread, and only when the target is near
 NEAR_S = 0.5  # the target is near when it is reached this soon; before, the loop's own beat reads the count
@@ -30,6 +30,8 @@ class LoopSide(Protocol):
     def arrived(self, contribution: Contribution, answer: Future[Outcome]) -> None: ...
 
     def withdrawn(self, answer: Future[Outcome]) -> None: ...
+
+    def leaving(self, contribution: Contribution, notice_s: float, answer: Future[Outcome]) -> None: ...
 
     def applied(
         self,
@@ -118,12 +120,35 @@ class Session:
         self.at_boundary = True
         try:
             self._post("arrived", contribution, answer)
-            outcome = self._outcome(answer, timeout)
+            return self._given(contribution, self._outcome(answer, timeout))
         finally:
             self.at_boundary = False
+
+    def _given(self, contribution: Contribution, outcome: Outcome) -> Outcome:
         self._contributed = contribution.samples
-        self._pending = None if isinstance(outcome, KeepGoing) else outcome
+        self._pending = None if isinstance(outcome, KeepGoing | Inheritance) else outcome
         return outcome
+
+    def leave(self, contribution: Contribution, notice_s: float) -> Outcome:
+        """Hand over what was accumulated, within `notice_s` seconds. KeepGoing: it is over, either way.
+
+        An Average or an Inheritance that comes instead is to be applied, and `leave` called again.
+        """
+        if self._failure is not None:
+            raise self._failure
+        answer: Future[Outcome] = Future()
+        self.at_boundary = True
+        try:
+            self._post("leaving", contribution, notice_s, answer)
+            return self._given(contribution, answer.result(notice_s + REPORT_TIMEOUT_S))
+        except TimeoutError:
+            return KeepGoing()
+        finally:
+            self.at_boundary = False
+
+    def inherited(self, samples: int) -> None:
+        """Another peer's sums are in ours."""
+        self._samples += samples
 
     def _outcome(self, answer: Future[Outcome], timeout: float | None) -> Outcome:
         try:
@@ -183,6 +208,10 @@ class Session:
         """
         self._target = target
         self.stop_at = math.inf if others is None else max(1, target - others)
+
+    def left(self, report: RoundReport) -> None:
+        """The last report: what was lost by leaving."""
+        self._recorded, self._last_report = None, report
 
     def fail(self, error: BaseException) -> None:
         """Every later `arrive` raises `error`."""

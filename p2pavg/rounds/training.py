@@ -139,7 +139,18 @@ class Heal:
     state: State
 
 
-Outcome = KeepGoing | Average | Heal
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """A peer that leaves gave what it accumulated to this one: add `result * samples` to the own sums.
+
+    Then call `Training.inherited(samples)`, and `arrive` again.
+    """
+
+    samples: int
+    result: EncodedResult  # the mean over its samples
+
+
+Outcome = KeepGoing | Average | Heal | Inheritance
 
 
 class Training(Protocol):
@@ -156,6 +167,15 @@ class Training(Protocol):
 
     def arrive(self, contribution: Contribution) -> Outcome:
         """At a step boundary: hand in what was accumulated and wait for what to do. Raises P2PAvgError."""
+
+    def leave(self, contribution: Contribution, notice_s: float) -> Outcome:
+        """Like `arrive`, for the last time: hand it over to somebody, within `notice_s` seconds.
+
+        KeepGoing: it is over. What was an Average or Inheritance is to be applied first, then called again.
+        """
+
+    def inherited(self, samples: int) -> None:
+        """The last Inheritance is in the sums."""
 
     def applying(self) -> AbstractContextManager[None]:
         """Held while parameters or optimizer state change, so that snapshots are taken of whole epochs."""
@@ -185,5 +205,6 @@ class TrainingSpec:
     initial_digest: bytes  # 32 bytes: sha256 of the initial parameters and buffers
     compression: str
     state: StateSource
+    inherits: bool = False  # takes over what peers that leave have accumulated
     describe: Sequence[str] = ()  # words for error messages, e.g. the model's class and parameter count
     allocate: Callable[[int], U8] | None = None  # host memory for results: uint8[n]; None: ordinary memory

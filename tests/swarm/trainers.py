@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -197,8 +197,12 @@ class Trainers:
 
     def start(self, job: Job) -> str:
         """Start one trainer; returns its address."""
+        return self.launch(train, job)
+
+    def launch(self, body: Callable[[Any, Connection], None], job: Any) -> str:
+        """Start a process that runs `body(job, pipe)` and first tells its address; returns that."""
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=train, args=(job, theirs), daemon=True)
+        process = self._context.Process(target=body, args=(job, theirs), daemon=True)
         process.start()
         theirs.close()
         self.processes.append(process)
@@ -215,9 +219,9 @@ class Trainers:
         for rank in range(len(jobs)):
             self.pipes[rank].send("go")
 
-    def receive(self, rank: int) -> Any:
-        if not self.pipes[rank].poll(DEADLINE_S):
-            raise TimeoutError(f"trainer {rank} did not answer within {DEADLINE_S:.0f} s")
+    def receive(self, rank: int, timeout: float = DEADLINE_S) -> Any:
+        if not self.pipes[rank].poll(timeout):
+            raise TimeoutError(f"trainer {rank} did not answer within {timeout:.0f} s")
         return self.pipes[rank].recv()
 
     def finish(self, ranks: Sequence[int]) -> list[Outcome]:

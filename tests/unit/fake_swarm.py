@@ -126,6 +126,9 @@ class FakeTraining:
             self.seen.append(outcome)
             return outcome
 
+    def leave(self, contribution: Contribution, notice_s: float) -> Outcome:
+        return KeepGoing()
+
     @contextmanager
     def applying(self) -> Iterator[None]:
         yield

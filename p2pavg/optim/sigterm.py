@@ -1,0 +1,76 @@
+"""SIGTERM: optimizers leave their runs at the next step(), within their notice; then the process ends."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Protocol
+
+EXIT_CODE = 128 + signal.SIGTERM
+SLACK_S = 2.0  # how long after the notice a training thread that calls no step() is interrupted
+
+
+class Leaver(Protocol):
+    """What leaves."""
+
+    def close(self, notice_s: float | None = None) -> None: ...
+
+
+_watched: dict[int, tuple[Leaver, float]] = {}
+_owner = 0  # the process that installed the handler
+_asked_at: float | None = None
+
+
+def watch(leaver: Leaver, notice_s: float) -> None:
+    """Have it leave on SIGTERM. Only from the main thread, and only where nobody else handles the signal."""
+    global _owner, _asked_at
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, _on_signal):
+        return
+    _watched[id(leaver)] = (leaver, notice_s)
+    _owner, _asked_at = os.getpid(), None
+    signal.signal(signal.SIGTERM, _on_signal)
+
+
+def forget(leaver: Leaver) -> None:
+    """It left. After the last one, SIGTERM ends the process at once again."""
+    known = _watched.pop(id(leaver), None)
+    if known is not None and not _watched and signal.getsignal(signal.SIGTERM) is _on_signal:
+        with contextlib.suppress(ValueError):  # only the main thread may; else the handler does it itself
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def asked() -> bool:
+    """SIGTERM came: call `obey` at the next boundary."""
+    return _asked_at is not None
+
+
+def obey() -> None:
+    """All leave, and the process ends with code 143, through SystemExit in the main thread."""
+    assert _asked_at is not None
+    for leaver, notice_s in list(_watched.values()):
+        leaver.close(max(0.0, _asked_at + notice_s - time.monotonic()))
+    if threading.current_thread() is not threading.main_thread():
+        _thread.interrupt_main(signal.SIGTERM)
+    raise SystemExit(EXIT_CODE)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    global _asked_at
+    if os.getpid() != _owner or (not _watched and _asked_at is None):  # a forked child, or all left
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTERM)
+        return
+    if _asked_at is not None:  # the notice is over, or somebody is in a hurry
+        raise SystemExit(EXIT_CODE)
+    _asked_at = time.monotonic()
+    notice_s = max(notice for _, notice in _watched.values())
+    timer = threading.Timer(notice_s + SLACK_S, _thread.interrupt_main, (signal.SIGTERM,))
+    timer.daemon = True
+    timer.start()
