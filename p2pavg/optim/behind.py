@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import numpy as np
 import torch
@@ -14,9 +14,9 @@ import torch
 from p2pavg.errors import P2PAvgError
 from p2pavg.optim.flat import Taken
 from p2pavg.optim.masters import Masters
-from p2pavg.optim.store import F32
+from p2pavg.optim.store import F32, Vector
 from p2pavg.optim.update import NOTHING, Shared
-from p2pavg.optim.vectors import clip_norm
+from p2pavg.optim.vectors import clip_norm, tail
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome
 
 
@@ -38,7 +38,10 @@ class BehindUpdate:
         self._delay = delay
         self._warmup = warmup
         self._pool = ThreadPoolExecutor(
-            1, thread_name_prefix="p2pavg-update", initializer=torch.set_num_threads, initargs=(1,)
+            1,
+            thread_name_prefix="p2pavg-update",
+            initializer=torch.set_num_threads,
+            initargs=(masters.threads,),
         )
         self._counting = threading.Lock()  # the sample count changes on both threads
         self._job: Future[Outcome] | None = None
@@ -47,6 +50,8 @@ class BehindUpdate:
         self._share = 0  # samples of the contribution under way
         self._since = 0  # samples counted after it left
         self._moved: F32 | None = None  # by how much the last average moved the buffers
+        self._counted = False  # the sums under way are in an average, and may be overwritten
+        self._host: F32 | None = None  # averages, where sums are elsewhere
         self._scale = 1.0  # loss scale of the sums under way
         self._waiting_since: float | None = None
         self._arrive: Callable[[Contribution], Outcome] = shared.training.arrive
@@ -116,11 +121,14 @@ class BehindUpdate:
         if taken is None:
             self._submit(NOTHING, None)
         else:
-            self._submit(Contribution(taken.vector, factor, samples), taken)
+            self._submit(Contribution(shared.offer(taken.vector), factor, samples), taken)
 
     def _submit(self, contribution: Contribution, taken: Taken | None) -> None:
         self._taken = taken
         self._share, self._since = contribution.samples, 0
+        self._counted = False
+        if self._shared.flat.path is not None:
+            self._shared.flat.path.fork()
         self._job = self._pool.submit(self._round, contribution, taken)
 
     def _finish(self) -> Outcome:
@@ -133,7 +141,7 @@ class BehindUpdate:
         try:
             outcome = job.result()
         except BaseException:
-            if taken is not None:
+            if taken is not None and not self._counted:
                 self._merge(taken)
             raise
         finally:
@@ -141,7 +149,9 @@ class BehindUpdate:
         if isinstance(outcome, Heal):
             begun = time.perf_counter()
             with shared.training.applying():
+                self._masters.wait_published()
                 shared.load(outcome.state)
+                self._masters.round()
                 self._masters.publish()
             shared.training.applied(time.perf_counter() - begun)
         else:
@@ -168,13 +178,15 @@ class BehindUpdate:
             return outcome
         begun = time.perf_counter()
         layout = shared.flat.layout
-        own = taken is not None and not outcome.late  # our sums are in the average: their memory is free
-        vector = taken.vector if taken is not None and own else np.empty(layout.numel, dtype=np.float32)
-        outcome.result.decode_into(vector)
-        if shared.max_grad_norm is not None:
-            clip_norm(vector[: layout.marks], shared.max_grad_norm)
-        self._moved = vector[layout.extra :].copy()
-        with shared.training.applying():
+        counted = taken is not None and not outcome.late  # our sums are in the average
+        with self._aside():
+            vector = self._room(taken if counted else None)
+            self._counted = counted
+            shared.decode(outcome.result, vector)
+            if shared.max_grad_norm is not None:
+                clip_norm(vector[: layout.marks], shared.max_grad_norm)
+            self._moved = tail(vector, layout.extra).copy()
+        with shared.training.applying(), self._aside():
             shared.buffers.agree(self._moved)
             self._masters.step(vector, layout)
             if shared.scheduler is not None:
@@ -187,6 +199,26 @@ class BehindUpdate:
             shared.training.applied(
                 now - begun, extra={"seconds_step_waited": waited}, waited=waited if behind else None
             )
-        if taken is not None and own:
-            shared.flat.recycle(taken)
+        if taken is not None and counted:
+            with self._aside():
+                shared.flat.recycle(taken)
         return outcome
+
+    def _aside(self) -> AbstractContextManager[None]:
+        """On an accelerator: beside the training thread's work, and done at the end."""
+        path = self._shared.flat.path
+        return nullcontext() if path is None else path.aside()
+
+    def _room(self, counted: Taken | None) -> Vector:
+        """Where the average goes: over the sums that are in it, unless their masters are elsewhere."""
+        flat = self._shared.flat
+        elsewhere = self._masters.offloaded and flat.path is not None
+        if counted is not None and not elsewhere:
+            return counted.vector
+        if flat.path is not None and not elsewhere:
+            return torch.empty(flat.layout.numel, device=flat.params[0].device)
+        if not elsewhere:
+            return np.empty(flat.layout.numel, dtype=np.float32)
+        if self._host is None:
+            self._host = np.empty(flat.layout.numel, dtype=np.float32)
+        return self._host

@@ -14,8 +14,10 @@ from torch.autograd.graph import get_gradient_edge
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.optim.layout import Layout, exchange_layout
-from p2pavg.optim.store import F32, Store
-from p2pavg.optim.vectors import all_finite, clip_norm, used
+from p2pavg.optim.path import GradientPath, PathOpener
+from p2pavg.optim.store import F32, Store, Vector
+from p2pavg.optim.tree import U8
+from p2pavg.optim.vectors import all_finite, clip_norm, set_tail, used
 
 log = logging.getLogger("p2pavg.optim")
 
@@ -28,12 +30,12 @@ class Taken:
     """Sums that left the accumulation: their memory, as a vector, and which parameters they touch."""
 
     store: Store
-    vector: F32
+    vector: Vector
     touched: list[bool]
 
 
 class FlatGradients:
-    """The gradient sums of `params`, as one float32 CPU vector for the rounds.
+    """The gradient sums of `params`, as one float32 vector for the rounds.
 
     Every parameter's `.grad` is a view into a flat buffer, so `backward()` accumulates there by itself. A
     hook that runs just before PyTorch accumulates into a parameter puts the view back whenever something took
@@ -49,7 +51,8 @@ class FlatGradients:
     params: leaf tensors, float32, float16, bfloat16 or float64, each once, in the same order on all peers.
     grad_dtype: the dtype in which float16 and bfloat16 parameters accumulate; None: their own.
     extra_size: elements at the vector's end that travel along, `vector[layout.extra:][:extra_size]`.
-    Raises ConfigurationError for other dtypes.
+    open_path: asked for the way to the rounds when all gradients are float32 on one device; with one, vectors
+    stay on that device, else they are in host memory. Raises ConfigurationError for other dtypes.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class FlatGradients:
         params: Sequence[torch.Tensor],
         grad_dtype: torch.dtype | None = None,
         extra_size: int = 0,
+        open_path: PathOpener = lambda device, numel: None,
     ) -> None:
         if len({id(param) for param in params}) != len(params):
             raise ConfigurationError("a parameter occurs twice in the optimizer; list each parameter once")
@@ -79,6 +83,9 @@ class FlatGradients:
         self.rescale: Callable[[], float] = lambda: 1.0  # asked once per backward, before it adds to the sums
         self._last: list[Any] = [None, 0]  # the last hook's gradient, and its buffer's version before
         self._pointers: list[int] = []  # of the views now installed; shared with the hooks
+        self._open_path = open_path
+        self.path: GradientPath | None = None
+        self._path_of: torch.device | None = None
         self._build()
 
     def _dtype(self, param: torch.Tensor) -> torch.dtype:
@@ -87,12 +94,17 @@ class FlatGradients:
 
     def _build(self) -> None:
         dtypes = [self._dtype(param) for param in self.params]
-        self._store = Store(self.params, dtypes, self.layout)
-        self._spare = None
-        self._pointers[:] = self._store.pointers
         self._kind = [
             (param.device, param.dtype, dtype) for param, dtype in zip(self.params, dtypes, strict=True)
         ]
+        places = {(device, dtype) for device, _, dtype in self._kind}
+        alone = next(iter(places))[0] if len(places) == 1 and next(iter(places))[1] == torch.float32 else None
+        if alone != self._path_of:
+            self.path = None if alone is None else self._open_path(alone, self.layout.numel)
+            self._path_of = alone
+        self._store = self._new_store()
+        self._spare = None
+        self._pointers[:] = self._store.pointers
         self._moved = False
         for index, param in enumerate(self.params):
             param.grad = None
@@ -100,6 +112,14 @@ class FlatGradients:
                 param.grad_dtype = dtypes[index]
             if param.requires_grad:
                 self._hook(index)
+
+    def _new_store(self) -> Store:
+        dtypes = [kind[2] for kind in self._kind]
+        return Store(self.params, dtypes, self.layout, self.path is not None)
+
+    def allocate(self, nbytes: int) -> U8:
+        """Host memory for a round's result."""
+        return np.empty(nbytes, np.uint8) if self.path is None else self.path.allocate(nbytes)
 
     def _hook(self, index: int) -> None:
         param, dtype = self.params[index], self._kind[index][2]
@@ -237,7 +257,7 @@ class FlatGradients:
                 elif flat is not None:
                     self._store.slice(index).copy_(flat)
 
-    def total(self, mark: float, extra: F32 | None = None) -> F32 | None:
+    def total(self, mark: float, extra: F32 | None = None) -> Vector | None:
         """The sums as float32[layout.numel], with `mark` at every touched parameter's mark, and extra * mark.
 
         None when a sum is not finite. It stays as it is until the next backward, `averaged` or `clear`.
@@ -245,14 +265,17 @@ class FlatGradients:
         self.repair()
         vector = self._vector()
         if self._store.vector is None:
+            assert isinstance(vector, np.ndarray)
             self._store.collect(vector)
-        marks = vector[self.layout.marks :]
-        marks[:] = 0
+        layout = self.layout
+        tail = np.zeros(layout.numel - layout.marks, np.float32)
         for index in range(len(self.params)):
             if self._seen[index] >= self._cleared:
-                marks[index] = mark
+                tail[index] = mark
         if extra is not None:
-            np.multiply(extra, np.float32(mark), out=vector[self.layout.extra :][: len(extra)])
+            start = layout.extra - layout.marks
+            np.multiply(extra, np.float32(mark), out=tail[start : start + len(extra)])
+        set_tail(vector, layout.marks, tail)
         return vector if all_finite(vector) else None
 
     def take(self, mark: float, extra: F32 | None = None) -> Taken | None:
@@ -266,8 +289,7 @@ class FlatGradients:
         touched = [seen >= self._cleared for seen in self._seen[:-1]]
         taken = Taken(self._store, vector, touched)
         self._staging = None
-        dtypes = [kind[2] for kind in self._kind]
-        self._store = self._spare if self._spare is not None else Store(self.params, dtypes, self.layout)
+        self._store = self._spare if self._spare is not None else self._new_store()
         self._spare = None
         self._pointers[:] = self._store.pointers
         self._clock[0] += 1
@@ -300,9 +322,10 @@ class FlatGradients:
         taken.store.zero()
         self._spare = taken.store
         if taken.store.vector is None:
+            assert isinstance(taken.vector, np.ndarray)
             self._staging = taken.vector
 
-    def _vector(self) -> F32:
+    def _vector(self) -> Vector:
         if self._store.vector is not None:
             return self._store.vector
         if self._staging is None:
@@ -312,7 +335,7 @@ class FlatGradients:
 
     @contextmanager
     def averaged(
-        self, decode: Callable[[F32], None], keep: bool, max_norm: float | None = None
+        self, decode: Callable[[Vector], None], keep: bool, max_norm: float | None = None
     ) -> Iterator[None]:
         """Inside, every `.grad` is its part of the vector that `decode` writes, or None where nobody had one.
 
@@ -321,16 +344,18 @@ class FlatGradients:
         A parameter whose buffer has another dtype than itself gets its gradient in its own dtype.
         """
         dtypes = [kind[2] for kind in self._kind]
-        store = Store(self.params, dtypes, self.layout) if keep else self._store
+        store = self._new_store() if keep else self._store
         vector = store.vector if store.vector is not None else self._vector()
         decode(vector)
         if max_norm is not None:
             clip_norm(vector[: self.layout.marks], max_norm)
         if store.vector is None:
+            assert isinstance(vector, np.ndarray)
             store.spread(vector)
+        reached = used(vector, self.layout)
         for index, param in enumerate(self.params):
             param.grad = None
-            if not used(vector, self.layout, index):
+            if not reached[index]:
                 continue
             if dtypes[index] != param.dtype:
                 param.grad_dtype = param.dtype

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from p2pavg.optim.layout import Layout, pack
-from p2pavg.optim.store import F32, dense_stride
-from p2pavg.optim.vectors import used
+from p2pavg.optim.store import Vector, dense_stride
+from p2pavg.optim.vectors import flat, used
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 """Optimizers whose fused kernel runs on the CPU."""
@@ -35,11 +36,13 @@ class Masters:
     `restore` undoes the replacement.
 
     offload: masters, and with them the optimizer's state, are float32 on the CPU, and the optimizer's fused
-    kernel is used where it has one; else they have the dtype and device of the parameters.
+    kernel is used where it has one; else they have the dtype and device of the parameters. For a model on an
+    accelerator, what is published lies in page-locked memory, in the parameters' dtype.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, offload: bool) -> None:
         self._optimizer = optimizer
+        self.offloaded = offload
         self._live = [param for group in optimizer.param_groups for param in group["params"]]
         self._saved_options: list[dict[str, Any]] = []
         places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -50,15 +53,42 @@ class Masters:
         self.params: list[torch.Tensor] = list(self._live)
         for (device, dtype), members in places.items():
             starts, end = pack(sizes, members)
-            buffer = torch.empty(end, dtype=dtype, device=device)
+            pinned = offload and any(self._live[index].is_cuda for index in members)
+            buffer = torch.empty(end, dtype=dtype, device=device, pin_memory=pinned)
             for index, start in zip(members, starts, strict=True):
                 live = self._live[index]
                 master = buffer.as_strided(tuple(live.shape), dense_stride(live), start)
                 master.copy_(live.detach())
                 self.params[index] = master
+        self._away = offload and any(live.is_cuda for live in self._live)
+        self._published: torch.cuda.Event | None = None
+        self._rounded = [self._rounding(index) for index in range(len(self._live))]
+        self.round()
         if offload and isinstance(optimizer, FUSED):
             self._fuse()
         replace_parameters(optimizer, self._live, self.params)
+
+    @property
+    def threads(self) -> int:
+        """For steps: one, as the training thread needs the others, unless it works on an accelerator."""
+        return max(1, (os.cpu_count() or 1) // 4) if self._away else 1
+
+    def _rounding(self, index: int) -> torch.Tensor:
+        """Where master `index` stands in its parameter's dtype, ready to be copied."""
+        master, live = self.params[index], self._live[index]
+        if not live.is_cuda or master.dtype == live.dtype:
+            return master
+        room = torch.empty(live.numel(), dtype=live.dtype, pin_memory=True)
+        return room.as_strided(tuple(live.shape), dense_stride(live))
+
+    def round(self) -> None:
+        """Bring what `publish` copies up to date with the masters."""
+        pairs = [
+            (out, master) for out, master in zip(self._rounded, self.params, strict=True) if out is not master
+        ]
+        if pairs:
+            with torch.no_grad():
+                torch._foreach_copy_([out for out, _ in pairs], [master for _, master in pairs])
 
     def _fuse(self) -> None:
         for group in self._optimizer.param_groups:
@@ -66,31 +96,48 @@ class Masters:
             if not group.get("differentiable") and not isinstance(group["lr"], torch.Tensor):
                 group["fused"], group["foreach"] = True, False
 
-    def step(self, vector: F32, layout: Layout) -> None:
+    def step(self, vector: Vector, layout: Layout) -> None:
         """Step the optimizer on an averaged gradient; parameters that no peer used rest."""
-        flat = torch.from_numpy(vector)
+        self.wait_published()
+        whole, reached = flat(vector), used(vector, layout)
         for index, master in enumerate(self.params):
-            if used(vector, layout, index):
-                grad = flat.as_strided(tuple(master.shape), dense_stride(master), layout.offsets[index])
+            if reached[index]:
+                grad = whole.as_strided(tuple(master.shape), dense_stride(master), layout.offsets[index])
                 master.grad = grad.to(device=master.device, dtype=master.dtype)
         self._optimizer.step()
         for master in self.params:
             master.grad = None
+        self.round()
 
     def publish(self) -> None:
-        """Copy the masters into the model's parameters. Runs on the training thread, at a step boundary."""
+        """Copy the masters into the model's parameters. Runs on the training thread, at a step boundary; from
+        page-locked memory the copies are only given to the current stream.
+        """
         with torch.no_grad():
-            torch._foreach_copy_(self._live, self.params)
+            torch._foreach_copy_(self._live, self._rounded, non_blocking=self._away)
+        if self._away:
+            self._published = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._published.record()
+
+    def wait_published(self) -> None:
+        """Until the last `publish` has read the masters."""
+        if self._published is not None:
+            self._published.synchronize()
+            self._published = None
 
     def follow(self, live: Sequence[torch.Tensor]) -> None:
         """The model has other parameters now, with the values they should have: take them over."""
         self._live = list(live)
+        self._away = self.offloaded and any(param.is_cuda for param in live)
+        self._rounded = [self._rounding(index) for index in range(len(live))]
         self.collect(None)
 
     def collect(self, copies: Sequence[torch.Tensor] | None) -> None:
         """Set the masters from `copies()` of a checkpoint, or else from the model's parameters."""
         with torch.no_grad():
+            self.wait_published()
             torch._foreach_copy_(self.params, self._live if copies is None else list(copies))
+            self.round()
 
     def copies(self) -> list[torch.Tensor] | None:
         """What a checkpoint needs beside the model: copies of masters that are finer than the parameters."""

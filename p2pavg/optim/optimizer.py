@@ -24,6 +24,7 @@ from p2pavg.optim.loss_scale import LossScale
 from p2pavg.optim.masters import Masters, replace_parameters
 from p2pavg.optim.microbatches import Microbatches
 from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
+from p2pavg.optim.path import open_cuda_path
 from p2pavg.optim.state import TrainingState, parameters_of, schema
 from p2pavg.optim.update import Shared, Update, WaitingUpdate
 from p2pavg.peer import Peer
@@ -130,7 +131,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         params = parameters_of(optimizer)
         modules = owning_modules(params) if model is None else [model]
         self._buffers = AveragedBuffers(lambda: persistent_buffers(modules))
-        self._flat = FlatGradients(params, grad_dtype, sum(self._buffers.sizes))
+        self._flat = FlatGradients(params, grad_dtype, sum(self._buffers.sizes), open_cuda_path(compression))
         self._flat.rescale = self._scale.change
         self._masters: Masters | None = None
         if delay_updates or offload_optimizer:
@@ -174,6 +175,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 state=self._state,
                 inherits=True,
                 describe=self._describe(),
+                allocate=self._flat.allocate,
             )
         )
         shared = Shared(

@@ -11,6 +11,10 @@ import torch
 from p2pavg.optim.layout import Layout, pack
 
 F32 = npt.NDArray[np.float32]
+Vector = F32 | torch.Tensor
+"""The exchanged vector, float32[layout.numel], in host memory or on an accelerator."""
+
+COPY = 1 << 24
 
 
 def dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -29,10 +33,18 @@ class Store:
     """Zeroed buffers for a list of parameters, and their views.
 
     When every gradient is float32 on the CPU, the one buffer is laid out as the exchanged vector itself and
-    `vector` is it (float32[layout.numel]); otherwise `vector` is None, and `collect` and `spread` copy.
+    `vector` is it (float32[layout.numel]). With `path`, gradients are float32 on one accelerator that reaches
+    the rounds by itself, and `vector` is the buffer there. Otherwise it is None, and `collect` and `spread`
+    copy, COPY elements at a time where a device has to convert.
     """
 
-    def __init__(self, params: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype], layout: Layout) -> None:
+    def __init__(
+        self,
+        params: Sequence[torch.Tensor],
+        dtypes: Sequence[torch.dtype],
+        layout: Layout,
+        path: bool = False,
+    ) -> None:
         self._layout = layout
         places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index in reversed(range(len(params))):
@@ -41,7 +53,8 @@ class Store:
         self._members: list[list[int]] = []
         self._starts: list[list[int]] = []
         self._place: list[tuple[int, int]] = [(0, 0)] * len(params)
-        direct = list(places) == [(torch.device("cpu"), torch.float32)]
+        on_host = list(places) == [(torch.device("cpu"), torch.float32)]
+        direct = on_host or path
         for number, ((device, dtype), members) in enumerate(places.items()):
             starts, end = pack(layout.sizes, members)
             self.buffers.append(torch.zeros(layout.numel if direct else end, dtype=dtype, device=device))
@@ -49,7 +62,9 @@ class Store:
             self._starts.append(starts)
             for index, start in zip(members, starts, strict=True):
                 self._place[index] = (number, start)
-        self.vector: F32 | None = self.buffers[0].numpy() if direct else None
+        self.vector: Vector | None = None
+        if direct:
+            self.vector = self.buffers[0].numpy() if on_host and not path else self.buffers[0]
         self.views = [self._view(index, param) for index, param in enumerate(params)]
         self.pointers = [view.data_ptr() for view in self.views]
 
@@ -75,7 +90,7 @@ class Store:
         """vector <- all slices, as float32; marks and padding are left alone."""
         out = torch.from_numpy(vector)
         if len(self.buffers) == 1:  # then its layout is the vector's
-            out[: len(self.buffers[0])].copy_(self.buffers[0])
+            _copy(out[: len(self.buffers[0])], self.buffers[0])
             return
         for buffer, members, starts in zip(self.buffers, self._members, self._starts, strict=True):
             host = buffer.cpu()
@@ -87,7 +102,7 @@ class Store:
         """All slices <- vector, in each buffer's dtype."""
         source = torch.from_numpy(vector)
         if len(self.buffers) == 1:
-            self.buffers[0].copy_(source[: len(self.buffers[0])])
+            _copy(self.buffers[0], source[: len(self.buffers[0])])
             return
         for buffer, members, starts in zip(self.buffers, self._members, self._starts, strict=True):
             host = buffer if buffer.device.type == "cpu" else torch.empty(buffer.shape, dtype=buffer.dtype)
@@ -96,3 +111,9 @@ class Store:
                 host[start : start + size].copy_(source[offset : offset + size])
             if host is not buffer:
                 buffer.copy_(host)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """In pieces: what converts between dtypes makes a temporary copy on a device."""
+    for at in range(0, len(source), COPY):
+        target[at : at + COPY].copy_(source[at : at + COPY])

@@ -12,14 +12,24 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from p2pavg.allreduce.encoded import EncodedResult
 from p2pavg.optim.buffers import AveragedBuffers
 from p2pavg.optim.flat import FlatGradients
 from p2pavg.optim.loss_scale import LossScale
 from p2pavg.optim.microbatches import Microbatches
 from p2pavg.optim.state import TrainingState
-from p2pavg.optim.store import F32
-from p2pavg.optim.vectors import all_finite
-from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, Outcome, State, Training
+from p2pavg.optim.store import F32, Vector
+from p2pavg.optim.vectors import all_finite, tail
+from p2pavg.rounds.training import (
+    Average,
+    Contribution,
+    Encodable,
+    Heal,
+    Inheritance,
+    Outcome,
+    State,
+    Training,
+)
 
 log = logging.getLogger("p2pavg.optim")
 
@@ -43,6 +53,21 @@ class Shared:
     def factor(self, samples: int) -> float:
         """sum * factor is the mean over `samples` samples."""
         return self.microbatches.factor(samples) / self.scale.current
+
+    def offer(self, vector: Vector) -> F32 | Encodable:
+        """The vector as the rounds take it."""
+        if isinstance(vector, torch.Tensor):
+            assert self.flat.path is not None
+            return self.flat.path.gradient(vector)
+        return vector
+
+    def decode(self, result: EncodedResult, vector: Vector) -> None:
+        """vector <- result, with the same bits wherever it is."""
+        if isinstance(vector, torch.Tensor):
+            assert self.flat.path is not None
+            self.flat.path.decode(result, vector)
+        else:
+            result.decode_into(vector)
 
     def load(self, state: State) -> None:
         """Replace the training state by the swarm's; what was accumulated is gone."""
@@ -170,16 +195,17 @@ class WaitingUpdate:
         if vector is None:
             shared.drop_non_finite()
             return NOTHING
-        return Contribution(vector, factor, samples)
+        return Contribution(shared.offer(vector), factor, samples)
 
     def _apply(self, average: Average) -> None:
         shared = self._shared
         layout = shared.flat.layout
 
-        def decode(vector: F32) -> None:
-            average.result.decode_into(vector)
-            shared.buffers.agree(vector[layout.extra :])
-            shared.buffers.follow(vector[layout.extra :], counted=self._handed and not average.late)
+        def decode(vector: Vector) -> None:
+            shared.decode(average.result, vector)
+            moved = tail(vector, layout.extra)
+            shared.buffers.agree(moved)
+            shared.buffers.follow(moved, counted=self._handed and not average.late)
 
         with shared.flat.averaged(decode, keep=average.late, max_norm=shared.max_grad_norm):
             shared.inner.step()

@@ -10,21 +10,40 @@ from typing import Any
 import numpy as np
 
 from p2pavg import codecs
+from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome, TrainingSpec
+from p2pavg.transport.engine import Part
 
 DEADLINE_S = 60.0
 
 
-class Encoded:
+CHUNK = 1 << 14
+
+
+def encoded(vector: np.ndarray, name: str) -> EncodedResult:
     """An encoded vector, decoded by everybody from the same bytes."""
+    codec = codecs.get(name)
+    layout = Layout((Part(0, 0, len(vector)),), CHUNK, codec)
+    body, at = np.zeros(layout.nbytes, dtype=np.uint8), 0
+    for start, count in layout.chunks():
+        size = codec.encoded_size(count)
+        codec.encode(vector[start : start + count], body[at : at + size], 1.0)
+        at += size
+    return EncodedResult(layout, body)
 
-    def __init__(self, vector: np.ndarray, codec: str) -> None:
-        self._codec = codecs.get(codec)
-        self.body = np.zeros(self._codec.encoded_size(len(vector)), dtype=np.uint8)
-        self._codec.encode(vector, self.body, 1.0)
 
-    def decode_into(self, out: np.ndarray) -> None:
-        self._codec.decode(self.body, out, 1.0)
+def mean_of(contribution: Contribution, codec: str) -> np.ndarray:
+    """float32[numel]: what a member brings; one on an accelerator comes through the codec."""
+    gradient = contribution.gradient
+    assert gradient is not None
+    if isinstance(gradient, np.ndarray):
+        return gradient * np.float32(contribution.scale)
+    numel = gradient.vector.numel()  # type: ignore[attr-defined]
+    encoding = gradient.encode(codecs.get(codec), [(0, numel)], CHUNK, contribution.scale)
+    assert encoding.finite()
+    out = np.empty(numel, np.float32)
+    EncodedResult(Layout((Part(0, 0, numel),), CHUNK, codecs.get(codec)), encoding.data).decode_into(out)
+    return out
 
 
 class FakeSwarm:
@@ -52,12 +71,9 @@ class FakeSwarm:
         spec = self.joined[0].spec
         mean = np.zeros(spec.numel, dtype=np.float32)
         for rank, weight in weights.items():
-            contribution = self.waiting[rank]
-            assert contribution.gradient is not None
-            mean += np.float32(weight / sum(weights.values())) * (
-                contribution.gradient * np.float32(contribution.scale)
-            )
-        result = Encoded(mean, spec.compression)
+            share = np.float32(weight / sum(weights.values()))
+            mean += share * mean_of(self.waiting[rank], spec.compression)
+        result = encoded(mean, spec.compression)
         for rank, member in enumerate(self.joined):
             late = rank not in self.waiting
             average = Average(self.rounds, sum(weights.values()), len(self.joined), late, result)
