@@ -24,6 +24,7 @@ from p2pavg.rounds.events import (
 from p2pavg.rounds.leader import rendezvous
 from p2pavg.rounds.lineage import History
 from p2pavg.rounds.messages import Aborted, Committed, Message, Progress
+from p2pavg.rounds.pace import Pace
 from p2pavg.rounds.view import Camp, Facts, View
 from p2pavg.transport.engine import Part
 
@@ -81,11 +82,11 @@ class Core:
         self.samples = 0
         self.rate = 0.0
         self.weight: float | None = None
-        self.step_s = 0.0
+        self.pace = Pace()
         self.upload_bps = self.download_bps = 0.0  # not measured yet
         self.boundary = False
         self.boundary_at = 0.0
-        self.waits_at: int | None = 0
+        self.waits_at: int | None = None  # what the training thread was told
         self.told_to_stop = False
         # This epoch.
         self.promised: Ballot | None = None
@@ -95,6 +96,7 @@ class Core:
         self.suspects: set[PeerId] = set()
         self.sticky: PeerId | None = config.history[-1].leader if config.history else None
         self.attempts = 0
+        self.proposed_at = 0.0  # the first attempt
         self.outcomes: dict[Ballot, Committed | Aborted] = {}
         self.actions: list[Action] = []
         self.inbox: deque[Message] = deque()  # messages to ourselves
@@ -127,7 +129,8 @@ class Core:
             joining=self.joining is not None or self.role is not Role.TRAINER,
             total=self.history.total,
             camp=1 + len(self.view.standing(self.epoch, self.lineage)),
-            step_s=self.step_s,
+            step_s=self.pace.seconds,
+            step_samples=self.pace.samples,
             leader=self.leader(),
             up_bps=self.upload_bps,
             down_bps=self.download_bps,
@@ -224,7 +227,6 @@ class Core:
 
     def new_epoch(self, epoch: int, lineage: Lineage, leader: PeerId | None) -> None:
         """Stand somewhere else: everything about the old epoch is over."""
-        self.deadlines.measured_epoch(self.now - self.epoch_began_at)
         self.deadlines.scale = 1.0
         self.epoch, self.lineage = epoch, lineage
         self.epoch_began_at = self.now

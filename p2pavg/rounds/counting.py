@@ -12,12 +12,15 @@ from p2pavg.rounds.ballot import Ballot, PeerId
 from p2pavg.rounds.core import FORGIVABLE
 from p2pavg.rounds.events import Role
 from p2pavg.rounds.messages import Aborted, Follow, Progress, Totals
+from p2pavg.rounds.pace import STOP_EARLY
 from p2pavg.rounds.view import Facts
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine import Machine
 
 KEEPALIVE_S = 0.5
+LAPSE_S = 0.1  # who waits because the others are expected soon hears so often whether they still are
+MOST_PACED = 64  # peers: among more, what one of them adds in a step is little
 
 
 class Counting:
@@ -33,7 +36,7 @@ class Counting:
 
     def new_epoch(self) -> None:
         self._reached = False
-        self.core.disarm("grace", "keepalive", "word")
+        self.core.disarm("grace", "keepalive", "word", "lapse")
 
     # The leader's side.
 
@@ -61,24 +64,52 @@ class Counting:
             core.send(peer, Aborted(last, last, core.excluded[peer], (peer,), False))
             return
         if message.boundary and self.machine.leading.proposal is None:
-            self._tell(peer)  # it believes that the target is reached: if not, it has to go on
+            facts = core.view.get(peer)
+            if facts is not None:  # it believes that the target will be reached: if not, it has to go on
+                self._tell(facts, self.followers())
         if "totals" not in core.timers:
             core.arm("totals", core.now + core.deadlines.report_interval())
 
-    def _tell(self, peer: PeerId) -> None:
+    def _tell(self, facts: Facts, followers: list[Facts]) -> None:
         core = self.core
-        own = 0 if core.pending else core.samples
-        others = own + sum(f.samples for f in self.followers() if f.peer != peer)
-        core.send(peer, Totals(core.epoch, core.lineage, others))
+        at = core.now if facts.boundary else facts.pace.boundary(core.now)
+        others = self._others(facts.peer, followers, at + STOP_EARLY * facts.pace.seconds)
+        core.send(facts.peer, Totals(core.epoch, core.lineage, others))
+
+    def _others(self, peer: PeerId, followers: list[Facts], at: float) -> int:
+        """What all but this peer will have counted at `at`, as far as their steps tell."""
+        core = self.core
+        paced = len(followers) <= MOST_PACED
+        total = 0
+        for facts in followers:
+            if facts.peer != peer:
+                total += facts.samples
+                if paced and not facts.boundary:
+                    total += facts.pace.more(at, core.now)
+        if peer != core.me and not core.pending:
+            total += core.samples
+            if paced and not core.boundary:
+                total += core.pace.more(at, core.now)
+        return total
+
+    def _own_others(self, followers: list[Facts]) -> int:
+        """What the others will have when this peer has ended its step, or has waited a little."""
+        core = self.core
+        at = core.now if core.boundary else core.pace.boundary(core.now)
+        return self._others(core.me, followers, at + STOP_EARLY * core.pace.seconds)
 
     def on_totals_timer(self) -> None:
+        """Tell everybody how far the others will be at its next boundary."""
         core = self.core
         if core.leader() != core.me:
             return
         followers = self.followers()
-        total = (0 if core.pending else core.samples) + sum(f.samples for f in followers)
         for facts in followers:
-            core.send(facts.peer, Totals(core.epoch, core.lineage, total - facts.samples))
+            self._tell(facts, followers)
+        if not core.pending:
+            core.wait_at(self._own_others(followers))
+        if core.boundary or any(facts.boundary for facts in followers):
+            core.arm("lapse", core.now + LAPSE_S)
 
     def on_keepalive_timer(self) -> None:
         """While others wait for us, they have to hear that we are at it."""
@@ -112,12 +143,10 @@ class Counting:
         others = sum(f.samples for f in followers)
         if self._readmit(others):
             others = sum(f.samples for f in self.followers())
-        if not core.pending:
-            core.wait_at(others)
         if not self._is_reached(others):
             self._reached = False
             core.disarm("grace")
-            if core.boundary:
+            if core.boundary and not self._will_be_reached():
                 core.resume()
             return
         if not self._reached:
@@ -156,8 +185,17 @@ class Counting:
             core.suspects.discard(facts.peer)
             core.trace("readmitted", peer=facts.peer)
         for facts in back:
-            self._tell(facts.peer)
+            self._tell(facts, self.followers())
         return bool(back)
+
+    def _will_be_reached(self) -> bool:
+        """The others are expected to reach the target before another own step would be half done."""
+        core = self.core
+        if core.samples + self._own_others(self.followers()) < core.target:
+            return False
+        if "lapse" not in core.timers:
+            core.arm("lapse", core.now + LAPSE_S)
+        return True
 
     def _is_reached(self, others: int) -> bool:
         core = self.core

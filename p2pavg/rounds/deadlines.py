@@ -18,7 +18,8 @@ ANSWER_PRIOR = 1.0  # to a proposal or a question, beyond the round trip
 ANSWER_FLOOR = 0.6
 WORD_LIMIT = 2.0  # without any word of a leader that we wait for
 STEP_PRIOR = 1.0  # one step of somebody's training
-STEP_FLOOR = 0.1
+STEP_FLOOR = 0.25
+MOST_STEPS = 2.0  # a step may take so many times the median, however regular the steps were
 APPLY_PRIOR = 2.0  # decoding and stepping after a commit
 APPLY_FLOOR = 0.25
 STALL_PRIOR = 3.0  # between two chunks of one member
@@ -111,6 +112,7 @@ class Deadlines:
         self._rates.setdefault(peer, Measured()).add(bytes_per_second)
 
     def measured_epoch(self, seconds: float) -> None:
+        """From one commit until the target is reached again: without waiting for stragglers."""
         self._epochs.add(seconds)
 
     def rtt(self, peer: PeerId) -> float:
@@ -135,7 +137,9 @@ class Deadlines:
 
     def step(self, peer: PeerId) -> float:
         """Until its next step boundary."""
-        return self._steps.get(peer, _NOTHING).limit(STEP_PRIOR, STEP_FLOOR) + 2 * self.rtt(peer)
+        steps = self._steps.get(peer, _NOTHING)
+        usual = max(STEP_FLOOR, MOST_STEPS * steps.middle(0.0))
+        return steps.limit(STEP_PRIOR, usual) + 2 * self.rtt(peer)
 
     def apply(self, peer: PeerId) -> float:
         """From its commit to its next epoch."""

@@ -104,6 +104,7 @@ class Decisions:
             core.send(ballot.leader, core.progress())
             return
         core.pending = True
+        core.deadlines.measured_epoch(core.proposed_at - core.epoch_began_at)
         core.history.append(made)
         core.new_epoch(ballot.epoch + 1, lineage, ballot.leader)
         self.machine.new_epoch()

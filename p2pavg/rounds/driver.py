@@ -235,7 +235,8 @@ class Driver:
             samples_per_second=self.recorder.rate(session.samples(), session.steps),
             at_boundary=at_boundary,
             weight=contribution.weight if contribution is not None else None,
-            step_seconds=self.recorder.step_seconds,
+            step_seconds=session.step_seconds,
+            step_samples=session.step_samples,
             upload_bps=self._pulse.upload_bps,
             download_bps=self._pulse.download_bps,
         )

@@ -65,7 +65,7 @@ class LocalProgress:
     weight: what this peer's mean counts in the average; None: its samples.
     at_boundary: it waits in step() with a fixed contribution (samples may be 0: nothing to contribute) and
     was given no outcome yet: False as soon as Resume, Commit, RoundFailed or a state was handed to it.
-    step_seconds: how long the last step took; 0.0 before the first.
+    step_seconds, step_samples: how long the last step took and what it counted; 0 before the first.
     """
 
     samples: int
@@ -73,6 +73,7 @@ class LocalProgress:
     at_boundary: bool
     weight: float | None = None
     step_seconds: float = 0.0
+    step_samples: int = 0
     upload_bps: float = 0.0  # as measured; 0.0: not yet
     download_bps: float = 0.0
 

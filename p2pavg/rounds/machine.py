@@ -17,7 +17,7 @@ from p2pavg.rounds.core import Config, Core, Plan
 from p2pavg.rounds.counting import Counting
 from p2pavg.rounds.deadlines import PAUSE
 from p2pavg.rounds.decisions import Decisions
-from p2pavg.rounds.events import Action, Event, Generation, Role
+from p2pavg.rounds.events import Action, Event, Generation, Role, WaitAt
 from p2pavg.rounds.healing import Healing
 from p2pavg.rounds.leading import Leading
 from p2pavg.rounds.leaving import Departure
@@ -83,6 +83,8 @@ class Machine:
         self._clock = now
         self.core.now = self.core.epoch_began_at = now
         self.core.resumed_at = now
+        if role is Role.TRAINER:
+            self.core.wait_at(0)
 
     # What others may look at.
 
@@ -108,6 +110,7 @@ class Machine:
     @target.setter
     def target(self, samples: int) -> None:
         self.core.target = samples
+        self.core.act(WaitAt(self.core.waits_at))  # where that is depends on the target
 
     @property
     def total_samples(self) -> int:
@@ -255,6 +258,7 @@ class Machine:
             "judge": self.leading.on_judge_timer,
             "done": self.leading.on_done_timer,
             "totals": self.counting.on_totals_timer,
+            "lapse": self.counting.on_totals_timer,
             "keepalive": self.counting.on_keepalive_timer,
             "word": self.counting.on_word_timer,
             "query": self.succession.on_query_timer,

@@ -81,6 +81,8 @@ class Member:
         parts = tuple(Part(owner, start, count) for owner, start, count in message.parts)
         transfer = ballot.transfer(message.lineage)
         self.holding = Holding(ballot, transfer, message.lineage, seats, rank, parts, core.now)
+        if core.attempts == 0:
+            core.proposed_at = core.now
         core.attempts += 1
         core.act(OpenJob(transfer, ballot, seats, parts))
         core.trace("proposed", attempt=ballot.attempt, leader=ballot.leader, members=len(seats))

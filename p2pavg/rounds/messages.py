@@ -45,7 +45,8 @@ class Progress:
     joining: bool  # it downloads the state of (epoch, lineage)
     total: int  # samples of its whole lineage
     camp: int  # how many live trainers stand where it stands, itself included
-    step_s: float  # how long its steps take
+    step_s: float  # how long its last step took
+    step_samples: int  # and what it counted
     leader: PeerId | None  # whom it follows
     up_bps: float  # what it can send and receive, bit/s; 0: not measured yet
     down_bps: float

@@ -95,9 +95,10 @@ class Peers:
         knew = (before.epoch, before.lineage, before.joining)
         if before.pending and not message.pending and message.epoch == before.epoch == core.epoch:
             core.deadlines.measured_apply(peer, core.now - before.committed_at)
-        core.view.told(peer, message)
+        if message.samples > before.samples:
+            core.deadlines.measured_step(peer, message.step_s)
+        core.view.told(peer, message, core.now)
         core.unheard.discard(peer)
-        core.deadlines.measured_step(peer, message.step_s)
         if (message.epoch, message.lineage) == (core.epoch, core.lineage) and core.joining is None:
             if peer == core.sticky and message.leader not in (peer, None):
                 core.sticky = message.leader  # it abdicates

@@ -70,7 +70,9 @@ class Session:
         self._since = time.monotonic()  # of the epoch
         self.attention = False
         self.at_boundary = False
-        self.last_step_at = 0.0
+        self._step_began = self._since
+        self.step_seconds = 0.0  # of the last step, without waiting
+        self.step_samples = 0
         self.steps = 0
         self._last_report: RoundReport | None = None
         self._recorded: Future[RoundReport | None] | None = None
@@ -93,7 +95,8 @@ class Session:
         self._samples += samples
         self.steps += 1
         now = time.monotonic()
-        self.last_step_at = now
+        self.step_seconds, self.step_samples = now - self._step_began, samples
+        self._step_began = now
         self._note_trainer()
         if self.attention or self._samples >= self.stop_at or self._failure is not None:
             return True
@@ -123,6 +126,7 @@ class Session:
             return self._given(contribution, self._outcome(answer, timeout))
         finally:
             self.at_boundary = False
+            self._step_began = time.monotonic()
 
     def _given(self, contribution: Contribution, outcome: Outcome) -> Outcome:
         self._contributed = contribution.samples
@@ -179,7 +183,7 @@ class Session:
             if lost:
                 self._post("discarded", lost, "healed")
             self._epoch = pending.state.epoch
-        self._since = time.monotonic()
+        self._since = self._step_began = time.monotonic()
         self._recorded = Future()
         self._post("applied", seconds_update, dict(extra or {}), waited, self._recorded)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.events import Applied, Discard, LocalProgress
+from p2pavg.rounds.pace import Pace
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine import Machine
@@ -25,10 +26,10 @@ class Trainer:
         if core.pending:
             core.boundary = False  # its samples are those before the average; it is given that next
             return
-        core.samples, core.weight = event.samples, event.weight
-        if event.step_seconds > 0:
-            core.step_s = event.step_seconds
+        if event.samples > core.samples:
+            core.pace = Pace(event.step_seconds, event.step_samples, core.now)
             core.deadlines.measured_step(core.me, event.step_seconds)
+        core.samples, core.weight = event.samples, event.weight
         if event.at_boundary and not core.boundary:
             core.boundary_at = core.now
         core.boundary = event.at_boundary
@@ -43,6 +44,7 @@ class Trainer:
         if not core.pending or event.epoch != core.epoch:
             return
         core.pending = False
+        core.pace.since = core.now
         core.deadlines.measured_apply(core.me, core.now - core.epoch_began_at)
         core.trace("applied")
         if core.joining is None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from p2pavg.rounds.ballot import Lineage, PeerId
 from p2pavg.rounds.events import PeerUp, Role
 from p2pavg.rounds.messages import Progress
+from p2pavg.rounds.pace import Pace
 
 
 @dataclass(slots=True)
@@ -24,6 +25,7 @@ class Facts:
     upload_bps: float
     download_bps: float = 0.0
     samples: int = 0
+    pace: Pace = field(default_factory=Pace)
     rate: float = 0.0  # samples per second
     boundary: bool = False
     pending: bool = False
@@ -87,11 +89,14 @@ class View:
     def down(self, peer: PeerId) -> None:
         self._facts.pop(peer, None)
 
-    def told(self, peer: PeerId, message: Progress) -> Facts | None:
+    def told(self, peer: PeerId, message: Progress, now: float) -> Facts | None:
         """The peer told where it stands."""
         facts = self._facts.get(peer)
         if facts is None:
             return None
+        moved = message.epoch != facts.epoch or facts.pending != message.pending
+        if moved or message.samples > facts.samples:
+            facts.pace = Pace(message.step_s, message.step_samples, now)
         facts.epoch, facts.lineage, facts.total = message.epoch, message.lineage, message.total
         facts.samples, facts.rate, facts.boundary = message.samples, message.rate, message.boundary
         facts.pending, facts.joining, facts.leader = message.pending, message.joining, message.leader

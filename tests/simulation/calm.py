@@ -50,8 +50,13 @@ class Calm:
 
     def epochs(self, count: int, limit: float = 60.0) -> None:
         """Until all that live and run stand at epoch `count` or later."""
-        self.run(limit, lambda: all(n.parameters.epoch >= count for n in self.nodes if n.alive and n.running))
-        assert all(n.parameters.epoch >= count for n in self.nodes if n.alive and n.running)
+
+        def there() -> bool:
+            return all(n.parameters.epoch >= count for n in self.nodes if n.alive and n.running)
+
+        self.run(limit, there)
+        if not there():
+            self.swarm.checks.broken("Live", f"not everybody reached epoch {count} within {limit:.0f} s")
 
     def times(self, kind: str, epoch: int) -> list[float]:
         """When this was traced in this epoch, in order."""

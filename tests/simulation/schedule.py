@@ -251,6 +251,8 @@ class Schedule:
         goal = 1 + max((n.machine.epoch for n in swarm.nodes.values() if n.alive), default=0)
 
         def finished() -> bool:
+            if not any(node.alive for node in swarm.nodes.values()):
+                return True
             for node in swarm.nodes.values():
                 if node.alive and (node.parameters.epoch < goal or node.machine.role is not Role.TRAINER):
                     return False

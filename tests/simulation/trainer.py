@@ -45,6 +45,9 @@ class Node:
         self.step_seconds = step_seconds
         self.apply_seconds = step_seconds * 0.3
         self.batch = batch
+        self.noise = lambda: 0.7 + 0.6 * self.world.random.random()  # of the length of a step
+        self.began_at = self.world.now  # the step under way
+        self.last_step = 0.0
         self.clock_offset = self.world.random.uniform(0, 1000)
         self.running = True  # not stopped
         self.alive = True  # neither dead nor gone
@@ -60,7 +63,7 @@ class Node:
         self.parameters = Parameters(0, swarm.lineage)
         self.produced = 0
         self.samples: list[Sample] = []
-        self.stop_at: float = 0.0
+        self.stop_at = float("inf")
         self.stopping = False
         self.waiting = False  # in step(), without an outcome
         self.waiting_since = 0.0
@@ -88,7 +91,6 @@ class Node:
             now=self.clock(),
             role=role,
         )
-        self.stop_at = swarm.target
         self.machine.health_interval = swarm.beat
         self.world.after(step_seconds * self.world.random.random(), self._step_ends)
         self.world.after(swarm.beat * self.world.random.random(), self._beat)
@@ -185,7 +187,7 @@ class Node:
     def _local(self) -> ev.LocalProgress:
         samples = self.contribution if self.waiting else self.samples
         return ev.LocalProgress(
-            len(samples), self.batch / self.step_seconds, self.waiting, None, self.step_seconds
+            len(samples), self.batch / self.step_seconds, self.waiting, None, self.last_step, self.batch
         )
 
     def _step_ends(self) -> None:
@@ -194,6 +196,7 @@ class Node:
         if not self.running or self.hung:
             self.world.after(self.step_seconds, self._step_ends)
             return
+        self.last_step = self.world.now - self.began_at
         for _ in range(self.batch):
             self.samples.append((self.me, self.produced))
             self.produced += 1
@@ -206,8 +209,8 @@ class Node:
             self._next_step()
 
     def _next_step(self) -> None:
-        noise = 0.7 + 0.6 * self.world.random.random()
-        self.world.after(self.step_seconds * noise, self._step_ends)
+        self.began_at = self.world.now
+        self.world.after(self.step_seconds * self.noise(), self._step_ends)
 
     def leave(self) -> None:
         """SIGTERM: the training thread leaves at its next boundary."""

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import pytest
 
 from p2pavg.rounds.events import Commit, JobDone, LocalProgress, OpenJob, Resume, Role, WaitAt
 from p2pavg.rounds.machine import Machine
 from p2pavg.transport.engine import Part
 from tests.simulation.calm import Calm
+from tests.simulation.trainer import Node
 
 LOOPBACK, WAN = 0.0001, 0.05  # one way, seconds
+
+
+def steps(node: Node, twice: float = 0.0) -> Callable[[], float]:
+    """Steps of nearly equal length, a share of them twice as long."""
+    dice = random.Random(node.name)
+    return lambda: dice.uniform(0.9, 1.1) * (1 + (dice.random() < twice))
 
 
 def test_a_swarm_of_one_needs_nobody() -> None:
@@ -32,6 +42,57 @@ def test_a_swarm_of_one_needs_nobody() -> None:
     assert (commit.samples, commit.weights, commit.late) == ((10,), (10.0,), False)
     assert machine.epoch == 1
     assert machine.lineage == commit.lineage
+
+
+def test_a_peer_stops_at_the_step_that_reaches_the_target() -> None:
+    """A lone peer averages exactly the target, from the first epoch on; so after a new target."""
+    calm = Calm(1, step=0.005, batch=16, target=64)
+    calm.epochs(3)
+    assert calm.nodes[0].machine.total_samples == 3 * 64
+    calm.swarm.target = calm.nodes[0].machine.target = 128
+    calm.epochs(5)
+    assert calm.nodes[0].machine.total_samples == 3 * 64 + 2 * 128
+
+
+@pytest.mark.parametrize("peers", [2, 4])
+def test_the_last_steps_of_an_epoch_are_counted_once(peers: int) -> None:
+    """Over several peers an epoch is larger than the target by less than one more step of each."""
+    calm = Calm(peers, step=0.02, batch=4, target=40 * peers)
+    calm.epochs(8)
+    assert 40 * peers <= calm.leader.machine.total_samples / 8 < 44 * peers
+
+
+@pytest.mark.parametrize(("step", "latency"), [(0.05, LOOPBACK), (1.0, LOOPBACK), (1.0, WAN)])
+def test_peers_of_one_pace_meet_without_another_step(step: float, latency: float) -> None:
+    """Four peers that each need four steps take four: whoever comes first waits for the others' steps."""
+    calm = Calm(4, latency=latency, step=step, batch=16, target=256)
+    for node in calm.nodes:
+        node.noise = steps(node)
+    calm.epochs(10, limit=300.0)
+    assert calm.leader.machine.total_samples <= 1.02 * 10 * 256
+    assert not any(trace.fields["late"] for _, _, trace in calm.traced if trace.kind == "committed")
+
+
+def test_a_step_of_twice_the_usual_length_costs_no_vote() -> None:
+    """On a busy machine one step in ten takes twice as long: its samples are averaged all the same."""
+    calm = Calm(4, step=0.2)
+    for node in calm.nodes:
+        node.noise = steps(node, twice=0.1)
+    calm.epochs(40, limit=300.0)
+    late = [trace.fields["late"] for _, _, trace in calm.traced if trace.kind == "committed"]
+    assert sum(late) <= 0.02 * len(late)
+
+
+def test_who_waits_for_a_hung_trainer_goes_on() -> None:
+    """A step that never ends is expected for two steps; then those that waited for it compute on."""
+    calm = Calm(2, step=0.2, batch=4, target=80)
+    calm.epochs(2)
+    hung, other = calm.nodes
+    hung.hung = True
+    before = other.produced
+    calm.run(10.0, lambda: other.machine.epoch >= 3)
+    assert other.machine.epoch >= 3
+    assert other.produced - before >= 60
 
 
 @pytest.mark.parametrize("latency", [LOOPBACK, WAN])

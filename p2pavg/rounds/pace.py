@@ -1,0 +1,29 @@
+"""How far a peer will be soon: samples come in steps, and the last one tells when the next ends. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TOLERANCE = 0.25  # of a step: what is due so soon counts as there
+STOP_EARLY = 0.5  # of a step: rather wait so long for the others than begin another step
+OVERDUE = 2.0  # steps: whose next one takes so long is not counted on
+DELAY_S = 0.3  # what is told may be so old
+
+
+@dataclass(slots=True)
+class Pace:
+    """One training thread's steps. Times are seconds of the clock of whoever watches it."""
+
+    seconds: float = 0.0  # of one step; 0.0: unknown
+    samples: int = 0  # of one step
+    since: float = 0.0  # when the step under way began
+
+    def boundary(self, now: float) -> float:
+        """When its step ends; `now` if that is overdue or unknown."""
+        return max(now, self.since + self.seconds)
+
+    def more(self, at: float, now: float) -> int:
+        """Samples that it will have counted until `at` beyond those that it told."""
+        if self.seconds <= 0 or now > self.since + OVERDUE * self.seconds + DELAY_S:
+            return 0
+        return self.samples * max(0, int((at - self.since) / self.seconds + TOLERANCE))
