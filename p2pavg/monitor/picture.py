@@ -90,6 +90,8 @@ class Picture:
         """A link to it is up."""
         seen = self._peers.setdefault(peer, _Seen())
         seen.linked, seen.gone_at, seen.silent, seen.heard_at = True, None, False, now
+        seen.reports.clear()  # from now on it tells every epoch; records told some
+        seen.seconds = 0.0
 
     def unlinked(self, peer: bytes, reason: str, now: float) -> None:
         """The link to it is gone."""
