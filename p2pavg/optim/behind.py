@@ -93,8 +93,8 @@ class BehindUpdate:
     def leave(self, notice_s: float) -> None:
         deadline = time.monotonic() + notice_s
         training = self._shared.training
+        self.settle()  # first: a job that has not begun yet must arrive as usual
         self._arrive = lambda what: training.leave(what, max(0.0, deadline - time.monotonic()))
-        self.settle()
         while True:
             self._hand_in()
             if not isinstance(self._finish(), Average | Inheritance):
