@@ -22,16 +22,23 @@ MOST_CAUSES = 5
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All reports of one run, by epoch and then peer. cut: files whose last line is not whole."""
+    """All reports of one run, by epoch and then peer. cut: files whose last line is not whole.
+
+    A peer that leaves tells last what it discarded, in a report without members: no round ended.
+    """
 
     run_id: str
     reports: tuple[RoundReport, ...]
     cut: tuple[str, ...] = ()
 
+    def rounds(self) -> list[RoundReport]:
+        """The reports of epochs that ended with an average."""
+        return [report for report in self.reports if report.members]
+
     def epochs(self) -> dict[int, list[RoundReport]]:
-        """The reports of each epoch."""
+        """Those, by epoch."""
         found: dict[int, list[RoundReport]] = {}
-        for report in self.reports:
+        for report in self.rounds():
             found.setdefault(report.epoch, []).append(report)
         return found
 
@@ -54,6 +61,10 @@ def load(paths: Sequence[str | os.PathLike[str]], run_id: str | None = None) -> 
     mine = [report for report in reports if report.run_id == chosen]
     if not mine:
         raise ConfigurationError(f"no report of run {chosen!r} is there, only of {', '.join(names)}")
+    if not any(report.members for report in mine):
+        raise ConfigurationError(
+            f"no epoch of run {chosen!r} ended with an average, so there is nothing to report"
+        )
     return Run(chosen, tuple(sorted(mine, key=lambda r: (r.epoch, r.peer, r.finished_at))), tuple(cut))
 
 
@@ -102,7 +113,7 @@ def losses(run: Run) -> list[tuple[int, float]]:
 
 def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
     """JSON data: seconds, samples, bytes; shares are of all peers' wall clock."""
-    reports, epochs = run.reports, run.epochs()
+    reports, epochs = run.rounds(), run.epochs()
     began = min(report.finished_at - report.seconds_total for report in reports)
     seconds = max(report.finished_at for report in reports) - began
     samples = sum(max(report.samples for report in row) for row in epochs.values())
@@ -110,7 +121,7 @@ def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
     communication = sum(report.seconds_communication for report in reports)
     calculation = sum(report.seconds_calculation for report in reports)
     discarded: Counter[str] = Counter()
-    for report in reports:
+    for report in run.reports:
         counts = report.discarded_samples or (0,) * len(report.discarded_why)
         for why, count in zip(report.discarded_why, counts, strict=False):
             discarded[why] += count
@@ -134,7 +145,7 @@ def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
         "egress_bytes_per_hour": 3600 * sum(r.bytes_sent for r in reports) / seconds if seconds > 0 else 0.0,
         "failed_attempts": max_attempts(epochs.values()),
         "causes": _causes(reports),
-        "samples_discarded": sum(report.samples_discarded for report in reports),
+        "samples_discarded": sum(report.samples_discarded for report in run.reports),
         "discarded_why": dict(discarded),
         "lineages_most": max(len({report.lineage for report in row}) for row in epochs.values()),
         "loss_first": found[0][1] if found else None,

@@ -26,7 +26,7 @@ def draw(figure: Any, run: Run) -> None:
     epochs = sorted(run.epochs().items())
     numbers = [epoch for epoch, _ in epochs]
     _phases(axes[0], numbers, [row for _, row in epochs])
-    axes[0].set_title(f"run {run.run_id}")
+    axes[0].set_title(f"run {run.run_id}", loc="left")
     paces = [_mean([r.samples_per_second for r in row]) for _, row in epochs]
     axes[1].plot(numbers, paces, color=COLORS["transfer"])
     axes[1].set_ylabel("samples/s")
@@ -59,7 +59,7 @@ def _phases(axes: Any, numbers: Sequence[int], rows: Sequence[Sequence[RoundRepo
         total = [_mean([r.seconds_total for r in row]) for row in rows]
         axes.step(numbers, total, where="mid", color="black", linewidth=1, label="wall clock")
     axes.set_ylabel("seconds per epoch")
-    axes.legend(loc="upper right", ncols=4, fontsize="small")
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=7, fontsize="small")
 
 
 def _bytes(axes: Any, numbers: Sequence[int], rows: Sequence[Sequence[RoundReport]]) -> None:

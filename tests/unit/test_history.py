@@ -95,6 +95,25 @@ def test_failures_are_told_in_words(tmp_path: Path) -> None:
     assert "averaged apart" in said
 
 
+def test_what_a_leaving_peer_tells_counts_as_discarded_only(tmp_path: Path) -> None:
+    """The last report of a peer that leaves, without a round, changes no rate, and names its samples."""
+    fields = {
+        "members": (),
+        "samples": 0,
+        "local_samples": 0,
+        "attempts": 0,
+        "epoch": 3,
+        "finished_at": 1040.0,
+    }
+    left = report(**fields, samples_discarded=9, discarded_why=("left",), discarded_samples=(9,))
+    alone, both = ([*run_of(3), *more] for more in ([], [left]))
+    before = history.summary(history.load([write(tmp_path / "a.jsonl", alone)]))
+    after = history.summary(history.load([write(tmp_path / "b.jsonl", both)]))
+    assert after == {**before, "samples_discarded": 9, "discarded_why": {"left": 9}}
+    with pytest.raises(ConfigurationError, match="no epoch of run"):
+        history.load([write(tmp_path / "c.jsonl", [left])])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
