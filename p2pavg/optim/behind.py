@@ -54,7 +54,7 @@ class BehindUpdate:
         self._host: F32 | None = None  # averages, where sums are elsewhere
         self._scale = 1.0  # loss scale of the sums under way
         self._waiting_since: float | None = None
-        self._arrive: Callable[[Contribution], Outcome] = shared.training.arrive
+        self._arrive: Callable[[Contribution], Outcome] = lambda what: shared.training.arrive(what)
 
     @property
     def epoch(self) -> int:
