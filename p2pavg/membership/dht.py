@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from p2pavg.errors import AddressInUseError, ConfigurationError, UnreachableError
+from p2pavg.forkguard import guard
 from p2pavg.identity import Identity
 from p2pavg.membership.address import (
     Address,
@@ -321,7 +322,7 @@ def _bind(host: str, port: int) -> socket.socket:
         raise ConfigurationError(
             f"cannot listen on {host!r} ({error}); name an address of this machine"
         ) from error
-    bound = socket.socket(info[0], socket.SOCK_DGRAM)
+    bound = guard(socket.socket(info[0], socket.SOCK_DGRAM))
     try:
         if info[0] == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from p2pavg.credentials import Credentials
 from p2pavg.errors import ClosedError, P2PAvgError, ProtocolError, UnreachableError
+from p2pavg.forkguard import guard
 from p2pavg.identity import Identity, short_id
 from p2pavg.transport import greeting, handshake, listening, wire
 from p2pavg.transport.engine import Engine
-from p2pavg.transport.forkguard import guard
 from p2pavg.transport.greeting import Met
 from p2pavg.transport.handshake import Hello, Refusal
 from p2pavg.transport.link import Link, Message

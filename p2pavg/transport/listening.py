@@ -9,7 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from p2pavg.errors import AddressInUseError, ConfigurationError
-from p2pavg.transport.forkguard import guard
+from p2pavg.forkguard import guard
 
 logger = logging.getLogger("p2pavg.transport")
 

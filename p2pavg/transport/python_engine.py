@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from p2pavg import codecs
+from p2pavg.forkguard import guard
 from p2pavg.transport import sending
 from p2pavg.transport.blobs import Blob
 from p2pavg.transport.buffers import BufferPool
@@ -22,7 +23,6 @@ from p2pavg.transport.engine import (
     StreamKeys,
     StreamStats,
 )
-from p2pavg.transport.forkguard import guard
 from p2pavg.transport.frames import Header, Heartbeat, Kind
 from p2pavg.transport.heartbeat import HeartbeatLanding, OwnPulse
 from p2pavg.transport.outbox import Class, Item

@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping
 
 from p2pavg.errors import P2PAvgError, ProtocolError
+from p2pavg.forkguard import guard
 from p2pavg.identity import short_id
 from p2pavg.transport import handshake, wire
 from p2pavg.transport.engine import Engine
-from p2pavg.transport.forkguard import guard
 from p2pavg.transport.handshake import Party
 from p2pavg.transport.link import Link
 
