@@ -49,6 +49,7 @@ class Rounds:
                         "first_byte_at": report.first_byte_at,
                         "commit": report.seconds_commit,
                         "attempts": report.attempts,
+                        "members": len(report.members),
                         "wrong": epoch.wrong,
                     }
                 )

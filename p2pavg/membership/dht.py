@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from p2pavg.errors import AddressInUseError, ConfigurationError, UnreachableError
+from p2pavg import __version__
+from p2pavg.errors import AddressInUseError, ConfigurationError, IncompatiblePeerError, UnreachableError
 from p2pavg.forkguard import guard
 from p2pavg.identity import Identity
 from p2pavg.membership.address import (
@@ -31,7 +32,7 @@ from p2pavg.membership.reach import Connect, Dialler, Reachability, find_reachab
 from p2pavg.membership.reading import Reading
 from p2pavg.membership.record import KEY_BYTES, Record
 from p2pavg.membership.store import Held
-from p2pavg.membership.wire import Contact
+from p2pavg.membership.wire import VERSION, Contact
 
 logger = logging.getLogger("p2pavg.membership")
 
@@ -102,8 +103,9 @@ class DHT:
 
         Without initial peers this node is the first of a new table. `join_timeout` is in seconds.
         Raises `ConfigurationError` for a malformed "host:port", `AddressInUseError` when the port is taken,
-        `UnreachableError` when initial peers are given and none answers. A simulation passes its own `clock`,
-        `connect` and, instead of a socket, `open_endpoint`, which connects a datagram protocol to an address.
+        `UnreachableError` when initial peers are given and none answers, `IncompatiblePeerError` when those
+        that do are of another version. A simulation passes its own `clock`, `connect` and, instead of a
+        socket, `open_endpoint`, which connects a datagram protocol to an address.
         `incarnation` tells this life of the identity from earlier ones; by default milliseconds of the wall
         clock, and a clock that went back does no harm.
         """
@@ -238,6 +240,11 @@ class DHT:
                 break
             await asyncio.sleep(JOIN_RETRY_SECONDS)
         names = ", ".join(format_host_port(host, port) for host, port in self._initial_peers)
+        if self.node.rpc.other_version is not None:
+            raise IncompatiblePeerError(
+                f"the nodes at {names} speak version {self.node.rpc.other_version} of the table, this one "
+                f"(p2pavg {__version__}) version {VERSION}; install the same p2pavg version everywhere"
+            )
         hint = f"; no address is known for {unresolved[0]}" if unresolved else ""
         raise UnreachableError(
             f"none of the initial peers answered over UDP ({names}){hint}; check that one of them runs and "

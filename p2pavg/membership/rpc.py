@@ -20,16 +20,20 @@ from p2pavg.membership.throttle import Throttle
 from p2pavg.membership.wire import (
     AMPLIFICATION,
     FLAGS_OFFSET,
+    HEADER_BYTES,
     MAX_DATAGRAM,
     NO_TOKEN,
+    NOTICE,
     TOKEN_BYTES,
     TRANSACTION_BYTES,
     TRY_SHIFT,
+    VERSION,
     Contact,
     Flag,
     Message,
     decode,
     encode,
+    other_version,
 )
 
 logger = logging.getLogger("p2pavg.membership")
@@ -124,6 +128,7 @@ class Rpc(asyncio.DatagramProtocol):
     ) -> None:
         self.identity = identity
         self.client_only = client_only
+        self.other_version: int | None = None  # that a node of another version was heard to speak
         self.bytes_sent = 0
         self.bytes_received = 0
         self._service = service
@@ -160,11 +165,22 @@ class Rpc(asyncio.DatagramProtocol):
             return
         message = decode(data)
         if message is None:
-            self._complain_once(address, "is no message of this protocol version")
+            self._other(data, address)
         elif message.flags & Flag.ANSWER:
             self._answered(message, address)
         elif self._throttle.admits(address[0], self._clock()):
             self._requested(message, address, len(data))
+
+    def _other(self, data: bytes, address: Address) -> None:
+        """No message of ours. Whoever speaks another version is told so, briefly, and we remember it."""
+        version = other_version(data)
+        if version is None:
+            self._complain_once(address, "is no message of the table")
+            return
+        self.other_version = version
+        self._complain_once(address, f"is of version {version} of the table, and this is version {VERSION}")
+        if len(data) > HEADER_BYTES and self._throttle.admits(address[0], self._clock()):
+            self._send(NOTICE, address)
 
     def close(self) -> None:
         self._closed = True

@@ -126,6 +126,17 @@ def decode(data: bytes) -> Message | None:
     return Message(kind, flags, transaction, sender, token, body, proof)
 
 
+NOTICE = _MAGIC + bytes([VERSION])
+"""What a node answers to a datagram of another version: shorter than any message, so nobody answers it."""
+
+
+def other_version(data: bytes) -> int | None:
+    """The version of a message or notice of another version than ours; None for everything else."""
+    if len(data) < len(NOTICE) or data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC)] == VERSION:
+        return None
+    return data[len(_MAGIC)]
+
+
 def matches(body: list[Any], *shape: type) -> bool:
     """Whether a body has exactly these types (bool does not count as int)."""
     return len(body) == len(shape) and all(type(item) is kind for item, kind in zip(body, shape, strict=True))

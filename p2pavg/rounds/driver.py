@@ -36,6 +36,7 @@ from p2pavg.rounds.session import Session
 from p2pavg.rounds.supply import Supply
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome, TrainingSpec
 from p2pavg.transport.engine import Engine
+from p2pavg.transport.handshake import is_newer
 from p2pavg.transport.link import Link
 
 logger = logging.getLogger("p2pavg.rounds")
@@ -315,15 +316,17 @@ class Driver:
 
     def message(self, link: Link, message: dict[str, Any]) -> None:
         """A control message that belongs to the rounds. Raises ProtocolError when it is malformed."""
-        kind = message.get("t")
+        kind, newer = message.get("t"), is_newer(link.hello)
         if kind in messages.NAMES:
-            self.feed(ev.Received(link.peer_id, messages.from_dict(message)))
+            self.feed(ev.Received(link.peer_id, messages.from_dict(message, surplus=newer)))
         elif kind in KINDS:
             self.exchange.message(link, message)
         elif kind in bequest.KINDS:
             self.bequests.message(link, message)
+        elif newer:
+            logger.debug("a later version's message %r counts for nothing here", kind)
         else:
-            raise ProtocolError("a control message is of an unknown type; the sender runs another version")
+            raise ProtocolError("a control message is of an unknown type")
 
     def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None:
         """Engine event."""

@@ -319,13 +319,16 @@ def to_dict(message: Message) -> dict[str, Any]:
     return data
 
 
-def from_dict(data: Mapping[Any, Any]) -> Message:
-    """The message, or ProtocolError: unknown type, missing or surplus fields, wrong types or sizes."""
+def from_dict(data: Mapping[Any, Any], *, surplus: bool = False) -> Message:
+    """The message, or ProtocolError: unknown type, missing or surplus fields, wrong types or sizes.
+
+    surplus: fields that are not known are left out; a sender of a later minor version may add some.
+    """
     kind = _BY_NAME.get(data.get("t")) if type(data.get("t")) is str else None  # type: ignore[arg-type]
     if kind is None:
         raise malformed("an unknown type")
     checks = _FIELDS[kind]
-    if len(data) != len(checks) + 1:
+    if len(data) != len(checks) + 1 and not (surplus and len(data) > len(checks)):
         raise malformed(f"surplus or missing fields in {kind.__name__}")
     try:
         message: Message = kind(**{name: check(data[name]) for name, check in checks})

@@ -33,7 +33,7 @@ from p2pavg.identity import PEER_ID_BYTES, PUBLIC_KEY_BYTES, Identity, peer_id_o
 from p2pavg.transport.engine import StreamKeys
 from p2pavg.transport.sealing import KEY_BYTES
 
-WIRE_VERSION = 1
+WIRE_VERSION = (1, 0)  # major, minor: see "Versions" in docs/design.md
 CONTROL, DATA = 1, 2
 PREAMBLE_BYTES = 16
 MAX_HELLO_BYTES = 4096
@@ -47,7 +47,7 @@ PREAMBLE_RUN_BYTES = 6
 OTHER_RUN = "the peer at that address is in another run; check run_id and initial_peers"
 
 _MAGIC = b"P2PAVG"
-_PREAMBLE = struct.Struct("<6sHBB6s")
+_PREAMBLE = struct.Struct("<6sBBBB6s")
 _LENGTH = struct.Struct("<I")
 
 
@@ -93,23 +93,24 @@ class Party:
 
 
 def preamble(kind: int, party: Party) -> bytes:
-    return _PREAMBLE.pack(_MAGIC, WIRE_VERSION, kind, party.closed, party.run)
+    major, minor = WIRE_VERSION
+    return _PREAMBLE.pack(_MAGIC, major, minor, kind, party.closed, party.run)
 
 
 def parse_preamble(raw: bytes, mine: Party) -> int:
     """The connection's kind.
 
-    Raises ProtocolError for a stranger, Refusal for another wire version or run, and when only one of the
-    two sides has credentials.
+    Raises ProtocolError for a stranger, Refusal for another major wire version or run, and when only one of
+    the two sides has credentials.
     """
-    magic, version, kind, closed, run = _PREAMBLE.unpack(raw)
+    magic, major, minor, kind, closed, run = _PREAMBLE.unpack(raw)
     if magic != _MAGIC:
         raise ProtocolError("this is not a p2pavg connection")
-    if version != WIRE_VERSION:
+    if major != WIRE_VERSION[0]:
         raise Refusal(
             "version",
-            f"the other peer speaks wire version {version}, this one (p2pavg {__version__}) version "
-            f"{WIRE_VERSION}; install the same p2pavg version everywhere",
+            f"the other peer speaks wire version {major}.{minor}, this one (p2pavg {__version__}) version "
+            f"{WIRE_VERSION[0]}.{WIRE_VERSION[1]}; install the same p2pavg version everywhere",
         )
     if run != mine.run:
         raise Refusal("run", OTHER_RUN)
@@ -176,7 +177,7 @@ def make_hello(
     schema = bytes(facts.get("schema", b""))
     whole = {
         **facts,
-        "v": WIRE_VERSION,
+        "v": list(WIRE_VERSION),
         "run": run_tag(run_id),
         "peer": identity.peer_id,
         "key": identity.public_key,
@@ -218,6 +219,17 @@ def parse_hello(message: dict[str, Any]) -> Hello:
     if peer_id_of(hello.key) != hello.peer_id:
         raise Refusal("malformed", "a peer's id is not the hash of its key")
     return hello
+
+
+def is_newer(facts: Mapping[str, Any]) -> bool:
+    """Whether a peer with this hello is of a later minor version, and may say things not known here."""
+    version = facts.get("v")
+    return (
+        isinstance(version, list)
+        and len(version) == 2
+        and all(type(number) is int for number in version)
+        and version[1] > WIRE_VERSION[1]
+    )
 
 
 def raise_refusal(message: Mapping[str, Any]) -> None:

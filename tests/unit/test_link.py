@@ -244,7 +244,7 @@ class TestRefusing:
             return real(*about, **more)[:6] + b"\x09\x00" + real(*about, **more)[8:]
 
         monkeypatch.setattr(handshake, "preamble", changed)
-        with pytest.raises(IncompatiblePeerError, match=r"version 9, this one .* version 1;"):
+        with pytest.raises(IncompatiblePeerError, match=r"version 9\.0, this one .* version 1\.0;"):
             await a.connect(b)
 
     async def test_stolen_identity(self, hosts):
