@@ -52,6 +52,8 @@ class Counting:
     def on_progress(self, peer: PeerId, message: Progress) -> None:
         """A peer of our camp told where it stands; the view has it already."""
         core = self.core
+        if peer == core.leader():
+            self._told = ()  # our link is new to it: it may have missed what we said before
         if message.leader != core.me or message.joining:
             return
         leader = core.leader()

@@ -80,10 +80,17 @@ class Swarm:
             self.world.after(0.2, lambda: self.link(a, b))
             return
         self.network.connect(a.me, b.me, self.latency, self.chunk_seconds)
-        facts = {node.me: self._hello(node) for node in (a, b)}
         a.links[b.me] = b.links[a.me] = True
-        a.feed(facts[b.me])
-        b.feed(facts[a.me])
+        session = self.network.session[a.me, b.me]
+        for node, other in ((a, b), (b, a)):
+            hello = self._hello(other)
+
+            def up(node: Node = node, other: Node = other, hello: ev.PeerUp = hello) -> None:
+                if other.me in node.links and self.network.session[a.me, b.me] == session:
+                    node.feed(hello)
+
+            # One side is done first: what it says at once, the other may not hear.
+            self.world.after(self.world.random.choice((0.0, 0.0, 2.5 * self.latency)), up)
 
     def _hello(self, node: Node) -> ev.PeerUp:
         machine = node.machine

@@ -7,8 +7,21 @@ from collections.abc import Callable
 
 import pytest
 
-from p2pavg.rounds.events import Commit, JobDone, LocalProgress, OpenJob, Resume, Role, WaitAt
+from p2pavg.rounds.events import (
+    Commit,
+    Event,
+    JobDone,
+    LocalProgress,
+    OpenJob,
+    PeerUp,
+    Received,
+    Resume,
+    Role,
+    Send,
+    WaitAt,
+)
 from p2pavg.rounds.machine import Machine
+from p2pavg.rounds.messages import Progress
 from p2pavg.transport.engine import Part
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
@@ -117,6 +130,32 @@ def test_a_killed_peer_costs_a_fraction_of_a_second(who: str) -> None:
     calm.swarm.closed(victim, "connection reset")
     calm.epochs(epoch + 1)
     assert calm.times("begun", epoch)[-1] - killed_at <= 0.3
+
+
+def test_what_the_leader_missed_while_the_link_came_up_is_said_again() -> None:
+    """A peer that has said all before the leader's side of the link was ready says it again."""
+    me, leader, lineage = b"a" * 20, b"b" * 20, b"l" * 32
+    machine = Machine(
+        me=me, run_id="r", epoch=0, lineage=lineage, target=10, plan=lambda members: (), now=0.0
+    )
+    machine.handle(PeerUp(leader, 0, lineage, leader=leader), 0.1)
+    machine.core.sticky = leader
+
+    def said(event: Event, now: float) -> list[int]:
+        sent = [a.message for a in machine.handle(event, now) if isinstance(a, Send)]
+        return [message.samples for message in sent if isinstance(message, Progress)]
+
+    assert said(LocalProgress(5, 1.0, at_boundary=True), 0.2) == [5]
+    assert said(LocalProgress(5, 1.0, at_boundary=True), 0.3) == []
+    assert said(
+        Received(
+            leader,
+            Machine(
+                me=leader, run_id="r", epoch=0, lineage=lineage, target=10, plan=lambda members: (), now=0.0
+            ).core.progress(),
+        ),
+        0.4,
+    ) == [5]
 
 
 @pytest.mark.parametrize(("latency", "limit"), [(LOOPBACK, 1.5), (WAN, 2.5)])
