@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from p2pavg.errors import CredentialError, IncompatiblePeerError, P2PAvgError, UnreachableError
 from p2pavg.membership import PeerInfo
 from p2pavg.membership.address import format_host_port, parse_host_port
+from p2pavg.rounds.events import Role
 from p2pavg.transport import handshake
 from p2pavg.transport.endpoint import Endpoint
 
@@ -59,7 +60,9 @@ async def ask(endpoint: Endpoint, initial_peers: Iterable[str], run_id: str) -> 
     refusals: list[P2PAvgError] = []
     for address in initial_peers:
         try:
-            await endpoint.connect(*parse_host_port(address), timeout=ASK_TIMEOUT_S)
+            link = await endpoint.connect(*parse_host_port(address), timeout=ASK_TIMEOUT_S)
+            if link.hello.get("role") == Role.WATCHER.value:
+                link.close("it does not train yet; when it does, its hello is another")
         except IncompatiblePeerError as error:
             if str(error) != handshake.OTHER_RUN:
                 refusals.append(error)

@@ -18,6 +18,7 @@ from p2pavg.errors import (
     CredentialError,
     IncompatiblePeerError,
     P2PAvgError,
+    ProtocolError,
     UnreachableError,
 )
 from p2pavg.identity import Identity, short_id
@@ -47,6 +48,7 @@ DIAL_TIMEOUT_S = 5.0
 DIAL_BACKOFF_S = (0.2, 5.0)
 JOIN_TIMEOUT_S = 10.0
 LINKED_TIMEOUT_S = 1.0
+EARLY_MESSAGES = 1000
 ANNOUNCE_INTERVAL_S = 1.0
 HEARTBEAT_S = 0.1
 
@@ -66,6 +68,7 @@ class Place:
         self._dialling: dict[bytes, asyncio.Task[None]] = {}
         self._untried: dict[bytes, asyncio.Future[None]] = {}
         self._refusals: list[P2PAvgError] = []
+        self._early: list[tuple[Link, dict[str, Any]]] = []  # from peers that were faster than our start
         self._announcing: asyncio.Task[None] | None = None
         self._spec: TrainingSpec | None = None
         self._closed = False
@@ -286,6 +289,14 @@ class Place:
         for link in list(self.links.values()):
             if self._trains(link):
                 self.driver.link_up(link)
+        early, self._early = self._early, []
+        for link, message in early:
+            if self.links.get(link.peer_id) is not link:
+                continue
+            try:
+                self.message(link, message)
+            except ProtocolError as error:
+                link.close(str(error))
         self.standing_changed()
 
     async def _first_links(self) -> None:
@@ -392,7 +403,8 @@ class Place:
     def message(self, link: Link, message: dict[str, Any]) -> None:
         """Endpoint event. Raises ProtocolError, on which the endpoint drops the link."""
         if self.driver is None:
-            logger.debug("a control message came before this peer trains: %s", message.get("t"))
+            if len(self._early) < EARLY_MESSAGES:
+                self._early.append((link, message))
             return
         if message.get("t") == WATCH:
             self.watching.watch(link)

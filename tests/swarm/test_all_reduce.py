@@ -99,3 +99,19 @@ async def test_a_closed_run() -> None:
             ) as intruder:
                 with pytest.raises(CredentialError, match="credentials"):
                     await intruder.all_reduce(values[0].copy(), group_size=1)
+
+
+async def test_who_asked_a_peer_before_it_trained_sees_it_train() -> None:
+    """A peer that finds nobody in the table asks at the address it was given; that one may begin later."""
+    async with (
+        Peer("early", listen=LISTEN) as late,
+        Peer("early", listen=LISTEN, initial_peers=[late.address]) as early,
+    ):
+        values = [np.full(10, 1.0, np.float32), np.full(10, 3.0, np.float32)]
+        waiting = asyncio.create_task(early.all_reduce(values[0], group_size=2, timeout=20.0))
+        async with asyncio.timeout(DEADLINE_S):
+            while early._session is None:
+                await asyncio.sleep(0.01)
+        await asyncio.gather(waiting, late.all_reduce(values[1], group_size=2, timeout=20.0))
+        assert np.all(values[0] == 2.0)
+        assert np.array_equal(*values)
