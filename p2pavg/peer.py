@@ -247,8 +247,8 @@ class Peer:
         """On the loop thread, after every epoch."""
         if self._reports is not None:
             try:
-                with open(self._reports, "a", encoding="utf-8") as file:
-                    file.write(report.to_json() + "\n")
+                with open(self._reports, "ab", buffering=0) as file:  # one write: peers may share the file
+                    file.write(report.to_json().encode() + b"\n")
             except OSError as error:
                 logger.warning(
                     "cannot append to %s (%s); no more reports are written", self._reports, error.strerror

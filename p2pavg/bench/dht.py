@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from p2pavg.bench.common import add_output_options, emit, percentile, positive_int, progress
@@ -87,7 +88,7 @@ def _simulate(args: argparse.Namespace) -> int:
         f"{result['member_bytes_per_s_max']:.0f} at most, {cost.datagrams_per_s_mean:.1f} datagrams/s, both "
         f"directions; each sees at least {min(cost.seen)} others"
     )
-    emit(args, result, [line])
+    emit(args, result, [line], lambda figure: _draw_traffic(figure, cost.bytes_per_s))
     return 0
 
 
@@ -253,3 +254,11 @@ def _draw(figure: Any, result: dict[str, Any]) -> None:
     )
     axes.grid(alpha=0.3)
     axes.legend()
+
+
+def _draw_traffic(figure: Any, bytes_per_s: Sequence[float]) -> None:
+    axes = figure.subplots()
+    axes.hist(bytes_per_s, bins=50)
+    axes.set_xlabel("bytes per second, both directions")
+    axes.set_ylabel("members")
+    axes.set_title(f"{len(bytes_per_s)} simulated members, idle")

@@ -21,6 +21,7 @@ from p2pavg.monitor.shown import Shown, run_line
 from p2pavg.prices import PriceTable
 
 REFRESH_S = 1.0
+NICENESS = 10  # a trainer on the same machine comes first
 
 
 def register(subparsers: Any) -> None:
@@ -97,6 +98,8 @@ def run_monitor(args: argparse.Namespace) -> int:
     """Watch until SIGINT or SIGTERM."""
     import uvloop
 
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
     source = args.credentials or os.environ.get("P2PAVG_CREDENTIALS") or None
     credentials = None if source is None else Credentials.load(source)
     named = args.initial_peers or os.environ.get("P2PAVG_INITIAL_PEERS", "").replace(",", " ").split()

@@ -1,0 +1,117 @@
+"""What a monitor costs a swarm: throughput with one and without, in turn, over the same training.
+
+python bench/monitor_cost.py --peers 4 --turns 8 --seconds 10 [--json PATH]
+
+Peers sleep as long as an accelerator would compute. Each turn counts the epochs' samples and seconds that the
+first peer reports while a monitor process looks on, then while none does; each turn in the other order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from p2pavg.bench.common import environment
+from p2pavg.bench.workers import Workers
+
+RUN = "bench-rounds"
+SETTLE_S = 3.0  # until a monitor has linked to all
+
+
+@contextlib.contextmanager
+def watching(address: str) -> Iterator[None]:
+    command = [sys.executable, "-m", "p2pavg", "monitor", RUN, "--initial-peers", address, "--jsonl", "-"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        time.sleep(SETTLE_S)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def pace(path: Path, begin: float, end: float) -> float:
+    """Samples per second of whole epochs between two times, mean over the peers that report."""
+    sums: dict[str, list[float]] = {}
+    for line in path.read_text().splitlines():
+        report = json.loads(line)
+        if begin <= report["finished_at"] - report["seconds_total"] and report["finished_at"] <= end:
+            row = sums.setdefault(report["peer"], [0.0, 0.0])
+            row[0] += report["samples"]
+            row[1] += report["seconds_total"]
+    return statistics.mean(samples / seconds for samples, seconds in sums.values())
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "reports.jsonl"
+        with Workers(
+            args.peers, "p2pavg.bench.rounds_worker", environment={"P2PAVG_REPORTS": str(path)}
+        ) as workers:
+            steps = args.epoch_seconds / args.step_seconds
+            answers = workers.join(
+                target=round(args.peers * steps), step_seconds=args.step_seconds, epochs=10**9
+            )
+            for worker in workers.workers:
+                worker.send(do="train")
+            time.sleep(SETTLE_S)
+            with_one, without = [], []
+            for turn in range(args.turns):
+                for watched in (True, False) if turn % 2 else (False, True):
+                    with watching(answers[0]["address"]) if watched else contextlib.nullcontext():
+                        begin = time.time()
+                        time.sleep(args.seconds)
+                        (with_one if watched else without).append(pace(path, begin, time.time()))
+            for worker in workers.workers:
+                worker.process.kill()
+    ratios = [one / other for one, other in zip(with_one, without, strict=True)]
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "peers": args.peers,
+        "turns": args.turns,
+        "samples_per_second_watched": with_one,
+        "samples_per_second_alone": without,
+        "loss_percent_median": 100 * (1 - statistics.median(ratios)),
+        "loss_percent_mean": 100 * (1 - statistics.mean(with_one) / statistics.mean(without)),
+        "control_spread_percent": 100 * statistics.pstdev(without) / statistics.mean(without),
+        "cpu_seconds_children": used.ru_utime + used.ru_stime,
+        "environment": environment(),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--epoch-seconds", type=float, default=0.5)
+    parser.add_argument("--step-seconds", type=float, default=0.02)
+    parser.add_argument("--json", metavar="PATH")
+    args = parser.parse_args()
+    result = measure(args)
+    print(
+        f"{args.peers} peers, {args.turns} turns of {args.seconds:.0f} s each: with a monitor "
+        f"{result['loss_percent_median']:+.2f}% slower (median; mean {result['loss_percent_mean']:+.2f}%); "
+        f"turns without one spread by {result['control_spread_percent']:.2f}%"
+    )
+    if args.json is not None:
+        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
