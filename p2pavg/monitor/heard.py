@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from p2pavg.identity import PEER_ID_BYTES
 
 MOST_ROWS = 1024
 MOST_TEXT = 400
+MOST = 10**15
 _DISTANCES = tuple(Distance)
 
 
@@ -88,7 +88,7 @@ def status(message: Mapping[str, Any]) -> Status | None:
             tuple(_other(row) for row in _rows(message.get("peers"))),
             tuple(_link(row) for row in _rows(message.get("links"))),
         )
-    except (_Malformed, ValueError):
+    except _Malformed:
         return None
 
 
@@ -150,13 +150,13 @@ def _leader(value: object) -> bytes:
 
 
 def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
+    if type(value) is not int or not 0 <= value < MOST:
         raise _Malformed
     return value
 
 
 def _number(value: object) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < MOST:
         raise _Malformed
     return float(value)
 

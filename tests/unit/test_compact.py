@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pavg.compact import MAX_BYTES, CompactReport
@@ -22,6 +22,7 @@ counts = st.integers(0, 2**80)
 seconds = st.floats(0.0, 1e12)
 
 
+@settings(deadline=None)
 @given(counts, counts, seconds, seconds, st.lists(counts, min_size=5, max_size=5))
 def test_a_compact_report_is_bounded_and_comes_back(
     samples: int, received: int, total: float, moved: float, sent: list[int]
@@ -46,6 +47,7 @@ def test_a_compact_report_is_bounded_and_comes_back(
         assert back.sent == {where: count for count, where in zip(sent, Distance, strict=True) if count}
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_bytes_that_are_no_report_are_refused(data: bytes) -> None:
     """Arbitrary bytes make a report or None, and never raise."""

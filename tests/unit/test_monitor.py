@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2pavg.compact import CompactReport
@@ -184,6 +184,7 @@ def test_dollars_come_from_the_price_table() -> None:
     assert shown.dollars_per_million_samples == pytest.approx(3 * 37.0 / 3600 / 100 * 1e6)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=24),
@@ -199,6 +200,15 @@ def test_whatever_a_member_tells_does_no_harm(value: Any, field: str, kind: str)
     picture.told(A, {**status(counted=1), field: value, "t": kind}, 1.0)
     picture.told(A, {"t": kind, "kind": value, "fields": value, "report": value}, 1.0)
     assert set(states(picture.show(1.0))) >= {A, B, C}
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0, 1e308, 10**400, True, "1"])
+def test_impossible_numbers_are_no_status(value: Any) -> None:
+    """A rate that no machine has does not spoil the sums of the others."""
+    picture = three()
+    picture.told(B, status(rate=value), 1.0)
+    assert heard.status(status(rate=value)) is None
+    assert picture.show(1.0).eta_s == pytest.approx(550 / 150)
 
 
 def test_text_of_members_cannot_move_the_cursor() -> None:

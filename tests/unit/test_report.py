@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pavg.distance import Distance, distance
@@ -27,6 +27,7 @@ def total_of(spent: Phases) -> float:
     )
 
 
+@settings(deadline=None)
 @given(seconds, seconds, seconds, seconds, seconds, seconds, seconds)
 def test_plain_phases_add_up_to_the_epoch(
     calculation: float, lost: float, wait: float, formed: float, moved: float, agreed: float, update: float
@@ -48,6 +49,7 @@ def test_plain_phases_add_up_to_the_epoch(
     assert spent.overlapped == 0.0
 
 
+@settings(deadline=None)
 @given(seconds, seconds, seconds, st.floats(0.0, 1.0))
 def test_delayed_phases_add_up_less_what_was_overlapped(
     alone: float, moved: float, update: float, share: float
@@ -67,6 +69,7 @@ def test_delayed_phases_add_up_less_what_was_overlapped(
     assert spent.calculation == pytest.approx(alone + moved + update - waited, abs=1e-6)
 
 
+@settings(deadline=None)
 @given(st.floats(0.1, 100.0), seconds, seconds, st.floats(0.0, 1.0))
 def test_a_late_result_adds_up_too(total: float, moved: float, agreed: float, share: float) -> None:
     """A peer that computed while the round went on without it: the round is overlapped whole."""
