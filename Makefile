@@ -1,5 +1,5 @@
 # make demo   train a language model over three peers, lose one, gain one (about two minutes)
-# make test   run the tests          make lint   style, types, import rule
+# make test   run the tests          make lint   style, types, import rule, documentation
 # make simulation   the rounds under 10,000 seeded schedules of faults (about two minutes on two cores)
 # The first call creates .venv and installs into it; later calls install nothing.
 
@@ -30,6 +30,7 @@ lint: install
 	@$(VENV_PYTHON) -m ruff format --check .
 	@$(VENV_PYTHON) -m mypy --strict p2pavg
 	@.venv/bin/lint-imports --no-cache
+	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --strict --quiet
 
 format: install
 	@$(VENV_PYTHON) -m ruff check --fix .

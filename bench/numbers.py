@@ -1,0 +1,315 @@
+"""The tables of README.md and docs/numbers.md, made from bench/results: `python bench/numbers.py [--check]`.
+
+A table stands between `<!-- numbers: NAME -->` and `<!-- end -->`; the words around it are written by hand.
+To renew a figure, run its script with --json bench/results/FILE and then this one. `p2pavg bench VERB` goes
+into VERB.json or VERB_WHAT.json, `bench/versus.py` into versus.json, and the summary.json that `make demo`
+leaves in out/demo into demo.json. A result that is not there leaves out its rows. --check changes nothing and
+fails when a page differs from the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "numbers.md")
+PLACE = re.compile(r"(<!-- numbers: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+Row = Sequence[str]
+
+
+def results(prefix: str) -> Iterator[tuple[str, Any]]:
+    """(file name, content) of PREFIX.json and PREFIX_*.json."""
+    for path in sorted(RESULTS.glob(f"{prefix}*.json")):
+        if path.stem == prefix or path.stem.startswith(f"{prefix}_"):
+            yield path.name, json.loads(path.read_text())
+
+
+def result(name: str) -> Any:
+    """The content of NAME.json; None when it was not measured."""
+    return next((content for file, content in results(name) if file == f"{name}.json"), None)
+
+
+def table(head: Row, rows: Sequence[Row]) -> str:
+    """Markdown; empty without rows."""
+    if not rows:
+        return ""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """`digits` significant ones, without an exponent; yes or no; a dash for nothing."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "–"
+    if isinstance(value, list):
+        return number(sum(value) / len(value), digits) if value else "–"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) or float(value).is_integer():
+        return f"{int(value):,}"
+    if abs(value) < 1e-4:
+        return f"{value:.1e}"
+    whole = len(str(int(abs(value))))
+    return f"{value:.{max(0, digits - (whole if abs(value) >= 1 else 0))}f}"
+
+
+def measured(content: Any) -> str:
+    """When, on what."""
+    about = content.get("environment") if isinstance(content, dict) else None
+    if not about:
+        return "–"
+    load = about.get("load_1min")
+    busy = f", load {load:.1f}" if load is not None else ""
+    return f"{about['date'][:10]}, {about['cores']} × {about['cpu']}{busy}"
+
+
+def fractions(content: Any, *names: str, part: str = "kernels") -> str:
+    """Of the copy rate, one for each kernel."""
+    found = {kernel["name"]: kernel["fraction_of_copy"] for kernel in content["cuda"][part]}
+    return " / ".join(f"{found[name]:.2f}" for name in names)
+
+
+# ------------------------------------------------------------------------------------------ docs/numbers.md
+
+
+def same_training() -> str:
+    demo, seeds = result("demo"), result("seeds")
+    if demo is None or seeds is None:
+        return ""
+    row = [f"{demo['swarm_loss']:.4f}", f"{demo['alone_loss']:.4f}", f"{seeds['spread']:.4f}"]
+    head = ["swarm", "one process, same batches", "max − min of five seeds (`bench/seeds.py`)"]
+    return table(head, [row]) + f"\n`demo.json`; `seeds.json`: {measured(seeds)}.\n"
+
+
+def gpu_kernels() -> str:
+    content = result("gpu_kernels")
+    if content is None:
+        return ""
+    codecs = ("fp16", "bf16", "int8")
+    gradients = ("float32", "bfloat16", "float16")
+    rows = [
+        ["encode fp16 / bf16 / int8", fractions(content, *(f"encode {name}" for name in codecs))],
+        ["decode and add fp16 / bf16 / int8", fractions(content, *(f"decode+add {name}" for name in codecs))],
+        ["encode int8, stochastic rounding", fractions(content, "encode int8 stochastic")],
+        [
+            "accumulate float32 / bf16 / fp16 gradients",
+            fractions(content, *(f"accumulate {name}" for name in gradients)),
+        ],
+        [
+            "gradient to the host as fp16, encode included (of the pinned copy rate)",
+            fractions(content, "fp16: encode, copy to host", part="host"),
+        ],
+    ]
+    cuda = content["cuda"]
+    about = (
+        f"{cuda['implementation']}, {cuda['numel'] / 1e6:.0f}M values, copy {cuda['copy_gb_per_s']:,.0f} GB/s"
+    )
+    return (
+        table(["kernel", "fraction of copy"], rows) + f"\n`gpu_kernels.json`: {about}; {measured(content)}.\n"
+    )
+
+
+def pump_loopback() -> str:
+    rows, when = [], ""
+    for file, content in results("pump_loopback"):
+        by = {contender["name"]: contender for contender in content["contenders"]}
+        base = by["gloo float32"]
+
+        def times(contender: dict[str, Any]) -> str:
+            return f"{1e3 * contender['seconds_median']:.0f} / {1e3 * contender['cpu_s']:.0f}"
+
+        def ratio(contender: dict[str, Any], base: dict[str, Any] = base) -> str:
+            wall = contender["seconds_median"] / base["seconds_median"]
+            return f"{wall:.2f} / {contender['cpu_s'] / base['cpu_s']:.2f}"
+
+        row = [f"{content['peers']} × {content['numel'] / 1e6:g}M (`{file}`)", times(base)]
+        for name in ("pump fp16", "pump none"):
+            row += [times(by[name]), ratio(by[name])]
+        rows.append(row)
+        when = measured(content)
+    head = ["peers × values", "gloo float32", "pump fp16", "ratio", "pump none", "ratio"]
+    return table(head, rows) + (f"\nLast: {when}.\n" if rows else "")
+
+
+def lab_rows() -> list[dict[str, str]]:
+    return result("lab_truth") or []
+
+
+def lab_truth() -> str:
+    cells = [[row["what"], row["asked"], row["found"], row["difference"]] for row in lab_rows()]
+    return table(["measured", "asked", "found", "difference"], cells)
+
+
+def size(content: dict[str, Any]) -> str:
+    values = content.get("numel", content.get("params"))
+    return "–" if values is None else f"{values / 1e6:.3g}M"
+
+
+def network(content: dict[str, Any]) -> str:
+    return content.get("topology") or content.get("lab") or "loopback"
+
+
+VERSUS = ["peers × values", "network", "system", "seconds", "of gloo", "CPU s a peer", "of gloo", "max error"]
+
+
+def versus() -> str:
+    rows, when = [], []
+    for file, content in results("versus"):
+        when.append(f"`{file}`: {measured(content)}")
+        for row in content["rows"]:
+            cells = (
+                row["seconds_median"],
+                row["time_over_gloo"],
+                row["cpu_seconds_per_peer"],
+                row["cpu_over_gloo"],
+                row["max_abs_error"],
+            )
+            rows.append([f"{row['peers']} × {size(row)}", network(row), row["name"], *map(number, cells)])
+    return table(VERSUS, rows) + ("\n" + "; ".join(when) + ".\n" if when else "")
+
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    "allreduce": ("compression", "seconds_median", "goodput_gbps", "cpu_seconds_per_peer", "bit_identical"),
+    "penalty": ("compression", "local_over_baseline", "global_over_local", "epoch_seconds_median"),
+    "accumulate": ("device", "ratio_median", "ratio_low95", "control_ratio", "step_us_median"),
+    "rounds": ("overhead_ms_p50", "overhead_ms_p99", "commit_ms_p50", "failed_rounds"),
+    "join": ("seconds", "gbps", "epochs_missed", "donor_sps_ratio", "bit_identical"),
+    "chaos": (
+        "epochs_finished",
+        "faults_injected",
+        "hangs",
+        "divergences",
+        "samples_lost",
+        "samples_doubled",
+        "longest_stall_s",
+        "throughput_share",
+    ),
+    "dht": ("store_ms_p50", "get_ms_p50", "get_ms_p99", "found_fraction", "stale_fraction"),
+    "net": ("rtt_ms", "window_bytes", "rate_gbps", "best_streams"),
+    "monitor": ("throughput_share",),
+}
+
+
+def benches() -> str:
+    """One section for each `p2pavg bench` verb whose results are there."""
+    sections = []
+    for verb, fields in FIELDS.items():
+        rows = [
+            [
+                f"`{file}`",
+                number(content.get("peers", content.get("nodes"))),
+                size(content),
+                network(content),
+                *(number(content.get(field)) for field in fields),
+                measured(content),
+            ]
+            for file, content in results(verb)
+        ]
+        if rows:
+            head = ["file", "peers", "values", "network", *(f"`{field}`" for field in fields), "measured"]
+            sections.append(f"### `p2pavg bench {verb}`\n\n{table(head, rows)}")
+    return "\n".join(sections)
+
+
+# ------------------------------------------------------------------------------------------------ README.md
+
+
+def readme() -> str:
+    """The figures that a reader should know first."""
+    rows: list[Row] = []
+    demo, seeds = result("demo"), result("seeds")
+    if demo is not None:
+        words = (
+            "validation loss after `make demo`, with a kill and a newcomer: swarm / one process, same batches"
+        )
+        rows.append([words, f"{demo['swarm_loss']:.4f} / {demo['alone_loss']:.4f}"])
+    if seeds is not None:
+        rows.append(["max − min of five seeds in one process, for comparison", f"{seeds['spread']:.3f}"])
+    ratios = {}
+    for _, content in results("pump_loopback"):
+        seconds = {contender["name"]: contender["seconds_median"] for contender in content["contenders"]}
+        what = f"{content['peers']} × {content['numel'] / 1e6:g}M"
+        ratios[what] = f"{seconds['pump fp16'] / seconds['gloo float32']:.2f}"
+    if ratios:
+        words = f"averaging over loopback in fp16, time over gloo's: {' / '.join(ratios)} values"
+        rows.append([words, " / ".join(ratios.values())])
+    for _, content in results("penalty"):
+        if content.get("topology") is None:
+            words = f"throughput of {content['peers']} peers on one machine, of what each computes alone"
+            rows.append([words, f"{content['global_over_local']:.2f}"])
+    gpu = result("gpu_kernels")
+    if gpu is not None:
+        rows.append(
+            [
+                "CUDA kernels on an H100, of the device's copy rate: encode fp16 / decode and add fp16",
+                fractions(gpu, "encode fp16", "decode+add fp16"),
+            ]
+        )
+        rows.append(
+            [
+                "fp16 gradient from an H100 to the host, encode included, of the pinned copy rate",
+                fractions(gpu, "fp16: encode, copy to host", part="host"),
+            ]
+        )
+    off = [row["difference"] for row in lab_rows()]
+    if off:
+        most = [
+            max(abs(float(text[: -len(unit)].replace("−", "-"))) for text in off if text.endswith(unit))
+            for unit in (" ms", "%")
+        ]
+        rows.append(
+            ["emulated links: largest error of round trips / of rates", f"{most[0]:.2f} ms / {most[1]:.1f}%"]
+        )
+    return table(["", ""], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "readme": readme,
+    "same_training": same_training,
+    "gpu_kernels": gpu_kernels,
+    "pump_loopback": pump_loopback,
+    "lab_truth": lab_truth,
+    "versus": versus,
+    "benches": benches,
+}
+
+
+def render(page: str) -> str:
+    """The page with its tables made anew."""
+    return PLACE.sub(lambda place: f"{place[1]}\n{TABLES[place[2]]()}\n{place[3]}", page)
+
+
+def main() -> int:
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing, fail when a page is not up to date"
+    )
+    args = parser.parse_args()
+    stale = [path for path in PAGES if render(path.read_text()) != path.read_text()]
+    if args.check:
+        for path in stale:
+            print(
+                f"{path.relative_to(ROOT)} differs from bench/results; run python bench/numbers.py",
+                file=sys.stderr,
+            )
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(render(path.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

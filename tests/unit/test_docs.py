@@ -1,0 +1,134 @@
+"""The pages say what the code says: every error, every warning, every figure."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from p2pavg import errors
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "p2pavg"
+GUIDE = " ".join((ROOT / "docs" / "failures.md").read_text().split())
+CLASSES = [name for name, value in vars(errors).items() if isinstance(value, type)]
+LOUD = ("warning", "error", "exception", "critical")
+TOOLS = ("bench", "lab")  # their messages are about their own arguments
+
+
+def literal(node: ast.expr, names: dict[str, str]) -> str:
+    """The text of a message, with … for what is filled in."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return re.sub(r"%(\.\d+)?[srdf]", "…", text)
+        case ast.JoinedStr(values=parts):
+            return "".join(literal(part, names) if isinstance(part, ast.Constant) else "…" for part in parts)
+        case ast.BinOp(left=left, right=right):
+            return literal(left, names) + literal(right, names)
+        case ast.IfExp(body=body, orelse=orelse):
+            return max(literal(body, names), literal(orelse, names), key=len)
+        case ast.Name(id=name):
+            return names.get(name, "…")
+    return "…"
+
+
+def beginning(text: str) -> str:
+    """The first words of the longest stretch of a message before it says what to do."""
+    clause = re.split(r"[;:,] ", text)[0]
+    words = ""
+    for word in max(clause.split("…"), key=len).strip(" ('").split():
+        if len(words) + len(word) > 28:
+            break
+        words = f"{words} {word}".strip()
+    return words.rstrip(" ('")
+
+
+def calls() -> Iterator[tuple[str, str, str]]:
+    """(file and line, what is called, its message) of errors that are made and warnings that are logged."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.relative_to(PACKAGE).parts[0] in TOOLS:
+            continue
+        tree = ast.parse(path.read_text())
+        names = {
+            node.targets[0].id: node.value.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            called = ast.unparse(node.func)
+            at = f"{path.relative_to(ROOT)}:{node.lineno}"
+            if called in CLASSES:
+                yield at, called, literal(node.args[0], names)
+            elif called == "Refusal":
+                yield at, called, literal(node.args[1], names)
+            elif re.fullmatch(rf"(log|logger)\.({'|'.join(LOUD)})", called):
+                yield at, called, literal(node.args[0], names)
+
+
+MESSAGES = [(at, called, beginning(text)) for at, called, text in calls() if len(beginning(text)) > 3]
+
+
+def test_messages_are_found():
+    """The search below sees the package's messages: well over a hundred."""
+    assert len(MESSAGES) > 120
+    assert {called for _, called, _ in MESSAGES} > {"ConfigurationError", "CredentialError", "Refusal"}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_error_class_is_in_the_guide(name):
+    """Every exception class has its place in docs/failures.md."""
+    assert f"{name}" in GUIDE
+
+
+QUIET = (  # in the guide as the beginnings of messages of one kind
+    "a frame",
+    "a heartbeat",
+    "a blob chunk",
+    "a data stream",
+    "a downloaded state",
+    "a donor",
+    "this is a p2pavg",
+    "scheduler must be",
+    "run_id must be a",
+    "a hello without a right",
+    "cannot listen on",
+    "this peer is closed",
+)
+
+
+@pytest.mark.parametrize(("at", "called", "words"), MESSAGES, ids=[at for at, _, _ in MESSAGES])
+def test_every_message_is_in_the_guide(at, called, words):
+    """Every message of an exception and every warning is in docs/failures.md, by its own words."""
+    words = next((kind for kind in QUIET if words.startswith(kind)), words)
+    assert words in GUIDE, f"{at}: {called}({words!r}) is not in docs/failures.md"
+
+
+def test_figures_come_from_results():
+    """The tables of README.md and docs/numbers.md are what bench/numbers.py makes of bench/results."""
+    done = subprocess.run(
+        [sys.executable, "bench/numbers.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_shows_the_example_as_it_is():
+    """The complete script in README.md is examples/digits.py, to the letter."""
+    script = (ROOT / "examples" / "digits.py").read_text()
+    code = script.split('"""', 2)[2].lstrip("\n")
+    assert f"```python\n{code}```" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_every_page_can_be_found(page):
+    """Every page is in the navigation of mkdocs.yml."""
+    assert page.name in (ROOT / "mkdocs.yml").read_text()
