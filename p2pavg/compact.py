@@ -8,13 +8,13 @@ from typing import Any
 import msgpack
 
 from p2pavg.distance import Distance
-from p2pavg.report import RoundReport
+from p2pavg.report import PHASES, RoundReport
 
 VERSION = 1
 MAX_BYTES = 200  # of the encoded form; a whole record has to fit a datagram
 _DISTANCES = tuple(Distance)
-_COUNTS = 7  # whole numbers before the milliseconds
-_SECONDS = 8
+_COUNTS = ("epoch", "attempts", "members", "samples", "local_samples", "samples_discarded", "bytes_received")
+_SECONDS = tuple(f"seconds_{name}" for name in ("total", *PHASES, "overlapped"))
 _MOST = 2**53
 
 
@@ -42,54 +42,14 @@ class CompactReport:
     @classmethod
     def of(cls, report: RoundReport) -> CompactReport:
         """The form that travels."""
-        return cls(
-            report.epoch,
-            report.attempts,
-            len(report.members),
-            report.samples,
-            report.local_samples,
-            report.samples_discarded,
-            report.bytes_received,
-            report.seconds_total,
-            report.seconds_calculation,
-            report.seconds_waiting,
-            report.seconds_matchmaking,
-            report.seconds_transfer,
-            report.seconds_commit,
-            report.seconds_update,
-            report.seconds_overlapped,
-            report.sent_by_distance,
-        )
-
-    @property
-    def granularity(self) -> float:
-        """Calculation time over communication time; inf when nothing was communicated."""
-        spent = self.seconds_waiting + self.seconds_matchmaking + self.seconds_transfer + self.seconds_commit
-        return self.seconds_calculation / spent if spent > 0 else float("inf")
+        values: dict[str, Any] = {name: getattr(report, name) for name in (*_COUNTS, *_SECONDS)}
+        return cls(**{**values, "members": len(report.members)}, sent=report.sent_by_distance)
 
     def encode(self) -> bytes:
         """At most MAX_BYTES of msgpack, the version first."""
-        counts = [
-            self.epoch,
-            self.attempts,
-            self.members,
-            self.samples,
-            self.local_samples,
-            self.samples_discarded,
-            self.bytes_received,
-        ]
-        seconds = [
-            self.seconds_total,
-            self.seconds_calculation,
-            self.seconds_waiting,
-            self.seconds_matchmaking,
-            self.seconds_transfer,
-            self.seconds_commit,
-            self.seconds_update,
-            self.seconds_overlapped,
-        ]
-        sent = [self.sent.get(where, 0) for where in _DISTANCES]
-        numbers = [*counts, *(round(1000 * value) for value in seconds), *sent]
+        numbers = [getattr(self, name) for name in _COUNTS]
+        numbers += [round(1000 * getattr(self, name)) for name in _SECONDS]
+        numbers += [self.sent.get(where, 0) for where in _DISTANCES]
         packed: bytes = msgpack.packb([VERSION, *(max(0, min(number, _MOST)) for number in numbers)])
         return packed
 
@@ -102,13 +62,13 @@ class CompactReport:
             numbers: Any = msgpack.unpackb(data)
         except Exception:  # msgpack raises many kinds
             return None
-        expected = 1 + _COUNTS + _SECONDS + len(_DISTANCES)
+        expected = 1 + len(_COUNTS) + len(_SECONDS) + len(_DISTANCES)
         if not isinstance(numbers, list) or len(numbers) < expected or numbers[0] != VERSION:
             return None
         numbers = numbers[1:expected]
         if any(type(number) is not int or not 0 <= number <= _MOST for number in numbers):
             return None
-        counts, rest = numbers[:_COUNTS], numbers[_COUNTS:]
-        seconds: list[Any] = [number / 1000 for number in rest[:_SECONDS]]
-        sent = dict(zip(_DISTANCES, rest[_SECONDS:], strict=True))
-        return cls(*counts, *seconds, {where: count for where, count in sent.items() if count})
+        names = (*_COUNTS, *_SECONDS, *_DISTANCES)
+        told: dict[str, Any] = dict(zip(names, numbers, strict=True))
+        values = {name: told[name] for name in _COUNTS} | {name: told[name] / 1000 for name in _SECONDS}
+        return cls(**values, sent={where: told[where] for where in _DISTANCES if told[where]})

@@ -89,7 +89,9 @@ def test_a_monitor_adds_no_member_and_no_stream(tmp_path: Path) -> None:
                 check=True,
             )
         reports = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(json.loads(table.stdout)["peers"]) == 2
+    listed = json.loads(table.stdout)["peers"]
+    assert len(listed) == 2
+    assert all(peer["samples_per_second"] > 0 for peer in listed)
     late = [r for r in reports if r["epoch"] >= first["epoch"]]
     assert {len(r["members"]) for r in late} == {2}
     assert {len(r["links"]) for r in late} == {1}
