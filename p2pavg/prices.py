@@ -1,16 +1,4 @@
-"""PriceTable: what peers and their traffic cost, from a TOML file. Dollars stand for any currency.
-
-    [peer_hour]            # dollars per hour of one peer, by the longest beginning of its region
-    default = 0.35
-    "us-east" = 0.32
-
-    [gb]                   # dollars per GB (1e9 bytes) that a peer sends, by class of link
-    host = 0.0
-    zone = 0.0
-    region = 0.01
-    continent = 0.02
-    world = 0.08
-"""
+"""PriceTable: what peers and their traffic cost, from a TOML file. Dollars stand for any currency."""
 
 from __future__ import annotations
 
@@ -26,6 +14,20 @@ from p2pavg.errors import ConfigurationError
 
 GB = 1e9
 DEFAULT = "default"
+
+EXAMPLE = """\
+[peer_hour]          # dollars per hour of one peer, by the longest beginning of its region
+default = 0.35
+"us-east" = 0.32
+
+[gb]                 # dollars per GB (1e9 bytes) that a peer sends, by class of link
+host = 0.0
+zone = 0.0
+region = 0.01
+continent = 0.02
+world = 0.08
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:

@@ -18,9 +18,10 @@ from p2pavg.credentials import Credentials
 from p2pavg.errors import ConfigurationError
 from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.shown import Shown, run_line
-from p2pavg.prices import PriceTable
+from p2pavg.prices import EXAMPLE, PriceTable
 
 REFRESH_S = 1.0
+PRICES_HELP = "a price table:\n\n" + EXAMPLE
 NICENESS = 10  # a trainer on the same machine comes first
 
 
@@ -29,9 +30,10 @@ def register(subparsers: Any) -> None:
     monitor = subparsers.add_parser(
         "monitor",
         help="watch a run live, without slowing it",
-        description="Shows a run as it is now, every second: its progress, its peers, their links, and what "
+        description="Shows a run as it is now, every second: its progress, its peers, their links, and what\n"
         "happened. It takes no part in the run. Ends with Ctrl-C.",
-        epilog="example: p2pavg monitor my-run --initial-peers 10.0.0.5:31330",
+        epilog="example: p2pavg monitor my-run --initial-peers 10.0.0.5:31330\n\n" + PRICES_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = monitor.add_argument
     add("run_id", metavar="RUN")
@@ -45,7 +47,8 @@ def register(subparsers: Any) -> None:
         "report",
         help="turn a run's reports into one page of plots and a summary",
         description="Reads what P2PAVG_REPORTS=PATH made peers write, and says in words how the run went.",
-        epilog="example: p2pavg report reports.jsonl --plot run.png",
+        epilog="example: p2pavg report reports.jsonl --plot run.png\n\n" + PRICES_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = report.add_argument
     add("paths", nargs="+", metavar="JSONL", help="reports of one run, of one or more peers")
@@ -64,7 +67,7 @@ def _add_prices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prices",
         metavar="TOML",
-        help="what peers and traffic cost: [peer_hour] by region and [gb] by class of link",
+        help="what peers and traffic cost; see below",
     )
 
 
@@ -88,9 +91,14 @@ def run_report(args: argparse.Namespace) -> int:
             with _writing(args.json) as file:
                 file.write(json.dumps(summary, indent=1, allow_nan=False) + "\n")
     plot = args.plot or f"{args.paths[0]}.png"
-    save_plot(plot, lambda figure: page.draw(figure, run), size=(11.0, 12.0))
-    if args.json != "-":
-        print(f"drawn: {plot}")
+    told = sys.stderr if args.json == "-" else sys.stdout
+    try:
+        save_plot(plot, lambda figure: page.draw(figure, run), size=(11.0, 12.0))
+        print(f"drawn: {plot}", file=told)
+    except ConfigurationError as error:
+        if args.plot is not None:
+            raise
+        print(f"not drawn: {error}", file=told)
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -169,3 +170,16 @@ def test_the_command_draws_a_page_and_speaks(tmp_path: Path, capsys: pytest.Capt
     assert cli.main(["report", str(two), "--plot", str(tmp_path / "x.svg"), "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["epochs"] == 1
     assert (tmp_path / "x.svg").stat().st_size > 1000
+
+
+def test_without_matplotlib_the_words_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A picture that nobody asked for by name is no failure; one that was is, with what to install."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    path = write(tmp_path / "r.jsonl", run_of(2))
+    assert cli.main(["report", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "2 epochs" in said
+    assert "p2pavg[plot]" in said
+    assert cli.main(["report", str(path), "--plot", "x.png"]) == 1
