@@ -1,0 +1,331 @@
+"""Averaging against the links' true rates, in the lab: `python bench/line_rate.py --help`.
+
+long      two-300ms, 100M values in fp16: automatic streams, one stream, and 16 raw TCP streams that move the
+          same bytes both ways
+quarter   two-300ms, 25M values
+idle      two-300ms, 100M values, with a minute without traffic before every round
+flowcap   two-300ms-flowcap: bytes over the time from the first to the last gradient byte
+streams   every topology: automatic against fixed numbers of streams
+shares    mixed and clouds-4: against the shortest time that any part sizes allow (a linear program)
+encrypted two-300ms: a closed run beside an open one
+
+Needs root or unprivileged user namespaces, and scipy for `shares`. Every figure is a median of rounds after a
+first one; it is void when the lab's router was late (`void_reason`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from p2pavg.bench.common import environment  # noqa: E402
+from p2pavg.bench.workers import Workers, serve  # noqa: E402
+from p2pavg.lab.topology import Topology, load, shipped  # noqa: E402
+
+DEADLINE_S = 300.0
+PAYLOAD = 1448 / 1500  # of the IP bytes of a full segment
+RAW_PORT = 7070
+SIZES = {"home-4": 400_000, "mixed": 4_000_000, "clouds-4": 5_000_000}  # values; elsewhere 10M
+
+
+# ----------------------------------------------------------------------------------------------- raw streams
+
+
+class RawStreams:
+    """The worker of `long`: k plain TCP connections between two hosts that stay open."""
+
+    def start(self, config: dict[str, Any]) -> dict[str, Any]:
+        """The first worker listens; the second connects."""
+        self.size = config["bytes"] // config["streams"]
+        self.acceptor = threading.Thread()
+        own, peer = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1"), config["initial_peers"]
+        if peer:
+            self.sockets = [socket.create_connection((peer[0], RAW_PORT)) for _ in range(config["streams"])]
+            return {"address": own}
+        listener = socket.create_server((own, RAW_PORT), backlog=64)
+
+        def accept() -> None:
+            self.sockets = [listener.accept()[0] for _ in range(config["streams"])]
+
+        self.acceptor = threading.Thread(target=accept, daemon=True)
+        self.acceptor.start()
+        return {"address": own}
+
+    def round(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Send and receive `bytes` in all."""
+        if self.acceptor.ident is not None:
+            self.acceptor.join()
+        start = time.monotonic()
+        threads = [
+            threading.Thread(target=work, args=(s,))
+            for s in self.sockets
+            for work in (self._send, self._take)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {"seconds": time.monotonic() - start}
+
+    def _send(self, sock: socket.socket) -> None:
+        sock.sendall(bytes(self.size))
+
+    def _take(self, sock: socket.socket) -> None:
+        buffer, left = bytearray(1 << 20), self.size
+        while left:
+            left -= sock.recv_into(buffer, min(left, len(buffer)))
+
+
+# ------------------------------------------------------------------------------------------------ contestants
+
+
+class Contestant:
+    """Some peers in a lab of their own."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers = workers
+        self.rounds: list[list[dict[str, Any]]] = []
+
+    def play(self, fill: bool = True) -> None:
+        """One round."""
+        if fill:
+            self.workers.all(deadline_s=DEADLINE_S, do="fill")
+        self.rounds.append(self.workers.all(deadline_s=DEADLINE_S, do="round", index=len(self.rounds)))
+
+    def result(self) -> dict[str, Any]:
+        """Medians without the first round."""
+        rounds = self.rounds[1:]
+        seconds = [max(answer["seconds"] for answer in answers) for answers in rounds]
+        found: dict[str, Any] = {"seconds": statistics.median(seconds), "all_seconds": seconds}
+        verdict = self.workers.lab_verdict().get("lab", {})
+        found["void_reason"] = verdict.get("void_reason")
+        if "streams" in rounds[0][0]:
+            found["streams"] = max(answer["streams"] for answer in rounds[-1])
+            found["bit_identical"] = all(len({a["digest"] for a in answers}) == 1 for answers in rounds)
+            found["goodput_gbps"] = statistics.median(
+                8e-9
+                * statistics.median(a["bytes_sent"] for a in answers)
+                / (max(a["last_byte_at"] for a in answers) - min(a["first_byte_at"] for a in answers))
+                for answers in rounds
+            )
+            found["phases"] = {
+                name: statistics.median(a[name] for answers in rounds for a in answers)
+                for name in ("waiting", "matchmaking", "transfer", "commit", "update")
+            }
+        return found
+
+
+def averaging(
+    topology: str, peers: int, numel: int, streams: str = "auto", encrypted: bool = False
+) -> Contestant:
+    """p2pavg in fp16."""
+    from p2pavg.credentials import new_secret
+
+    workers = Workers(peers, "p2pavg.bench.allreduce_worker", topology=topology)
+    workers.join(
+        numel=numel,
+        peers=peers,
+        compression="fp16",
+        streams=streams if streams == "auto" else int(streams),
+        beside="none",
+        credentials=new_secret("bench-allreduce") if encrypted else None,
+    )
+    return Contestant(workers)
+
+
+def raw(topology: str, total: int, streams: int) -> Contestant:
+    """Plain TCP connections."""
+    workers = Workers(2, "", topology=topology, argv=[sys.executable, __file__, "--raw-worker"])
+    workers.join(bytes=total, streams=streams)
+    return Contestant(workers)
+
+
+def in_turn(
+    makers: Mapping[str, Callable[[], Contestant]], rounds: int, idle_s: float = 0.0
+) -> dict[str, Any]:
+    """Each contestant lives alone while it plays: two labs at once would share the machine's cores."""
+    found: dict[str, Any] = {}
+    for name, make in makers.items():
+        contestant = make()
+        with contestant.workers:
+            for index in range(rounds + 1):
+                if index:
+                    time.sleep(idle_s)
+                contestant.play(fill=not name.startswith("raw"))
+            found[name] = contestant.result()
+        print(f"  {name}: {found[name]['seconds']:.3f} s", flush=True)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------- sections
+
+
+def long(rounds: int) -> dict[str, Any]:
+    """100M values over 300 ms."""
+    numel = 100_000_000
+    found = in_turn(
+        {
+            "auto": partial(averaging, "two-300ms", 2, numel),
+            "raw 16 streams": partial(raw, "two-300ms", 2 * numel, 16),
+            "1 stream": partial(averaging, "two-300ms", 2, numel, "1"),
+        },
+        rounds,
+    )
+    auto = found["auto"]["seconds"]
+    found["over_one_stream"] = found["1 stream"]["seconds"] / auto
+    found["over_raw"] = (auto - 3 * 0.3) / found["raw 16 streams"]["seconds"]
+    return found
+
+
+def quarter(rounds: int) -> dict[str, Any]:
+    """25M values over 300 ms."""
+    return in_turn({"auto": partial(averaging, "two-300ms", 2, 25_000_000)}, rounds)
+
+
+def idle(rounds: int) -> dict[str, Any]:
+    """A minute of silence before every round."""
+    numel = 100_000_000
+    found = in_turn({"auto": partial(averaging, "two-300ms", 2, numel)}, min(rounds, 3), 60.0)
+    found |= in_turn({"1 stream": partial(averaging, "two-300ms", 2, numel, "1")}, 2, 60.0)
+    found["over_one_stream"] = found["1 stream"]["seconds"] / found["auto"]["seconds"]
+    return found
+
+
+def flowcap(rounds: int) -> dict[str, Any]:
+    """A cap on each flow."""
+    found = in_turn({"auto": partial(averaging, "two-300ms-flowcap", 2, 100_000_000)}, rounds)
+    found["goodput_over_rate"] = (
+        found["auto"]["goodput_gbps"] / load("two-300ms-flowcap").rate_mbps("a", "b") * 1e3
+    )
+    return found
+
+
+def streams(rounds: int) -> dict[str, Any]:
+    """Automatic against fixed."""
+    found: dict[str, Any] = {}
+    for name in shipped():
+        print(name, flush=True)
+        shape, numel = load(name), SIZES.get(name, 10_000_000)
+        peers = min(4, len(shape.hosts))
+        makers = {k: partial(averaging, name, peers, numel, k) for k in ("auto", "1", "4", "8", "16")}
+        rows = in_turn(makers, min(rounds, 5))
+        best = min(row["seconds"] for k, row in rows.items() if k != "auto")
+        found[name] = {
+            **rows,
+            "auto_over_best": rows["auto"]["seconds"] / best,
+            "numel": numel,
+            "peers": peers,
+        }
+    return found
+
+
+def optimum(shape: Topology, peers: int, numel: int) -> float:
+    """Seconds that the transfer takes at least: the best part sizes for the true rates,
+    by linear programming.
+
+    Peer i owns p_i values: it sends p_j to every owner j, and p_i to everybody; so does everybody else.
+    """
+    from scipy.optimize import linprog
+
+    hosts = shape.hosts[:peers]
+    n, bits = len(hosts), 16 / PAYLOAD
+    rows, limits = [], []
+
+    def bound(coefficients: list[float], mbps: float) -> None:
+        if mbps:
+            rows.append([bits * c for c in coefficients] + [-mbps * 1e6])
+            limits.append(0.0)
+
+    for i, host in enumerate(hosts):
+        node = shape.nodes.get(host)
+        out = [float(n - 1) if j == i else 1.0 for j in range(n)]
+        if node is not None:
+            bound(out, node.egress_mbps)
+            bound(out, node.ingress_mbps)
+        for j, other in enumerate(hosts):
+            if i != j:
+                bound([1.0 if k in (i, j) else 0.0 for k in range(n)], shape.paths[host, other].rate_mbps)
+    solved = linprog(
+        [0.0] * n + [1.0],
+        A_ub=rows,
+        b_ub=limits,
+        A_eq=[[1.0] * n + [0.0]],
+        b_eq=[float(numel)],
+        bounds=[(0, None)] * (n + 1),
+    )
+    return float(solved.x[-1])
+
+
+def shares(rounds: int) -> dict[str, Any]:
+    """Parts by bandwidth, where bandwidths differ."""
+    found: dict[str, Any] = {}
+    for name, peers, numel in (("mixed", 4, 10_000_000), ("clouds-4", 8, 25_000_000)):
+        shape = load(name)
+        row = in_turn({name: partial(averaging, name, peers, numel)}, rounds)[name]
+        row["optimum"] = optimum(shape, peers, numel)
+        row["over_optimum"] = row["seconds"] / row["optimum"]
+        row["transfer_over_optimum"] = row["phases"]["transfer"] / row["optimum"]
+        found[name] = row
+    return found
+
+
+def encrypted(rounds: int) -> dict[str, Any]:
+    """Open beside closed."""
+    found = in_turn(
+        {
+            "plain": partial(averaging, "two-300ms", 2, 100_000_000),
+            "encrypted": partial(averaging, "two-300ms", 2, 100_000_000, encrypted=True),
+        },
+        rounds,
+    )
+    found["rate_over_plain"] = found["plain"]["phases"]["transfer"] / found["encrypted"]["phases"]["transfer"]
+    return found
+
+
+SECTIONS = {f.__name__: f for f in (long, quarter, idle, flowcap, streams, shares, encrypted)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; none: all")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="sections are added to what the file holds")
+    args = parser.parse_args()
+    unknown = set(args.sections) - set(SECTIONS)
+    if unknown:
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    found = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+    for name in args.sections or SECTIONS:
+        print(name, flush=True)
+        found[name] = SECTIONS[name](args.rounds)
+        print(json.dumps({k: v for k, v in found[name].items() if not isinstance(v, dict)}), flush=True)
+        found["environment"] = environment()
+        if args.json:
+            args.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--raw-worker"]:
+        worker = RawStreams()
+        sys.exit(serve({"start": worker.start, "round": worker.round}))
+    try:
+        sys.exit(main())
+    except (subprocess.SubprocessError, OSError) as error:
+        sys.exit(f"line_rate: {error}")
