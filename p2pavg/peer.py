@@ -190,7 +190,7 @@ class Peer:
             raise ConfigurationError(
                 "this peer already trains; use one Peer for each optimizer, under its own run_id"
             )
-        session = Session(thread.loop, 0, place.engine.note_trainer)
+        session = Session(thread.loop, spec.start.epoch if spec.start else 0, place.engine.note_trainer)
         thread.run(place.train(session, spec))
         self._session = session
         return session

@@ -32,7 +32,7 @@ from p2pavg.rounds.link_meter import LinkMeter
 from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.recorder import Recorder
 from p2pavg.rounds.session import Session
-from p2pavg.rounds.training import TrainingSpec
+from p2pavg.rounds.training import Start, TrainingSpec
 from p2pavg.rounds.watching import WATCH, Watching, status
 from p2pavg.settings import Settings
 from p2pavg.transport import pump_engine
@@ -234,7 +234,8 @@ class Place:
         IncompatiblePeerError.
         """
         self._spec = spec
-        lineage = first_lineage(self.settings.run_id.encode(), spec.initial_digest)
+        fresh = Start(0, first_lineage(self.settings.run_id.encode(), spec.initial_digest))
+        start = spec.start or fresh
         self.endpoint.hello.update(
             schema=spec.schema,
             terms={
@@ -242,10 +243,10 @@ class Place:
                 "compression": spec.compression,
                 "model": ", ".join(spec.describe) or f"{spec.numel} values",
             },
-            epoch=0,
-            lineage=lineage,
+            epoch=start.epoch,
+            lineage=start.lineage,
             role=ev.Role.TRAINER.value,
-            total=0,
+            total=start.history[-1].total if start.history else 0,
             leader=b"",
         )
         await asyncio.gather(self.view.refresh_now(), self._learn_reachability())
@@ -260,17 +261,19 @@ class Place:
         if not self.links:
             trainers = [info for info in self.view.peers.values() if info.role == "trainer"]
             advice.warn_of_unreachable(trainers, self.settings.run_id)
-        role, epoch = ev.Role.TRAINER, 0
+        role = ev.Role.TRAINER
         others = [
             link.hello for link in self.links.values() if link.hello.get("role") == ev.Role.TRAINER.value
         ]
-        if any((facts["epoch"], facts["lineage"]) != (0, lineage) for facts in others):
-            role = ev.Role.JOINER
+        for facts in others:
+            if facts["epoch"] > start.epoch or (start.epoch == 0 and facts["lineage"] != start.lineage):
+                role = ev.Role.JOINER
         machine = Machine(
             me=self.peer_id,
             run_id=self.settings.run_id,
-            epoch=epoch,
-            lineage=lineage,
+            epoch=start.epoch,
+            lineage=start.lineage,
+            history=start.history,
             role=role,
             target=spec.target_batch_size,
             plan=_planner(spec.numel),
@@ -451,6 +454,7 @@ class Place:
                 await asyncio.wait_for(driver.farewell.left.wait(), notice_s)
             except TimeoutError:
                 logger.info("left the run in the middle of a round")
+            await driver.saved()
         self._closed = True
         for task in (*self._dialling.values(), self._announcing):
             if task is not None:

@@ -99,6 +99,18 @@ def check_notice(leave_notice_s: object) -> None:
         )
 
 
+def check_checkpoints(checkpoint_dir: object, checkpoint_epochs: object) -> None:
+    """Raises ConfigurationError unless checkpoint_epochs is None or a whole number, with a directory."""
+    if checkpoint_epochs is None:
+        return
+    if isinstance(checkpoint_epochs, bool) or not isinstance(checkpoint_epochs, int) or checkpoint_epochs < 1:
+        raise ConfigurationError(
+            f"checkpoint_epochs must be a whole number of at least 1, not {checkpoint_epochs!r}"
+        )
+    if checkpoint_dir is None:
+        raise ConfigurationError("checkpoint_epochs needs checkpoint_dir: name a directory")
+
+
 def check_built(**options: tuple[object, object]) -> None:
     """Raises ConfigurationError for an option (value, default) that this version does not act on."""
     for name, (value, default) in options.items():

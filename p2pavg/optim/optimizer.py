@@ -25,13 +25,17 @@ from p2pavg.optim.masters import Masters, replace_parameters
 from p2pavg.optim.microbatches import Microbatches
 from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
 from p2pavg.optim.path import open_cuda_path
+from p2pavg.optim.resume import SOFTWARE, Resumable, Stateful, numbered
 from p2pavg.optim.state import TrainingState, parameters_of, schema
 from p2pavg.optim.update import Shared, Update, WaitingUpdate
 from p2pavg.peer import Peer
 from p2pavg.report import RoundReport
-from p2pavg.rounds.training import TrainingSpec
+from p2pavg.rounds.checkpoints import About, Checkpoints
+from p2pavg.rounds.saver import Saving
+from p2pavg.rounds.training import Start, TrainingSpec
 
 log = logging.getLogger("p2pavg.optim")
+CHECKPOINT_EPOCHS = 10
 
 
 class CollaborativeOptimizer(torch.optim.Optimizer):
@@ -61,9 +65,12 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     region: where this peer is, for people and plans.
     credentials: file or string of the run's credentials; None: from P2PAVG_CREDENTIALS, or else an open run.
     buffers: "average": floating-point buffers of the model (BatchNorm statistics) are averaged every epoch.
-    resync_epochs, max_upload_mbps, checkpoint_dir, checkpoint_epochs: not built yet; refused.
+    checkpoint_dir: write a checkpoint there every checkpoint_epochs (None: 10) epochs, keep the last three,
+    and begin with the newest that is there, unless the swarm is further.
+    resync_epochs, max_upload_mbps: not built yet; refused.
     leave_notice_s: how long it may take, after close() or SIGTERM, to hand over what was accumulated.
     on_round: called with each RoundReport.
+    extras: by name, what else belongs to the run and has a state_dict(): a GradScaler, a sampler.
     model: the module whose buffers belong to the state; None: found through the parameters it owns.
 
     Raises ConfigurationError for arguments that cannot work, UnreachableError when no initial peer answers,
@@ -92,7 +99,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         resync_epochs: int | None = None,
         buffers: str = "average",
         max_upload_mbps: float | None = None,
-        checkpoint_dir: str | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_epochs: int | None = None,
         leave_notice_s: float = 30,
         listen: str = "0.0.0.0:31330",
@@ -102,6 +109,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         credentials: str | os.PathLike[str] | None = None,
         on_round: Callable[[RoundReport], None] | None = None,
         model: nn.Module | None = None,
+        extras: Mapping[str, Stateful] | None = None,
     ) -> None:
         arguments.check_optimizer(optimizer)
         arguments.check_run_id(run_id)
@@ -110,12 +118,11 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         arguments.check_reduction(loss_reduction)
         arguments.check_clipping(max_grad_norm)
         arguments.check_notice(leave_notice_s)
+        arguments.check_checkpoints(checkpoint_dir, checkpoint_epochs)
         arguments.check_built(
             resync_epochs=(resync_epochs, None),
             buffers=(buffers, "average"),
             max_upload_mbps=(max_upload_mbps, None),
-            checkpoint_dir=(checkpoint_dir, None),
-            checkpoint_epochs=(checkpoint_epochs, None),
         )
         super().__init__([{"params": parameters_of(optimizer)}], {})
         self.inner = optimizer
@@ -138,7 +145,12 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             self._masters = Masters(optimizer, offload_optimizer)
         self._mirror_inner()
         self._places = places_of(self._flat.params, modules)
-        self._state = TrainingState(optimizer, scheduler, self._buffers.agreed)
+        self._state = TrainingState(optimizer, scheduler, self._buffers.agreed, extras)
+        self._resumable = Resumable(schema(optimizer), scheduler, self._masters, extras or {})
+        self._saving: Saving | None = None
+        if checkpoint_dir is not None:
+            about = About(run_id, self._resumable.schema, ", ".join(self._describe()), SOFTWARE)
+            self._saving = Saving(Checkpoints(checkpoint_dir, about), checkpoint_epochs or CHECKPOINT_EPOCHS)
         self._target_batch_size = target_batch_size
         self._compression = compression
         self._build_peer = partial(
@@ -155,13 +167,25 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             on_round=on_round,
         )
         try:
-            self._join()
+            self._join(self._load_checkpoint())
         except BaseException:
             self.close(0.0)
             raise
         sigterm.watch(self, leave_notice_s)
 
-    def _join(self) -> None:
+    def _load_checkpoint(self) -> Start | None:
+        """The newest checkpoint of the directory, if there is one: where the run goes on."""
+        found = None if self._saving is None else self._saving.checkpoints.newest()
+        if found is None:
+            return None
+        self._state.load(found.state.meta, found.state.buffers)
+        self._buffers.restore()
+        if self._masters is not None:
+            self._masters.publish()
+        log.info("going on from %s", found.path)
+        return Start(found.state.epoch, found.state.lineage, found.history)
+
+    def _join(self, start: Start | None) -> None:
         """Enter the run, and load the swarm's state when it has gone on without us."""
         self.peer = self._build_peer()
         self.peer.start()
@@ -169,11 +193,13 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             TrainingSpec(
                 target_batch_size=self._target_batch_size,
                 numel=self._flat.layout.numel,
-                schema=schema(self.inner),
+                schema=self._resumable.schema,
                 initial_digest=self._state.initial_digest(),
                 compression=self._compression,
                 state=self._state,
                 inherits=True,
+                saving=self._saving,
+                start=start,
                 describe=self._describe(),
                 allocate=self._flat.allocate,
             )
@@ -308,36 +334,32 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner state_dict, with the scheduler's, the epoch and the lineage under "p2pavg"."""
+        """The inner state_dict, and under "p2pavg" where the run stands, with its scheduler and extras.
+
+        Together with the model's state_dict() it is the whole state of the run: it goes on from there though
+        no peer lives any more. What this peer has accumulated since the last step is not in it.
+        """
         self._update.settle()
-        state = self.inner.state_dict()
-        report = self.last_report
-        state["p2pavg"] = {
-            "epoch": self.epoch,
-            "lineage": "" if report is None else report.lineage,
-            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-            "masters": None if self._masters is None else self._masters.copies(),
-        }
-        return state
+        return {**self.inner.state_dict(), "p2pavg": self._resumable.save(self._training)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint, and enter the run anew from there: this peer's accumulated samples are dropped.
 
-        Where the swarm is elsewhere by then, its state replaces the checkpoint's.
+        Load the model's state_dict() first. Where the swarm is further by then, its state replaces the
+        checkpoint's. Raises StateError when it is of another model or optimizer.
         """
         state = dict(state_dict)
         ours = state.pop("p2pavg", None)
+        state["state"] = numbered(state["state"]) if "state" in state else {}  # without any, nothing is saved
+        self._resumable.check(ours)
         self.peer.close()
         self._update.close()
         self.inner.load_state_dict(state)
         self._mirror_inner()
-        if self._scheduler is not None and ours is not None and ours["scheduler"] is not None:
-            self._scheduler.load_state_dict(ours["scheduler"])
-        if self._masters is not None:
-            self._masters.collect(None if ours is None else ours.get("masters"))
+        start = self._resumable.load(ours)
         self._buffers.read_agreed()
         self._flat.clear()
-        self._join()
+        self._join(start)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raises ConfigurationError: copies of a place in a swarm would speak for one peer."""

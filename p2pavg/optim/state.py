@@ -11,6 +11,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from p2pavg.errors import StateError
+from p2pavg.optim.resume import Stateful, load_extras
 from p2pavg.optim.store import dense_stride
 from p2pavg.optim.tree import U8, TreeWriter, unpack
 from p2pavg.rounds.training import Section, Snapshot
@@ -47,7 +48,8 @@ def schema(optimizer: torch.optim.Optimizer) -> bytes:
 class TrainingState:
     """A StateSource over live objects.
 
-    buffers: returns the model's buffers, each time in the same order.
+    buffers: returns the model's buffers, each time in the same order. extras: by name, what else belongs to
+    the run; their state_dict() is called on a background thread, between two updates.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class TrainingState:
         optimizer: torch.optim.Optimizer,
         scheduler: LRScheduler | None,
         buffers: Callable[[], Sequence[torch.Tensor]],
+        extras: Mapping[str, Stateful] | None = None,
     ) -> None:
+        self._extras = extras or {}
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._buffers = buffers
@@ -84,6 +88,7 @@ class TrainingState:
             "options": shared_options(optimizer),
             "optimizer": self._optimizer_state(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "extras": {name: extra.state_dict() for name, extra in self._extras.items()},
         }
         meta, sections = {}, {}
         for name, part in parts.items():
@@ -102,7 +107,7 @@ class TrainingState:
         try:
             parts = {
                 name: unpack(meta[name], buffers[name])
-                for name in ("parameters", "buffers", "options", "optimizer", "scheduler")
+                for name in ("parameters", "buffers", "options", "optimizer", "scheduler", "extras")
             }
         except KeyError as error:
             raise StateError(f"a downloaded state has no {error}; the donor runs another version") from error
@@ -129,6 +134,7 @@ class TrainingState:
                     self._optimizer.state[param] = _placed(state, param.device, step_on_device)
         if self._scheduler is not None and parts["scheduler"] is not None:
             self._scheduler.load_state_dict(parts["scheduler"])
+        load_extras(self._extras, parts["extras"])
 
 
 def _check_tensors(what: str, downloaded: Sequence[Any], live: Sequence[torch.Tensor]) -> None:

@@ -32,6 +32,7 @@ from p2pavg.rounds.farewell import Farewell
 from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.pulse import Pulse
 from p2pavg.rounds.recorder import Recorder
+from p2pavg.rounds.saver import Saver
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.supply import Supply
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome, TrainingSpec
@@ -96,6 +97,15 @@ class Driver:
             lambda epoch, lineage: spec.inherits and machine.has_been_at(epoch, lineage),
             self._inherit,
         )
+        self._saver: Saver | None = None
+        if spec.saving is not None:
+            self._saver = Saver(
+                spec.saving,
+                spec.state,
+                session.applying,
+                lambda: session.standing,
+                lambda: self.machine.history,
+            )
         self.farewell = Farewell(session, self._deliveries, self.bequests, self._pulse, self.feed)
         self._closed = False
         session.standing = session.next_standing = (machine.epoch, machine.lineage)
@@ -121,6 +131,15 @@ class Driver:
     def moving(self) -> bool:
         """Whether gradients flow now."""
         return bool(self._jobs.running())
+
+    async def saved(self) -> None:
+        """Wait for a checkpoint that is being written."""
+        if self._saver is not None:
+            await self._saver.close()
+
+    def tell_history(self, answer: Future[tuple[ev.Generation, ...]]) -> None:
+        """The training thread asks what led here."""
+        answer.set_result(self.machine.history)
 
     def set_target(self, samples: int) -> None:
         """Samples that make an epoch from now on."""
@@ -207,6 +226,8 @@ class Driver:
                 commit, seconds_update, extra, steps, discarded, self._peer.links, waited
             )
             self._discarded.clear()
+            if self._saver is not None:
+                self._saver.applied(commit.ballot.epoch + 1)
             self.feed(ev.Applied(commit.ballot.epoch + 1, commit.lineage))
         elif isinstance(outcome, Heal):
             self.recorder.healed(time.monotonic())

@@ -10,11 +10,10 @@ from p2pavg.errors import StateError
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.donor import Donor
 from p2pavg.rounds.downloader import Downloader
+from p2pavg.rounds.history import Generations, from_rows, to_rows
 from p2pavg.rounds.training import State
 from p2pavg.transport.link import Link
 
-History = tuple[ev.Generation, ...]
-HISTORY_SENT = 1024  # generations that travel with a state
 KINDS = frozenset({"state", "state-chunks", "state-done"})
 
 
@@ -26,7 +25,7 @@ class StateExchange:
         donor: Donor,
         downloader: Downloader,
         links: Mapping[bytes, Link],
-        history: Callable[[], History | None],
+        history: Callable[[], Generations | None],
     ) -> None:
         """links: by peer, a live view. history: of this peer; None while it waits for a state itself."""
         self.donor = donor
@@ -40,12 +39,12 @@ class StateExchange:
         for task in self._answering:
             task.cancel()
 
-    async def fetch(self, wanted: ev.StartHeal) -> tuple[State, History]:
+    async def fetch(self, wanted: ev.StartHeal) -> tuple[State, Generations]:
         """A state to heal with, and its donor's history. Raises StateError when nobody can give one."""
         trainers = [p for p, link in self._links.items() if link.hello.get("role") == ev.Role.TRAINER.value]
         donors = list(dict.fromkeys([*wanted.donors, *trainers]))  # links that came up meanwhile serve too
         state, facts = await self.downloader.fetch(donors, self._links, wanted.epoch)
-        return state, _parse_history(facts)
+        return state, from_rows(facts.get("history"))
 
     def message(self, link: Link, message: dict[str, Any]) -> None:
         """One of `KINDS` from a newcomer."""
@@ -80,21 +79,5 @@ class StateExchange:
         if manifest is None:
             link.reply(request, {"busy": True})
             return
-        rows = [
-            [g.epoch, g.lineage, g.transfer, g.samples, g.total, g.leader]
-            for g in self._history() or ()
-            if g.epoch < manifest.epoch
-        ]
-        link.reply(request, {**manifest.to_message(), "history": rows[-HISTORY_SENT:]})
-
-
-def _parse_history(facts: Mapping[str, Any]) -> History:
-    """Raises StateError."""
-    try:
-        rows = [tuple(row) for row in facts["history"][-HISTORY_SENT:]]
-    except (KeyError, TypeError):
-        rows = [()]
-    kinds = (int, bytes, int, int, int, bytes)
-    if any(tuple(type(field) for field in row) != kinds for row in rows):
-        raise StateError("a donor told its history wrongly; another donor will be asked")
-    return tuple(ev.Generation(*row) for row in rows)
+        rows = to_rows(self._history() or (), manifest.epoch)
+        link.reply(request, {**manifest.to_message(), "history": rows})

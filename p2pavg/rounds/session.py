@@ -15,6 +15,7 @@ from typing import Protocol
 
 from p2pavg.errors import ClosedError
 from p2pavg.report import RoundReport
+from p2pavg.rounds.events import Generation
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome
 
 REPORT_INTERVAL_S = 0.02  # how often count() may wake the loop thread, and only when the target is near
@@ -42,6 +43,8 @@ class LoopSide(Protocol):
     ) -> None: ...
 
     def discarded(self, samples: int, why: str) -> None: ...
+
+    def tell_history(self, answer: Future[tuple[Generation, ...]]) -> None: ...
 
 
 class Session:
@@ -149,6 +152,15 @@ class Session:
             return KeepGoing()
         finally:
             self.at_boundary = False
+
+    def history(self) -> tuple[Generation, ...]:
+        """The generations that led to `standing`. Raises ClosedError."""
+        answer: Future[tuple[Generation, ...]] = Future()
+        self._post("tell_history", answer)
+        try:
+            return answer.result(REPORT_TIMEOUT_S)
+        except TimeoutError:
+            raise ClosedError("this peer is closed; build a new optimizer to train on") from None
 
     def inherited(self, samples: int) -> None:
         """Another peer's sums are in ours."""

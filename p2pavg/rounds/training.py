@@ -12,13 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from p2pavg.allreduce.encoded import EncodedResult
 from p2pavg.codecs import Codec
+from p2pavg.rounds.events import Generation
+
+if TYPE_CHECKING:
+    from p2pavg.rounds.saver import Saving
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
@@ -174,6 +178,13 @@ class Training(Protocol):
         KeepGoing: it is over. What was an Average or Inheritance is to be applied first, then called again.
         """
 
+    @property
+    def standing(self) -> tuple[int, bytes]:
+        """(epoch, lineage) of the parameters."""
+
+    def history(self) -> tuple[Generation, ...]:
+        """The generations that led there, and perhaps some that are yet to be applied."""
+
     def inherited(self, samples: int) -> None:
         """The last Inheritance is in the sums."""
 
@@ -194,6 +205,15 @@ class Training(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run goes on after a checkpoint was loaded."""
+
+    epoch: int
+    lineage: bytes
+    history: tuple[Generation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingSpec:
     """What all peers of a run must agree on, and what this one brings."""
 
@@ -205,6 +225,8 @@ class TrainingSpec:
     initial_digest: bytes  # 32 bytes: sha256 of the initial parameters and buffers
     compression: str
     state: StateSource
+    saving: Saving | None = None  # checkpoints; None: none are written
+    start: Start | None = None  # None: at epoch 0, from the initial parameters
     inherits: bool = False  # takes over what peers that leave have accumulated
     describe: Sequence[str] = ()  # words for error messages, e.g. the model's class and parameter count
     allocate: Callable[[int], U8] | None = None  # host memory for results: uint8[n]; None: ordinary memory

@@ -11,6 +11,7 @@ import numpy as np
 
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
+from p2pavg.rounds.events import Generation
 from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome, TrainingSpec
 from p2pavg.transport.engine import Part
 
@@ -111,7 +112,7 @@ class FakeTraining:
 
     def __init__(self, swarm: FakeSwarm, spec: TrainingSpec, rank: int) -> None:
         self.swarm, self.spec, self.rank = swarm, spec, rank
-        self.epoch = 0
+        self.epoch = 0 if spec.start is None else spec.start.epoch
         self.counted = 0
         self.outcomes: list[Outcome] = []
         self.seen: list[Outcome] = []
@@ -121,6 +122,13 @@ class FakeTraining:
         with self.swarm.condition:
             self.counted += samples
             return bool(self.outcomes) or self.swarm.total() >= self.spec.target_batch_size
+
+    @property
+    def standing(self) -> tuple[int, bytes]:
+        return self.epoch, b"lineage"
+
+    def history(self) -> tuple[Generation, ...]:
+        return ()
 
     def samples(self) -> int:
         return self.counted
