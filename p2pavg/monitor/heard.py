@@ -64,8 +64,9 @@ class Told:
     epoch: int
     peer: bytes | None
     why: str
-    number: int  # attempt, or contributors, or the epoch of a state; by kind
+    number: int  # contributors of a round, or the epoch of a state; by kind
     final: bool
+    attempt: int = 0
 
 
 class _Malformed(Exception):
@@ -99,7 +100,7 @@ def event(message: Mapping[str, Any]) -> Told | None:
         if not isinstance(fields, dict):
             return None
         peer = fields.get("peer", fields.get("leader"))
-        number = fields.get("contributors", fields.get("to", fields.get("attempt", 0)))
+        number = fields.get("contributors", fields.get("to", 0))
         return Told(
             _text(message.get("kind")),
             _count(fields.get("epoch")),
@@ -107,6 +108,7 @@ def event(message: Mapping[str, Any]) -> Told | None:
             _text(fields.get("why", "")),
             _count(number),
             fields.get("final") is True,
+            _count(fields.get("attempt", 0)),
         )
     except _Malformed:
         return None

@@ -246,7 +246,7 @@ class Picture:
         if seen is not None and seen.status is not None and seen.status.counted is not None:
             counted, at = seen.status.counted, seen.status_at
             if seen.status.epoch < epoch:
-                counted = 0
+                counted, at = 0, max(at, seen.reported_at)
         else:
             told = [s for s in here.values() if s.status is not None and s.status.epoch == epoch]
             counted = sum(s.status.samples for s in told if s.status is not None)

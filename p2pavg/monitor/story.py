@@ -35,9 +35,12 @@ class Story:
         self._said: dict[tuple[object, ...], float] = {}
         self._number = 0
         self._leader: bytes | None = None
+        self._epoch = 0  # the newest that anybody told of
+        self._round = (-1, -1)  # the newest round: epoch, attempt
 
     def told(self, by: bytes, event: Told, now: float) -> None:
         """A member told of an event."""
+        self._epoch = max(self._epoch, event.epoch)
         if event.kind == "begun":
             self._begun(event)
             return
@@ -70,13 +73,16 @@ class Story:
 
     def _begun(self, event: Told) -> None:
         """A round began: if somebody was lost in this epoch, it goes on without."""
+        if (event.epoch, event.attempt) <= self._round:
+            return  # another member told of it, or one that was stopped catches up
+        self._round = (event.epoch, event.attempt)
         for line in reversed(self.lines):
             if line.epoch == event.epoch and line.broken:
-                line.went_on = event.number
+                line.went_on = line.went_on or event.number
                 return
 
     def _led(self, event: Told, now: float) -> None:
-        if event.peer is None or event.peer == self._leader:
+        if event.peer is None or event.peer == self._leader or event.epoch < self._epoch:
             return
         before, self._leader = self._leader, event.peer
         if before is not None and self._is_new(("leader", event.peer, event.epoch), now):

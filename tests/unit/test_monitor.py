@@ -137,6 +137,32 @@ def test_a_failed_attempt_and_its_retry_are_one_sentence() -> None:
     assert events(picture.show(2.0)) == ["an attempt of epoch 4 failed (no heartbeat); round retried with 3"]
 
 
+def test_a_stopped_member_that_catches_up_rewrites_nothing() -> None:
+    """What a peer tells of rounds and leaders that the others left behind counts for nothing."""
+    picture = three()
+    picture.told(A, event("leader", leader=A), 0.5)
+    picture.told(A, event("begun", attempt=0, contributors=3), 0.5)
+    picture.told(A, event("excluded", peer=C, why="no heartbeat"), 1.0)
+    picture.told(A, event("begun", attempt=1, contributors=2), 1.1)
+    picture.told(B, event("begun", attempt=0, contributors=3), 1.2)
+    picture.told(
+        A, {"t": "event", "kind": "begun", "fields": {"epoch": 5, "attempt": 0, "contributors": 2}}, 2.0
+    )
+    picture.told(C, event("begun", attempt=0, contributors=3), 5.0)
+    picture.told(C, event("leader", leader=B), 5.0)
+    assert events(picture.show(5.0)) == [
+        f"peer {short_id(C)} is left out of epoch 4 (no heartbeat); round retried with 2"
+    ]
+
+
+def test_progress_starts_anew_when_an_epoch_ends() -> None:
+    """Between two statuses of the leader its report says that the next epoch began."""
+    picture = three()
+    picture.told(A, told_of(4, samples=1000, seconds_total=10.0), 0.6)
+    shown = picture.show(0.8)
+    assert (shown.epoch, shown.samples) == (5, 30)
+
+
 def test_a_peer_that_others_still_hear_is_not_gone() -> None:
     """Only our own link to it broke: members that told since then see it."""
     picture = three()
