@@ -20,8 +20,6 @@ from p2pavg.rounds.training import Average, Contribution, KeepGoing, Snapshot, T
 if TYPE_CHECKING:
     from p2pavg.peer import Peer
 
-AGAIN_S = 0.01  # after the rounds let this peer go on: it has nothing to compute, and waits again
-
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
@@ -112,13 +110,13 @@ class Averager:
                 session.count(1)
             outcome = session.arrive(contribution, max(0.0, deadline - time.monotonic()))
             if isinstance(outcome, KeepGoing):
-                if time.monotonic() >= deadline:
+                left = deadline - time.monotonic()
+                if left <= 0 or not session.wait_until_wanted(left):
                     session.discard("no group came together")
                     raise RoundFailedError(
                         f"no group came together within {timeout:.0f} s; "
                         f"check that all peers call all_reduce, or raise timeout="
                     )
-                time.sleep(AGAIN_S)
                 continue
             start = time.monotonic()
             if isinstance(outcome, Average) and not outcome.late:

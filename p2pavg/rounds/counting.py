@@ -149,6 +149,7 @@ class Counting:
             self._reached = False
             core.disarm("grace")
             if core.boundary and not self._will_be_reached():
+                core.wait_at(others)
                 core.resume()
             return
         if not self._reached:

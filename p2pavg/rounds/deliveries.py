@@ -113,6 +113,6 @@ class Deliveries:
 
     def refresh_attention(self) -> None:
         """Whether the training thread has to come to a boundary."""
-        self._session.attention = (
+        self._session.set_attention(
             self.stopping or bool(self._queue) or bool(self._inherited) or self.downloading
         )

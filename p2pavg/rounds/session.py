@@ -72,6 +72,7 @@ class Session:
         self._target = 0
         self._since = time.monotonic()  # of the epoch
         self.attention = False
+        self._word = threading.Event()  # the loop thread may want this peer at a boundary now
         self.at_boundary = False
         self._step_began = self._since
         self.step_seconds = 0.0  # of the last step, without waiting
@@ -101,7 +102,7 @@ class Session:
         self.step_seconds, self.step_samples = now - self._step_began, samples
         self._step_began = now
         self._note_trainer()
-        if self.attention or self._samples >= self.stop_at or self._failure is not None:
+        if self._wanted():
             return True
         if now >= self._report_at:
             self._report_at = now + REPORT_INTERVAL_S
@@ -166,6 +167,20 @@ class Session:
         """Another peer's sums are in ours."""
         self._samples += samples
 
+    def wait_until_wanted(self, timeout: float) -> bool:
+        """For whoever has nothing to compute: block until `count` would have said so. False: not in time."""
+        deadline = time.monotonic() + timeout
+        while True:
+            self._word.clear()
+            if self._wanted():
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._word.wait(left):
+                return self._wanted()
+
+    def _wanted(self) -> bool:
+        return self.attention or self._samples >= self.stop_at or self._failure is not None
+
     def _outcome(self, answer: Future[Outcome], timeout: float | None) -> Outcome:
         try:
             return answer.result(timeout)
@@ -209,9 +224,9 @@ class Session:
             self._recorded = None
         return self._last_report
 
-    def discard(self, why: str) -> None:
-        """Drop the samples counted so far; the next report names them."""
-        lost, self._samples = self._samples, 0
+    def discard(self, why: str, since: int = 0) -> None:
+        """Drop the samples counted so far, except the last `since`; the next report names them."""
+        lost, self._samples = self._samples - since, since
         if lost:
             self._post("discarded", lost, why)
             self._post("progress")
@@ -224,6 +239,13 @@ class Session:
         """
         self._target = target
         self.stop_at = math.inf if others is None else max(1, target - others)
+        self._word.set()
+
+    def set_attention(self, wanted: bool) -> None:
+        """Whether this peer is wanted at its next boundary, however many samples it has."""
+        self.attention = wanted
+        if wanted:
+            self._word.set()
 
     def left(self, report: RoundReport) -> None:
         """The last report: what was lost by leaving."""
@@ -232,6 +254,7 @@ class Session:
     def fail(self, error: BaseException) -> None:
         """Every later `arrive` raises `error`."""
         self._failure = error
+        self._word.set()
 
     def _post(self, method: str, *arguments: object) -> None:
         side = self._side

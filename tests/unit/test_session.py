@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
+from p2pavg.errors import ClosedError
 from p2pavg.rounds import session as module
 from p2pavg.rounds.session import NEAR_S, REPORT_INTERVAL_S, Session
 
@@ -69,3 +71,22 @@ def test_count_stops_where_the_target_is_reached(clock: list[float], others: int
     session, _ = connected(1000, others)
     clock[0] += 1.0
     assert session.count(4) is stops
+
+
+@pytest.mark.parametrize("how", ["target", "stop", "failure"])
+def test_who_has_nothing_to_compute_is_woken_by_the_next_word(how: str) -> None:
+    """wait_until_wanted returns when the target is reached, a round forms, or all is over."""
+    session, _ = connected(4, 0)
+    session.count(1)
+    assert session.wait_until_wanted(0.001) is False
+    woken: list[bool] = []
+    waiting = threading.Thread(target=lambda: woken.append(session.wait_until_wanted(60.0)))
+    waiting.start()
+    if how == "target":
+        session.set_stop(3, 4)
+    elif how == "stop":
+        session.set_attention(True)
+    else:
+        session.fail(ClosedError("over"))
+    waiting.join(30.0)
+    assert woken == [True]
