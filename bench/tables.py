@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/numbers.md, made from bench/results: `python bench/numbers.py [--check]`.
+"""The tables of README.md and docs/numbers.md, made from bench/results: `python bench/tables.py [--check]`.
 
 A table stands between `<!-- numbers: NAME -->` and `<!-- end -->`; the words around it are written by hand.
 To renew a figure, run its script with --json bench/results/FILE and then this one. `p2pavg bench VERB` goes
@@ -302,7 +302,7 @@ def main() -> int:
     if args.check:
         for path in stale:
             print(
-                f"{path.relative_to(ROOT)} differs from bench/results; run python bench/numbers.py",
+                f"{path.relative_to(ROOT)} differs from bench/results; run python bench/tables.py",
                 file=sys.stderr,
             )
         return 1 if stale else 0
