@@ -1,41 +1,155 @@
-"""The GPU story in one run: correctness first, then times. `python bench/gpu.py [--json PATH]`."""
+"""The GPU story in one run: correctness first, then times. `python -m bench.gpu --out DIR --budget 540`.
+
+Every section runs whatever became of the others; DIR/gpu.json is written after each.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
+import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from bench import gpu_kernels
 from p2pavg import native
-from p2pavg.bench import codec, codec_cuda, common
+from p2pavg.bench import common
+
+ROOT = Path(__file__).resolve().parent.parent
+Section = Callable[[float], Any]
+
+
+class Story:
+    """Runs sections within a budget, and keeps what they found."""
+
+    def __init__(self, out: Path, budget_s: float) -> None:
+        self._path = out / "gpu.json"
+        self._end = time.monotonic() + budget_s
+        self.found: dict[str, Any] = {"environment": common.environment(), "sections": {}}
+        self.failed = 0
+
+    @property
+    def left(self) -> float:
+        return self._end - time.monotonic()
+
+    def section(self, name: str, needs_s: float, work: Section) -> None:
+        """work(seconds that are left) -> its findings. Skipped when less than `needs_s` is left."""
+        begun = time.monotonic()
+        entry: dict[str, Any] = {}
+        if self.left < needs_s:
+            entry["skipped"] = f"needs {needs_s:.0f} s, {self.left:.0f} s are left"
+        else:
+            try:
+                entry["found"] = work(self.left)
+            except BaseException as error:
+                self.failed += 1
+                entry["error"] = f"{type(error).__name__}: {error}"[:2000]
+                entry["where"] = traceback.format_exc()[-3000:]
+        entry["seconds"] = round(time.monotonic() - begun, 2)
+        self.found["sections"][name] = entry
+        self._path.write_text(json.dumps(self.found, indent=1, default=str) + "\n")
+        state = "error" if "error" in entry else "skipped" if "skipped" in entry else "ok"
+        print(f"{state}: {name} ({entry['seconds']:.1f} s)", flush=True)
+        if state != "ok":
+            print("   ", entry.get("error") or entry["skipped"], flush=True)
+        elif isinstance(entry["found"], dict):
+            print("   ", _short(entry["found"]), flush=True)
+
+
+def _short(found: dict[str, Any]) -> str:
+    plain = {k: v for k, v in found.items() if not isinstance(v, list)}
+    text = json.dumps(plain, default=lambda value: str(value)[:80])
+    return text if len(text) <= 900 else text[:900] + " ..."
+
+
+def tests(left: float) -> dict[str, Any]:
+    """The tests that need a device."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--timeout=100"]
+    files = ["tests/unit/test_optimizer_gpu.py"]
+    done = subprocess.run(
+        command + files, cwd=ROOT, capture_output=True, text=True, timeout=min(left, 150), check=False
+    )
+    if done.returncode:
+        raise AssertionError(done.stdout[-2500:] + done.stderr[-500:])
+    return {"tail": done.stdout.splitlines()[-1:]}
+
+
+def kernels(left: float) -> dict[str, Any]:
+    """Every kernel against the CPU's bits or float64."""
+    from bench import gpu_kernels
+
+    found = {}
+    for check in gpu_kernels.CHECKS:
+        begun = time.monotonic()
+        check()
+        found[check.__name__] = round(time.monotonic() - begun, 2)
+    return found
+
+
+def kernel_rates(left: float) -> dict[str, Any]:
+    """Kernels beside a device copy, and the way to the host beside a pinned copy."""
+    from p2pavg.bench import codec_cuda
+
+    found: dict[str, Any] = codec_cuda.measure(1 << 28, 7)
+    return found
+
+
+def model(name: str, scaled: bool, pairs: int, seconds: float) -> Section:
+    def work(left: float) -> dict[str, Any]:
+        from bench import gpu_models
+
+        until = time.monotonic() + min(seconds, left - 20)
+        job = gpu_models.MODELS[name]()
+        try:
+            found = gpu_models.measure(job, 6, pairs, scaled, until)
+            if not scaled:
+                found["boundary"] = gpu_models.boundary(job)
+            return found
+        finally:
+            del job
+            gpu_models.forget()
+
+    return work
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write all figures there")
-    parser.add_argument("--numel", type=int, default=1 << 28)
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), help="results go there")
+    parser.add_argument("--budget", type=float, default=540, help="seconds in all")
+    parser.add_argument("--only", nargs="*", default=None, help="sections whose names begin so")
     args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     if native.cuda() is None:
         print("No usable CUDA device, or p2pavg was built without its CUDA module.", file=sys.stderr)
         return 1
-    for check in gpu_kernels.CHECKS:
-        check()
-        print(f"ok: {check.__doc__}", flush=True)
-    result = {"environment": common.environment()}
-    for name, measured in (
-        ("cuda", codec_cuda.measure(args.numel, args.rounds)),
-        ("cpu", codec.measure_cpu(1 << 26, 5)),
-    ):
-        result[name] = measured
-        print(*codec.table(measured), sep="\n", flush=True)
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+    import torch
+
+    from bench import gpu_pair, gpu_path
+
+    torch.backends.cudnn.benchmark = True
+    story = Story(args.out, args.budget)
+    sections: list[tuple[str, float, Section]] = [("kernels", 20, kernels)]
+    sections += [(f"path {it.__name__}", 15, lambda left, it=it: it()) for it in gpu_path.CHECKS]
+    sections += [
+        ("tests", 30, tests),
+        ("pair exact", 60, lambda left: gpu_pair.check_exact()),
+        ("model resnet152", 30, model("resnet152", False, 20, 60)),
+        ("model xlmr_large", 30, model("xlmr_large", False, 20, 60)),
+        ("model convnext_large", 30, model("convnext_large", False, 20, 70)),
+        ("pair together", 100, lambda left: gpu_pair.together(min(100.0, left / 2 - 5))),
+        ("model resnet152 scaled", 25, model("resnet152", True, 20, 45)),
+        ("kernel rates", 25, kernel_rates),
+    ]
+    for name, needs, work in sections:
+        if args.only is None or any(name.startswith(wanted) for wanted in args.only):
+            story.section(name, needs, work)
+            torch.cuda.empty_cache()
+    print(f"{story.failed} sections failed; {story.left:.0f} s of the budget are left")
+    return 0 if story.failed == 0 else 1
 
 
 if __name__ == "__main__":

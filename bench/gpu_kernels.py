@@ -153,6 +153,24 @@ def check_accumulate() -> None:
         assert flag.item() == 1, f"accumulate {dtype}: an infinity went unnoticed"
 
 
+def check_scale() -> None:
+    """Sums are rescaled when the scale differs, and cleared when the flag is set, else left to the bit."""
+    for n in (0, 1, 4097, 10_000_019):
+        x = torch.randn(n + 1, device="cuda")[1:]
+        wanted, current = torch.tensor(1024.0, device="cuda"), torch.tensor(1024.0, device="cuda")
+        y = x.clone()
+        device.rescale(y, wanted, current)
+        assert torch.equal(x, y), f"rescale by 1: {n}"
+        wanted.fill_(300.0)
+        device.rescale(y, wanted, current)
+        assert torch.equal(y, x * (wanted / 1024.0)), f"rescale: {n}"
+        assert current.item() == 300.0
+        device.clear_if(y, torch.zeros((), device="cuda"))
+        assert torch.equal(y, x * (wanted / 1024.0)), f"clear without need: {n}"
+        device.clear_if(y, torch.ones((), device="cuda"))
+        assert not y.any(), f"clear: {n}"
+
+
 def check_host_path() -> None:
     """Downloads give the CPU's bytes, uploads its values, part by part, with little device memory."""
     n, chunk = 20_000_003, 1 << 17
@@ -203,5 +221,6 @@ CHECKS: tuple[Callable[[], None], ...] = (
     check_decode,
     check_float64,
     check_accumulate,
+    check_scale,
     check_host_path,
 )

@@ -103,6 +103,21 @@ def accumulate(
         )
 
 
+def rescale(data: torch.Tensor, wanted: torch.Tensor, current: torch.Tensor) -> None:
+    """data *= wanted / current, then current <- wanted; next to nothing where they are equal.
+
+    data: float32[n]; wanted, current: float32 with one element each, on the same device.
+    """
+    n = _flat(data, torch.float32)
+    _module().rescale(data.data_ptr(), n, _scalar(wanted, data), _scalar(current, data), _stream(data))
+
+
+def clear_if(data: torch.Tensor, flag: torch.Tensor) -> None:
+    """data <- 0 unless flag is 0. data: float32[n]; flag: float32 with one element on the same device."""
+    n = _flat(data, torch.float32)
+    _module().clear_if(data.data_ptr(), n, _scalar(flag, data), _stream(data))
+
+
 def encoded_bytes(codec: Codec, parts: Parts, chunk: int) -> int:
     """Bytes of all encoded chunks."""
     total = 0
@@ -283,6 +298,12 @@ def _flag(flag: torch.Tensor, like: torch.Tensor) -> int:
     if flag.dtype != torch.int32 or flag.device != like.device or flag.numel() != 1:
         raise ValueError("the flag must be one int32 on the device of the gradient")
     return flag.data_ptr()
+
+
+def _scalar(tensor: torch.Tensor, like: torch.Tensor) -> int:
+    if tensor.dtype != torch.float32 or tensor.device != like.device or tensor.numel() != 1:
+        raise ValueError("one float32 on the device of the gradient is needed")
+    return tensor.data_ptr()
 
 
 def _stream(tensor: torch.Tensor) -> int:

@@ -39,6 +39,12 @@ cudaError_t decode(int codec, const uint8_t *src, size_t n, size_t chunk, float 
 
 cudaError_t accumulate(const Term *terms, size_t count, FloatType type, float scale, int *flag, cudaStream_t stream);
 
+// data *= *wanted / *current where they differ; then *current = *wanted.
+cudaError_t rescale(float *data, size_t n, const float *wanted, float *current, cudaStream_t stream);
+
+// data = 0 unless *flag is 0.
+cudaError_t clear_if(float *data, size_t n, const float *flag, cudaStream_t stream);
+
 // Whether the kernels run on the current device: cudaSuccess, or what is wrong.
 cudaError_t usable();
 

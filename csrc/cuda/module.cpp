@@ -72,6 +72,15 @@ void accumulate_device(const std::vector<uintptr_t> &src, const std::vector<uint
           "accumulating");
 }
 
+void rescale_device(uintptr_t data, size_t n, uintptr_t wanted, uintptr_t current, uintptr_t stream) {
+    check(rescale(pointer<float>(data), n, pointer<const float>(wanted), pointer<float>(current), stream_of(stream)),
+          "rescaling");
+}
+
+void clear_device(uintptr_t data, size_t n, uintptr_t flag, uintptr_t stream) {
+    check(clear_if(pointer<float>(data), n, pointer<const float>(flag), stream_of(stream)), "clearing");
+}
+
 // Page-locked host memory, freed with the array.
 nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> pinned(size_t bytes) {
     void *memory = nullptr;
@@ -108,6 +117,8 @@ NB_MODULE(_cuda, m) {
     m.def("decode", &decode_device, "codec"_a, "src"_a, "n"_a, "chunk"_a, "scale"_a, "add"_a, "dst"_a, "flag"_a,
           "stream"_a);
     m.def("accumulate", &accumulate_device, "src"_a, "dst"_a, "counts"_a, "type"_a, "scale"_a, "flag"_a, "stream"_a);
+    m.def("rescale", &rescale_device, "data"_a, "n"_a, "wanted"_a, "current"_a, "stream"_a);
+    m.def("clear_if", &clear_device, "data"_a, "n"_a, "flag"_a, "stream"_a);
     m.def("pinned", &pinned, "nbytes"_a);
 
     nb::class_<Transfer>(m, "Transfer")

@@ -66,13 +66,13 @@ class BehindUpdate:
             if isinstance(self._finish(), KeepGoing):
                 return
 
-    def count(self, samples: int, drop: str = "") -> None:
+    def count(self, samples: int, drop: str = "", since: int = 0) -> None:
         if drop:
             self.settle()
         with self._counting:
             due = self._shared.training.count(samples)
         if drop:
-            self._shared.drop(drop)
+            self._shared.drop(drop, since)
         self._since += samples  # first of all: an error from below must leave this microbatch counted
         if self._job is not None and self._job.done():
             self._finish()
@@ -110,7 +110,7 @@ class BehindUpdate:
 
     def _hand_in(self) -> None:
         shared = self._shared
-        samples = shared.training.samples()
+        samples = shared.samples()
         taken = None
         if samples:
             factor = shared.factor(samples)

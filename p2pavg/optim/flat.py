@@ -80,7 +80,8 @@ class FlatGradients:
         self._loose = False
         self._staging: F32 | None = None
         self._spare: Store | None = None
-        self.rescale: Callable[[], float] = lambda: 1.0  # asked once per backward, before it adds to the sums
+        # Called with the sums once per backward, before it adds to them.
+        self.before_backward: Callable[[Sequence[torch.Tensor]], None] = lambda sums: None
         self._last: list[Any] = [None, 0]  # the last hook's gradient, and its buffer's version before
         self._pointers: list[int] = []  # of the views now installed; shared with the hooks
         self._open_path = open_path
@@ -152,11 +153,10 @@ class FlatGradients:
         self._hooks[index] = (node, node.register_prehook(before_accumulation))
 
     def _begin(self) -> None:
-        factor = self.rescale()
-        if factor != 1.0:
+        if self._loose or self._moved:
             self.repair()
-            for buffer in self._store.buffers:
-                buffer.mul_(factor)
+        with torch.no_grad():
+            self.before_backward(self._store.buffers)
 
     def _adopt(self, index: int, incoming: torch.Tensor | None = None) -> None:
         """Put the view back under parameter `index`, with what `.grad` holds if it holds anything."""
@@ -177,6 +177,11 @@ class FlatGradients:
             with torch.no_grad():
                 view.copy_(grad.detach())
         param.grad = view
+
+    @property
+    def sums(self) -> list[torch.Tensor]:
+        """The buffers that the sums are in now."""
+        return self._store.buffers
 
     @property
     def pending(self) -> bool:

@@ -27,7 +27,7 @@ from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffe
 from p2pavg.optim.path import open_cuda_path
 from p2pavg.optim.resume import SOFTWARE, Resumable, Stateful, numbered
 from p2pavg.optim.state import TrainingState, parameters_of, schema
-from p2pavg.optim.update import Shared, Update, WaitingUpdate
+from p2pavg.optim.update import FOUND_INF, Shared, Update, WaitingUpdate
 from p2pavg.peer import Peer
 from p2pavg.report import RoundReport
 from p2pavg.rounds.checkpoints import About, Checkpoints
@@ -139,7 +139,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         modules = owning_modules(params) if model is None else [model]
         self._buffers = AveragedBuffers(lambda: persistent_buffers(modules))
         self._flat = FlatGradients(params, grad_dtype, sum(self._buffers.sizes), open_cuda_path(compression))
-        self._flat.rescale = self._scale.change
+        self._flat.before_backward = self._scale.follow
         self._masters: Masters | None = None
         if delay_updates or offload_optimizer:
             self._masters = Masters(optimizer, offload_optimizer)
@@ -251,7 +251,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             raise ClosedError("this optimizer was closed; build a new one to go on training")
         samples = self._microbatches.take(batch_size)
         found_inf = self.__dict__.get("found_inf")  # set by a GradScaler
-        bad = found_inf is not None and self._scale.check(found_inf)
+        since = None if found_inf is None else self._scale.check(found_inf, samples, self._flat.sums)
         if found_inf is None and not self._warned and self._flat.edited:
             self._warned = True
             log.warning(
@@ -261,7 +261,10 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         if not self._flat.pending:
             self._follow_model()
         self._flat.tick()
-        self._update.count(samples, drop="the GradScaler found inf" if bad else "")
+        if since is None:
+            self._update.count(samples)
+        else:
+            self._update.count(samples, FOUND_INF, since)
         for after in self._optimizer_step_post_hooks.values():
             after(self, (closure, batch_size), {})
         if sigterm.asked():

@@ -34,6 +34,7 @@ from p2pavg.rounds.training import (
 log = logging.getLogger("p2pavg.optim")
 
 NOTHING = Contribution(None, 0.0, 0)
+FOUND_INF = "the GradScaler found inf"
 
 
 @dataclass
@@ -85,10 +86,21 @@ class Shared:
         self.flat.add(vector, 1.0 / self.factor(inheritance.samples))
         self.training.inherited(inheritance.samples)
 
-    def drop(self, why: str) -> None:
-        """Drop this peer's sums and samples; the next report names them."""
-        self.training.discard(why)
-        self.flat.clear()
+    def drop(self, why: str, since: int = 0) -> None:
+        """Drop this peer's sums and samples, which the next report names.
+
+        since: except so many that came after the sums were cleared already.
+        """
+        self.training.discard(why, since)
+        if not since:
+            self.flat.clear()
+
+    def samples(self) -> int:
+        """What there is to hand in. Waits for what a GradScaler found on an accelerator."""
+        since = self.scale.settle()
+        if since is not None:
+            self.drop(FOUND_INF, since)
+        return self.training.samples()
 
     def drop_non_finite(self) -> None:
         """Some sum is not finite: it must not leave this peer."""
@@ -116,8 +128,11 @@ class Update(Protocol):
     def join(self) -> None:
         """Take over the swarm's state when it has gone on without us."""
 
-    def count(self, samples: int, drop: str = "") -> None:
-        """A microbatch ended: average and step when it is time. drop: why the sums are worthless, if so."""
+    def count(self, samples: int, drop: str = "", since: int = 0) -> None:
+        """A microbatch ended: average and step when it is time.
+
+        drop: why the sums are worthless, if so, except the last `since` samples: they were cleared before.
+        """
 
     def settle(self) -> None:
         """Wait for what is under way."""
@@ -144,10 +159,10 @@ class WaitingUpdate:
         while self._arrive():
             pass
 
-    def count(self, samples: int, drop: str = "") -> None:
+    def count(self, samples: int, drop: str = "", since: int = 0) -> None:
         due = self._shared.training.count(samples)
         if drop:
-            self._shared.drop(drop)
+            self._shared.drop(drop, since)
         if due:
             self._arrive()
 
@@ -187,7 +202,7 @@ class WaitingUpdate:
 
     def _contribution(self) -> Contribution:
         shared = self._shared
-        samples = shared.training.samples()
+        samples = shared.samples()
         if samples == 0:
             return NOTHING
         factor = shared.factor(samples)

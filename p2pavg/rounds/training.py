@@ -200,8 +200,8 @@ class Training(Protocol):
         them.
         """
 
-    def discard(self, why: str) -> None:
-        """Drop the samples counted so far; they are named in the next report."""
+    def discard(self, why: str, since: int = 0) -> None:
+        """Drop the samples counted so far, except the last `since`; they are named in the next report."""
 
 
 @dataclass(frozen=True, slots=True)

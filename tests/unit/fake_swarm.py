@@ -168,7 +168,7 @@ class FakeTraining:
             self.epoch += 1
         self.extra = dict(extra or {})
 
-    def discard(self, why: str) -> None:
+    def discard(self, why: str, since: int = 0) -> None:
         with self.swarm.condition:
-            self.swarm.discarded.append((self.counted, why))
-            self.counted = 0
+            self.swarm.discarded.append((self.counted - since, why))
+            self.counted = since

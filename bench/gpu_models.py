@@ -1,0 +1,247 @@
+"""The three models of the GPU benchmark, and what the optimizer costs their local training."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from p2pavg import CollaborativeOptimizer
+from p2pavg.bench.accumulate import NEVER, lower_bound
+from p2pavg.bench.common import percentile
+
+Loss = Callable[[nn.Module], torch.Tensor]
+
+
+@dataclass
+class Job:
+    """A model, one microbatch of it, and words about what it is."""
+
+    model: nn.Module
+    loss: Loss
+    samples: int
+    note: str = ""
+
+
+def _images(name: str, batch: int) -> Job:
+    import torchvision
+
+    with torch.device("cuda"):
+        model = getattr(torchvision.models, name)(weights=None)
+    model = model.to(memory_format=torch.channels_last)
+    images = torch.randn(batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
+    labels = torch.randint(1000, (batch,), device="cuda")
+    return Job(model, lambda m: nn.functional.cross_entropy(m(images), labels), batch)
+
+
+class Encoder(nn.Module):
+    """A stand-in for XLM-R large: the same number of parameters in the same shapes of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(250_002, 1024)
+        layer = nn.TransformerEncoderLayer(1024, 16, 4096, activation="gelu", batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 24, enable_nested_tensor=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.layers(self.embedding(tokens))
+        return nn.functional.linear(hidden, self.embedding.weight)
+
+
+def language_model(batch: int, length: int = 128) -> Job:
+    """XLM-R large with random weights, 560M parameters, masked language modelling."""
+    tokens = torch.randint(5, 250_000, (batch, length), device="cuda")
+    note = "XLMRobertaForMaskedLM of transformers"
+    try:
+        from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
+
+        config = XLMRobertaConfig(
+            vocab_size=250_002,
+            hidden_size=1024,
+            num_hidden_layers=24,
+            num_attention_heads=16,
+            intermediate_size=4096,
+            max_position_embeddings=514,
+            type_vocab_size=1,
+        )
+        with torch.device("cuda"):
+            model: nn.Module = XLMRobertaForMaskedLM(config)
+        model.train()
+
+        def loss(m: nn.Module) -> torch.Tensor:
+            found: torch.Tensor = m(input_ids=tokens, labels=tokens).loss
+            return found
+
+        return Job(model, loss, batch, note)
+    except Exception as error:
+        note = f"torch.nn.TransformerEncoder of the same size, because of {type(error).__name__}: {error}"
+    with torch.device("cuda"):
+        model = Encoder()
+
+    def stand_in(m: nn.Module) -> torch.Tensor:
+        return nn.functional.cross_entropy(m(tokens).flatten(0, 1), tokens.flatten())
+
+    return Job(model, stand_in, batch, note)
+
+
+MODELS: dict[str, Callable[[], Job]] = {
+    "resnet152": lambda: _images("resnet152", 64),
+    "convnext_large": lambda: _images("convnext_large", 32),
+    "xlmr_large": lambda: language_model(16),
+}
+
+
+def twin_of(model: nn.Module) -> nn.Module:
+    """The same weights in the same memory, as other Parameters: nothing hooked on ours is seen there."""
+    twin = copy.deepcopy(model)
+    for mine, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+        mine.data = theirs.data
+    return twin
+
+
+@dataclass
+class Local:
+    """One model, trained plainly and collaboratively by turns, under float16 autocast."""
+
+    job: Job
+    microbatches: int
+    scaled: bool  # with a GradScaler
+    step_us: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.plain_model = twin_of(self.job.model)
+        self.plain_optimizer = torch.optim.SGD(self.plain_model.parameters(), lr=0.0)
+        self.scalers = [torch.amp.GradScaler("cuda", enabled=self.scaled) for _ in range(2)]
+
+    def _backward(self, model: nn.Module, scaler: torch.amp.GradScaler) -> None:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = self.job.loss(model)
+        scaler.scale(loss).backward()
+
+    def plain(self) -> None:
+        """One accumulation of plain PyTorch, without its optimizer's step."""
+        for _ in range(self.microbatches):
+            self._backward(self.plain_model, self.scalers[0])
+        self.plain_optimizer.zero_grad()
+
+    def local(self, optimizer: CollaborativeOptimizer) -> None:
+        """The same under the optimizer, with the clearing of the buffer that ends every epoch."""
+        scaler = self.scalers[1]
+        for _ in range(self.microbatches):
+            self._backward(self.job.model, scaler)
+            begun = time.perf_counter()
+            if self.scaled:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+            self.step_us.append((time.perf_counter() - begun) * 1e6)
+            optimizer.zero_grad()
+        optimizer.discard()
+
+    def timed(self, block: Callable[[], None]) -> tuple[float, float]:
+        """(seconds by the wall clock with the device synchronised, seconds between events on the stream)."""
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        first.record()
+        block()
+        last.record()
+        torch.cuda.synchronize()
+        return time.perf_counter() - begun, first.elapsed_time(last) / 1e3
+
+    def wrapped(self, target: int, **options: Any) -> CollaborativeOptimizer:
+        return CollaborativeOptimizer(
+            torch.optim.SGD(self.job.model.parameters(), lr=0.0),
+            run_id=f"bench-gpu-{random.getrandbits(64):x}",
+            target_batch_size=target,
+            batch_size_per_step=self.job.samples,
+            initial_peers=[],
+            listen="127.0.0.1:0",
+            **options,
+        )
+
+    def boundaries(self, count: int, **options: Any) -> list[float]:
+        """Seconds of the step()s that end an epoch of one peer, the device synchronised before and after."""
+        seconds: list[float] = []
+        with self.wrapped(self.job.samples * 2, **options) as optimizer:
+            while len(seconds) < count + 1:  # the first allocates
+                self._backward(self.job.model, self.scalers[1])
+                epoch = optimizer.epoch
+                elapsed, _ = self.timed(optimizer.step)
+                if optimizer.epoch > epoch or options.get("delay_updates"):
+                    seconds.append(elapsed)
+        return seconds[1:]
+
+
+def measure(job: Job, microbatches: int, pairs: int, scaled: bool, until: float) -> dict[str, Any]:
+    """Interleaved blocks in changing order, at least 3 pairs, no new one after `until` (time.monotonic)."""
+    local = Local(job, microbatches, scaled)
+    wall: dict[str, list[float]] = {"plain": [], "local": [], "control": []}
+    device: dict[str, list[float]] = {"plain": [], "local": [], "control": []}
+    memory = torch.cuda.memory_allocated()
+    with local.wrapped(NEVER) as optimizer:
+        blocks: dict[str, Callable[[], None]] = {
+            "plain": local.plain,
+            "local": lambda: local.local(optimizer),
+            "control": local.plain,
+        }
+        for _ in range(2):
+            for block in blocks.values():
+                local.timed(block)
+        local.step_us.clear()
+        names = list(blocks)
+        for pair in range(pairs):
+            if pair >= 3 and time.monotonic() > until:
+                break
+            for name in names if pair % 2 == 0 else reversed(names):
+                seconds, events = local.timed(blocks[name])
+                wall[name].append(seconds)
+                device[name].append(events)
+            names.append(names.pop(0))
+    ratios = [a / b for a, b in zip(wall["plain"], wall["local"], strict=True)]
+    controls = [a / b for a, b in zip(wall["plain"], wall["control"], strict=True)]
+    return {
+        "parameters": sum(p.numel() for p in job.model.parameters()),
+        "note": job.note,
+        "samples_per_microbatch": job.samples,
+        "microbatches_per_block": microbatches,
+        "grad_scaler": scaled,
+        "pairs": len(ratios),
+        "plain_sps": job.samples * microbatches / median(wall["plain"]),
+        "local_sps": job.samples * microbatches / median(wall["local"]),
+        "ratio_median": median(ratios),
+        "ratio_low95": lower_bound(ratios),
+        "control_ratio": median(controls),
+        "control_low95": lower_bound(controls),
+        "device_ms_per_microbatch": {k: median(v) / microbatches * 1e3 for k, v in device.items()},
+        "device_ratio_median": median([a / b for a, b in zip(device["plain"], device["local"], strict=True)]),
+        "step_us_median": median(local.step_us),
+        "step_us_p99": percentile(local.step_us, 99),
+        "memory_before_wrapping": memory,
+        "ratios": ratios,
+        "controls": controls,
+    }
+
+
+def boundary(job: Job) -> dict[str, Any]:
+    """What the end of an epoch of one peer costs, waiting, and delayed (handing in and taking over)."""
+    local = Local(job, 1, scaled=False)
+    return {
+        "waiting_seconds": local.boundaries(3),
+        "delayed_seconds_per_step": local.boundaries(6, delay_updates=True, delay_warmup_epochs=0),
+    }
+
+
+def forget() -> None:
+    """Give memory back before the next model."""
+    gc.collect()
+    torch.cuda.empty_cache()

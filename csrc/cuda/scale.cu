@@ -1,0 +1,50 @@
+// Work on accumulated sums that depends on numbers which only the device knows: no stream is waited for.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "device.cuh"
+#include "launch.h"
+
+namespace p2pavg {
+namespace {
+
+constexpr int kMostBlocks = 2048;
+
+// Ends at once in the ordinary case that the scale is what it was.
+__global__ void __launch_bounds__(kThreads)
+    rescale_kernel(float *data, size_t n, const float *wanted, const float *current) {
+    const float to = *wanted, from = *current;
+    if (to == from) return;
+    const float factor = __fdiv_rn(to, from);
+    const size_t step = static_cast<size_t>(gridDim.x) * kThreads;
+    for (size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += step)
+        data[i] = __fmul_rn(data[i], factor);
+}
+
+__global__ void assign_kernel(float *to, const float *from) { *to = *from; }
+
+__global__ void __launch_bounds__(kThreads) clear_kernel(float *data, size_t n, const float *flag) {
+    if (*flag == 0.0f) return;
+    const size_t step = static_cast<size_t>(gridDim.x) * kThreads;
+    for (size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += step) data[i] = 0.0f;
+}
+
+unsigned blocks_for(size_t n) {
+    return static_cast<unsigned>(std::min<size_t>(kMostBlocks, (n + kThreads - 1) / kThreads));
+}
+
+}  // namespace
+
+cudaError_t rescale(float *data, size_t n, const float *wanted, float *current, cudaStream_t stream) {
+    if (n) rescale_kernel<<<blocks_for(n), kThreads, 0, stream>>>(data, n, wanted, current);
+    assign_kernel<<<1, 1, 0, stream>>>(current, wanted);
+    return cudaGetLastError();
+}
+
+cudaError_t clear_if(float *data, size_t n, const float *flag, cudaStream_t stream) {
+    if (n) clear_kernel<<<blocks_for(n), kThreads, 0, stream>>>(data, n, flag);
+    return cudaGetLastError();
+}
+
+}  // namespace p2pavg
