@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2pavg.rounds.events import Action, Send
 from p2pavg.rounds.leader import rendezvous
-from p2pavg.rounds.messages import Promise, Query
+from p2pavg.rounds.messages import Prepare, Promise, Query
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 
@@ -48,4 +48,33 @@ def denied_to_a_successor() -> None:
     assert not calm.swarm.traps, "the moments that this schedule waits for did not come"
 
 
-CRAFTED = (denied_to_a_successor,)
+def missed_the_proposal() -> None:
+    """A member sleeps through the proposals of an epoch, and the target cannot be reached without it.
+
+    Nobody computes on: each brings one batch, and all batches together are the target. Whoever did not answer
+    is left out of the epoch, but said nothing wrong: when it is back, it has to be asked again.
+    """
+    calm = Calm(3, batch=4, target=12)
+    for node in calm.nodes:
+        node.only_averages = True
+    calm.epochs(2)
+    leader = calm.leader
+    sleeper = next(node for node in calm.nodes if node is not leader)
+
+    def proposes(node: Node, action: Action) -> bool:
+        if isinstance(action, Send) and isinstance(action.message, Prepare) and sleeper.running:
+            sleeper.stop()
+            return True
+        return False
+
+    calm.swarm.traps.append(proposes)
+    calm.run(10.0, lambda: any(trace.kind == "excluded" for _, _, trace in calm.traced))
+    assert any(trace.kind == "excluded" for _, _, trace in calm.traced), "the sleeper was not left out"
+    epoch = leader.machine.epoch
+    sleeper.go_on()
+    calm.epochs(epoch + 2)
+    weights = {len(calm.swarm.checks.average[line][1]) for line in calm.swarm.checks.average}
+    assert weights == {3}, "an average was made without the sleeper"
+
+
+CRAFTED = (denied_to_a_successor, missed_the_proposal)

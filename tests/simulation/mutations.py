@@ -146,6 +146,10 @@ def _never_heal(_: Original) -> Original:
     return lambda self: None
 
 
+def _never_forgive(_: Original) -> Original:
+    return lambda self, others: False
+
+
 def _cancel_nothing(original: Original) -> Original:
     def drop(self: Member, why: str) -> None:
         held = self.holding
@@ -177,6 +181,7 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("healing does not name the lost samples", History, "adopt", _forget_losses, (0,)),),
     (Mutation("a fact that is told twice is applied twice", Decisions, "_commit", _hold_on, (0,)),),
     (Mutation("a peer on another lineage never heals", Healing, "consider", _never_heal, (0,)),),
+    (Mutation("who missed a proposal stays out", Counting, "_readmit", _never_forgive),),
     (Mutation("an aborted result can be committed later", Member, "drop", _cancel_nothing, (0, 13)),),
 )
 

@@ -74,6 +74,10 @@ class Node:
         self.discarded = 0
         self.longest_stall = 0.0
         self.hung = False  # the training thread never finishes its step
+        self.only_averages = (
+            False  # it brings one batch to each epoch, and computes no more until the outcome
+        )
+        self.idle = False  # and waits to be wanted
         self.finished = False
         self.poison = False  # its next contribution is not finite
         self.refused: set[int] = set()
@@ -209,6 +213,10 @@ class Node:
             self._next_step()
 
     def _next_step(self) -> None:
+        if self.only_averages and self.samples:
+            self.idle = True
+            self._come_if_wanted()
+            return
         self.began_at = self.world.now
         self.world.after(self.step_seconds * self.noise(), self._step_ends)
 
@@ -349,8 +357,17 @@ class Node:
         others = action.others_samples
         self.stop_at = float("inf") if others is None else self.swarm.target - others
 
+        self._come_if_wanted()
+
     def _stop_soon(self, _: ev.Action) -> None:
         self.stopping = True
+        self._come_if_wanted()
+
+    def _come_if_wanted(self) -> None:
+        wanted = self.stopping or self.outcomes or self.healing or len(self.samples) >= self.stop_at
+        if self.idle and wanted:
+            self.idle = False
+            self.world.after(0.0, self._arrive)
 
     def _discard(self, action: ev.Discarded) -> None:
         self.discarded += action.samples
