@@ -26,15 +26,20 @@ Section = Callable[[float], Any]
 class Story:
     """Runs sections within a budget, and keeps what they found."""
 
-    def __init__(self, out: Path, budget_s: float) -> None:
+    def __init__(self, out: Path, end: float, resumed: bool) -> None:
         self._path = out / "gpu.json"
-        self._end = time.monotonic() + budget_s
+        self.end = end  # time.time()
         self.found: dict[str, Any] = {"environment": common.environment(), "sections": {}}
-        self.failed = 0
+        if resumed:
+            self.found = json.loads(self._path.read_text())
+
+    @property
+    def failed(self) -> int:
+        return sum("error" in entry for entry in self.found["sections"].values())
 
     @property
     def left(self) -> float:
-        return self._end - time.monotonic()
+        return self.end - time.time()
 
     def section(self, name: str, needs_s: float, work: Section) -> None:
         """work(seconds that are left) -> its findings. Skipped when less than `needs_s` is left."""
@@ -46,7 +51,6 @@ class Story:
             try:
                 entry["found"] = work(self.left)
             except BaseException as error:
-                self.failed += 1
                 entry["error"] = f"{type(error).__name__}: {error}"[:2000]
                 entry["where"] = traceback.format_exc()[-3000:]
         entry["seconds"] = round(time.monotonic() - begun, 2)
@@ -116,11 +120,24 @@ def model(name: str, scaled: bool, pairs: int, seconds: float) -> Section:
     return work
 
 
+def usable() -> bool:
+    """Whether the device still works in this process: after some errors it does not."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except RuntimeError:
+        return False
+    return True
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), help="results go there")
     parser.add_argument("--budget", type=float, default=540, help="seconds in all")
     parser.add_argument("--only", nargs="*", default=None, help="sections whose names begin so")
+    parser.add_argument("--resume", nargs=2, help=argparse.SUPPRESS)  # the last section, and when to end
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if native.cuda() is None:
@@ -131,7 +148,8 @@ def main() -> int:
     from bench import gpu_pair, gpu_path
 
     torch.backends.cudnn.benchmark = True
-    story = Story(args.out, args.budget)
+    end = float(args.resume[1]) if args.resume else time.time() + args.budget
+    story = Story(args.out, end, bool(args.resume))
     sections: list[tuple[str, float, Section]] = [("kernels", 20, kernels)]
     sections += [(f"path {it.__name__}", 15, lambda left, it=it: it()) for it in gpu_path.CHECKS]
     sections += [
@@ -140,14 +158,20 @@ def main() -> int:
         ("model resnet152", 30, model("resnet152", False, 20, 60)),
         ("model xlmr_large", 30, model("xlmr_large", False, 20, 60)),
         ("model convnext_large", 30, model("convnext_large", False, 20, 70)),
-        ("pair together", 100, lambda left: gpu_pair.together(min(100.0, left / 2 - 5))),
+        ("pair together", 120, lambda left: gpu_pair.together(min(250.0, left - 5))),
         ("model resnet152 scaled", 25, model("resnet152", True, 20, 45)),
         ("kernel rates", 25, kernel_rates),
     ]
-    for name, needs, work in sections:
-        if args.only is None or any(name.startswith(wanted) for wanted in args.only):
-            story.section(name, needs, work)
-            torch.cuda.empty_cache()
+    names = [name for name, _, _ in sections]
+    done = names.index(args.resume[0]) + 1 if args.resume else 0
+    for name, needs, work in sections[done:]:
+        if args.only is not None and not any(name.startswith(wanted) for wanted in args.only):
+            continue
+        story.section(name, needs, work)
+        if not usable():
+            command = [sys.executable, "-m", "bench.gpu", *sys.argv[1:]]
+            command = command[: command.index("--resume")] if args.resume else command
+            os.execv(sys.executable, [*command, "--resume", name, str(story.end)])
     print(f"{story.failed} sections failed; {story.left:.0f} s of the budget are left")
     return 0 if story.failed == 0 else 1
 
