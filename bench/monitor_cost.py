@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -29,13 +28,20 @@ RUN = "bench-rounds"
 SETTLE_S = 3.0  # until a monitor has linked to all
 
 
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextlib.contextmanager
-def watching(address: str) -> Iterator[None]:
+def watching(address: str) -> Iterator[int | None]:
+    """A monitor beside the swarm; its process id."""
     command = [sys.executable, "-m", "p2pavg", "monitor", RUN, "--initial-peers", address, "--jsonl", "-"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         time.sleep(SETTLE_S)
-        yield
+        yield process.pid
     finally:
         process.terminate()
         process.wait()
@@ -67,16 +73,23 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 worker.send(do="train")
             time.sleep(SETTLE_S)
             with_one, without = [], []
+            cpu: dict[str, list[float]] = {"watched": [], "alone": [], "monitor": []}
+            pids = [worker.process.pid for worker in workers.workers]
             for turn in range(args.turns):
                 for watched in (True, False) if turn % 2 else (False, True):
-                    with watching(answers[0]["address"]) if watched else contextlib.nullcontext():
+                    with watching(answers[0]["address"]) if watched else contextlib.nullcontext() as pid:
+                        before = sum(map(cpu_seconds, pids)), 0.0 if pid is None else cpu_seconds(pid)
                         begin = time.time()
                         time.sleep(args.seconds)
-                        (with_one if watched else without).append(pace(path, begin, time.time()))
+                        end = time.time()
+                        members = sum(map(cpu_seconds, pids)) - before[0]
+                        if pid is not None:
+                            cpu["monitor"].append((cpu_seconds(pid) - before[1]) / (end - begin))
+                        cpu["watched" if watched else "alone"].append(members / len(pids) / (end - begin))
+                        (with_one if watched else without).append(pace(path, begin, end))
             for worker in workers.workers:
                 worker.process.kill()
     ratios = [one / other for one, other in zip(with_one, without, strict=True)]
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "peers": args.peers,
         "turns": args.turns,
@@ -85,7 +98,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "loss_percent_median": 100 * (1 - statistics.median(ratios)),
         "loss_percent_mean": 100 * (1 - statistics.mean(with_one) / statistics.mean(without)),
         "control_spread_percent": 100 * statistics.pstdev(without) / statistics.mean(without),
-        "cpu_seconds_children": used.ru_utime + used.ru_stime,
+        "member_cpu_share_watched": statistics.median(cpu["watched"]),
+        "member_cpu_share_alone": statistics.median(cpu["alone"]),
+        "monitor_cpu_share": statistics.median(cpu["monitor"]),
         "environment": environment(),
     }
 
@@ -105,7 +120,10 @@ def main() -> int:
     print(
         f"{args.peers} peers, {args.turns} turns of {args.seconds:.0f} s each: with a monitor "
         f"{result['loss_percent_median']:+.2f}% slower (median; mean {result['loss_percent_mean']:+.2f}%); "
-        f"turns without one spread by {result['control_spread_percent']:.2f}%"
+        f"turns without one spread by {result['control_spread_percent']:.2f}%\n"
+        f"of a core: a member {100 * result['member_cpu_share_watched']:.2f}% with and "
+        f"{100 * result['member_cpu_share_alone']:.2f}% without, the monitor "
+        f"{100 * result['monitor_cpu_share']:.2f}%"
     )
     if args.json is not None:
         Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
