@@ -5,6 +5,7 @@ in.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import logging
 import random
@@ -338,7 +339,7 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.bind(info[4])
     except OSError as error:
         bound.close()
-        if error.errno == 98:
+        if error.errno == errno.EADDRINUSE:
             raise AddressInUseError(
                 f"UDP port {port} is taken; stop the other program or choose another port"
             ) from error

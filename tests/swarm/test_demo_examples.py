@@ -1,71 +1,20 @@
+"""The examples, as a person starts them."""
+
 from __future__ import annotations
 
-import os
 import shlex
-import socket
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-class Script:
-    """Python as a person starts it in a terminal."""
-
-    def __init__(self, *words: str) -> None:
-        env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-        self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, *words],
-            cwd=ROOT,
-            env=env,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-
-    def line_with(self, words: str) -> str:
-        """Read on until a line contains `words`. The test's timeout bounds it."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if words in line:
-                return line.strip()
-        raise AssertionError(f"{words!r} never came:\n{''.join(self.lines)}")
-
-    def end(self) -> str:
-        """The rest of the output, of a script that must end well."""
-        rest, _ = self.process.communicate()
-        assert self.process.returncode == 0, "".join(self.lines) + rest
-        return "".join(self.lines) + rest
+from tests.swarm.scripts import LM, Terminal, free_port, served, write_shards
 
 
 @pytest.fixture
-def start():
+def start() -> Iterator[Terminal]:
     """Starts Python with these words; whatever still runs at the end is killed."""
-    scripts: list[Script] = []
-
-    def start(*words: str) -> Script:
-        scripts.append(Script(*words))
-        return scripts[-1]
-
-    yield start
-    for script in scripts:
-        if script.process.poll() is None:
-            script.process.kill()
-            script.process.wait()
-
-
-def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-LM = ("--listen", "127.0.0.1:0", "--target-batch-size", "64", "--epochs", "100", "--validation-windows", "64")
+    with Terminal() as terminal:
+        yield terminal
 
 
 def test_the_printed_line_joins_the_run(start):
@@ -95,7 +44,7 @@ def test_digits_in_two_terminals(start):
 def test_a_wrong_address_is_one_line(start):
     """A peer whose initial peer does not answer ends with one line that names the address."""
     script = start("examples/train_lm.py", "--initial-peers", "127.0.0.1:9", *LM)
-    out, _ = script.process.communicate()
+    out = script.rest()
     assert script.process.returncode == 1
     assert out.startswith("train_lm: ")
     assert "127.0.0.1:9" in out
@@ -109,3 +58,47 @@ def test_own_text(start, tmp_path):
     words = ("--text", str(tmp_path), "--suffix", ".txt", "--target-batch-size", "32", "--epochs", "30")
     out = start("examples/train_lm.py", "--alone", *words).end()
     assert float(out.splitlines()[-1].split("validation loss ")[1].split(",")[0]) < 3.0
+
+
+def test_own_text_together(start, tmp_path):
+    """Two peers train on shards of one's own files, and the printed command names them."""
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"the quick brown fox number {number} jumps. " * 20)
+    words = ("--text", str(tmp_path), "--suffix", ".txt", *LM)
+    first = start("examples/train_lm.py", "--run-id", "text", *words, "--shard", "1/2")
+    printed = shlex.split(first.line_with("--initial-peers"))[2:]
+    assert printed[printed.index("--text") + 1] == str(tmp_path)
+    second = start("examples/train_lm.py", *printed, *LM, "--shard", "2/2")
+    ends = [script.end().splitlines()[-1].split("parameters ")[1] for script in (first, second)]
+    assert ends[0] == ends[1]
+
+
+def test_images_from_a_folder_and_over_http(start, tmp_path):
+    """Two peers, one with shards in a folder and one over HTTP, learn to tell three colours apart."""
+    pytest.importorskip("webdataset")
+    write_shards(tmp_path, "train", 4)
+    write_shards(tmp_path, "test", 1)
+    toy = (
+        "--classes",
+        "3",
+        "--size",
+        "8",
+        "--batch-size",
+        "8",
+        "--target-batch-size",
+        "32",
+        "--epochs",
+        "60",
+    )
+    listen = ("--listen", "127.0.0.1:0", "--validation", str(tmp_path / "test-000.tar"))
+    pattern = "train-{000..003}.tar"
+    with served(tmp_path) as url:
+        local = ("--shards", str(tmp_path / pattern), "--part", "1/2")
+        first = start("examples/images.py", *local, *toy, *listen)
+        address = first.line_with("2 shards are mine; join with").split()[-1]
+        remote = ("--shards", f"{url}/{pattern}", "--part", "2/2", "--initial-peers", address)
+        second = start("examples/images.py", *remote, *toy, *listen)
+        second.line_with(" 2 peers")
+        for script in (first, second):
+            last = script.end().splitlines()[-1]
+            assert float(last.split(": ")[1].split("%")[0]) > 90

@@ -1,0 +1,273 @@
+"""What a newcomer does wrong on its first day: each mistake is answered with its fix, and disturbs nobody.
+
+Peers of another version: see test_versions.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from p2pavg import CollaborativeOptimizer
+from p2pavg.credentials import new_secret, texts
+from p2pavg.errors import ConfigurationError, CredentialError, IncompatiblePeerError, UnreachableError
+from tests.swarm.scripts import Script, Terminal, free_port
+
+TRAINER = """
+import sys, time, torch
+from p2pavg import CollaborativeOptimizer
+
+run_id, listen, announce, credentials = sys.argv[1:5]
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+with CollaborativeOptimizer(
+    torch.optim.SGD(model.parameters(), lr=0.01), run_id, 32, 8, initial_peers=[], listen=listen,
+    announce=announce or None, credentials=credentials or None,
+    on_round=lambda r: print(f"epoch {r.epoch} attempts {r.attempts} of {len(r.members)} peers"),
+) as opt:
+    print("address", opt.peer.address)
+    while True:
+        time.sleep(0.02)
+        model(torch.randn(8, 8)).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("credentials")
+    for name in ("right", "wrong"):
+        texts.write(path / name, new_secret("closed"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def swarms(folder: Path) -> Iterator[dict[str, Script]]:
+    """Three runs of one trainer each: an open one, a closed one, one whose TCP port nobody can reach."""
+    with Terminal() as terminal:
+
+        def start(run_id: str, *, announce: str = "", credentials: str = "") -> Script:
+            return terminal("-c", TRAINER, run_id, f"127.0.0.1:{free_port()}", announce, credentials)
+
+        yield {
+            "open": start("open"),
+            "closed": start("closed", credentials=str(folder / "right")),
+            "walled": start("walled", announce=f"127.0.0.1:{free_port()}"),
+        }
+
+
+class Swarm:
+    """One of them, as the newcomer knows it."""
+
+    def __init__(self, script: Script, address: str) -> None:
+        self.script = script
+        self.address = address
+
+    def goes_on(self) -> None:
+        """It ends an epoch from now on, at its first attempt, alone."""
+        self.script.skip()  # what it said so far
+        assert self.script.line_with("epoch").endswith("attempts 1 of 1 peers")
+
+
+@pytest.fixture(scope="module")
+def addresses(swarms: dict[str, Script]) -> dict[str, str]:
+    return {name: script.line_with("address").split()[1] for name, script in swarms.items()}
+
+
+@pytest.fixture
+def swarm(swarms: dict[str, Script], addresses: dict[str, str]) -> Swarm:
+    return Swarm(swarms["open"], addresses["open"])
+
+
+def newcomer(*initial_peers: str, width: int = 8, optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
+    """The optimizer of a newcomer; what it does wrong is in the arguments."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(width, 1)
+    settings = {"run_id": "open", "target_batch_size": 32, "batch_size_per_step": 8, "listen": "127.0.0.1:0"}
+    opt = CollaborativeOptimizer(
+        optimizer(model.parameters(), lr=0.01), initial_peers=initial_peers, **(settings | options)
+    )
+    opt.model = model
+    return opt
+
+
+@contextmanager
+def tcp_alone(target: str) -> Iterator[str]:
+    """An address at which TCP reaches `target` and UDP reaches nobody."""
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as server:
+        server.settimeout(0.1)
+        done = threading.Event()
+        open_sockets: list[socket.socket] = []
+
+        def pump(source: socket.socket, sink: socket.socket) -> None:
+            try:
+                while data := source.recv(65536):
+                    sink.sendall(data)
+            except OSError:
+                pass
+
+        def accept() -> None:
+            while not done.is_set():
+                try:
+                    near, _ = server.accept()
+                except TimeoutError:
+                    continue
+                host, _, number = target.rpartition(":")
+                far = socket.create_connection((host, int(number)))
+                open_sockets.extend((near, far))
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=pump, args=pair, daemon=True).start()
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            done.set()
+            thread.join()
+            for one in open_sockets:
+                one.close()
+
+
+@contextmanager
+def udp_alone(target: str) -> Iterator[str]:
+    """An address at which UDP reaches `target`, for one client, and TCP reaches nobody."""
+    host, _, number = target.rpartition(":")
+    port = free_port()
+    with (
+        socket.socket(type=socket.SOCK_DGRAM) as near,
+        socket.socket(type=socket.SOCK_DGRAM) as far,
+        socket.socket(type=socket.SOCK_DGRAM) as bell,
+    ):
+        near.bind(("127.0.0.1", port))
+        bell.bind(("127.0.0.1", 0))
+        far.connect((host, int(number)))
+
+        def relay() -> None:
+            client: Any = None
+            while True:
+                ready, _, _ = select.select([near, far, bell], [], [])
+                if bell in ready:
+                    return
+                if near in ready:
+                    data, client = near.recvfrom(2000)
+                    far.send(data)
+                if far in ready and client is not None:
+                    near.sendto(far.recv(2000), client)
+
+        thread = threading.Thread(target=relay)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            far.connect(bell.getsockname())
+            far.send(b"over")
+            thread.join()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
+
+
+def test_wrong_address(swarm):
+    """An address where nobody is: it is named, with what to check."""
+    nobody = f"127.0.0.1:{free_port()}"
+    with pytest.raises(UnreachableError, match=rf"{nobody}.*check that one of them runs"):
+        newcomer(nobody)
+
+
+def test_udp_is_blocked(swarm):
+    """A firewall that passes only TCP is told from a wrong address."""
+    with (
+        tcp_alone(swarm.address) as address,
+        pytest.raises(UnreachableError, match=r"answers over TCP but not over UDP; open its port for UDP"),
+    ):
+        newcomer(address)
+    swarm.goes_on()
+
+
+def test_tcp_is_blocked(swarms, addresses, caplog):
+    """Two peers that see each other over UDP alone: the newcomer says which port to open, and trains on."""
+    with (
+        udp_alone(swarms["walled"].words[3]) as found,
+        newcomer(found, run_id="walled", announce=f"127.0.0.1:{free_port()}") as opt,
+    ):
+        assert opt.epoch == 0
+    assert "none of them answers over TCP; open that port for TCP" in warnings(caplog)
+    assert addresses["walled"] in warnings(caplog)
+
+
+def test_another_model(swarm):
+    """Another model: both sides are described."""
+    with pytest.raises(IncompatiblePeerError, match=r"9 parameters in 2 tensors") as caught:
+        newcomer(swarm.address, width=9)
+    assert "10 parameters in 2 tensors" in str(caught.value)
+    swarm.goes_on()
+
+
+def test_another_optimizer(swarm):
+    """Another optimizer: both are named."""
+    with pytest.raises(IncompatiblePeerError, match=r"(?s)(?=.*SGD)(?=.*AdamW).*start all with the same"):
+        newcomer(swarm.address, optimizer=torch.optim.AdamW)
+    swarm.goes_on()
+
+
+def test_another_target(swarm):
+    """Another target batch size: both numbers are named."""
+    with pytest.raises(IncompatiblePeerError, match=r"(?s)target_batch_size is (?=.*\b32\b)(?=.*\b64\b)"):
+        newcomer(swarm.address, target_batch_size=64)
+    swarm.goes_on()
+
+
+def test_another_run_id(swarm, caplog):
+    """A mistyped run_id: a warning says that the peer begins a run of its own."""
+    with newcomer(swarm.address, run_id="opne") as opt:
+        assert opt.epoch == 0
+    assert f"{swarm.address} is in another run, and nobody of run 'opne' was found" in warnings(caplog)
+    swarm.goes_on()
+
+
+@pytest.mark.parametrize(
+    ("credentials", "fix"),
+    [("wrong", "not of this run.*check credentials= on both sides"), (None, "give both the credentials")],
+)
+def test_wrong_credentials(swarms, addresses, folder, credentials, fix):
+    """Credentials of another authority, or none, are refused with what to do."""
+    given = None if credentials is None else str(folder / credentials)
+    with pytest.raises(CredentialError, match=fix):
+        newcomer(addresses["closed"], run_id="closed", credentials=given)
+    Swarm(swarms["closed"], addresses["closed"]).goes_on()
+
+
+def test_forgotten_zero_grad(swarm):
+    """Without zero_grad() a peer steps as it does with it: gradients are cleared when an epoch ends."""
+    weights = []
+    for zero in (True, False):
+        torch.manual_seed(1)
+        with newcomer(run_id=f"alone-{zero}") as opt:
+            while opt.epoch < 3:
+                opt.model(torch.randn(8, 8)).square().mean().backward()
+                opt.step()
+                if zero:
+                    opt.zero_grad()
+            weights.append(opt.model.weight.detach().clone())
+    assert torch.equal(*weights)
+
+
+def test_forgotten_step(swarm):
+    """zero_grad() without step() is refused at the first batch, with the fix."""
+    with newcomer(run_id="alone") as opt:
+        opt.model(torch.randn(8, 8)).square().mean().backward()
+        with pytest.raises(ConfigurationError, match=r"call step\(\) to count the batch"):
+            opt.zero_grad()
