@@ -45,6 +45,7 @@ class Peer:
     credentials: a file or text that `p2pavg credentials` made, `P2PAVG_CREDENTIALS` when None; with neither,
     the
     run is open: whoever reaches a port can read and take part.
+    max_upload_mbps: most Mb/s that this peer sends over all its links; None: what they carry.
 
     Nothing happens before `start()` (or `async with`). Raises ConfigurationError for arguments that cannot
     work, CredentialError for credentials that cannot.
@@ -65,9 +66,18 @@ class Peer:
         reports: str | os.PathLike[str] | None = None,
         identity: str | os.PathLike[str] | None = None,
         credentials: str | os.PathLike[str] | None = None,
+        max_upload_mbps: float | None = None,
     ) -> None:
         self._settings = settings(
-            run_id, initial_peers, listen, announce, client_only, region, streams, credentials
+            run_id,
+            initial_peers,
+            listen,
+            announce,
+            client_only,
+            region,
+            streams,
+            credentials,
+            max_upload_mbps,
         )
         self._identity = identity
         self.run_id = run_id

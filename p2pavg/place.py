@@ -82,6 +82,8 @@ class Place:
             self._engine.close()
             raise
         self._engine.set_heartbeat(HEARTBEAT_S)
+        if self.settings.upload_bps is not None:
+            self._engine.set_upload_limit(self.settings.upload_bps / 8)
         credentials = self.settings.credentials
         run_key = None if credentials is None else credentials.key_for(b"table")
         self.view = View(self.dht, self.settings.run_id, run_key=run_key)

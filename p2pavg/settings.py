@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class Settings:
     region: str
     streams: int | None  # per link; None: as many as transfers call for
     credentials: Credentials | None
+    upload_bps: float | None = None  # bit/s over all links; None: what they carry
 
 
 def settings(
@@ -42,6 +44,7 @@ def settings(
     region: str | None,
     streams: int | str,
     credentials: str | os.PathLike[str] | None,
+    max_upload_mbps: float | None = None,
 ) -> Settings:
     """As `peer.Peer` describes its arguments. Raises ConfigurationError, CredentialError."""
     if not isinstance(run_id, str) or not 0 < len(run_id) <= MAX_RUN_ID:
@@ -56,6 +59,7 @@ def settings(
         parse_host_port(address)
     if streams != "auto" and (type(streams) is not int or not 1 <= streams <= MAX_STREAMS):
         raise ConfigurationError(f'streams must be "auto" or an int from 1 to {MAX_STREAMS}, not {streams!r}')
+    check_rate("max_upload_mbps", max_upload_mbps)
     host, port = _listen(listen)
     return Settings(
         run_id=run_id,
@@ -68,7 +72,15 @@ def settings(
         region=region or "",
         streams=None if streams == "auto" else int(streams),
         credentials=_credentials(run_id, credentials, host),
+        upload_bps=None if max_upload_mbps is None else 1e6 * max_upload_mbps,
     )
+
+
+def check_rate(name: str, value: object) -> None:
+    """Raises ConfigurationError unless it is None or a number of Mb/s, at least 1."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and (not number or not 1 <= value < math.inf):  # type: ignore[operator]
+        raise ConfigurationError(f"{name} must be a number of Mb/s of at least 1, or None, not {value!r}")
 
 
 def _listen(listen: str | None) -> tuple[str, int]:

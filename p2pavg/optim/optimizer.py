@@ -33,6 +33,7 @@ from p2pavg.report import RoundReport
 from p2pavg.rounds.checkpoints import About, Checkpoints
 from p2pavg.rounds.saver import Saving
 from p2pavg.rounds.training import Start, TrainingSpec
+from p2pavg.settings import check_rate
 
 log = logging.getLogger("p2pavg.optim")
 CHECKPOINT_EPOCHS = 10
@@ -67,7 +68,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     buffers: "average": floating-point buffers of the model (BatchNorm statistics) are averaged every epoch.
     checkpoint_dir: write a checkpoint there every checkpoint_epochs (None: 10) epochs, keep the last three,
     and begin with the newest that is there, unless the swarm is further.
-    resync_epochs, max_upload_mbps: not built yet; refused.
+    max_upload_mbps: most Mb/s that this peer sends; max_state_upload_mbps: most that newcomers get of it.
+    resync_epochs: not built yet; refused.
     leave_notice_s: how long it may take, after close() or SIGTERM, to hand over what was accumulated.
     on_round: called with each RoundReport.
     extras: by name, what else belongs to the run and has a state_dict(): a GradScaler, a sampler.
@@ -99,6 +101,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         resync_epochs: int | None = None,
         buffers: str = "average",
         max_upload_mbps: float | None = None,
+        max_state_upload_mbps: float | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_epochs: int | None = None,
         leave_notice_s: float = 30,
@@ -122,12 +125,13 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         arguments.check_built(
             resync_epochs=(resync_epochs, None),
             buffers=(buffers, "average"),
-            max_upload_mbps=(max_upload_mbps, None),
         )
         super().__init__([{"params": parameters_of(optimizer)}], {})
         self.inner = optimizer
         self._closed = False
         self._leave_notice_s = leave_notice_s
+        check_rate("max_state_upload_mbps", max_state_upload_mbps)
+        self._state_upload_bps = None if max_state_upload_mbps is None else 1e6 * max_state_upload_mbps
         self._warned = False
         self._scheduler = scheduler
         self._microbatches = Microbatches(target_batch_size, batch_size_per_step, loss_reduction)
@@ -162,6 +166,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             client_only=client_only,
             region=region,
             credentials=credentials,
+            max_upload_mbps=max_upload_mbps,
             compression=compression,
             streams=streams,
             on_round=on_round,
@@ -199,6 +204,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 state=self._state,
                 inherits=True,
                 saving=self._saving,
+                state_upload_bps=self._state_upload_bps,
                 start=start,
                 describe=self._describe(),
                 allocate=self._flat.allocate,

@@ -6,6 +6,7 @@ from collections import deque
 from concurrent.futures import Future
 
 from p2pavg.rounds import events as ev
+from p2pavg.rounds.backlog import Backlog
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome, State
 
@@ -18,8 +19,9 @@ class Deliveries:
     While a state is downloaded, averages queue up: they follow on it.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, backlog: Backlog) -> None:
         self._session = session
+        self.backlog = backlog
         self._answer: Future[Outcome] | None = None
         self.contribution: Contribution | None = None  # of the training thread that waits
         self._queue: deque[Given] = deque()
@@ -43,7 +45,7 @@ class Deliveries:
 
     def put(self, average: Average, commit: ev.Commit) -> None:
         """Another epoch's average."""
-        self._queue.append((average, commit))
+        self._queue.append((self.backlog.add(average), commit))
 
     def put_state(self, state: State) -> None:
         """A downloaded state: it comes before all averages."""
@@ -79,6 +81,8 @@ class Deliveries:
             if self.downloading and not isinstance(self._queue[0][0], Heal):
                 return False
             outcome, commit = self._queue.popleft()
+            if isinstance(outcome, Average):
+                self.backlog.remove(outcome)
             if commit is not None and commit.before != session.standing[1]:
                 continue  # it does not follow on the state that was loaded
             self._applying = (outcome, commit)

@@ -19,6 +19,7 @@ from p2pavg.rounds import state
 from p2pavg.rounds.state import CHUNK_BYTES, Manifest
 from p2pavg.rounds.training import StateSource
 from p2pavg.transport.engine import Engine
+from p2pavg.transport.pacing import TokenBucket
 
 logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
@@ -55,7 +56,10 @@ class Donor:
         applying: Callable[[], AbstractContextManager[None]],
         standing: Callable[[], Standing],
         sign: Callable[[bytes], bytes],
+        *,
+        upload_bps: float | None = None,
     ) -> None:
+        """upload_bps: bit/s that all downloads together may take; None: what gradients leave of the links."""
         self._engine = engine
         self._source = source
         self._applying = applying
@@ -63,6 +67,8 @@ class Donor:
         self._sign = sign
         self._snapshot: tuple[Manifest, U8] | None = None
         self._downloads: dict[int, _Download] = {}
+        self._bucket = None if upload_bps is None else TokenBucket(upload_bps / 8, time.monotonic())
+        self._waking: asyncio.TimerHandle | None = None
         self._taking = asyncio.Lock()
         self._released = asyncio.Event()
 
@@ -135,12 +141,27 @@ class Donor:
             self._snapshot = None
             self._released.set()
 
+    def _wake(self) -> None:
+        """The cap lets something through again."""
+        self._waking = None
+        for link, download in list(self._downloads.items()):
+            if self._snapshot is not None:
+                download.asked_at = time.monotonic()
+                self._feed(link, download, self._snapshot[1])
+
     def _feed(self, link: int, download: _Download, blob: U8) -> None:
         view = memoryview(blob)
         while download.left and download.with_engine < QUEUED_CHUNKS:
+            if self._bucket is not None and (wait := self._bucket.wait_s(time.monotonic())) > 0:
+                if self._waking is None:
+                    self._waking = asyncio.get_running_loop().call_later(wait, self._wake)
+                return
             chunk = download.left.popleft()
             download.with_engine += 1
             data = view[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
+            if self._bucket is not None:
+                self._bucket.spend(len(data))
+                self._downloads[link] = self._downloads.pop(link)  # the others come first next time
             self._engine.send_blob(link, download.transfer, chunk, data)
 
 

@@ -68,6 +68,7 @@ class Downloader:
 
         Raises StateError when no donor can give a whole, verified state.
         """
+        self.progress = None
         manifests, facts = await self._manifests(donors[:MAX_DONORS], links, since)
         primary = choose(manifests)
         manifest = manifests[primary]

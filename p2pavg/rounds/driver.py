@@ -23,6 +23,7 @@ from p2pavg.identity import Identity, short_id
 from p2pavg.report import RoundReport
 from p2pavg.rounds import bequest, messages
 from p2pavg.rounds import events as ev
+from p2pavg.rounds.backlog import Backlog
 from p2pavg.rounds.bequest import Bequests
 from p2pavg.rounds.deliveries import Deliveries
 from p2pavg.rounds.donor import Donor
@@ -77,7 +78,8 @@ class Driver:
         self._jobs = Jobs(peer.engine, codecs.get(spec.compression), spec.numel, spec.allocate)
         self._loop = asyncio.get_running_loop()
         self._supply = Supply(self._loop, self._jobs, self.job_refused)
-        self._deliveries = Deliveries(session)
+        disk = None if spec.saving is None else spec.saving.checkpoints.directory
+        self._deliveries = Deliveries(session, Backlog(directory=disk))
         self._pulse = Pulse(peer.engine, peer.links, self._jobs)
         self._events: deque[ev.Event] = deque()
         self._feeding = False
@@ -87,7 +89,14 @@ class Driver:
         self._healed: tuple[ev.Generation, ...] = ()  # the history that came with the last state
         self._discarded: list[tuple[int, str]] = []
         self._dropped = 0  # samples that the training thread had when it loaded a state
-        donor = Donor(peer.engine, spec.state, session.applying, lambda: session.standing, peer.identity.sign)
+        donor = Donor(
+            peer.engine,
+            spec.state,
+            session.applying,
+            lambda: session.standing,
+            peer.identity.sign,
+            upload_bps=spec.state_upload_bps,
+        )
         self.exchange = StateExchange(donor, Downloader(peer.engine), peer.links, self._history)
         self.bequests = Bequests(
             peer.engine,
@@ -303,6 +312,8 @@ class Driver:
         self.recorder.observe(self._peer.links, moving=self.moving)
         for transfer in self._jobs.running():
             self._feed_job(transfer)
+        if self._deliveries.downloading:
+            self._deliveries.backlog.look(time.monotonic(), self.exchange.downloader.progress)
         self.progress()
         self._beat = self._loop.call_later(self.machine.health_interval, self._beats)
 
@@ -486,6 +497,7 @@ class Driver:
         logger.info("downloading the state of epoch %d: %s", action.epoch, action.why)
         self._deliveries.drop_states()
         self._deliveries.downloading = True
+        self._deliveries.backlog.begin(time.monotonic())
         self._healing = self._loop.create_task(self._fetch_state(action))
         self._deliveries.refresh_attention()
 

@@ -226,6 +226,7 @@ class TrainingSpec:
     compression: str
     state: StateSource
     saving: Saving | None = None  # checkpoints; None: none are written
+    state_upload_bps: float | None = None  # most bit/s that all newcomers together get of the state
     start: Start | None = None  # None: at epoch 0, from the initial parameters
     inherits: bool = False  # takes over what peers that leave have accumulated
     describe: Sequence[str] = ()  # words for error messages, e.g. the model's class and parameter count
