@@ -56,6 +56,11 @@ def check_bits() -> dict[str, Any]:
         assert seen == sorted(seen)
         host = (x * 3).cpu().numpy()
         assert (encoding.data == _encoded(host, layout, 0.37)).all(), f"{name}: other bytes than the CPU's"
+        whole = path.gradient(x).encode(codec, [(0, numel)], numel, 0.37)  # as a peer that leaves does
+        assert whole.finite()
+        alone = np.empty(codec.encoded_size(numel), np.uint8)
+        codec.encode(x.cpu().numpy(), alone, 0.37)
+        assert (whole.data == alone).all(), f"{name}: other bytes in one chunk"
         result, expected = EncodedResult(layout, encoding.data), np.empty(numel, np.float32)
         result.decode_into(expected)
         target = torch.full((numel,), float("nan"), device="cuda")

@@ -186,6 +186,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         self._state.load(found.state.meta, found.state.buffers)
         self._buffers.restore()
         if self._masters is not None:
+            self._masters.round()
             self._masters.publish()
         log.info("going on from %s", found.path)
         return Start(found.state.epoch, found.state.lineage, found.history)

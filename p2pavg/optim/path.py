@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from p2pavg import codecs, device
@@ -57,6 +58,21 @@ class _CudaEncoding:
 
 
 @dataclass(frozen=True, slots=True)
+class _HostEncoding:
+    """A contribution that was encoded on the host."""
+
+    data: U8
+    chunks: int
+    all_finite: bool
+
+    def chunks_done(self) -> int:
+        return self.chunks
+
+    def finite(self) -> bool:
+        return self.all_finite
+
+
+@dataclass(frozen=True, slots=True)
 class _CudaGradient:
     path: CudaPath
     vector: torch.Tensor
@@ -64,10 +80,29 @@ class _CudaGradient:
 
     def encode(self, codec: Codec, parts: Sequence[tuple[int, int]], chunk: int, scale: float) -> Encoding:
         path = self.path
+        longest = min(chunk, max((count for _, count in parts), default=0))
+        if codec.encoded_size(longest) > device.SLOT_BYTES:
+            return self._encode_on_host(codec, parts, chunk, scale)
         out = path.allocate(device.encoded_bytes(codec, parts, chunk))
         return _CudaEncoding(
             out, path.staging.download(codec, self.vector, parts, chunk, scale, out, self.written)
         )
+
+    def _encode_on_host(
+        self, codec: Codec, parts: Sequence[tuple[int, int]], chunk: int, scale: float
+    ) -> Encoding:
+        """For chunks beyond what is staged: when a peer leaves, its sums travel as one. Waits."""
+        self.written.synchronize()
+        values = self.vector.cpu().numpy()
+        out = np.empty(device.encoded_bytes(codec, parts, chunk), np.uint8)
+        at, chunks, finite = 0, 0, True
+        for start, count in parts:
+            for first in range(start, start + count, chunk):
+                source = values[first : min(first + chunk, start + count)]
+                size = codec.encoded_size(len(source))
+                finite &= codec.encode(source, out[at : at + size], scale)
+                at, chunks = at + size, chunks + 1
+        return _HostEncoding(out, chunks, finite)
 
 
 class CudaPath:
