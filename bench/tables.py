@@ -196,7 +196,6 @@ FIELDS: dict[str, tuple[str, ...]] = {
     ),
     "dht": ("store_ms_p50", "get_ms_p50", "get_ms_p99", "found_fraction", "stale_fraction"),
     "net": ("rtt_ms", "window_bytes", "rate_gbps", "best_streams"),
-    "monitor": ("throughput_share",),
 }
 
 
@@ -218,6 +217,32 @@ def benches() -> str:
         if rows:
             head = ["file", "peers", "values", "network", *(f"`{field}`" for field in fields), "measured"]
             sections.append(f"### `p2pavg bench {verb}`\n\n{table(head, rows)}")
+    return "\n".join(sections)
+
+
+TOLD = ("demo", "seeds", "gpu_kernels", "pump_loopback", "lab_truth", "versus", *FIELDS)
+
+
+def leaves(content: dict[str, Any], path: str = "") -> Iterator[Row]:
+    """Figures of a result of any shape, by their place in it; lists of single runs are left out."""
+    for name, value in content.items():
+        at = f"{path} {name}".strip()
+        if name == "environment" or isinstance(value, list):
+            continue
+        if isinstance(value, dict):
+            yield from leaves(value, "" if name in ("sections", "found") else at)
+        elif isinstance(value, bool | int | float) or name == "void_reason":
+            yield [f"`{at}`", number(value)]
+
+
+def others() -> str:
+    """Everything else in bench/results, one section for each file."""
+    sections = []
+    for path in sorted(RESULTS.glob("*.json")):
+        if not any(path.stem == name or path.stem.startswith(f"{name}_") for name in TOLD):
+            content = json.loads(path.read_text())
+            rows = table(["figure", "value"], list(leaves(content)))
+            sections.append(f"### `bench/{path.stem}.py`\n\n{rows}\n`{path.name}`: {measured(content)}.\n")
     return "\n".join(sections)
 
 
@@ -243,6 +268,15 @@ def readme() -> str:
     if ratios:
         words = f"averaging over loopback in fp16, time over gloo's: {' / '.join(ratios)} values"
         rows.append([words, " / ".join(ratios.values())])
+    rates = (result("line_rate") or {}).get("long")
+    if rates is not None:
+        words = "averaging 100M values over an emulated 300 ms: faster than over one stream"
+        rows.append([words, f"{rates['over_one_stream']:.1f}×"])
+    watched = result("monitor_cost")
+    if watched is not None:
+        loss, spread = watched["loss_percent_median"], watched["control_spread_percent"]
+        words = "throughput of 4 peers lost to a monitor / spread of the same measurement without one"
+        rows.append([words, f"{loss:.1f}% / {spread:.1f}%"])
     for _, content in results("penalty"):
         if content.get("topology") is None:
             words = f"throughput of {content['peers']} peers on one machine, of what each computes alone"
@@ -281,6 +315,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lab_truth": lab_truth,
     "versus": versus,
     "benches": benches,
+    "others": others,
 }
 
 
