@@ -159,7 +159,9 @@ class Healing:
     def on_healed(self, event: Healed) -> None:
         """The training thread has loaded a state."""
         core = self.core
-        lost = core.history.adopt(event.history, event.dropped)
+        # What a committed average holds of ours, that the training thread has yet to apply, is in both.
+        void = core.history.offered_since(core.applied_epoch)
+        lost = core.history.adopt(event.history, event.dropped - void)
         if lost:
             core.act(Discarded(lost, "healed" if lost > 0 else "healed back"))
         passed = [core.joined_at, *((g.epoch + 1, g.lineage) for g in core.followed)]

@@ -67,6 +67,15 @@ class History:
             return False
         return generations[epoch - 1 - generations[0].epoch].lineage == lineage
 
+    def offered_since(self, epoch: int) -> int:
+        """Own samples in the averages of this history from `epoch` on."""
+        own = self.offered
+        return sum(
+            own[made.epoch].get(made.transfer, 0)
+            for made in self.generations
+            if made.epoch >= epoch and made.epoch in own
+        )
+
     def adopt(self, donor: Iterable[Generation], unaveraged: int) -> int:
         """Go over to the donor's history; returns how many of our samples are thereby lost.
 

@@ -242,7 +242,10 @@ class Node:
             while heirs:
                 heir = self.swarm.nodes[heirs.popleft()]
                 if heir.running and self.swarm.reaches(heir, self) and self._would_take(heir):
-                    self.world.after(self.swarm.state_seconds, lambda heir=heir: carried(heir))
+                    # The offer follows all that was sent on this link before.
+                    told = self.swarm.network.ways[self.me, heir.me].free_at + 1e-6
+                    at = max(self.world.now + self.swarm.state_seconds, told)
+                    self.world.at(at, lambda heir=heir: carried(heir))
                     return
             self.feed(ev.Bequeathed(False))
 

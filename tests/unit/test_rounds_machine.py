@@ -9,7 +9,10 @@ import pytest
 
 from p2pavg.rounds.events import (
     Commit,
+    Discarded,
     Event,
+    Generation,
+    Healed,
     JobDone,
     LocalProgress,
     OpenJob,
@@ -73,6 +76,27 @@ def test_the_last_steps_of_an_epoch_are_counted_once(peers: int) -> None:
     calm = Calm(peers, step=0.02, batch=4, target=40 * peers)
     calm.epochs(8)
     assert 40 * peers <= calm.leader.machine.total_samples / 8 < 44 * peers
+
+
+def test_samples_of_a_void_average_are_named_once() -> None:
+    """A peer that heals with an average committed and not applied loses what is in it, and loses it once."""
+    lineage, ahead = b"l" * 32, b"m" * 32
+    machine = Machine(
+        me=b"a" * 20,
+        run_id="r",
+        epoch=0,
+        lineage=lineage,
+        target=10,
+        plan=lambda members: (Part(0, 0, 5),),
+        now=0.0,
+    )
+    actions = machine.handle(LocalProgress(10, 1.0, at_boundary=True), 0.2)
+    opened = next(a for a in actions if isinstance(a, OpenJob))
+    machine.handle(JobDone(opened.transfer, (b"d" * 32,)), 0.3)
+    machine.handle(PeerUp(b"b" * 20, 5, ahead), 0.4)
+    history = (Generation(4, ahead, 1, 10, 50, b"b" * 20),)
+    actions = machine.handle(Healed(5, ahead, history, dropped=10 + 3), 0.5)
+    assert [a.samples for a in actions if isinstance(a, Discarded)] == [13]
 
 
 @pytest.mark.parametrize(("step", "latency"), [(0.05, LOOPBACK), (1.0, LOOPBACK), (1.0, WAN)])
