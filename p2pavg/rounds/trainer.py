@@ -44,6 +44,7 @@ class Trainer:
         if not core.pending or event.epoch != core.epoch:
             return
         core.pending = False
+        core.suspects.discard(core.me)  # it abdicated because it was late, and is no more
         core.pace.since = core.now
         core.deadlines.measured_apply(core.me, core.now - core.epoch_began_at)
         core.trace("applied")
