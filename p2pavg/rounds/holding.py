@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from p2pavg.rounds.ballot import Ballot, Held, Lineage, PeerId, Stage
 from p2pavg.rounds.events import Seat
@@ -35,7 +35,7 @@ class Holding:
     fact: Committed | None = None  # committed, but our copy of the result is not whole yet (joiners)
     watch: TransferWatch | None = None
     told_at: float = 0.0
-    stalled_told: tuple[tuple[int, ...], tuple[int, ...]] = field(default=((), ()))
+    stalled_told: tuple[tuple[int, ...], tuple[int, ...], bool] = ((), (), False)
 
     @property
     def voter(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -50,6 +51,7 @@ class Proposal:
     heard: dict[PeerId, float] = field(default_factory=dict)  # when a voter last said that it is at it
     stalls: dict[int, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
     links: dict[int, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
+    excused: dict[int, float] = field(default_factory=dict)  # ranks that cannot give all results: until when
 
     @property
     def voting(self) -> list[PeerId]:
@@ -307,6 +309,10 @@ class Leading:
         proposal.stalls[rank] = (message.contributions, message.results)
         if not message.contributions and not message.results:
             del proposal.stalls[rank]
+        if message.incomplete:
+            proposal.excused[rank] = math.inf
+        elif proposal.excused.get(rank) == math.inf:
+            proposal.excused[rank] = core.now + core.deadlines.stall(peer)
         if proposal.stalls and "judge" not in core.timers:
             core.arm("judge", core.now + core.deadlines.judge())
 
@@ -315,8 +321,11 @@ class Leading:
         proposal, core = self.proposal, self.core
         if proposal is None or not proposal.begun or not proposal.stalls:
             return
-        verdict = judge(proposal.stalls, proposal.members.index(core.me))
-        if verdict is None:
+        excused = [rank for rank, until in proposal.excused.items() if until > core.now]
+        verdict = judge(proposal.stalls, proposal.members.index(core.me), excused)
+        if verdict is None and excused:
+            core.arm("judge", core.now + core.deadlines.judge())
+        elif verdict is None:
             self.abort("the transfer stalled, and nobody is to blame", ())
         else:
             self.abort("its data did not move", [proposal.members[verdict]])

@@ -248,10 +248,10 @@ class Member:
         held.watch.update(self.core.now, event.ranks)
         if not held.voter:
             return
-        lagging = held.watch.lagging(self.core.now)
-        if lagging != held.stalled_told or self.core.now >= held.told_at + STATUS_S:
-            held.stalled_told, held.told_at = lagging, self.core.now
-            self.core.send(held.ballot.leader, Stalled(held.ballot, *lagging))
+        told = (*held.watch.lagging(self.core.now), held.watch.incomplete)
+        if told != held.stalled_told or self.core.now >= held.told_at + STATUS_S:
+            held.stalled_told, held.told_at = told, self.core.now
+            self.core.send(held.ballot.leader, Stalled(held.ballot, *told))
 
     def lost(self, peer: PeerId, why: str) -> None:
         """The link to a member is gone while the leader may still see it."""

@@ -138,11 +138,15 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """The sender is at it, and has waited longer than its deadline for these ranks (none, if it moves)."""
+    """The sender is at it, and has waited longer than its deadline for these ranks (none, if it moves).
+
+    incomplete: contributions to its own parts still come, so it cannot finish those parts yet.
+    """
 
     ballot: Ballot
     contributions: tuple[int, ...]
     results: tuple[int, ...]
+    incomplete: bool
 
 
 @dataclass(frozen=True, slots=True)

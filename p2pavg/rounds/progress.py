@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from p2pavg.rounds.ballot import PeerId
 from p2pavg.rounds.deadlines import Deadlines
@@ -65,6 +65,11 @@ class TransferWatch:
                 owing[1].append(rank)
         return tuple(owing[0]), tuple(owing[1])
 
+    @property
+    def incomplete(self) -> bool:
+        """Whether contributions to our own parts are still to come."""
+        return any(seen.contributions < seen.contributions_expected for seen in self._last)
+
     def next_stall(self, now: float) -> float:
         """When the next rank could be found lagging."""
         return min(
@@ -80,19 +85,20 @@ class TransferWatch:
 Report = tuple[Sequence[int], Sequence[int]]  # ranks whose contributions, ranks whose results are missing
 
 
-def judge(reports: Mapping[int, Report], leader: int) -> int | None:
+def judge(reports: Mapping[int, Report], leader: int, excused: Container[int] = ()) -> int | None:
     """Which rank to leave out, from what each reporting rank lacks; None: nobody can be named.
 
     A missing contribution is its sender's fault or its receiver's; a missing result only counts when no
     contribution is missing anywhere, because an owner cannot finish a part before the last contribution to it
-    is in. The rank with the most edges goes, of equals rather the accused than the accuser; never the leader.
+    is in. excused: owners to whom contributions still come, however slowly. The rank
+    with the most edges goes, of equals rather the accused than the accuser; never the leader.
     """
     for kind in (0, 1):
         edges: Counter[int] = Counter()
         accused: Counter[int] = Counter()
         for reporter, report in reports.items():
             for rank in report[kind]:
-                if rank == reporter:
+                if rank == reporter or (kind == 1 and rank in excused):
                     continue
                 edges[reporter] += 1
                 edges[rank] += 1

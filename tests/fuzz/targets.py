@@ -174,7 +174,7 @@ def _rounds() -> list[bytes]:
         messages.Query(ballot, b"l" * 32),
         messages.Promise(ballot, None),
         messages.Aborted(ballot, ballot, "why", (b"p" * 20,), False),
-        messages.Stalled(ballot, (0,), (1,)),
+        messages.Stalled(ballot, (0,), (1,), True),
         messages.Leaving(4),
     ]
     return [msgpack.packb(messages.to_dict(message)) for message in made]

@@ -117,6 +117,26 @@ def test_the_verdict_on_a_stall(
     assert judge(reports, leader=0) == verdict
 
 
+def test_an_owner_is_excused_while_contributions_to_it_still_come() -> None:
+    """Whoever waits for results of a part whose last contribution is slow names nobody; a lack that is
+    somebody's fault is seen beside it.
+    """
+    waiting = {1: ((), (2,)), 3: ((), (2,))}
+    assert judge(waiting, leader=0, excused=[2]) is None
+    assert judge({**waiting, 2: ((3,), ())}, leader=0, excused=[2]) == 3
+    assert judge({1: ((), (2, 3))}, leader=0, excused=[2]) == 3
+
+
+def test_a_peer_knows_that_contributions_to_its_parts_still_come() -> None:
+    """From the first progress to the last contribution it cannot be blamed for missing results."""
+    watch = TransferWatch(0.0, [A, B, C], A, Deadlines())
+    assert not watch.incomplete
+    watch.update(0.1, [chunks(0, 0), chunks(10), chunks(9)])
+    assert watch.incomplete
+    watch.update(0.2, [chunks(0, 0), chunks(10), chunks(10)])
+    assert not watch.incomplete
+
+
 def held(
     stage: Stage, attempt: int = 0, digest: bytes = b"x" * 32, voters: tuple[bytes, ...] = (A, B, C)
 ) -> Held:
