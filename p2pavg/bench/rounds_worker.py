@@ -22,7 +22,11 @@ class Rounds:
         self.epochs: list[Epoch] = []
         host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
         self.peer = Peer(
-            "bench-rounds", initial_peers=config["initial_peers"], listen=f"{host}:0", compression="none"
+            "bench-rounds",
+            initial_peers=config["initial_peers"],
+            listen=f"{host}:0",
+            client_only=config.get("client_only", False),
+            compression="none",
         ).start()
         self.trainer = ToyTrainer(
             self.peer,

@@ -170,26 +170,34 @@ class Picture:
         )
 
     def _state(self, peer: bytes, seen: _Seen, now: float) -> str:
-        if seen.gone_at is not None and not self._seen_by_others(peer, seen.gone_at + CONFIRMED_S):
+        others = self._by_others(peer, max(now - STALE_S, (seen.gone_at or 0.0) + CONFIRMED_S))
+        if seen.gone_at is not None and others is None:
             return "gone"
         if seen.silent or (seen.linked and seen.status is not None and now - seen.status_at > STALE_S):
             return "silent"
         if seen.status is not None and now - seen.status_at <= STALE_S:
             return seen.status.state
-        return "no link"
+        return "no link" if others is None else "training"
 
-    def _seen_by_others(self, peer: bytes, since: float) -> bool:
-        """Whether a member that told its status since then has a link to the peer and hears it."""
-        return any(
-            other.status is not None
-            and other.status_at >= since
-            and other.gone_at is None
-            and any(row.peer == peer and not row.silent for row in other.status.peers)
-            for key, other in self._peers.items()
-            if key != peer
-        )
+    def _by_others(self, peer: bytes, since: float) -> heard.Other | None:
+        """The peer as the last of the others to tell, since then, sees it; None: none of them hears it."""
+        told = [other for key, other in self._peers.items() if key != peer and other.gone_at is None]
+        for other in sorted(told, key=lambda other: -other.status_at):
+            if other.status is None or other.status_at < since:
+                break
+            for row in other.status.peers:
+                if row.peer == peer and not row.silent:
+                    return row
+        return None
 
     def _row(self, peer: bytes, seen: _Seen, state: str, now: float) -> PeerShown:
+        if seen.status is not None:
+            epoch, samples, pace = self._epoch_of(seen), seen.status.samples, seen.status.rate
+        else:
+            others = self._by_others(peer, now - STALE_S)
+            epoch = max(self._epoch_of(seen), 0 if others is None else others.epoch)
+            samples = 0 if others is None else others.samples
+            pace = self._rate(seen) if others is None else others.rate
         local = sum(report.local_samples for report in seen.reports)
         last = seen.reports[-1] if seen.reports else None
         sent = 0 if last is None else sum(last.sent.values())
@@ -197,10 +205,10 @@ class Picture:
             peer=peer.hex(),
             name=short_id(peer),
             region=self._region(seen),
-            epoch=self._epoch_of(seen),
-            samples=seen.status.samples if seen.status is not None else 0,
+            epoch=epoch,
+            samples=samples,
             samples_per_second=local / seen.seconds if seen.seconds > 0 else 0.0,
-            rate=self._rate(seen),
+            rate=pace,
             upload_bps=8 * sent / last.seconds_total if last is not None and last.seconds_total > 0 else 0.0,
             state=state,
             last_seen_s=max(0.0, now - seen.heard_at),

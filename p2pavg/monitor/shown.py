@@ -21,7 +21,9 @@ class PeerShown:
     samples_per_second: float  # over whole epochs, communication included
     rate: float  # samples per second while it computes
     upload_bps: float  # over its last epoch
-    state: str  # computing, waiting, averaging, updating, downloading, silent, gone, no link
+    # computing, waiting, averaging, updating, downloading; training: only others tell of it; no link: nobody
+    # does; silent; gone
+    state: str
     last_seen_s: float
 
 

@@ -47,6 +47,20 @@ def test_a_killed_peer_shows_within_two_seconds(closed: bool, tmp_path: Path) ->
         assert watched.process.wait(10) == 0
 
 
+def test_a_killed_peer_that_nobody_can_dial_shows_within_two_seconds() -> None:
+    """The monitor has no link to a peer behind a router; members have, and tell of it and of its end."""
+    with (
+        training(2, client_only=1, step_seconds=0.02, target=60) as (workers, address),
+        monitor(address) as watched,
+    ):
+        line = watched.until(lambda line: len(alive(line)) == 3)
+        assert [peer["state"] for peer in line["peers"]].count("training") == 1
+        at = kill(workers.workers[2])
+        line = watched.until(lambda line: len(alive(line)) == 2)
+        assert line["at"] - at <= 2.0
+        assert [peer["state"] for peer in line["peers"]].count("gone") == 1
+
+
 def test_a_stopped_peer_shows_as_silent() -> None:
     """A peer whose process is stopped, with all its links open, is shown as silent."""
     with training(3, step_seconds=0.02, target=60) as (workers, address), monitor(address) as watched:

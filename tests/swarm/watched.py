@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from p2pavg.bench.workers import Worker, Workers
+from p2pavg.bench.workers import START_DEADLINE_S, Worker, Workers
 
 ROOT = Path(__file__).parents[2]
 RUN = "bench-rounds"
@@ -50,15 +50,26 @@ class Monitor:
 
 @contextmanager
 def training(
-    peers: int, *, step_seconds: float, target: int, **environment: str
+    peers: int, *, step_seconds: float, target: int, client_only: int = 0, **environment: str
 ) -> Iterator[tuple[Workers, str]]:
-    """A swarm of toy trainers, and the address of its first. They train until the end."""
-    with Workers(peers, "p2pavg.bench.rounds_worker", environment=environment) as workers:
-        answers = workers.join(target=target, step_seconds=step_seconds, epochs=10**6)
+    """A swarm of toy trainers, and the address of its first. They train until the end.
+
+    client_only: so many more, to whom nobody can connect.
+    """
+    config = {"target": target, "step_seconds": step_seconds, "epochs": 10**6}
+    with Workers(peers + client_only, "p2pavg.bench.rounds_worker", environment=environment) as workers:
+        address = None
+        for worker in workers.workers:
+            named = [] if address is None else [address]
+            hidden = worker.index >= peers
+            worker.send(do="start", index=worker.index, initial_peers=named, client_only=hidden, **config)
+            answer = worker.receive(START_DEADLINE_S)
+            address = address or answer["address"]
+        assert address is not None
         for worker in workers.workers:
             worker.send(do="train")
         try:
-            yield workers, answers[0]["address"]
+            yield workers, address
         finally:
             for worker in workers.workers:
                 worker.process.kill()

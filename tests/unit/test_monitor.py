@@ -168,9 +168,24 @@ def test_a_peer_that_others_still_hear_is_not_gone() -> None:
     picture = three()
     picture.unlinked(C, "timed out", 1.0)
     picture.told(A, status(counted=300, peers=sees(B, C)), 3.0)
-    assert states(picture.show(3.0))[C] == "no link"
+    assert states(picture.show(3.0))[C] == "training"
     picture.told(A, status(counted=300, peers=sees(B)), 4.0)
     assert states(picture.show(4.0))[C] == "gone"
+
+
+def test_a_peer_that_cannot_be_linked_is_shown_as_others_see_it() -> None:
+    """Nobody can connect to it, the watcher neither: members tell where it stands, and its end."""
+    picture, hidden = three(), b"d" * 20
+    records = {p: PeerInfo(p, (("h", 1),), epoch=4, incarnation=1) for p in (A, B, C)}
+    away = PeerInfo(hidden, (), client_only=True, epoch=3, incarnation=1, samples_per_second=20.0)
+    picture.listed({**records, hidden: away}, 0.5)
+    assert states(picture.show(0.5))[hidden] == "no link"
+    picture.told(A, status(counted=300, peers=[*sees(B, C), [hidden, 4, 70, 25.0, False]]), 1.0)
+    shown = picture.show(1.0)
+    (row,) = (peer for peer in shown.peers if peer.peer == hidden.hex())
+    assert (row.state, row.epoch, row.samples, row.rate) == ("training", 4, 70, 25.0)
+    picture.told(A, event("down", peer=hidden, why="closed by the other side"), 1.5)
+    assert states(picture.show(1.6))[hidden] == "gone"
 
 
 def test_a_silent_peer_shows() -> None:
