@@ -8,6 +8,7 @@ import pytest
 
 from tests.simulation.checks import BrokenPromiseError
 from tests.simulation.crafted import CRAFTED
+from tests.simulation.exhaustive import explore
 from tests.simulation.mutations import MUTATIONS, Mutated, Mutation
 from tests.simulation.schedule import Schedule
 
@@ -58,3 +59,16 @@ def test_a_deliberate_bug_is_caught(bugs: tuple[Mutation, ...]) -> None:
     with Mutated(bugs):
         schedules = (Schedule(seed).run().broken for seed in (*bugs[0].seeds, *range(400)))
         assert any(map(breaks, CRAFTED)) or any(schedules)
+
+
+def test_no_order_of_events_breaks_a_promise_of_two_peers() -> None:
+    """All interleavings of a round of two with a crash at any point: one lineage, and the survivor commits."""
+    found = explore(peers=2, crashes=1)
+    assert found.states > 100
+    assert found.ends > 10
+
+
+def test_a_premature_commit_is_found_in_some_order() -> None:
+    """The exhaustive search finds a leader that commits before all are DONE, and tells the way there."""
+    with Mutated(MUTATIONS[0]), pytest.raises(BrokenPromiseError, match="deliver"):
+        explore(peers=3, crashes=1, limit=3000)
