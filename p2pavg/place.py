@@ -244,6 +244,7 @@ class Place:
                 "target_batch_size": spec.target_batch_size,
                 "compression": spec.compression,
                 "model": ", ".join(spec.describe) or f"{spec.numel} values",
+                **spec.terms,
             },
             epoch=start.epoch,
             lineage=start.lineage,
@@ -278,7 +279,7 @@ class Place:
             history=start.history,
             role=role,
             target=spec.target_batch_size,
-            plan=_planner(spec.numel),
+            plan=_planner(lambda: spec.exact(machine.epoch) or spec.numel),
             client_only=self.settings.client_only,
             now=time.monotonic(),
         )
@@ -472,11 +473,9 @@ class Place:
             self._engine.close()
 
 
-def _planner(numel: int) -> Callable[[Sequence[ev.PlanMember]], tuple[Part, ...]]:
-    plan = planner(numel)
-
+def _planner(numel: Callable[[], int]) -> Callable[[Sequence[ev.PlanMember]], tuple[Part, ...]]:
     def parts(members: Sequence[ev.PlanMember]) -> tuple[Part, ...]:
-        return plan(
+        return planner(numel())(
             [Capacity(m.upload_bps / 8 or None, m.download_bps / 8 or None, owns=m.voter) for m in members]
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,9 @@ from p2pavg.transport.engine import SELF, Begin, Engine, JobProgress, Part, Redu
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
+
+
+MOST_STATE = 8  # the longest exact vector, in gradients: parameters, and what optimizers keep
 
 
 class Growing(Protocol):
@@ -48,6 +51,7 @@ class Job:
     result: U8
     begun: bool = False
     weights: tuple[float, ...] = ()
+    codec: codecs.Codec = field(default_factory=lambda: codecs.get("none"))  # of contributions
     growing: Growing | None = None  # our contribution, when it is encoded while it flows
 
     def encoded(self) -> EncodedResult:
@@ -97,9 +101,10 @@ class Jobs:
         members: Sequence[tuple[bytes, bool]],
         parts: Sequence[Part],
         links: Mapping[bytes, int],
+        exact: bool = False,
     ) -> Job:
-        """members: (peer id, votes) in rank order. Raises NoLinkError when a voter, or an owner, has no link
-        to us.
+        """members: (peer id, votes) in rank order. exact: the vector goes uncompressed, with more behind it.
+        Raises NoLinkError when a voter, or an owner, has no link to us.
         """
         peers = tuple(peer for peer, _ in members)
         voters = tuple(voter for _, voter in members)
@@ -109,11 +114,16 @@ class Jobs:
             if link is None:
                 raise NoLinkError(rank)
             ids.append(link)
-        if sum(part.count for part in parts) != self._numel:
+        numel = sum(part.count for part in parts)
+        if not self._numel <= numel <= (MOST_STATE if exact else 1) * self._numel:
             raise ValueError("the parts of the proposed round do not cover this peer's vector")
+        codec, result_codec = self.codec, self._result_codec
+        if exact:
+            codec = result_codec = codecs.get("none")
         chunk = chunk_elements([part.count for part in parts])
-        layout = Layout(tuple(parts), chunk, self._result_codec)
-        job = Job(transfer, peers.index(me), tuple(ids), peers, voters, layout, self._buffer(layout.nbytes))
+        layout = Layout(tuple(parts), chunk, result_codec)
+        result = self._buffer(layout.nbytes)
+        job = Job(transfer, peers.index(me), tuple(ids), peers, voters, layout, result, codec=codec)
         self._engine.open_reduce(
             ReduceJob(
                 transfer=transfer,
@@ -122,8 +132,8 @@ class Jobs:
                 voters=voters,
                 parts=layout.parts,
                 chunk_elements=chunk,
-                contribution_codec=self.codec.wire_id,
-                result_codec=self._result_codec.wire_id,
+                contribution_codec=codec.wire_id,
+                result_codec=result_codec.wire_id,
                 result=job.result,
             )
         )

@@ -111,6 +111,15 @@ def check_checkpoints(checkpoint_dir: object, checkpoint_epochs: object) -> None
         raise ConfigurationError("checkpoint_epochs needs checkpoint_dir: name a directory")
 
 
+def check_resync(resync_epochs: object) -> None:
+    """Raises ConfigurationError unless it is None or a number of epochs."""
+    whole = isinstance(resync_epochs, int) and not isinstance(resync_epochs, bool)
+    if resync_epochs is not None and (not whole or resync_epochs < 1):  # type: ignore[operator]
+        raise ConfigurationError(
+            f"resync_epochs must be a whole number of epochs, at least 1, or None, not {resync_epochs!r}"
+        )
+
+
 def check_built(**options: tuple[object, object]) -> None:
     """Raises ConfigurationError for an option (value, default) that this version does not act on."""
     for name, (value, default) in options.items():

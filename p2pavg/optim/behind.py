@@ -94,6 +94,7 @@ class BehindUpdate:
         deadline = time.monotonic() + notice_s
         training = self._shared.training
         self.settle()  # first: a job that has not begun yet must arrive as usual
+        self._shared.leaving = True
         self._arrive = lambda what: training.leave(what, max(0.0, deadline - time.monotonic()))
         while True:
             self._hand_in()
@@ -121,7 +122,7 @@ class BehindUpdate:
         if taken is None:
             self._submit(NOTHING, None)
         else:
-            self._submit(Contribution(shared.offer(taken.vector), factor, samples), taken)
+            self._submit(shared.contribution(taken.vector, factor, samples), taken)
 
     def _submit(self, contribution: Contribution, taken: Taken | None) -> None:
         self._taken = taken
@@ -188,6 +189,8 @@ class BehindUpdate:
             self._moved = tail(vector, layout.extra).copy()
         with shared.training.applying(), self._aside():
             shared.buffers.agree(self._moved)
+            self._masters.wait_published()
+            extra = shared.reset()
             self._masters.step(vector, layout)
             if shared.scheduler is not None:
                 shared.scheduler.step()
@@ -197,7 +200,9 @@ class BehindUpdate:
         behind = self._delay and outcome.epoch >= self._warmup
         with self._counting:
             shared.training.applied(
-                now - begun, extra={"seconds_step_waited": waited}, waited=waited if behind else None
+                now - begun,
+                extra={"seconds_step_waited": waited, **extra},
+                waited=waited if behind else None,
             )
         if taken is not None and counted:
             with self._aside():

@@ -26,6 +26,7 @@ from p2pavg.optim.microbatches import Microbatches
 from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
 from p2pavg.optim.path import open_cuda_path
 from p2pavg.optim.resume import SOFTWARE, Resumable, Stateful, numbered
+from p2pavg.optim.resync import Resync
 from p2pavg.optim.state import TrainingState, parameters_of, schema
 from p2pavg.optim.update import FOUND_INF, Shared, Update, WaitingUpdate
 from p2pavg.peer import Peer
@@ -69,7 +70,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     checkpoint_dir: write a checkpoint there every checkpoint_epochs (None: 10) epochs, keep the last three,
     and begin with the newest that is there, unless the swarm is further.
     max_upload_mbps: most Mb/s that this peer sends; max_state_upload_mbps: most that newcomers get of it.
-    resync_epochs: not built yet; refused.
+    resync_epochs: every so many epochs parameters and optimizer state are averaged too, uncompressed, so that
+    peers on unlike hardware, which drift apart by rounding, are equal again; the report's `extra["drift"]`
+    tells by how much they were not. None: never.
     leave_notice_s: how long it may take, after close() or SIGTERM, to hand over what was accumulated.
     on_round: called with each RoundReport.
     extras: by name, what else belongs to the run and has a state_dict(): a GradScaler, a sampler.
@@ -120,10 +123,10 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         arguments.check_scheduler(scheduler, optimizer)
         arguments.check_reduction(loss_reduction)
         arguments.check_clipping(max_grad_norm)
+        arguments.check_resync(resync_epochs)
         arguments.check_notice(leave_notice_s)
         arguments.check_checkpoints(checkpoint_dir, checkpoint_epochs)
         arguments.check_built(
-            resync_epochs=(resync_epochs, None),
             buffers=(buffers, "average"),
         )
         super().__init__([{"params": parameters_of(optimizer)}], {})
@@ -148,6 +151,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         if delay_updates or offload_optimizer:
             self._masters = Masters(optimizer, offload_optimizer)
         self._mirror_inner()
+        self._resync = Resync(optimizer, resync_epochs)
         self._places = places_of(self._flat.params, modules)
         self._state = TrainingState(optimizer, scheduler, self._buffers.agreed, extras)
         self._resumable = Resumable(schema(optimizer), scheduler, self._masters, extras or {})
@@ -208,6 +212,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 state_upload_bps=self._state_upload_bps,
                 start=start,
                 describe=self._describe(),
+                exact=self._exact,
+                terms={"resync_epochs": self._resync.every or 0},
                 allocate=self._flat.allocate,
             )
         )
@@ -221,6 +227,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             self._max_grad_norm,
             self._scale,
             self._buffers,
+            self._resync,
         )
         if self._masters is None:
             self._update: Update = WaitingUpdate(shared)
@@ -234,6 +241,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         self.param_groups = groups if self._masters is None else self._masters.groups()
         self.state = self.inner.state
         self.defaults = self.inner.defaults
+
+    def _exact(self, epoch: int) -> int:
+        return self._flat.layout.numel + self._resync.size if self._resync.due(epoch) else 0
 
     def _describe(self) -> list[str]:
         parameters = sum(self._flat.layout.sizes)

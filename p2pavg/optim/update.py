@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,9 +17,10 @@ from p2pavg.optim.buffers import AveragedBuffers
 from p2pavg.optim.flat import FlatGradients
 from p2pavg.optim.loss_scale import LossScale
 from p2pavg.optim.microbatches import Microbatches
+from p2pavg.optim.resync import Resync
 from p2pavg.optim.state import TrainingState
 from p2pavg.optim.store import F32, Vector
-from p2pavg.optim.vectors import all_finite, tail
+from p2pavg.optim.vectors import all_finite, flat, tail
 from p2pavg.rounds.training import (
     Average,
     Contribution,
@@ -50,6 +51,15 @@ class Shared:
     max_grad_norm: float | None
     scale: LossScale
     buffers: AveragedBuffers
+    resync: Resync
+    leaving: bool = False  # what is handed in now goes to a peer that stays
+    averaged_state: F32 | None = None  # averaged parameters and state, for the coming step
+
+    def contribution(self, vector: Vector, factor: float, samples: int) -> Contribution:
+        """The vector as the rounds take it, and what goes with it in this epoch."""
+        if self.resync.due(self.training.epoch) and not self.leaving:
+            return Contribution(self.resync.extended(vector, factor), 1.0, samples)
+        return Contribution(self.offer(vector), factor, samples)
 
     def factor(self, samples: int) -> float:
         """sum * factor is the mean over `samples` samples."""
@@ -63,12 +73,23 @@ class Shared:
         return vector
 
     def decode(self, result: EncodedResult, vector: Vector) -> None:
-        """vector <- result, with the same bits wherever it is."""
-        if isinstance(vector, torch.Tensor):
+        """vector <- result, with the same bits wherever it is; what lies behind it is kept for `reset`."""
+        numel = self.flat.layout.numel
+        if result.layout.numel > numel:
+            whole = np.empty(result.layout.numel, np.float32)
+            result.decode_into(whole)
+            flat(vector).copy_(torch.from_numpy(whole[:numel]))
+            self.averaged_state = whole[numel:]
+        elif isinstance(vector, torch.Tensor):
             assert self.flat.path is not None
             self.flat.path.decode(result, vector)
         else:
             result.decode_into(vector)
+
+    def reset(self) -> Mapping[str, float]:
+        """Parameters and optimizer state <- their average, if it came along. What to report of it."""
+        state, self.averaged_state = self.averaged_state, None
+        return {} if state is None else self.resync.replace(state)
 
     def load(self, state: State) -> None:
         """Replace the training state by the swarm's; what was accumulated is gone."""
@@ -172,6 +193,7 @@ class WaitingUpdate:
     def leave(self, notice_s: float) -> None:
         deadline = time.monotonic() + notice_s
         training = self._shared.training
+        self._shared.leaving = True
         while self._arrive(lambda what: training.leave(what, max(0.0, deadline - time.monotonic()))):
             pass
 
@@ -188,16 +210,17 @@ class WaitingUpdate:
             shared.inherit(outcome)
             return self._arrive(arrive)
         begun = time.perf_counter()
+        extra: Mapping[str, float] = {}
         if isinstance(outcome, Average):
             with shared.training.applying():
-                self._apply(outcome)
+                extra = self._apply(outcome)
         elif isinstance(outcome, Heal):
             with shared.training.applying():
                 shared.load(outcome.state)
         else:
             return False
         synchronize(shared.inner)
-        shared.training.applied(time.perf_counter() - begun)
+        shared.training.applied(time.perf_counter() - begun, extra=extra)
         return True
 
     def _contribution(self) -> Contribution:
@@ -210,9 +233,9 @@ class WaitingUpdate:
         if vector is None:
             shared.drop_non_finite()
             return NOTHING
-        return Contribution(shared.offer(vector), factor, samples)
+        return shared.contribution(vector, factor, samples)
 
-    def _apply(self, average: Average) -> None:
+    def _apply(self, average: Average) -> Mapping[str, float]:
         shared = self._shared
         layout = shared.flat.layout
 
@@ -223,6 +246,8 @@ class WaitingUpdate:
             shared.buffers.follow(moved, counted=self._handed and not average.late)
 
         with shared.flat.averaged(decode, keep=average.late, max_norm=shared.max_grad_norm):
+            extra = shared.reset()
             shared.inner.step()
         if shared.scheduler is not None:
             shared.scheduler.step()
+        return extra

@@ -435,7 +435,8 @@ class Driver:
         members = [(seat.peer, seat.voter) for seat in action.members]
         links = {peer: link.id for peer, link in self._peer.links.items()}
         try:
-            self._jobs.open(action.transfer, self._peer.peer_id, members, action.parts, links)
+            exact = self._spec.exact(action.ballot.epoch) > 0
+            self._jobs.open(action.transfer, self._peer.peer_id, members, action.parts, links, exact)
         except NoLinkError as error:
             self._events.append(ev.JobFailed(action.transfer, str(error), error.rank))
         except (ValueError, MemoryError) as error:
@@ -452,7 +453,9 @@ class Driver:
                 self._events.append(ev.JobFailed(action.transfer, "the contribution is gone"))
                 return
             source, scale = contribution.gradient, contribution.scale
-        if source is None or isinstance(source, np.ndarray):
+        if isinstance(source, np.ndarray) and len(source) != job.layout.numel:
+            self._events.append(ev.JobFailed(action.transfer, "the contribution has another length"))
+        elif source is None or isinstance(source, np.ndarray):
             self._jobs.begin(action.transfer, action.weights, source, scale)
         else:
             self._supply.begin(action.transfer, action.weights, source, scale)

@@ -27,7 +27,7 @@ class Supply:
         job = self._jobs.get(transfer)
         assert job is not None
         parts = [(part.start, part.count) for part in job.layout.parts]
-        encoding = gradient.encode(self._jobs.codec, parts, job.layout.chunk_elements, scale)
+        encoding = gradient.encode(job.codec, parts, job.layout.chunk_elements, scale)
         self._jobs.begin(transfer, weights, encoding, 1.0)
         self._pass_on(transfer, encoding, job.rank)
 
