@@ -189,7 +189,7 @@ class Driver:
     def withdrawn(self, answer: Future[Outcome]) -> None:
         """The training thread waits no longer, if its contribution is not in use."""
         if self._deliveries.waits_with(answer) and not self._jobs.running():
-            self._resume()
+            self._release()
 
     def leaving(self, contribution: Contribution, notice_s: float, answer: Future[Outcome]) -> None:
         """The training thread waits at its last boundary."""
@@ -484,8 +484,13 @@ class Driver:
         return given
 
     def _resume(self) -> None:
-        if self.farewell.waiting:
-            return
+        what = self._deliveries.contribution
+        if what is not None and what.samples == 0 and self.machine.role is ev.Role.JOINER:
+            return  # it has nothing to lose, and nothing to go on from: it waits for the state
+        if not self.farewell.waiting:
+            self._release()
+
+    def _release(self) -> None:
         if self._deliveries.resume():
             self.recorder.resumed(time.monotonic())
             self._events.append(self._local(at_boundary=False))
