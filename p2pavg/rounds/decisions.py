@@ -68,6 +68,7 @@ class Decisions:
                 before=held.lineage,
                 lineage=lineage,
                 late=late,
+                following=core.joining is not None,
                 attempts=core.attempts,
                 failed=tuple(core.excluded.items()),
                 seconds={

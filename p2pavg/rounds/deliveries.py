@@ -53,7 +53,16 @@ class Deliveries:
 
     def drop_states(self) -> None:
         """A newer one is on its way."""
-        self._queue = deque(given for given in self._queue if not isinstance(given[0], Heal))
+        unloaded = self.downloading or any(isinstance(outcome, Heal) for outcome, _ in self._queue)
+        kept: deque[Given] = deque()
+        for outcome, commit in self._queue:
+            if isinstance(outcome, Heal):
+                continue
+            if commit is None or not (unloaded and commit.following):
+                kept.append((outcome, commit))
+            elif isinstance(outcome, Average):
+                self.backlog.remove(outcome)
+        self._queue = kept
 
     def put_inheritance(self, inheritance: Inheritance) -> None:
         """It is given when the training thread comes to a boundary: no round has its sums then."""

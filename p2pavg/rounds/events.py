@@ -290,7 +290,8 @@ class Commit:
     """The result of `transfer` is the epoch's average. Applied answers.
 
     Several may queue up while the training thread computes or a state is downloaded. One whose `before` is
-    not where the training thread stands when its turn comes is void.
+    not where the training thread stands when its turn comes is void. So is one that follows on a state which is
+    replaced by another StartHeal before it was loaded.
 
     late: own samples are not in it (weight 0): decode into another buffer, keep the own one. The job is to
     be finished (`Engine.finish`), results on their way to joiners go on first.
@@ -305,6 +306,7 @@ class Commit:
     before: Lineage  # of the state that it is to be applied to
     lineage: Lineage  # after it
     late: bool
+    following: bool  # it follows on a state that is being downloaded
     attempts: int
     failed: tuple[tuple[PeerId, str], ...]  # who was left out in this epoch, and why
     seconds: Mapping[str, float] = field(default_factory=dict)

@@ -381,8 +381,12 @@ class Node:
 
     def _heal(self, action: ev.StartHeal) -> None:
         token = object()
+        unloaded = self.healing is not None
         self.healing = token
-        self.outcomes = deque(o for o in self.outcomes if o[0] != "heal")
+        kept = [o for o in self.outcomes if o[0] != "heal"]
+        if unloaded or len(kept) < len(self.outcomes):
+            kept = [(kind, what) for kind, what in kept if not what[0].following]
+        self.outcomes = deque(kept)
         donors = deque(action.donors)
 
         def ask() -> None:
