@@ -290,8 +290,8 @@ class Commit:
     """The result of `transfer` is the epoch's average. Applied answers.
 
     Several may queue up while the training thread computes or a state is downloaded. One whose `before` is
-    not where the training thread stands when its turn comes is void. So is one that follows on a state which is
-    replaced by another StartHeal before it was loaded.
+    not where the training thread stands when its turn comes is void; so is one that follows on a state which
+    another StartHeal replaces before it is loaded.
 
     late: own samples are not in it (weight 0): decode into another buffer, keep the own one. The job is to
     be finished (`Engine.finish`), results on their way to joiners go on first.
