@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import os
 import signal
@@ -24,6 +23,7 @@ class Leaver(Protocol):
 _watched: dict[int, tuple[Leaver, float]] = {}
 _owner = 0  # the process that installed the handler
 _asked_at: float | None = None
+_timer: threading.Timer | None = None
 
 
 def watch(leaver: Leaver, notice_s: float) -> None:
@@ -54,15 +54,22 @@ def asked() -> bool:
 def obey() -> None:
     """All leave, and the process ends with code 143, through SystemExit in the main thread."""
     assert _asked_at is not None
+    if _timer is not None:
+        _timer.cancel()
     for leaver, notice_s in list(_watched.values()):
         leaver.close(max(0.0, _asked_at + notice_s - time.monotonic()))
     if threading.current_thread() is not threading.main_thread():
-        _thread.interrupt_main(signal.SIGTERM)
+        _interrupt()
     raise SystemExit(EXIT_CODE)
 
 
+def _interrupt() -> None:
+    """The main thread gets SystemExit, whatever it does or waits for."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    global _asked_at
+    global _asked_at, _timer
     if os.getpid() != _owner or (not _watched and _asked_at is None):  # a forked child, or all left
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
@@ -71,6 +78,6 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         raise SystemExit(EXIT_CODE)
     _asked_at = time.monotonic()
     notice_s = max(notice for _, notice in _watched.values())
-    timer = threading.Timer(notice_s + SLACK_S, _thread.interrupt_main, (signal.SIGTERM,))
-    timer.daemon = True
-    timer.start()
+    _timer = threading.Timer(notice_s + SLACK_S, _interrupt)
+    _timer.daemon = True
+    _timer.start()
