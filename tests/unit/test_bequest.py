@@ -1,0 +1,192 @@
+"""A leaving peer's bequest, between two fakes: what is offered, refused, carried and dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from p2pavg import codecs
+from p2pavg.errors import UnreachableError
+from p2pavg.rounds.bequest import MOST_AT_ONCE, Bequests
+from p2pavg.rounds.training import Contribution, Inheritance
+
+NUMEL = 700_000  # several chunks
+HERE = (5, b"l" * 32)
+
+
+class Side:
+    """One peer: its engine hands chunks over to the other's, and its link carries messages there."""
+
+    def __init__(self, accept: bool = True, codec: str = "fp16") -> None:
+        self.other: Side
+        self.id = 1
+        self.peer_id = b"p" * 20
+        self.taken: list[Inheritance] = []
+        self.blobs: dict[int, tuple[memoryview, int]] = {}
+        self.lost_chunk: int | None = None
+        self.closed = False
+        self.answers: list[Any] = []
+        self.bequests = Bequests(
+            self,  # type: ignore[arg-type]
+            {b"heir": self},  # type: ignore[dict-item]
+            codecs.get(codec),
+            NUMEL,
+            lambda epoch, lineage: accept and (epoch, lineage) == HERE,
+            self.taken.append,
+        )
+
+    # As an engine.
+
+    def open_blob(self, transfer: int, buffer: memoryview, chunk_bytes: int) -> None:
+        self.blobs[transfer] = (buffer, chunk_bytes)
+
+    def cancel(self, transfer: int) -> None:
+        self.blobs.pop(transfer, None)
+
+    def send_blob(self, link: int, transfer: int, chunk: int, data: memoryview) -> None:
+        def arrive() -> None:
+            blob = self.other.blobs.get(transfer)
+            if blob is not None and chunk != self.lost_chunk:
+                buffer, size = blob
+                buffer[chunk * size : chunk * size + len(data)] = data
+                self.other.bequests.chunk(transfer)
+            self.bequests.sent(link, transfer)
+
+        asyncio.get_running_loop().call_soon(arrive)
+
+    # As a link: of the one that leaves to send requests, of the heir to answer them.
+
+    async def request(self, message: dict[str, Any], timeout: float) -> Any:
+        if self.closed:
+            raise UnreachableError("the link is closed")
+        answer = asyncio.get_running_loop().create_future()
+        self.other.answers.append(answer)
+        self.other.bequests.message(self.other, {**message, "_answer": answer})  # type: ignore[arg-type]
+        async with asyncio.timeout(timeout):
+            return await answer
+
+    def reply(self, request: dict[str, Any], message: dict[str, Any]) -> None:
+        request["_answer"].set_result(message)
+
+
+def pair(**heir: Any) -> tuple[Side, Side]:
+    leaver, other = Side(codec=heir.get("codec", "fp16")), Side(**heir)
+    leaver.other, other.other = other, leaver
+    return leaver, other
+
+
+def contribution() -> Contribution:
+    return Contribution(np.random.default_rng(1).standard_normal(NUMEL).astype(np.float32), 0.5, 12)
+
+
+async def give(leaver: Side, what: Contribution | None = None, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    return await leaver.bequests.give([b"nobody", b"heir"], what or contribution(), HERE, deadline)
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8"])
+async def test_the_heir_gets_mean_and_samples(codec: str) -> None:
+    """The heir decodes the leaver's mean, as precisely as the codec is (int8 goes as fp16)."""
+    leaver, heir = pair(codec=codec)
+    assert await give(leaver)
+    (inheritance,) = heir.taken
+    assert inheritance.samples == 12
+    out = np.empty(NUMEL, np.float32)
+    inheritance.result.decode_into(out)
+    gradient = contribution().gradient
+    assert isinstance(gradient, np.ndarray)
+    assert np.abs(out - 0.5 * gradient).max() <= (1e-2 if codec == "bf16" else 2e-3)
+    assert not heir.blobs
+
+
+async def test_who_stands_elsewhere_takes_nothing() -> None:
+    """A heir that the machine forbids refuses; the samples stay with the leaver."""
+    leaver, heir = pair(accept=False)
+    assert not await give(leaver)
+    assert not heir.taken
+    assert not heir.blobs
+
+
+async def test_a_gradient_that_is_not_finite_goes_nowhere() -> None:
+    """NaN in the sums: nobody is offered them."""
+    leaver, heir = pair()
+    bad = contribution()
+    assert isinstance(bad.gradient, np.ndarray)
+    bad.gradient[3] = np.nan
+    assert not await give(leaver, bad)
+    assert not heir.answers
+
+
+async def test_the_end_of_the_notice_ends_the_wait() -> None:
+    """A chunk never arrives: at the deadline the leaver gives up, and a lost link frees the heir's memory."""
+    leaver, heir = pair()
+    leaver.lost_chunk = 1
+    assert not await give(leaver, seconds=0.3)
+    assert not heir.taken
+    assert heir.blobs
+    heir.bequests.link_down(heir.id)
+    assert not heir.blobs
+
+
+async def test_bytes_that_do_not_fit_their_hash_are_dropped() -> None:
+    """The hash of what arrived is not the one that was offered: not taken, and the leaver is told."""
+    leaver, heir = pair()
+    offer = {
+        "t": "bequest",
+        "epoch": HERE[0],
+        "lineage": HERE[1],
+        "samples": 3,
+        "bytes": heir.bequests.nbytes,
+        "hash": b"wrong" * 6 + b"xx",
+    }
+    transfer = (await leaver.request(offer, 1.0))["transfer"]
+    buffer, size = heir.blobs[transfer]
+    for _ in range(0, len(buffer), size):
+        heir.bequests.chunk(transfer)
+    assert await leaver.request({"t": "bequest-end", "transfer": transfer}, 5.0) == {"taken": False}
+    assert not heir.taken
+    assert not heir.blobs
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": "5"},
+        {"epoch": None},
+        {"lineage": 7},
+        {"lineage": b"other"},
+        {"samples": 0},
+        {"samples": -1},
+        {"samples": 1 << 60},
+        {"samples": 1.5},
+        {"samples": True},
+        {"bytes": 1 << 50},
+        {"bytes": None},
+        {"hash": "text"},
+        {"hash": None},
+    ],
+)
+async def test_malformed_offers_cost_nothing(change: dict[str, Any]) -> None:
+    """Whatever a peer claims, nothing is allocated for it, and it is told no."""
+    leaver, heir = pair()
+    offer = {
+        "t": "bequest",
+        "epoch": HERE[0],
+        "lineage": HERE[1],
+        "samples": 3,
+        "bytes": heir.bequests.nbytes,
+        "hash": b"h" * 32,
+    }
+    assert await leaver.request({**offer, **change}, 1.0) == {"taken": False}
+    assert not heir.blobs
+    assert "transfer" in await leaver.request(offer, 1.0)
+    assert await leaver.request(offer, 1.0) == {"taken": False}  # one at a time for each link
+    assert len(heir.blobs) == 1 < MOST_AT_ONCE
+    for transfer in (None, "x", 5, -1):
+        assert await leaver.request({"t": "bequest-end", "transfer": transfer}, 1.0) == {"taken": False}
+    heir.bequests.close()
+    assert not heir.blobs
