@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from p2pavg.errors import ClosedError, ConfigurationError, P2PAvgError
 from p2pavg.membership import PeerInfo
-from p2pavg.optim import arguments, sigterm
+from p2pavg.optim import arguments, preflight, sigterm
 from p2pavg.optim.behind import BehindUpdate
 from p2pavg.optim.buffers import AveragedBuffers
 from p2pavg.optim.flat import FlatGradients
@@ -129,6 +129,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         arguments.check_built(
             buffers=(buffers, "average"),
         )
+        if offload_optimizer:
+            preflight.check(optimizer, compression, grad_dtype)
         super().__init__([{"params": parameters_of(optimizer)}], {})
         self.inner = optimizer
         self._closed = False

@@ -1,0 +1,142 @@
+"""Does offload fit? The memory that it takes, forecast before anything is allocated."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from p2pavg import codecs, device
+from p2pavg.errors import ConfigurationError
+
+PROBE = (64, 64)  # the shape of the parameter on which an optimizer shows what state it keeps
+MARGIN = 1.02  # alignment, small buffers, allocators
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Bytes that offload takes beyond what the process has now, by purpose."""
+
+    host: dict[str, int]
+    device: dict[str, int]
+
+    @property
+    def host_bytes(self) -> int:
+        return int(MARGIN * sum(self.host.values()))
+
+    @property
+    def device_bytes(self) -> int:
+        return int(MARGIN * sum(self.device.values()))
+
+
+def forecast(
+    numel: int,
+    state_bytes: float,
+    wire_bytes: float,
+    *,
+    accelerator: bool,
+    live_bytes: int = 4,
+    gradient_bytes: int = 4,
+    gradients_held: int = 0,
+) -> Forecast:
+    """Offload of `numel` parameters.
+
+    state_bytes: what the optimizer keeps, wire_bytes: what the codec sends, live_bytes, gradient_bytes: what
+    the model and its sums take, all per parameter. gradients_held: bytes of `.grad` now, which are let go.
+    """
+    sums = {"gradient sums": max(0, 2 * gradient_bytes * numel - gradients_held)}
+    host = {"master parameters": 4 * numel, "optimizer state": int(state_bytes * numel)}
+    if not accelerator:
+        return Forecast(host | sums | {"rounds": int(wire_bytes * numel)}, {})
+    host |= {"averages": 4 * numel, "rounds": int(3 * wire_bytes * numel)}
+    if live_bytes != 4:
+        host["rounded parameters"] = live_bytes * numel
+    return Forecast(host, sums | {"staging": device.SLOTS * device.SLOT_BYTES})
+
+
+def state_bytes_per_parameter(optimizer: torch.optim.Optimizer) -> float:
+    """What the optimizer keeps for a float32 parameter of PROBE's shape once it has stepped, per element."""
+    param = torch.nn.Parameter(torch.zeros(PROBE))
+    param.grad = torch.ones(PROBE)
+    probe: Any = copy.copy(optimizer)
+    probe.state = defaultdict(dict)
+    group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+    probe.param_groups = [{**group, "params": [param], "capturable": False, "fused": None}]
+    probe._optimizer_step_pre_hooks = OrderedDict()
+    probe._optimizer_step_post_hooks = OrderedDict()
+    type(optimizer).step(probe)
+    kept = [value for value in probe.state[param].values() if isinstance(value, torch.Tensor)]
+    return sum(value.numel() * value.element_size() for value in kept) / param.numel()
+
+
+def host_available() -> int | None:
+    """Bytes that this process can still take; None where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    facts = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
+    available = facts.get("MemAvailable")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return available
+    if not limit.isdigit() or available is None:
+        return available
+    return min(available, max(0, int(limit) - used))
+
+
+def device_available(place: torch.device) -> int | None:
+    """Bytes that this process can still take on an accelerator; None where it does not tell."""
+    if place.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(place)
+    return int(free) + torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
+
+
+def check(optimizer: torch.optim.Optimizer, compression: str, grad_dtype: torch.dtype | None) -> Forecast:
+    """The forecast for this optimizer. Raises ConfigurationError, with numbers, when it does not fit."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    places = {param.device for param in params if param.device.type != "cpu"}
+    numel = sum(param.numel() for param in params)
+    codec = codecs.get(compression)
+    expected = forecast(
+        numel,
+        state_bytes_per_parameter(optimizer),
+        codec.encoded_size(1 << 17) / (1 << 17),
+        accelerator=bool(places),
+        live_bytes=_mean([param.element_size() for param in params], params),
+        gradient_bytes=_mean([_gradient_size(param, grad_dtype) for param in params], params),
+        gradients_held=sum(p.grad.numel() * p.grad.element_size() for p in params if p.grad is not None),
+    )
+    _compare("host", expected.host, expected.host_bytes, host_available())
+    for place in places:
+        _compare(str(place), expected.device, expected.device_bytes, device_available(place))
+    return expected
+
+
+def _gradient_size(param: torch.Tensor, grad_dtype: torch.dtype | None) -> int:
+    half = param.dtype in (torch.float16, torch.bfloat16)
+    return grad_dtype.itemsize if half and grad_dtype is not None else param.element_size()
+
+
+def _mean(sizes: Sequence[int], params: Sequence[torch.Tensor]) -> int:
+    whole = sum(param.numel() for param in params)
+    total = sum(size * param.numel() for size, param in zip(sizes, params, strict=True))
+    return -(-total // whole) if whole else 4
+
+
+def _compare(where: str, parts: dict[str, int], needed: int, available: int | None) -> None:
+    if available is None or needed <= available:
+        return
+    told = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items())
+    raise ConfigurationError(
+        f"offload_optimizer=True needs {needed / 1e9:.2f} GB more memory on {where} ({told}), and "
+        f"{available / 1e9:.2f} GB are free: use a smaller model or optimizer state, or free memory"
+    )
