@@ -173,7 +173,7 @@ class Peer:
         none.
         """
         driver = self._running().driver
-        return None if driver is None else driver.exchange.downloader.progress
+        return None if driver is None else driver.states.downloader.progress
 
     def cpu_seconds(self) -> float:
         """CPU time that averaging used so far: native threads, the event loop, and `all_reduce` in its

@@ -457,7 +457,7 @@ class Place:
                 await asyncio.wait_for(driver.farewell.left.wait(), notice_s)
             except TimeoutError:
                 logger.info("left the run in the middle of a round")
-            await driver.saved()
+            await driver.states.saved()
         self._closed = True
         for task in (*self._dialling.values(), self._announcing):
             if task is not None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from p2pavg import codecs
 from p2pavg.allreduce.jobs import Jobs, NoLinkError
-from p2pavg.errors import ClosedError, ProtocolError, StateError
+from p2pavg.errors import ClosedError, ProtocolError
 from p2pavg.identity import Identity, short_id
 from p2pavg.report import RoundReport
 from p2pavg.rounds import bequest, messages
@@ -26,15 +26,13 @@ from p2pavg.rounds import events as ev
 from p2pavg.rounds.backlog import Backlog
 from p2pavg.rounds.bequest import Bequests
 from p2pavg.rounds.deliveries import Deliveries
-from p2pavg.rounds.donor import Donor
-from p2pavg.rounds.downloader import Downloader
-from p2pavg.rounds.exchange import KINDS, StateExchange
+from p2pavg.rounds.exchange import KINDS
 from p2pavg.rounds.farewell import Farewell
 from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.pulse import Pulse
 from p2pavg.rounds.recorder import Recorder
-from p2pavg.rounds.saver import Saver
 from p2pavg.rounds.session import Session
+from p2pavg.rounds.states import States
 from p2pavg.rounds.supply import Supply
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome, TrainingSpec
 from p2pavg.transport.engine import Engine
@@ -85,19 +83,8 @@ class Driver:
         self._feeding = False
         self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.TimerHandle | None = None
-        self._healing: asyncio.Task[None] | None = None
-        self._healed: tuple[ev.Generation, ...] = ()  # the history that came with the last state
         self._discarded: list[tuple[int, str]] = []
         self._dropped = 0  # samples that the training thread had when it loaded a state
-        donor = Donor(
-            peer.engine,
-            spec.state,
-            session.applying,
-            lambda: session.standing,
-            peer.identity.sign,
-            upload_bps=spec.state_upload_bps,
-        )
-        self.exchange = StateExchange(donor, Downloader(peer.engine), peer.links, self._history)
         self.bequests = Bequests(
             peer.engine,
             peer.links,
@@ -106,15 +93,17 @@ class Driver:
             lambda epoch, lineage: spec.inherits and machine.has_been_at(epoch, lineage),
             self._inherit,
         )
-        self._saver: Saver | None = None
-        if spec.saving is not None:
-            self._saver = Saver(
-                spec.saving,
-                spec.state,
-                session.applying,
-                lambda: session.standing,
-                lambda: self.machine.history,
-            )
+        self.states = States(
+            peer.engine,
+            peer.links,
+            peer.identity,
+            session,
+            spec,
+            machine,
+            self._deliveries,
+            self.feed,
+            self._deliver,
+        )
         self.farewell = Farewell(session, self._deliveries, self.bequests, self._pulse, self.feed)
         self._closed = False
         session.standing = session.next_standing = (machine.epoch, machine.lineage)
@@ -129,10 +118,8 @@ class Driver:
         for handle in (self._timer, self._beat):
             if handle is not None:
                 handle.cancel()
-        if self._healing is not None:
-            self._healing.cancel()
         self.farewell.close()
-        self.exchange.close()
+        self.states.close()
         self.bequests.close()
         self._jobs.cancel_all()
 
@@ -140,11 +127,6 @@ class Driver:
     def moving(self) -> bool:
         """Whether gradients flow now."""
         return bool(self._jobs.running())
-
-    async def saved(self) -> None:
-        """Wait for a checkpoint that is being written."""
-        if self._saver is not None:
-            await self._saver.close()
 
     def tell_history(self, answer: Future[tuple[ev.Generation, ...]]) -> None:
         """The training thread asks what led here."""
@@ -155,9 +137,6 @@ class Driver:
         self._target = samples
         self.machine.target = samples
         self.feed(ev.Tick())
-
-    def _history(self) -> tuple[ev.Generation, ...] | None:
-        return self.machine.history if self.machine.role is ev.Role.TRAINER else None
 
     def fail(self, error: BaseException) -> None:
         """The training thread gets this error now or at its next boundary."""
@@ -235,8 +214,7 @@ class Driver:
                 commit, seconds_update, extra, steps, discarded, self._peer.links, waited
             )
             self._discarded.clear()
-            if self._saver is not None:
-                self._saver.applied(commit.ballot.epoch + 1)
+            self.states.applied(commit.ballot.epoch + 1)
             self.feed(ev.Applied(commit.ballot.epoch + 1, commit.lineage))
         elif isinstance(outcome, Heal):
             self.recorder.healed(time.monotonic())
@@ -245,7 +223,7 @@ class Driver:
                 self._discarded.append((inherited, "healed"))
             state, dropped = outcome.state, self._dropped
             self._dropped = 0
-            self.feed(ev.Healed(state.epoch, state.lineage, self._healed, dropped))
+            self.feed(ev.Healed(state.epoch, state.lineage, self.states.healed, dropped))
         recorded.set_result(report)
         self._peer.standing_changed()
         self.progress()
@@ -312,8 +290,7 @@ class Driver:
         self.recorder.observe(self._peer.links, moving=self.moving)
         for transfer in self._jobs.running():
             self._feed_job(transfer)
-        if self._deliveries.downloading:
-            self._deliveries.backlog.look(time.monotonic(), self.exchange.downloader.progress)
+        self.states.look()
         self.progress()
         self._beat = self._loop.call_later(self.machine.health_interval, self._beats)
 
@@ -342,7 +319,7 @@ class Driver:
 
     def link_down(self, link: Link, reason: str) -> None:
         """A link is gone."""
-        self.exchange.donor.done(link.id)
+        self.states.link_down(link.id)
         self.bequests.link_down(link.id)
         self.feed(ev.PeerDown(link.peer_id, reason))
 
@@ -352,7 +329,7 @@ class Driver:
         if kind in messages.NAMES:
             self.feed(ev.Received(link.peer_id, messages.from_dict(message, surplus=newer)))
         elif kind in KINDS:
-            self.exchange.message(link, message)
+            self.states.message(link, message)
         elif kind in bequest.KINDS:
             self.bequests.message(link, message)
         elif newer:
@@ -370,12 +347,12 @@ class Driver:
     def blob_chunk(self, transfer: int, chunk: int) -> None:
         """Engine event."""
         if not self.bequests.chunk(transfer):
-            self.exchange.downloader.chunk(transfer, chunk)
+            self.states.downloader.chunk(transfer, chunk)
 
     def blob_sent(self, link: int, transfer: int) -> None:
         """Engine event."""
         self.bequests.sent(link, transfer)
-        self.exchange.donor.sent(link, transfer)
+        self.states.sent(link, transfer)
 
     def job_refused(self, transfer: int, rank: int, why: str) -> None:
         """Engine event."""
@@ -407,7 +384,7 @@ class Driver:
                 self._deliveries.stopping = False
                 self._resume()
             case ev.StartHeal():
-                self._heal(action)
+                self.states.heal(action)
             case ev.WaitAt(others):
                 self._session.set_stop(others, self._target)
                 self._deliveries.refresh_attention()
@@ -496,31 +473,3 @@ class Driver:
             self._events.append(self._local(at_boundary=False))
             if not self._feeding:
                 self.feed(self._events.popleft())
-
-    # ------------------------------------------------------------------------------------------- state
-
-    def _heal(self, action: ev.StartHeal) -> None:
-        if self._healing is not None:
-            self._healing.cancel()
-        logger.info("downloading the state of epoch %d: %s", action.epoch, action.why)
-        self._deliveries.drop_states()
-        self._deliveries.downloading = True
-        self._deliveries.backlog.begin(time.monotonic())
-        self._healing = self._loop.create_task(self._fetch_state(action))
-        self._deliveries.refresh_attention()
-
-    async def _fetch_state(self, action: ev.StartHeal) -> None:
-        try:
-            state, history = await self.exchange.fetch(action)
-        except StateError as error:
-            self._download_over()
-            self.feed(ev.HealFailed(str(error)))
-        else:
-            self._download_over()
-            self._healed = history
-            self._deliveries.put_state(state)
-        self._deliver()
-
-    def _download_over(self) -> None:
-        self._healing = None
-        self._deliveries.downloading = False

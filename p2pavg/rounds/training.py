@@ -231,6 +231,6 @@ class TrainingSpec:
     inherits: bool = False  # takes over what peers that leave have accumulated
     describe: Sequence[str] = ()  # words for error messages, e.g. the model's class and parameter count
     terms: Mapping[str, int] = field(default_factory=dict)  # what else all peers must have in common, by name
-    # Epoch -> elements of the vector when it goes uncompressed, with state behind the gradient; 0: it does not.
+    # Epoch -> elements of the vector when it goes uncompressed with state behind the gradient; 0: it does not.
     exact: Callable[[int], int] = lambda epoch: 0
     allocate: Callable[[int], U8] | None = None  # host memory for results: uint8[n]; None: ordinary memory
