@@ -83,6 +83,10 @@ def _words(result: dict[str, Any]) -> list[str]:
         f"longest stall {result['longest_stall_s']:.2f} s ({by_fault or 'none'})",
         f"throughput {result['throughput_share']:.0%} of a swarm without faults, with "
         f"{result['capacity_share']:.0%} of its capacity alive",
+        *(
+            f"{name} of the peer that lived longest: {used['first']:.0f} at first, {used['last']:.0f} at last"
+            for name, used in result["usage"].items()
+        ),
         *result["divergence_details"],
     ]
 

@@ -39,6 +39,7 @@ def summarise(events: Sequence[Event], *, epochs: int, capacity: float) -> dict[
         "throughput_share": _throughput(events, applied, capacity),
         "capacity_share": _capacity(events),
         "peers_alive": len(alive),
+        "usage": _usage(events),
     }
 
 
@@ -134,6 +135,29 @@ def _by_fault(stalls: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     for stall in stalls:
         worst[stall["fault"]] = max(worst.get(stall["fault"], 0.0), stall["seconds"])
     return worst
+
+
+def _usage(events: Sequence[Event]) -> dict[str, dict[str, float]]:
+    """What the process that lived longest used: median of the first and of the last third of its samples.
+
+    The first tenth is left out: buffers and caches fill.
+    """
+    samples: dict[str, list[Event]] = defaultdict(list)
+    for e in events:
+        if e["t"] == "usage":
+            samples[e["who"]].append(e)
+    longest = max(samples.values(), key=len, default=[])
+    longest = longest[len(longest) // 10 :]
+    third = len(longest) // 3
+    if third == 0:
+        return {}
+    return {
+        name: {
+            "first": statistics.median(e[name] for e in longest[:third]),
+            "last": statistics.median(e[name] for e in longest[-third:]),
+        }
+        for name in ("descriptors", "threads", "rss_kib", "dht_records")
+    }
 
 
 def _lives(events: Sequence[Event]) -> list[tuple[float, float]]:

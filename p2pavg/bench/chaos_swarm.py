@@ -14,17 +14,21 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from p2pavg.bench.chaos_check import HANG_S
-from p2pavg.bench.workers import WorkerError
+from p2pavg.bench.workers import WorkerError, start, tell
 
-FAULTS = ("kill", "stop", "cut", "slow", "corrupt", "duplicate", "leader", "all-but-one", "join")
-LAB_FAULTS = ("cut", "slow")
+PHASES = ("proposed", "begun", "done", "committed")  # of a round, as its leader passes them
+FAULTS = (
+    *("kill", "stop", "leader", *(f"leader-{phase}" for phase in PHASES), "all-but-one", "join"),
+    *("corrupt", "duplicate", "cut", "cut-one-way", "slow"),
+)
+LAB_FAULTS = ("cut", "cut-one-way", "slow")
 START_S = 60.0
 STOP_S = (0.5, 8.0)
 CUT_S = (1.0, 8.0)
@@ -156,9 +160,7 @@ class Swarm(AbstractContextManager["Swarm"]):
         if self._lab is not None:
             used = {m.host for m in self._living()}
             host = host or next((h for h in self._lab.hosts if h not in used), self._lab.hosts[0])
-            process = self._lab.spawn(host, argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        else:
-            process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = start(argv, env, lab=self._lab, host=host)
         member = Member(who, host, process, heard_at=time.monotonic())
         known = [m.address for m in self._living() if m.address]
         config = {
@@ -167,8 +169,7 @@ class Swarm(AbstractContextManager["Swarm"]):
             "initial_peers": self._random.sample(known, min(3, len(known))),
             "identity": identity or str(self._folder / f"{who}.key"),
         }
-        process.stdin.write(json.dumps(config).encode() + b"\n")
-        process.stdin.flush()
+        tell(process, config)
         threading.Thread(target=self._read, args=(member,), daemon=True).start()
         self._members[who] = member
         return member
@@ -205,6 +206,8 @@ class Swarm(AbstractContextManager["Swarm"]):
                 member.epoch, member.leader = event["epoch"], event["leader"]
             case "finished":
                 member.finished = True
+            case "dies":
+                self._log(f"leader-{event['phase']}", member.who, 0.0)
 
     def _note(self, who: str, kind: str, **fields: Any) -> None:
         self.events.append({"who": who, "t": kind, "at": time.monotonic(), **fields})
@@ -223,7 +226,7 @@ class Swarm(AbstractContextManager["Swarm"]):
         if len(targets) < 2 and name != "join":
             return
         victim = self._random.choice(targets) if targets else None
-        if name == "leader":
+        if name.startswith("leader"):
             leading = [m for m in targets if any(m.peer == other.leader for other in targets)]
             victim = leading[0] if leading else victim
         match name:
@@ -236,9 +239,12 @@ class Swarm(AbstractContextManager["Swarm"]):
                     self._kill(member, name)
             case "kill" | "leader" if victim is not None:
                 self._kill(victim, name)
+            case _ if name.startswith("leader-") and victim is not None:
+                with suppress(OSError):
+                    tell(victim.process, {"die_at": name.removeprefix("leader-")})
             case "stop" if victim is not None:
                 self._stop(victim)
-            case "cut" | "slow" if victim is not None:
+            case "cut" | "cut-one-way" | "slow" if victim is not None:
                 self._break_link(name, victim)
             case "corrupt" if victim is not None:
                 self._log(name, "", 0.0)
@@ -278,11 +284,11 @@ class Swarm(AbstractContextManager["Swarm"]):
         self._undo.append((member.stopped_until, resume))
 
     def _break_link(self, name: str, victim: Member) -> None:
-        """Cut a host off (both ways, or one way), or slow it to 1 kB/s."""
+        """Cut a host off, nothing reaches it any more from the others (one way), or slow it to 1 kB/s."""
         seconds = self._random.uniform(*CUT_S)
-        one_way = name == "cut" and self._random.random() < 0.5
+        one_way = name == "cut-one-way"
         self._log(name, victim.who, seconds)
-        change: dict[str, Any] = {"down": True} if name == "cut" else {"rate_mbps": 0.008}
+        change: dict[str, Any] = {"rate_mbps": 0.008} if name == "slow" else {"down": True}
         before = {host: self._settings(victim.host, host) for host in self._lab.hosts if host != victim.host}
         for host in before:
             self._lab.set(victim.host, host, both=not one_way, **change)
@@ -290,7 +296,7 @@ class Swarm(AbstractContextManager["Swarm"]):
 
         def mend() -> None:
             for host, rate in before.items():
-                undo: dict[str, Any] = {"down": False} if name == "cut" else {"rate_mbps": rate}
+                undo: dict[str, Any] = {"rate_mbps": rate} if name == "slow" else {"down": False}
                 self._lab.set(victim.host, host, both=True, **undo)
             victim.heard_at = time.monotonic()
             victim.stopped_until = 0.0

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from p2pavg.bench.toy import Epoch, ToyTrainer
@@ -14,6 +17,7 @@ from p2pavg.errors import P2PAvgError
 from p2pavg.peer import Peer
 
 NUMEL = 8192
+SAMPLE_S = 5.0
 
 
 class Chaos:
@@ -22,6 +26,9 @@ class Chaos:
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self._closing = False
+        self._die_at = ""
+        self._over = threading.Event()
+        self._saying = threading.Lock()
         self._own_samples = 0
         threading.Thread(target=self._watch_input, daemon=True).start()
 
@@ -46,6 +53,9 @@ class Chaos:
             numel=NUMEL,
             on_epoch=self._epoch,
         )
+        self._watch_phases(peer)
+        sampler = threading.Thread(target=self._sample, args=(peer,), daemon=True)
+        sampler.start()
         self.say("joined", epoch=trainer.session.epoch)
         while trainer.session.epoch < config["epochs"] and not self._closing:
             start = time.monotonic()
@@ -57,13 +67,16 @@ class Chaos:
         self.say("finished", counted=self._own_samples, pending=trainer.session.samples())
         while not self._closing:  # others may still need this peer's state
             time.sleep(0.05)
+        self._over.set()
+        sampler.join()
         peer.close()
         self.say("closed")
 
     def say(self, kind: str, **fields: Any) -> None:
         """One event."""
-        sys.stdout.write(json.dumps({"t": kind, "at": time.monotonic(), **fields}) + "\n")
-        sys.stdout.flush()
+        with self._saying:
+            sys.stdout.write(json.dumps({"t": kind, "at": time.monotonic(), **fields}) + "\n")
+            sys.stdout.flush()
 
     def _epoch(self, epoch: Epoch) -> None:
         report = epoch.report
@@ -89,8 +102,36 @@ class Chaos:
         )
 
     def _watch_input(self) -> None:
-        sys.stdin.buffer.read()
+        for line in sys.stdin.buffer:
+            self._die_at = json.loads(line)["die_at"]
         self._closing = True
+
+    def _watch_phases(self, peer: Peer) -> None:
+        """Die as the leader, in the middle of what the machine does next, when told to."""
+        driver = peer._running().driver
+        assert driver is not None
+        told = driver.recorder.on_trace
+
+        def on_trace(kind: str, fields: Mapping[str, Any]) -> None:
+            told(kind, fields)
+            if kind == self._die_at and driver.machine.leader == peer.peer_id:
+                self.say("dies", phase=kind)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        driver.recorder.on_trace = on_trace
+
+    def _sample(self, peer: Peer) -> None:
+        """What a leak would show in, every few seconds."""
+        while not self._over.wait(SAMPLE_S):
+            status = Path("/proc/self/status").read_text()
+            fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+            self.say(
+                "usage",
+                descriptors=len(os.listdir("/proc/self/fd")),
+                threads=int(fields["Threads"]),
+                rss_kib=int(fields["VmRSS"].split()[0]),
+                dht_records=len(peer._running().dht.node.store),
+            )
 
 
 def main() -> int:

@@ -35,10 +35,8 @@ class Worker:
 
     def send(self, **command: Any) -> None:
         """Write one command; does not wait."""
-        assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps(command).encode() + b"\n")
-            self.process.stdin.flush()
+            tell(self.process, command)
         except OSError:
             raise WorkerError(f"worker {self.index} ended with code {self.process.wait()}") from None
 
@@ -107,7 +105,7 @@ class Workers(AbstractContextManager["Workers"]):
 
     def _spawner(self, count: int) -> Spawn:
         if self.topology is None:
-            return lambda _, argv, env: _popen(argv, env)
+            return lambda _, argv, env: start(argv, env)
         from p2pavg.lab import Lab
 
         lab = self._stack.enter_context(Lab(self.topology))
@@ -117,14 +115,7 @@ class Workers(AbstractContextManager["Workers"]):
             raise WorkerError(
                 f"topology {self.topology!r} has {len(hosts)} hosts; use --peers {len(hosts)} or fewer"
             )
-
-        def spawn(index: int, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-            process: subprocess.Popen[bytes] = lab.spawn(
-                hosts[index], list(argv), env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
-            return process
-
-        return spawn
+        return lambda index, argv, env: start(argv, env, lab=lab, host=hosts[index])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -154,8 +145,22 @@ class Workers(AbstractContextManager["Workers"]):
         return answers
 
 
-def _popen(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(list(argv), env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def start(
+    argv: Sequence[str], env: Mapping[str, str], *, lab: Any = None, host: str | None = None
+) -> subprocess.Popen[bytes]:
+    """A process that speaks JSON lines over its standard input and output, here or on a host of the lab."""
+    pipe = subprocess.PIPE
+    if lab is None:
+        return subprocess.Popen(list(argv), env=dict(env), stdin=pipe, stdout=pipe)
+    process: subprocess.Popen[bytes] = lab.spawn(host, list(argv), env=dict(env), stdin=pipe, stdout=pipe)
+    return process
+
+
+def tell(process: subprocess.Popen[bytes], command: Mapping[str, Any]) -> None:
+    """Write one line to it. Raises OSError when it has ended."""
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(command).encode() + b"\n")
+    process.stdin.flush()
 
 
 def serve(handlers: Mapping[str, Callable[[dict[str, Any]], Mapping[str, Any]]]) -> int:
