@@ -175,20 +175,66 @@ class TestTwoMachines:
                 assert len(script.end().splitlines()) > 1
 
 
-def test_announced(shell):
+@dataclass(frozen=True)
+class Alone:
+    """A peer that trains four epochs alone, in a folder of its own."""
+
+    shell: Shell
+    script: Script
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Alone]]:
+    """The scenarios of one peer, all at once: most of their time is the import of PyTorch."""
+    with Terminal() as terminal:
+        shells = {
+            name: Shell(terminal, tmp_path_factory.mktemp(name))
+            for name in ("announced", "reports", "text", "closed")
+        }
+        texts = shells["text"].folder / "texts"
+        texts.mkdir()
+        for number in range(40):
+            (texts / f"{number}.txt").write_text(f"call me number {number}. " * 60)
+        shells["closed"](of("closed")[0]).end()
+        mine = f"127.0.0.1:{free_port()}"
+        lines = {
+            "announced": of("announced")[0].replace("203.0.113.5:31330", mine),
+            "reports": of("reports")[0],
+            "text": of("text")[0],
+            "closed": of("closed")[1],
+        }
+        more = {"announced": ("--listen", mine)}
+        yield {
+            name: Alone(shell, shell(lines[name], *SHORT, *more.get(name, ())))
+            for name, shell in shells.items()
+        }
+
+
+def test_announced(alone):
     """A peer tells others the address that it was told to announce."""
-    (line,) = of("announced")
-    mine = f"127.0.0.1:{free_port()}"
-    there = shell(line.replace("203.0.113.5:31330", mine), *SHORT, "--listen", mine)
-    assert there.line_with("--initial-peers").split("--initial-peers ")[1].split()[0] == mine
+    script = alone["announced"].script
+    told = script.line_with("--initial-peers").split("--initial-peers ")[1].split()[0]
+    assert told == script.words[-1]
 
 
-def test_reports(shell):
+def test_reports(alone):
     """Reports are written, and become a page."""
-    train, report = of("reports")
-    shell(train, *SHORT).end()
-    assert "epoch" in shell(report).end()
-    assert (shell.folder / "reports.jsonl.png").exists() or list(shell.folder.glob("*.png"))
+    alone["reports"].script.end()
+    shell = alone["reports"].shell
+    assert "epoch" in shell(of("reports")[1]).end()
+    assert list(shell.folder.glob("*.png"))
+
+
+def test_text(alone):
+    """The language model trains on one's own text files."""
+    assert "done after 4 epochs" in alone["text"].script.end()
+
+
+def test_closed(alone):
+    """A run closed by a shared secret trains."""
+    out = alone["closed"].script.end()
+    assert "done after 4 epochs" in out
+    assert "is open" not in out
 
 
 def test_digits(shell):
@@ -197,15 +243,6 @@ def test_digits(shell):
     one = shell(alone, "--epochs", "100000")
     where = one.line_with("join with").split()[-1]
     shell(joining, "--epochs", "100000", address=where).line_with(": 2 peers")
-
-
-def test_text(shell):
-    """The language model trains on one's own text files."""
-    (line,) = of("text")
-    (shell.folder / "texts").mkdir()
-    for number in range(40):
-        (shell.folder / "texts" / f"{number}.txt").write_text(f"call me number {number}. " * 60)
-    assert "done after 4 epochs" in shell(line, *SHORT).end()
 
 
 def test_images(shell):
@@ -219,15 +256,6 @@ def test_images(shell):
     with served(shell.folder / "shards") as url:
         other = shell(remote.replace("http://192.0.2.20:8000", url), *PICTURES, "100000", address=where)
         other.line_with(" 2 peers")
-
-
-def test_closed(shell):
-    """A run closed by a shared secret trains."""
-    new, train = of("closed")
-    shell(new).end()
-    out = shell(train, *SHORT).end()
-    assert "done after 4 epochs" in out
-    assert "is open" not in out
 
 
 def test_bootstrap(shell):
