@@ -150,6 +150,26 @@ def lab_truth() -> str:
     return table(["measured", "asked", "found", "difference"], cells)
 
 
+def gpu_models() -> str:
+    content = result("gpu")
+    if content is None:
+        return ""
+    fields = ("plain_sps", "local_sps", "ratio_median", "ratio_low95", "control_ratio", "step_us_median")
+    found = {name: entry["found"] for name, entry in content["sections"].items() if "found" in entry}
+    rows = [
+        [
+            name.removeprefix("model "),
+            f"{model['parameters'] / 1e6:.0f}M",
+            *(number(model.get(field)) for field in fields),
+        ]
+        for name, model in found.items()
+        if name.startswith("model ")
+    ]
+    head = ["model", "parameters", *(f"`{field}`" for field in fields)]
+    device = found.get("kernel rates", {}).get("implementation", "one GPU")
+    return table(head, rows) + f"\n`gpu.json`: {device}; {measured(content)}.\n"
+
+
 def size(content: dict[str, Any]) -> str:
     values = content.get("numel", content.get("params"))
     return "–" if values is None else f"{values / 1e6:.3g}M"
@@ -220,7 +240,7 @@ def benches() -> str:
     return "\n".join(sections)
 
 
-TOLD = ("demo", "seeds", "gpu_kernels", "pump_loopback", "lab_truth", "versus", *FIELDS)
+TOLD = ("demo", "seeds", "gpu", "gpu_kernels", "pump_loopback", "lab_truth", "versus", *FIELDS)
 
 
 def leaves(content: dict[str, Any], path: str = "") -> Iterator[Row]:
@@ -312,6 +332,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "same_training": same_training,
     "gpu_kernels": gpu_kernels,
     "pump_loopback": pump_loopback,
+    "gpu_models": gpu_models,
     "lab_truth": lab_truth,
     "versus": versus,
     "benches": benches,
