@@ -14,15 +14,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-import numpy as np
-
 from p2pavg import codecs
-from p2pavg.allreduce.jobs import Jobs, NoLinkError
+from p2pavg.allreduce.jobs import Jobs
 from p2pavg.errors import ClosedError, ProtocolError
 from p2pavg.identity import Identity, short_id
 from p2pavg.report import RoundReport
 from p2pavg.rounds import bequest, messages
 from p2pavg.rounds import events as ev
+from p2pavg.rounds.attempts import Attempts
 from p2pavg.rounds.backlog import Backlog
 from p2pavg.rounds.bequest import Bequests
 from p2pavg.rounds.deliveries import Deliveries
@@ -75,7 +74,8 @@ class Driver:
         self.recorder = recorder
         self._jobs = Jobs(peer.engine, codecs.get(spec.compression), spec.numel, spec.allocate)
         self._loop = asyncio.get_running_loop()
-        self._supply = Supply(self._loop, self._jobs, self.job_refused)
+        supply = Supply(self._loop, self._jobs, self.job_refused)
+        self._attempts = Attempts(peer.peer_id, peer.links, self._jobs, supply, spec.exact)
         disk = None if spec.saving is None else spec.saving.checkpoints.directory
         self._deliveries = Deliveries(session, Backlog(directory=disk))
         self._pulse = Pulse(peer.engine, peer.links, self._jobs)
@@ -367,9 +367,10 @@ class Driver:
                 if link is not None:
                     link.send(messages.to_dict(message))
             case ev.OpenJob():
-                self._open(action)
+                self.recorder.opened(action, time.monotonic())
+                self._answer(self._attempts.open(action))
             case ev.BeginJob():
-                self._begin(action)
+                self._answer(self._attempts.begin(action, self._deliveries.contribution))
             case ev.CancelJob(transfer, why):
                 self._jobs.cancel(transfer)
                 self.recorder.attempt_failed(transfer, why, time.monotonic())
@@ -407,35 +408,9 @@ class Driver:
             case ev.Trace(kind, fields):
                 self.recorder.trace(kind, fields, time.monotonic())
 
-    def _open(self, action: ev.OpenJob) -> None:
-        self.recorder.opened(action, time.monotonic())
-        members = [(seat.peer, seat.voter) for seat in action.members]
-        links = {peer: link.id for peer, link in self._peer.links.items()}
-        try:
-            exact = self._spec.exact(action.ballot.epoch) > 0
-            self._jobs.open(action.transfer, self._peer.peer_id, members, action.parts, links, exact)
-        except NoLinkError as error:
-            self._events.append(ev.JobFailed(action.transfer, str(error), error.rank))
-        except (ValueError, MemoryError) as error:
-            self._events.append(ev.JobFailed(action.transfer, str(error) or "out of memory"))
-
-    def _begin(self, action: ev.BeginJob) -> None:
-        job = self._jobs.get(action.transfer)
-        if job is None:
-            return
-        contribution = self._deliveries.contribution
-        source, scale = None, 1.0
-        if action.weights[job.rank] > 0:
-            if contribution is None or contribution.gradient is None:
-                self._events.append(ev.JobFailed(action.transfer, "the contribution is gone"))
-                return
-            source, scale = contribution.gradient, contribution.scale
-        if isinstance(source, np.ndarray) and len(source) != job.layout.numel:
-            self._events.append(ev.JobFailed(action.transfer, "the contribution has another length"))
-        elif source is None or isinstance(source, np.ndarray):
-            self._jobs.begin(action.transfer, action.weights, source, scale)
-        else:
-            self._supply.begin(action.transfer, action.weights, source, scale)
+    def _answer(self, event: ev.JobFailed | None) -> None:
+        if event is not None:
+            self._events.append(event)
 
     def _commit(self, commit: ev.Commit) -> None:
         job = self._jobs.finish(commit.transfer)
