@@ -1,4 +1,4 @@
-"""The same training under Hivemind and then under p2pavg, by changing only the lines that build the optimizer.
+"""The same training under Hivemind and then under p2pavg: only the lines that build the optimizer change.
 
 `python -m bench.from_hivemind --hivemind PYTHON --json PATH`: PYTHON has hivemind installed; without it, only
 p2pavg trains. Each peer is a process; the printed scripts differ in the lines between the two marks.

@@ -120,10 +120,7 @@ def check_resync(resync_epochs: object) -> None:
         )
 
 
-def check_built(**options: tuple[object, object]) -> None:
-    """Raises ConfigurationError for an option (value, default) that this version does not act on."""
-    for name, (value, default) in options.items():
-        if value != default:
-            raise ConfigurationError(
-                f"{name}={value!r} is not supported by this version; leave it at {default!r}"
-            )
+def check_buffers(buffers: object) -> None:
+    """Raises ConfigurationError unless it is "average" or "leader"."""
+    if buffers not in ("average", "leader"):
+        raise ConfigurationError(f'buffers must be "average" or "leader", not {buffers!r}')

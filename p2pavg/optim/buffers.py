@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
+from p2pavg.optim.layout import GUARD
 from p2pavg.optim.store import F32
 
 
@@ -18,13 +19,21 @@ class AveragedBuffers:
     what moved, and after every epoch all peers agree again. Other buffers (counters) stay each peer's own.
 
     live: the model's buffers now, always in the same order and of the same shapes.
+    leads: whether this peer leads the round; with it only the leader's difference counts: its share of the
+    samples travels along, by which all peers divide. None: everybody's counts.
     """
 
-    def __init__(self, live: Callable[[], Sequence[torch.Tensor]]) -> None:
+    def __init__(
+        self, live: Callable[[], Sequence[torch.Tensor]], leads: Callable[[], bool] | None = None
+    ) -> None:
         self._live = live
+        self._leads = leads
         self._agreed = [buffer.detach().clone() for buffer in self._floats()]
         self._handed: list[torch.Tensor] = []  # the buffers when `deltas` was called
-        self.sizes = tuple(buffer.numel() for buffer in self._agreed)
+        self._sizes = sum(buffer.numel() for buffer in self._agreed)
+        # The share lies where no codec scales it together with differences.
+        self._share_at = self._sizes + GUARD
+        self.size = self._share_at + 1 if leads is not None and self._sizes else self._sizes
 
     def _floats(self) -> list[torch.Tensor]:
         return [buffer for buffer in self._live() if buffer.is_floating_point()]
@@ -47,16 +56,22 @@ class AveragedBuffers:
                 agreed.copy_(buffer)
 
     def deltas(self) -> F32:
-        """float32[sum of sizes]: how far the buffers are from the agreed values, for a contribution."""
+        """float32[size]: how far the buffers are from the agreed values, for a contribution."""
         self._handed = [buffer.detach().clone() for buffer in self._floats()]
+        out = np.zeros(self.size, dtype=np.float32)
+        if not self.size or not (self._leads is None or self._leads()):
+            return out
+        home = self._handed[0].device
         parts = [
-            (handed.float() - agreed.float()).flatten().cpu()
+            (handed.float() - agreed.float()).flatten().to(home)
             for handed, agreed in zip(self._handed, self._agreed, strict=True)
         ]
-        return torch.cat(parts).numpy() if parts else np.zeros(0, dtype=np.float32)
+        out[: self._sizes] = torch.cat(parts).cpu().numpy()
+        out[self._sizes :][GUARD:] = 1.0
+        return out
 
     def agree(self, averaged: F32) -> None:
-        """Move the agreed values by the averaged deltas, float32[sum of sizes]. On any thread."""
+        """Move the agreed values by the averaged deltas, float32[size]. On any thread."""
         with torch.no_grad():
             for agreed, step in self._steps(averaged, self._agreed):
                 agreed.copy_(agreed.float() + step)
@@ -78,6 +93,10 @@ class AveragedBuffers:
     def _steps(
         self, averaged: F32, targets: Sequence[torch.Tensor]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        if self._leads is not None and self._sizes:
+            share = averaged[self._share_at]
+            moved = averaged[: self._sizes]
+            averaged = moved / share if share > 0 else np.zeros_like(moved)
         start = 0
         for target in targets:
             end = start + target.numel()

@@ -66,7 +66,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     listen, announce: "host:port" to bind and to tell others. client_only: nobody can connect to this peer.
     region: where this peer is, for people and plans.
     credentials: file or string of the run's credentials; None: from P2PAVG_CREDENTIALS, or else an open run.
-    buffers: "average": floating-point buffers of the model (BatchNorm statistics) are averaged every epoch.
+    buffers: floating-point buffers of the model (BatchNorm statistics) are, after every epoch, the "average"
+    over all peers' samples, or those of the round's "leader".
     checkpoint_dir: write a checkpoint there every checkpoint_epochs (None: 10) epochs, keep the last three,
     and begin with the newest that is there, unless the swarm is further.
     max_upload_mbps: most Mb/s that this peer sends; max_state_upload_mbps: most that newcomers get of it.
@@ -124,11 +125,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         arguments.check_reduction(loss_reduction)
         arguments.check_clipping(max_grad_norm)
         arguments.check_resync(resync_epochs)
+        arguments.check_buffers(buffers)
         arguments.check_notice(leave_notice_s)
         arguments.check_checkpoints(checkpoint_dir, checkpoint_epochs)
-        arguments.check_built(
-            buffers=(buffers, "average"),
-        )
         if offload_optimizer:
             preflight.check(optimizer, compression, grad_dtype)
         super().__init__([{"params": parameters_of(optimizer)}], {})
@@ -146,8 +145,10 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         self._scale = LossScale()
         params = parameters_of(optimizer)
         modules = owning_modules(params) if model is None else [model]
-        self._buffers = AveragedBuffers(lambda: persistent_buffers(modules))
-        self._flat = FlatGradients(params, grad_dtype, sum(self._buffers.sizes), open_cuda_path(compression))
+        self._buffers = AveragedBuffers(
+            lambda: persistent_buffers(modules), self._leads if buffers == "leader" else None
+        )
+        self._flat = FlatGradients(params, grad_dtype, self._buffers.size, open_cuda_path(compression))
         self._flat.before_backward = self._scale.follow
         self._masters: Masters | None = None
         if delay_updates or offload_optimizer:
@@ -163,6 +164,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             self._saving = Saving(Checkpoints(checkpoint_dir, about), checkpoint_epochs or CHECKPOINT_EPOCHS)
         self._target_batch_size = target_batch_size
         self._compression = compression
+        self._buffers_from = buffers
         self._build_peer = partial(
             Peer,
             run_id,
@@ -215,7 +217,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 start=start,
                 describe=self._describe(),
                 exact=self._exact,
-                terms={"resync_epochs": self._resync.every or 0},
+                terms={"resync_epochs": self._resync.every or 0, "buffers": self._buffers_from},
                 allocate=self._flat.allocate,
             )
         )
@@ -243,6 +245,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         self.param_groups = groups if self._masters is None else self._masters.groups()
         self.state = self.inner.state
         self.defaults = self.inner.defaults
+
+    def _leads(self) -> bool:
+        return self._training.leads
 
     def _exact(self, epoch: int) -> int:
         return self._flat.layout.numel + self._resync.size if self._resync.due(epoch) else 0

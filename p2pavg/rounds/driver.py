@@ -285,6 +285,7 @@ class Driver:
         if self._closed:
             return
         self._peer.engine.note_loop()
+        self._session.leads = self.machine.leader == self._peer.peer_id
         self.feed(self._pulse.health())
         self._pulse.measure_rates()
         self.recorder.observe(self._peer.links, moving=self.moving)

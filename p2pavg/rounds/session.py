@@ -73,6 +73,7 @@ class Session:
         self._since = time.monotonic()  # of the epoch
         self.attention = False
         self._word = threading.Event()  # the loop thread may want this peer at a boundary now
+        self.leads = False  # this peer is the leader
         self.at_boundary = False
         self._step_began = self._since
         self.step_seconds = 0.0  # of the last step, without waiting

@@ -166,6 +166,10 @@ class Training(Protocol):
     def count(self, samples: int) -> bool:
         """Add a microbatch's samples. O(1), no network. True: `arrive` must be called now."""
 
+    @property
+    def leads(self) -> bool:
+        """Whether this peer leads the rounds, as far as it knows."""
+
     def samples(self) -> int:
         """What was counted since the last average that included it."""
 
@@ -230,7 +234,7 @@ class TrainingSpec:
     start: Start | None = None  # None: at epoch 0, from the initial parameters
     inherits: bool = False  # takes over what peers that leave have accumulated
     describe: Sequence[str] = ()  # words for error messages, e.g. the model's class and parameter count
-    terms: Mapping[str, int] = field(default_factory=dict)  # what else all peers must have in common, by name
+    terms: Mapping[str, int | str] = field(default_factory=dict)  # what else all peers must have in common, by name
     # Epoch -> elements of the vector when it goes uncompressed with state behind the gradient; 0: it does not.
     exact: Callable[[int], int] = lambda epoch: 0
     allocate: Callable[[int], U8] | None = None  # host memory for results: uint8[n]; None: ordinary memory

@@ -119,6 +119,7 @@ class FakeTraining:
         self.outcomes: list[Outcome] = []
         self.seen: list[Outcome] = []
         self.extra: dict[str, float] = {}
+        self.leads = rank == 0
 
     def count(self, samples: int) -> bool:
         with self.swarm.condition:

@@ -91,3 +91,30 @@ def test_changes_after_the_contribution_stay_on_top(counted: bool) -> None:
     assert buffer.tolist() == [0.75 if counted else 1.75] * 3
     averaged.restore()
     assert buffer.tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16", "int8"])
+@pytest.mark.parametrize("way", [{}, {"delay_updates": True, "delay_warmup_epochs": 0}])
+def test_statistics_of_the_leader(swarm: FakeSwarm, compression: str, way: dict[str, Any]) -> None:
+    """buffers="leader": after an epoch all peers have the leader's BatchNorm statistics; constants stay."""
+    swarm.members = 2
+    models = [Model(), Model()]
+    opts = [
+        wrap(model, target_batch_size=4, compression=compression, buffers="leader", **way) for model in models
+    ]
+    table = models[0].table.clone()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(train, models, opts, [1, 2]))
+    alone = Model()
+    alone(torch.randn(4, 4, generator=torch.Generator().manual_seed(1)))
+    for opt in opts:
+        opt._update.settle()
+    assert torch.equal(models[0].norm.running_mean, models[1].norm.running_mean)
+    assert torch.equal(models[0].norm.running_var, models[1].norm.running_var)
+    bound = {"none": 1e-6, "fp16": 1e-3, "int8": 2e-2}[compression]
+    for model in models:
+        torch.testing.assert_close(model.norm.running_mean, alone.norm.running_mean, rtol=0, atol=bound)
+        torch.testing.assert_close(model.norm.running_var, alone.norm.running_var, rtol=0, atol=bound)
+        assert torch.equal(model.table, table)
+    for opt in opts:
+        opt.close(0.0)
