@@ -74,6 +74,10 @@ class Checkpoints:
         plain = re.sub(r"[^A-Za-z0-9_.-]", "_", about.run_id)[:60]
         self._stem = f"{plain}-{hashlib.sha256(about.run_id.encode()).hexdigest()[:8]}"
 
+    def path(self, epoch: int, lineage: bytes) -> Path:
+        """Where the checkpoint of this state is, or would be."""
+        return self.directory / f"{self._stem}-{epoch:010d}-{lineage[:4].hex()}{SUFFIX}"
+
     def paths(self) -> list[Path]:
         """Newest epoch first."""
         found = (path for path in self.directory.glob(f"{self._stem}-*{SUFFIX}"))
@@ -113,7 +117,10 @@ class Checkpoints:
             expected = manifest.hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
             if state.chunk_hash(view[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]) != expected:
                 raise _BrokenError("its bytes do not fit their hashes")
-        return Checkpoint(path, state.unpack(manifest, blob), history)
+        try:
+            return Checkpoint(path, state.unpack(manifest, blob), history)
+        except StateError:
+            raise _BrokenError("its state is malformed") from None
 
     def _compare(self, path: Path, theirs: About) -> None:
         ours = self.about
@@ -134,8 +141,7 @@ class Checkpoints:
 
     def save(self, manifest: Manifest, blob: U8, history: list[list[Any]]) -> Path | None:
         """Write one, all or nothing, and drop the oldest; None: another peer is at it. Raises OSError."""
-        name = f"{self._stem}-{manifest.epoch:010d}-{manifest.lineage[:4].hex()}{SUFFIX}"
-        path = self.directory / name
+        path = self.path(manifest.epoch, manifest.lineage)
         with self._alone() as alone:
             if not alone:
                 return None

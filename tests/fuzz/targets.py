@@ -24,7 +24,7 @@ from p2pavg.errors import ConfigurationError, CredentialError, ProtocolError, St
 from p2pavg.identity import Identity
 from p2pavg.lab import topology
 from p2pavg.membership import beat, peerinfo, record, store, wire
-from p2pavg.rounds import messages, state
+from p2pavg.rounds import checkpoints, messages, state
 from p2pavg.rounds.ballot import Ballot
 from p2pavg.transport import frames, handshake
 from p2pavg.transport.sealing import Opener, Sealer
@@ -216,6 +216,28 @@ def _parse_state(data: bytes) -> None:
 # -- files
 
 
+def _checkpoints(folder: Path) -> checkpoints.Checkpoints:
+    about = checkpoints.About("run", b"s" * 32, "a model", "torch")
+    return checkpoints.Checkpoints(folder, about)
+
+
+def _checkpoint_files() -> list[bytes]:
+    packed = msgpack.packb({"meta": {}, "buffers": [["t", 64]]}) + bytes(64)
+    blob = np.frombuffer(packed, np.uint8)
+    manifest = state.describe(3, b"l" * 32, len(packed) - 64, blob)
+    with tempfile.TemporaryDirectory() as folder:
+        path = _checkpoints(Path(folder)).save(manifest, blob, [[2, b"l" * 32, 7, 8, 24, b"p" * 20]])
+        assert path is not None
+        return [path.read_bytes()]
+
+
+def _parse_checkpoint(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        found = _checkpoints(Path(folder))
+        found.path(3, b"l" * 32).write_bytes(data)
+        found.newest()
+
+
 _AUTHORITY = Authority.new("run")
 _KEPT, _REQUEST = credentials.new_request()
 
@@ -289,6 +311,7 @@ TARGETS = {
         Target(
             "credentials-file", _quiet(_parse_credentials_file, CredentialError), lambda: [_KEPT.encode()]
         ),
+        Target("checkpoint", _quiet(_parse_checkpoint, StateError), _checkpoint_files),
         Target("topology", _quiet(_parse_topology, ConfigurationError), _topologies),
     )
 }
