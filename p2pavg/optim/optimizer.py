@@ -25,19 +25,17 @@ from p2pavg.optim.masters import Masters, replace_parameters
 from p2pavg.optim.microbatches import Microbatches
 from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
 from p2pavg.optim.path import open_cuda_path
-from p2pavg.optim.resume import SOFTWARE, Resumable, Stateful, numbered
+from p2pavg.optim.resume import SOFTWARE, Resumable, Stateful, numbered, saving
 from p2pavg.optim.resync import Resync
 from p2pavg.optim.state import TrainingState, parameters_of, schema
 from p2pavg.optim.update import FOUND_INF, Shared, Update, WaitingUpdate
 from p2pavg.peer import Peer
 from p2pavg.report import RoundReport
-from p2pavg.rounds.checkpoints import About, Checkpoints
-from p2pavg.rounds.saver import Saving
+from p2pavg.rounds.checkpoints import About
 from p2pavg.rounds.training import Start, TrainingSpec
 from p2pavg.settings import check_rate
 
 log = logging.getLogger("p2pavg.optim")
-CHECKPOINT_EPOCHS = 10
 
 
 class CollaborativeOptimizer(torch.optim.Optimizer):
@@ -158,10 +156,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         self._places = places_of(self._flat.params, modules)
         self._state = TrainingState(optimizer, scheduler, self._buffers.agreed, extras)
         self._resumable = Resumable(schema(optimizer), scheduler, self._masters, extras or {})
-        self._saving: Saving | None = None
-        if checkpoint_dir is not None:
-            about = About(run_id, self._resumable.schema, ", ".join(self._describe()), SOFTWARE)
-            self._saving = Saving(Checkpoints(checkpoint_dir, about), checkpoint_epochs or CHECKPOINT_EPOCHS)
+        about = About(run_id, self._resumable.schema, ", ".join(self._describe()), SOFTWARE)
+        self._saving = saving(checkpoint_dir, checkpoint_epochs, about)
         self._target_batch_size = target_batch_size
         self._compression = compression
         self._buffers_from = buffers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +16,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from p2pavg.errors import StateError
 from p2pavg.optim.masters import Masters
+from p2pavg.rounds.checkpoints import About, Checkpoints
 from p2pavg.rounds.history import from_rows, to_rows
+from p2pavg.rounds.saver import Saving
 from p2pavg.rounds.training import Start, Training
 
 log = logging.getLogger("p2pavg.optim")
+CHECKPOINT_EPOCHS = 10
 SOFTWARE = f"torch {torch.__version__}"
 
 
@@ -85,6 +89,11 @@ class Resumable:
             return Start(int(saved["epoch"]), bytes.fromhex(saved["lineage"]), from_rows(rows))
         except (ValueError, KeyError, TypeError, msgpack.UnpackException):
             raise StateError("the run's part of this state_dict is malformed; load an older one") from None
+
+
+def saving(directory: str | os.PathLike[str] | None, every: int | None, about: About) -> Saving | None:
+    """What checkpoint_dir and checkpoint_epochs ask for. Raises ConfigurationError."""
+    return None if directory is None else Saving(Checkpoints(directory, about), every or CHECKPOINT_EPOCHS)
 
 
 def numbered(value: Any) -> Any:
