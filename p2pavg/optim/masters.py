@@ -64,8 +64,8 @@ class Masters:
         self._published: torch.cuda.Event | None = None
         self._rounded = [self._rounding(index) for index in range(len(self._live))]
         self.round()
-        if offload and isinstance(optimizer, FUSED):
-            self._fuse()
+        if offload:
+            self._adapt()
         replace_parameters(optimizer, self._live, self.params)
 
     @property
@@ -90,10 +90,15 @@ class Masters:
             with torch.no_grad():
                 torch._foreach_copy_([out for out, _ in pairs], [master for _, master in pairs])
 
-    def _fuse(self) -> None:
+    def _adapt(self) -> None:
+        """Options that belong to the CPU, for the time being."""
+        fused = isinstance(self._optimizer, FUSED)
         for group in self._optimizer.param_groups:
-            self._saved_options.append({"fused": group.get("fused"), "foreach": group.get("foreach")})
-            if not group.get("differentiable") and not isinstance(group["lr"], torch.Tensor):
+            kept = {key: group[key] for key in ("fused", "foreach", "capturable") if key in group}
+            self._saved_options.append(kept)
+            if "capturable" in group:
+                group["capturable"] = False  # of step counters on a device
+            if fused and not group.get("differentiable") and not isinstance(group["lr"], torch.Tensor):
                 group["fused"], group["foreach"] = True, False
 
     def step(self, vector: Vector, layout: Layout) -> None:

@@ -88,6 +88,24 @@ def test_every_optimizer_steps_as_alone(swarm: FakeSwarm, name: str, offload: bo
     assert relative(model, alone) <= 2e-6
 
 
+@pytest.mark.parametrize("offload", [False, True])
+def test_lamb_of_timm(swarm: FakeSwarm, offload: bool) -> None:
+    """An optimizer from elsewhere, which looks at whole layers, steps as alone."""
+    lamb = pytest.importorskip("timm.optim", reason="timm is not installed").Lamb
+    model, alone = swarm_and_alone(lambda p: lamb(p, lr=1e-2), offload_optimizer=offload)
+    assert relative(model, alone) <= 2e-6
+
+
+def test_options_come_back(swarm: FakeSwarm) -> None:
+    """What offload changes in the groups (fused, foreach, capturable) is as before after close()."""
+    inner = torch.optim.AdamW(net().parameters(), lr=1e-2, capturable=True, foreach=False)
+    before = {key: value for key, value in inner.param_groups[0].items() if key != "params"}
+    with CollaborativeOptimizer(inner, "test", 8, 4, offload_optimizer=True):
+        assert inner.param_groups[0]["fused"]
+        assert not inner.param_groups[0]["capturable"]
+    assert {key: value for key, value in inner.param_groups[0].items() if key != "params"} == before
+
+
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_scheduler_counts_epochs(swarm: FakeSwarm, name: str) -> None:
     """Each scheduler steps once per epoch, as in one process."""

@@ -49,6 +49,29 @@ def alone(epochs: int, name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_capturable_optimizers(swarm: FakeSwarm, way: dict[str, Any]) -> None:
+    """capturable=True, with step counters on the device, steps on averaged gradients like any other."""
+    model, twin = net().cuda(), net().cuda()
+    with CollaborativeOptimizer(
+        torch.optim.AdamW(model.parameters(), lr=1e-2, capturable=True),
+        "test",
+        8,
+        8,
+        compression="none",
+        **way,
+    ) as opt:
+        for epoch in range(3):
+            loss_of(model, [8 * epoch + i for i in range(8)]).backward()
+            opt.step()
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=1e-2, capturable=True)
+    for epoch in range(3):
+        optimizer.zero_grad()
+        loss_of(twin, [8 * epoch + i for i in range(8)]).backward()
+        optimizer.step()
+    assert relative(model, twin) <= 1e-5
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MAKERS)
 def test_training_on_the_device_is_that_of_one_process(
     swarm: FakeSwarm, name: str, way: dict[str, Any]
