@@ -15,6 +15,9 @@ from p2pavg.optim.vectors import flat, used
 FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 """Optimizers whose fused kernel runs on the CPU."""
 
+ON_CPU = ("fused", "foreach", "capturable")
+"""Options of a group that offload changes."""
+
 
 def replace_parameters(
     optimizer: torch.optim.Optimizer, old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]
@@ -94,7 +97,7 @@ class Masters:
         """Options that belong to the CPU, for the time being."""
         fused = isinstance(self._optimizer, FUSED)
         for group in self._optimizer.param_groups:
-            kept = {key: group[key] for key in ("fused", "foreach", "capturable") if key in group}
+            kept: dict[str, Any] = {key: group[key] for key in ON_CPU if key in group}
             self._saved_options.append(kept)
             if "capturable" in group:
                 group["capturable"] = False  # of step counters on a device
