@@ -72,11 +72,14 @@ class Counting:
         if "totals" not in core.timers:
             core.arm("totals", core.now + core.deadlines.report_interval())
 
-    def _tell(self, facts: Facts, followers: list[Facts]) -> None:
+    def _tell(self, facts: Facts, followers: list[Facts], *, again: bool = True) -> None:
+        """again: even what it was told a moment ago."""
         core = self.core
         at = core.now if facts.boundary else facts.pace.boundary(core.now)
         others = self._others(facts.peer, followers, at + STOP_EARLY * facts.pace.seconds)
-        core.send(facts.peer, Totals(core.epoch, core.lineage, others))
+        if again or others != facts.told or core.now >= facts.told_at + KEEPALIVE_S:
+            facts.told, facts.told_at = others, core.now
+            core.send(facts.peer, Totals(core.epoch, core.lineage, others))
 
     def _others(self, peer: PeerId, followers: list[Facts], at: float) -> int:
         """What all but this peer will have counted at `at`, as far as their steps tell."""
@@ -107,7 +110,7 @@ class Counting:
             return
         followers = self.followers()
         for facts in followers:
-            self._tell(facts, followers)
+            self._tell(facts, followers, again=False)
         if not core.pending:
             core.wait_at(self._own_others(followers))
         if core.boundary or any(facts.boundary for facts in followers):

@@ -27,6 +27,8 @@ class Facts:
     samples: int = 0
     pace: Pace = field(default_factory=Pace)
     rate: float = 0.0  # samples per second
+    told: int | None = None  # what we last told it of the others' samples
+    told_at: float = 0.0
     boundary: bool = False
     pending: bool = False
     late: bool = False  # its last commit found it away from its boundary
@@ -97,6 +99,8 @@ class View:
         moved = message.epoch != facts.epoch or facts.pending != message.pending
         if moved or message.samples > facts.samples:
             facts.pace = Pace(message.step_s, message.step_samples, now)
+        if moved:
+            facts.told = None
         facts.epoch, facts.lineage, facts.total = message.epoch, message.lineage, message.total
         facts.samples, facts.rate, facts.boundary = message.samples, message.rate, message.boundary
         facts.pending, facts.joining, facts.leader = message.pending, message.joining, message.leader
