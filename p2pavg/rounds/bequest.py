@@ -116,7 +116,9 @@ class Bequests:
             if type(transfer) is not int or not 0 <= transfer < 2**63:
                 continue
             try:
-                return await self._carry(link, transfer, data, deadline - time.monotonic())
+                if await self._carry(link, transfer, data, deadline - time.monotonic()):
+                    return True
+                logger.info("peer %s does not take the samples any more", short_id(heir))
             except P2PAvgError as error:  # the link is gone: it drops what it has of it
                 logger.info("peer %s does not take the samples: %s", short_id(heir), error)
             except TimeoutError:

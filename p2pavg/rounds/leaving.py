@@ -81,7 +81,8 @@ class Departure:
     def _go(self) -> None:
         core = self.core
         if core.samples:
-            core.act(Discarded(core.samples, "left"))
+            behind = core.role is not Role.TRAINER or core.joining is not None
+            core.act(Discarded(core.samples, "left, behind the others" if behind else "left"))
         core.timers.clear()
         self.left = True
         core.act(Left())

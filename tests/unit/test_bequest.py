@@ -30,14 +30,20 @@ class Side:
         self.lost_chunk: int | None = None
         self.closed = False
         self.answers: list[Any] = []
+        self.asked = 0
+        self.refuses_at = 0  # the how many-th question whether it takes something
         self.bequests = Bequests(
             self,  # type: ignore[arg-type]
             {b"heir": self},  # type: ignore[dict-item]
             codecs.get(codec),
             NUMEL,
-            lambda epoch, lineage: accept and (epoch, lineage) == HERE,
+            lambda epoch, lineage: accept and (epoch, lineage) == HERE and self.changes_its_mind(),
             self.taken.append,
         )
+
+    def changes_its_mind(self) -> bool:
+        self.asked += 1
+        return self.asked != self.refuses_at
 
     # As an engine.
 
@@ -108,6 +114,17 @@ async def test_who_stands_elsewhere_takes_nothing() -> None:
     leaver, heir = pair(accept=False)
     assert not await give(leaver)
     assert not heir.taken
+    assert not heir.blobs
+
+
+async def test_the_next_heir_is_asked_when_one_changes_its_mind() -> None:
+    """An heir that leaves itself before all is there says no at the end: the next one takes it, once."""
+    leaver, heir = pair()
+    heir.refuses_at = 2
+    what, deadline = contribution(), time.monotonic() + 10
+    assert await leaver.bequests.give([b"heir", b"heir"], what, HERE, deadline)
+    assert len(heir.taken) == 1
+    assert heir.asked == 4
     assert not heir.blobs
 
 
