@@ -401,8 +401,8 @@ def test_close_ends_training_and_frees_the_parameters(swarm: FakeSwarm) -> None:
         ({"loss_reduction": "none"}, "loss_reduction"),
         ({"max_grad_norm": 0}, "max_grad_norm"),
         ({"max_grad_norm": float("nan")}, "max_grad_norm"),
-        ({"buffers": "leader"}, "buffers"),
-        ({"resync_epochs": 5}, "resync_epochs"),
+        ({"buffers": "mine"}, "buffers"),
+        ({"resync_epochs": 0}, "resync_epochs"),
     ],
 )
 def test_bad_arguments_name_the_fix(swarm: FakeSwarm, change: dict[str, Any], message: str) -> None:
