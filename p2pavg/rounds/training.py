@@ -234,7 +234,7 @@ class TrainingSpec:
     start: Start | None = None  # None: at epoch 0, from the initial parameters
     inherits: bool = False  # takes over what peers that leave have accumulated
     describe: Sequence[str] = ()  # words for error messages, e.g. the model's class and parameter count
-    terms: Mapping[str, int | str] = field(default_factory=dict)  # what else all peers must have in common, by name
-    # Epoch -> elements of the vector when it goes uncompressed with state behind the gradient; 0: it does not.
+    terms: Mapping[str, int | str] = field(default_factory=dict)  # what else all peers must share, by name
+    # Epoch -> elements of the vector when it goes uncompressed, state behind the gradient; 0: it does not.
     exact: Callable[[int], int] = lambda epoch: 0
     allocate: Callable[[int], U8] | None = None  # host memory for results: uint8[n]; None: ordinary memory

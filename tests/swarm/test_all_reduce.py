@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -101,6 +102,13 @@ async def test_a_closed_run() -> None:
                     await intruder.all_reduce(values[0].copy(), group_size=1)
 
 
+def _until_it_trains(peer: Peer) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while peer._session is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 async def test_who_asked_a_peer_before_it_trained_sees_it_train() -> None:
     """A peer that finds nobody in the table asks at the address it was given; that one may begin later."""
     async with (
@@ -109,9 +117,7 @@ async def test_who_asked_a_peer_before_it_trained_sees_it_train() -> None:
     ):
         values = [np.full(10, 1.0, np.float32), np.full(10, 3.0, np.float32)]
         waiting = asyncio.create_task(early.all_reduce(values[0], group_size=2, timeout=20.0))
-        async with asyncio.timeout(DEADLINE_S):
-            while early._session is None:
-                await asyncio.sleep(0.01)
+        await asyncio.to_thread(_until_it_trains, early)
         await asyncio.gather(waiting, late.all_reduce(values[1], group_size=2, timeout=20.0))
         assert np.all(values[0] == 2.0)
         assert np.array_equal(*values)

@@ -62,7 +62,7 @@ def test_a_deliberate_bug_is_caught(bugs: tuple[Mutation, ...]) -> None:
 
 
 def test_no_order_of_events_breaks_a_promise_of_two_peers() -> None:
-    """All interleavings of a round of two with a crash at any point: one lineage, and the survivor commits."""
+    """All orders of a round of two with a crash at any point: one lineage, and the survivor commits."""
     found = explore(peers=2, crashes=1)
     assert found.states > 100
     assert found.ends > 10
