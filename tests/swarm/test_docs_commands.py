@@ -15,6 +15,8 @@ import pytest
 
 from tests.swarm.scripts import LM, ROOT, Script, Terminal, free_port, served, write_shards
 
+pytestmark = pytest.mark.timeout(300)  # several processes import PyTorch, each for seconds
+
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 BLOCK = re.compile(r"(?:<!-- (test|not run): ([^>]*) -->\n)?```(?:bash|sh|console)\n(.*?)```", re.DOTALL)
 ANOTHER = "192.0.2.10:31330"  # the first peer, in the pages

@@ -25,6 +25,8 @@ from p2pavg.membership import DHT
 from p2pavg.membership.reach import find_reachability
 from tests.swarm.scripts import Script, Terminal, free_port
 
+pytestmark = pytest.mark.timeout(300)  # several processes import PyTorch, each for seconds
+
 TRAINER = """
 import sys, time, torch
 from p2pavg import CollaborativeOptimizer
