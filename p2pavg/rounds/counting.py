@@ -68,40 +68,41 @@ class Counting:
         if message.boundary and self.machine.leading.proposal is None:
             facts = core.view.get(peer)
             if facts is not None:  # it believes that the target will be reached: if not, it has to go on
-                self._tell(facts, self.followers())
+                followers = self.followers()
+                self._tell(facts, followers, self._total(followers))
         if "totals" not in core.timers:
             core.arm("totals", core.now + core.deadlines.report_interval())
 
-    def _tell(self, facts: Facts, followers: list[Facts], *, again: bool = True) -> None:
+    def _tell(self, facts: Facts, followers: list[Facts], total: int, *, again: bool = True) -> None:
         """again: even what it was told a moment ago."""
         core = self.core
         at = core.now if facts.boundary else facts.pace.boundary(core.now)
-        others = self._others(facts.peer, followers, at + STOP_EARLY * facts.pace.seconds)
+        more = self._more(facts.peer, followers, at + STOP_EARLY * facts.pace.seconds)
+        others = total - facts.samples + more
         if again or others != facts.told or core.now >= facts.told_at + KEEPALIVE_S:
             facts.told, facts.told_at = others, core.now
             core.send(facts.peer, Totals(core.epoch, core.lineage, others))
 
-    def _others(self, peer: PeerId, followers: list[Facts], at: float) -> int:
-        """What all but this peer will have counted at `at`, as far as their steps tell."""
+    def _total(self, followers: list[Facts]) -> int:
+        """Samples that all have counted, ourselves included."""
+        return (0 if self.core.pending else self.core.samples) + sum(f.samples for f in followers)
+
+    def _more(self, peer: PeerId, followers: list[Facts], at: float) -> int:
+        """What all but this peer will have counted at `at` beyond what they told."""
         core = self.core
-        paced = len(followers) <= MOST_PACED
-        total = 0
-        for facts in followers:
-            if facts.peer != peer:
-                total += facts.samples
-                if paced and not facts.boundary:
-                    total += facts.pace.more(at, core.now)
-        if peer != core.me and not core.pending:
-            total += core.samples
-            if paced and not core.boundary:
-                total += core.pace.more(at, core.now)
-        return total
+        if len(followers) > MOST_PACED:
+            return 0
+        more = sum(f.pace.more(at, core.now) for f in followers if f.peer != peer and not f.boundary)
+        if peer != core.me and not core.pending and not core.boundary:
+            more += core.pace.more(at, core.now)
+        return more
 
     def _own_others(self, followers: list[Facts]) -> int:
         """What the others will have when this peer has ended its step, or has waited a little."""
         core = self.core
         at = core.now if core.boundary else core.pace.boundary(core.now)
-        return self._others(core.me, followers, at + STOP_EARLY * core.pace.seconds)
+        more = self._more(core.me, followers, at + STOP_EARLY * core.pace.seconds)
+        return sum(facts.samples for facts in followers) + more
 
     def on_totals_timer(self) -> None:
         """Tell everybody how far the others will be at its next boundary."""
@@ -109,8 +110,9 @@ class Counting:
         if core.leader() != core.me:
             return
         followers = self.followers()
+        total = self._total(followers)
         for facts in followers:
-            self._tell(facts, followers, again=False)
+            self._tell(facts, followers, total, again=False)
         if not core.pending:
             core.wait_at(self._own_others(followers))
         if core.boundary or any(facts.boundary for facts in followers):
@@ -190,8 +192,9 @@ class Counting:
             del core.excluded[facts.peer]
             core.suspects.discard(facts.peer)
             core.trace("readmitted", peer=facts.peer)
+        followers = self.followers()
         for facts in back:
-            self._tell(facts, self.followers())
+            self._tell(facts, followers, self._total(followers))
         return bool(back)
 
     def _will_be_reached(self) -> bool:
