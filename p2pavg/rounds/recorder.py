@@ -15,7 +15,7 @@ from p2pavg.transport.engine import JobProgress
 from p2pavg.transport.link import Link
 
 logger = logging.getLogger("p2pavg.rounds")
-RATE_MEMORY = 0.7  # weight of the past in the moving averages of step time and rate
+RATE_MEMORY = 0.7  # weight of the past in the moving average of the rate
 MOST_ATTEMPTS = 64  # failed ones that one report names
 
 
@@ -48,7 +48,6 @@ class Recorder:
         self._seen = (time.monotonic(), 0, 0)
         self._moved = (0.0, 0.0)
         self._rate = 0.0
-        self.step_seconds = 0.0
 
     def rate(self, samples: int, steps: int) -> float:
         """Samples per second of the training thread, from what was counted since it was last asked."""
@@ -57,13 +56,8 @@ class Recorder:
         if steps < steps_before + 1 or now - at < 0.01:
             return self._rate
         if samples > before:
-            fresh, step = (samples - before) / (now - at), (now - at) / (steps - steps_before)
+            fresh = (samples - before) / (now - at)
             self._rate = fresh if self._rate == 0.0 else RATE_MEMORY * self._rate + (1 - RATE_MEMORY) * fresh
-            self.step_seconds = (
-                step
-                if self.step_seconds == 0.0
-                else RATE_MEMORY * self.step_seconds + (1 - RATE_MEMORY) * step
-            )
         self._seen = (now, samples, steps)
         return self._rate
 
