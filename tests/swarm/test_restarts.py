@@ -99,7 +99,7 @@ def run(plan: Plan, pipe: Connection) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_run_goes_on_after_everybody_was_killed(tmp_path: Path) -> None:
     """Ten times all peers are killed and started anew, with checkpoints of different epochs: the run goes on
     from the newest, and the loss at every epoch is that of an undisturbed run.
