@@ -20,7 +20,7 @@ demo: install
 	@$(VENV_PYTHON) examples/demo.py $(ARGS)
 
 test: install
-	@$(VENV_PYTHON) -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(VENV_PYTHON) -m pytest -n 2 $(ARGS)
 
 simulation: install
 	@$(VENV_PYTHON) -m tests.simulation --seeds $(SEEDS) --processes 2

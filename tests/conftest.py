@@ -1,32 +1,46 @@
-"""Folders become markers, and tests that start processes run one after the other beside the fast ones."""
+"""Folders become markers; the lab's tests run one after the other, beside everything else."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # Several processes share few cores here: a thread pool in each would only make them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _TESTS = Path(__file__).parent
-_WITH_PROCESSES = ("swarm", "chaos", "wan")
+_FIRST = ("wan", "chaos", "swarm")  # the long ones
 
 
 def _folder(item: pytest.Item) -> str:
     return item.path.relative_to(_TESTS).parts[0]
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark by folder; under xdist all tests with processes form one group, which is begun first."""
+    """Mark by folder; the long ones begin."""
     for item in items:
-        folder = _folder(item)
-        if folder in _WITH_PROCESSES:
-            item.add_marker(folder)
-            item.add_marker(pytest.mark.xdist_group("processes"))
-    items.sort(key=lambda item: _folder(item) not in _WITH_PROCESSES)
+        if _folder(item) in _FIRST:
+            item.add_marker(_folder(item))
+    items.sort(key=lambda item: _FIRST.index(_folder(item)) if _folder(item) in _FIRST else len(_FIRST))
+
+
+class _OneLab(LoadScopeScheduling):
+    """Under xdist the lab's tests go to one worker: two labs at once would not be on time, and they share
+    results.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "lab" if "tests/wan/" in nodeid else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Each other test goes to whichever worker is free."""
+    return _OneLab(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -19,11 +19,19 @@ PAYLOAD = 1448 / 1500  # of the IP bytes of a full segment
 BENCH = [sys.executable, "-m", "p2pavg.bench", "net"]
 ATTEMPTS = 3
 pytestmark = pytest.mark.timeout(400)
-PAIRS = [(name, None) for name in shipped()] + [
+OFTEN = [  # the other links take too long for every run: `pytest -m long`
+    ("two-300ms", None),
+    ("two-300ms-flowcap", None),
+    ("lan-4", None),
+    ("six-100ms", None),
     ("clouds-4", "us1:eu1"),
-    ("clouds-4", "eu1:aus1"),
     ("mixed", "a:home"),
 ]
+SELDOM = [
+    *((name, None) for name in shipped() if (name, None) not in OFTEN),
+    ("clouds-4", "eu1:aus1"),
+]
+PAIRS = [*OFTEN, *(pytest.param(*pair, marks=pytest.mark.long) for pair in SELDOM)]
 
 
 @functools.cache
