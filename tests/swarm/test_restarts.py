@@ -100,13 +100,14 @@ def run(plan: Plan, pipe: Connection) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_goes_on_after_everybody_was_killed(tmp_path: Path) -> None:
-    """Ten times all peers are killed and started anew, with checkpoints of different epochs: the run goes on
+@pytest.mark.parametrize("restarts", [3, pytest.param(20, marks=pytest.mark.long)])
+def test_a_run_goes_on_after_everybody_was_killed(tmp_path: Path, restarts: int) -> None:
+    """Again and again all peers are killed and started anew, with checkpoints of different epochs: the run goes on
     from the newest, and the loss at every epoch is that of an undisturbed run.
     """
     told: list[tuple[int, int, float]] = []
     began: list[int] = []
-    for attempt in range(10):
+    for attempt in range(restarts):
         with Trainers() as trainers:
             plan = Plan("killed", str(tmp_path / "a"), 3)
             address = trainers.launch(run, plan)
@@ -121,7 +122,7 @@ def test_a_run_goes_on_after_everybody_was_killed(tmp_path: Path) -> None:
     for attempt, epoch, loss in told:
         assert loss == pytest.approx(expected[epoch], rel=1e-3), f"epoch {epoch} after restart {attempt}"
     assert all(later >= before + 6 for before, later in pairwise(began))
-    assert began[-1] > MILESTONES[1]
+    assert began[-1] > MILESTONES[0]
 
 
 @pytest.mark.parametrize("delay", [False, True], ids=["waiting", "delayed"])
