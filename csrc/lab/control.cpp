@@ -58,16 +58,17 @@ void apply(Network& network, const std::string& line) {
     words >> verb >> first;
     const auto [from, from_end] = range(first, network.size());
     if (verb == "node") {
-        Host host;
-        const Host unset{-1, -1, -1, {}, {}};
-        host = unset;
-        assign(words, {{"egress_bps", [&](double v) { host.egress_bps = v; }},
-                       {"ingress_bps", [&](double v) { host.ingress_bps = v; }},
-                       {"queue_bytes", [&](double v) { host.queue_bytes = v; }}});
+        double egress_bps = -1, ingress_bps = -1, queue_bytes = -1, behind_nat = -1;
+        assign(words, {{"egress_bps", [&](double v) { egress_bps = v; }},
+                       {"ingress_bps", [&](double v) { ingress_bps = v; }},
+                       {"queue_bytes", [&](double v) { queue_bytes = v; }},
+                       {"behind_nat", [&](double v) { behind_nat = v; }}});
         for (size_t i = from; i < from_end; ++i) {
-            if (host.egress_bps >= 0) network.host(i).egress_bps = host.egress_bps;
-            if (host.ingress_bps >= 0) network.host(i).ingress_bps = host.ingress_bps;
-            if (host.queue_bytes >= 0) network.host(i).queue_bytes = host.queue_bytes;
+            Host& host = network.host(i);
+            if (egress_bps >= 0) host.egress_bps = egress_bps;
+            if (ingress_bps >= 0) host.ingress_bps = ingress_bps;
+            if (queue_bytes >= 0) host.queue_bytes = queue_bytes;
+            if (behind_nat >= 0) host.behind_nat = behind_nat != 0;
         }
         network.configured();
         return;

@@ -62,6 +62,8 @@ void Network::configured() {
         for (size_t j = 0; j < size(); ++j) {
             Path& path = this->path(i, j);
             if (i != j) shortest_delay_ = std::min(shortest_delay_, path.delay_ns);
+            path.from_nat = hosts_[i].behind_nat;
+            path.to_nat = hosts_[j].behind_nat;
             const double rtt = path.delay_ns + this->path(j, i).delay_ns;
             longest = std::max(longest, rtt);
             path.shaper.ns_per_byte = ns_per_byte(path.rate_bps);
@@ -70,6 +72,7 @@ void Network::configured() {
             if (path.loss <= 0) path.to_next_loss = -1;
         }
         Host& host = hosts_[i];
+        if (!host.behind_nat) host.nat.clear();
         host.egress.ns_per_byte = ns_per_byte(host.egress_bps);
         host.egress.limit = limit_of(host.queue_bytes, host.egress_bps, longest);
         host.ingress.ns_per_byte = ns_per_byte(host.ingress_bps);
@@ -108,6 +111,7 @@ Flow* Network::find_flow(const FlowKey& key, Nanoseconds now) {
     Flow& flow = where->second;
     flow.seen = now;
     if (created) {
+        flow.key = key;
         const Path& path = this->path(key.ports_and_hosts >> 48 & 255, key.ports_and_hosts >> 40 & 255);
         flow.shaper.ns_per_byte = ns_per_byte(path.flow_bps);
         flow.shaper.limit = path.flow_limit;
@@ -149,6 +153,7 @@ void Network::admit(PacketPool& pool, Packet* packet, uint8_t src, Nanoseconds n
         path.counters.cut_packets += packet->segments;
         return drop(pool, packet);
     }
+    if (path.from_nat) hosts_[src].nat.sent(packet->flow->key, now);
 
     const uint32_t most = piece_segments(path, packet);
     const uint32_t total = packet->segments;
@@ -236,7 +241,9 @@ Packet* Network::pop(PacketPool& pool, Nanoseconds now, Nanoseconds* due) {
         Packet* packet = heap_.top().packet;
         heap_.pop();
         Path& path = this->path(packet->src, packet->dst);
-        if (path.down || packet->flow->cut) {
+        const bool kept_out = path.to_nat && packet->stage != kLeavesFlow &&
+                              !hosts_[packet->dst].nat.admits(packet->flow->key, *due);
+        if (path.down || packet->flow->cut || kept_out) {
             path.counters.cut_packets += packet->segments;
             packet->flow->in_flight -= 1;
             drop(pool, packet);

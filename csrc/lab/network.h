@@ -7,11 +7,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "nat.h"
 #include "packet.h"
 
 namespace lab {
-
-using Nanoseconds = int64_t;
 
 // A FIFO with a rate and a tail-drop limit, kept as the time at which its last byte will have left.
 struct Shaper {
@@ -24,6 +23,7 @@ struct Shaper {
 };
 
 struct Flow {
+    FlowKey key;
     Shaper shaper;
     Nanoseconds last_due = 0;
     Nanoseconds seen = 0;
@@ -36,13 +36,14 @@ struct Counters {
     uint64_t delivered_packets = 0, delivered_bytes = 0;
     uint64_t lost_packets = 0;     // by the loss rate
     uint64_t dropped_packets = 0;  // a queue was full
-    uint64_t cut_packets = 0;      // the path, or the flow, was down
+    uint64_t cut_packets = 0;      // the path, or the flow, was down, or a NAT kept it out
 };
 
 struct Path {  // one ordered pair of hosts
     double delay_ns = 0, jitter_ns = 0, loss = 0, rate_bps = 0, flow_bps = 0;
     double queue_bytes = 0;  // 0: one bandwidth-delay product
     bool down = false;
+    bool from_nat = false, to_nat = false;  // derived: an end is behind a NAT
     double flow_limit = 0;
     Shaper shaper;
     double to_next_loss = -1;  // segments; < 0: not drawn yet
@@ -52,6 +53,8 @@ struct Path {  // one ordered pair of hosts
 struct Host {
     double egress_bps = 0, ingress_bps = 0, queue_bytes = 0;
     Shaper egress, ingress;
+    bool behind_nat = false;
+    Nat nat;
 };
 
 struct FlowRule {

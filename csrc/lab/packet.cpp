@@ -77,6 +77,13 @@ FlowKey make_flow_key(uint8_t src, uint8_t dst, uint8_t protocol, uint16_t sport
     return {uint64_t{src} << 48 | uint64_t{dst} << 40 | uint64_t{protocol} << 32 | uint64_t{sport} << 16 | dport};
 }
 
+FlowKey reversed(FlowKey key) {
+    const uint64_t k = key.ports_and_hosts;
+    return make_flow_key(k >> 40 & 255, k >> 48 & 255, protocol_of(key), k & 0xffff, k >> 16 & 0xffff);
+}
+
+uint8_t protocol_of(FlowKey key) { return static_cast<uint8_t>(key.ports_and_hosts >> 32); }
+
 bool parse(Packet* packet, uint8_t* protocol, uint16_t* sport, uint16_t* dport) {
     if (packet->len < sizeof(VirtioHeader) + 20) return false;
     const uint8_t* ip = packet->ip();

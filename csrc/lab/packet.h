@@ -64,6 +64,8 @@ struct FlowKeyHash {
 };
 
 FlowKey make_flow_key(uint8_t src, uint8_t dst, uint8_t protocol, uint16_t sport, uint16_t dport);
+FlowKey reversed(FlowKey key);  // of the answers
+uint8_t protocol_of(FlowKey key);
 
 // Reads the headers of a packet that came out of a TUN device. False: not IPv4, or malformed.
 // Fills segments, wire, header and payload, and the fields of the flow's key.

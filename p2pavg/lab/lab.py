@@ -91,7 +91,10 @@ class RunningLab:
         self._path("path", src, dst, both, text)
 
     def set_node(self, host: str, **settings: float) -> None:
-        """Change what a host may send and receive: egress_mbps, ingress_mbps, queue_kb; 0 is unlimited."""
+        """Change what a host may send and receive: egress_mbps, ingress_mbps, queue_kb; 0 is unlimited.
+
+        behind_nat: true lets in nothing but the answers to what the host sends from now on.
+        """
         text = topology.settings_text(settings, topology.NODE_SETTINGS)
         self._tell(f"node {self._index(host)} {text}")
 

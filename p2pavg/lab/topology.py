@@ -31,6 +31,7 @@ NODE_SETTINGS: Mapping[str, tuple[str, float]] = {
     "egress_mbps": ("egress_bps", 1e6),
     "ingress_mbps": ("ingress_bps", 1e6),
     "queue_kb": ("queue_bytes", 1e3),
+    "behind_nat": ("behind_nat", 1),
 }
 
 
@@ -52,11 +53,15 @@ class PathSettings:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """One host: what it may send and receive in all, in Mb/s; 0 is unlimited."""
+    """One host: what it may send and receive in all, in Mb/s; 0 is unlimited.
+
+    behind_nat: packets reach it only as answers: of TCP, UDP and ICMP flows that it opened itself.
+    """
 
     egress_mbps: float = 0.0
     ingress_mbps: float = 0.0
     queue_kb: float = 0.0
+    behind_nat: bool = False
 
 
 @dataclass(frozen=True)
