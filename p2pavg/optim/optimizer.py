@@ -127,7 +127,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         arguments.check_notice(leave_notice_s)
         arguments.check_checkpoints(checkpoint_dir, checkpoint_epochs)
         if offload_optimizer:
-            preflight.check(optimizer, compression, grad_dtype)
+            preflight.check(optimizer, compression, grad_dtype, delayed=delay_updates)
         super().__init__([{"params": parameters_of(optimizer)}], {})
         self.inner = optimizer
         self._closed = False

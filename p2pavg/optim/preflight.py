@@ -43,16 +43,19 @@ def forecast(
     live_bytes: int = 4,
     gradient_bytes: int = 4,
     gradients_held: int = 0,
+    delayed: bool = False,
 ) -> Forecast:
     """Offload of `numel` parameters.
 
     state_bytes: what the optimizer keeps, wire_bytes: what the codec sends, live_bytes, gradient_bytes: what
     the model and its sums take, all per parameter. gradients_held: bytes of `.grad` now, which are let go.
+    delayed: a round's result may still be in use when the next round begins.
     """
     sums = {"gradient sums": max(0, 2 * gradient_bytes * numel - gradients_held)}
     host = {"master parameters": 4 * numel, "optimizer state": int(state_bytes * numel)}
     if not accelerator:
-        return Forecast(host | sums | {"rounds": int(wire_bytes * numel)}, {})
+        results = 2 if delayed else 1
+        return Forecast(host | sums | {"rounds": int(results * wire_bytes * numel)}, {})
     host |= {"averages": 4 * numel, "rounds": int(3 * wire_bytes * numel)}
     if live_bytes != 4:
         host["rounded parameters"] = live_bytes * numel
@@ -100,7 +103,9 @@ def device_available(place: torch.device) -> int | None:
     return int(free) + torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
 
 
-def check(optimizer: torch.optim.Optimizer, compression: str, grad_dtype: torch.dtype | None) -> Forecast:
+def check(
+    optimizer: torch.optim.Optimizer, compression: str, grad_dtype: torch.dtype | None, *, delayed: bool
+) -> Forecast:
     """The forecast for this optimizer. Raises ConfigurationError, with numbers, when it does not fit."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     places = {param.device for param in params if param.device.type != "cpu"}
@@ -114,6 +119,7 @@ def check(optimizer: torch.optim.Optimizer, compression: str, grad_dtype: torch.
         live_bytes=_mean([param.element_size() for param in params], params),
         gradient_bytes=_mean([_gradient_size(param, grad_dtype) for param in params], params),
         gradients_held=sum(p.grad.numel() * p.grad.element_size() for p in params if p.grad is not None),
+        delayed=delayed,
     )
     _compare("host", expected.host, expected.host_bytes, host_available())
     for place in places:

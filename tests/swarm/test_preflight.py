@@ -39,7 +39,7 @@ x = torch.randn(2, 2048)
 model(x).mean().backward()
 model.zero_grad()
 before = rss("VmRSS")
-expected = preflight.check(inner, "fp16", None)
+expected = preflight.check(inner, "fp16", None, delayed=delayed)
 opt = CollaborativeOptimizer(
     inner, "preflight-%s" % time.time_ns(), 4, 2, initial_peers=[], listen="127.0.0.1:0",
     offload_optimizer=True, delay_updates=delayed,

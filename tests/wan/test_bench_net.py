@@ -35,7 +35,7 @@ PAIRS = [*OFTEN, *(pytest.param(*pair, marks=pytest.mark.long) for pair in SELDO
 
 
 @functools.cache
-def bench(topology: str, pair: str | None = None) -> dict[str, Any]:
+def bench(topology: str, pair: str | None) -> dict[str, Any]:
     """The result as JSON; measured again while the lab, or the machine, was too busy.
 
     A sweep takes most of a minute: tests that look at one link share its result.
@@ -76,7 +76,7 @@ def test_rate_and_round_trip_are_the_labs(name: str, pair: str | None) -> None:
 @pytest.mark.slow
 def test_the_long_link_is_explained() -> None:
     """Over 300 ms the sweep takes a minute at most, blames the send buffer and counts the streams right."""
-    result = bench("two-300ms")
+    result = bench("two-300ms", None)
     assert result["seconds"] <= 60
     assert result["one_stream_limited_by"] == "send buffer"
     assert 9 <= result["best_streams"] <= 13
@@ -87,7 +87,7 @@ def test_the_long_link_is_explained() -> None:
 @pytest.mark.slow
 def test_a_cap_per_flow_is_blamed_on_the_path() -> None:
     """Where the path caps a stream, no buffer is suggested, and 13 or so streams fill the link."""
-    result = bench("two-300ms-flowcap")
+    result = bench("two-300ms-flowcap", None)
     assert result["one_stream_limited_by"] == "path"
     assert result["one_stream_gbps"] == pytest.approx(0.08 * PAYLOAD, rel=0.1)
     assert 11 <= result["best_streams"] <= 14
@@ -97,10 +97,10 @@ def test_a_cap_per_flow_is_blamed_on_the_path() -> None:
 @pytest.mark.slow
 def test_the_suggested_buffers_gain_what_was_said(tmp_path: Path) -> None:
     """With the suggested sysctls one stream carries most of what was promised, several times what it did."""
-    before = bench("six-100ms")
+    before = bench("six-100ms", None)
     suggested = {one["sysctl"]: one["suggested"] for one in before["advice"] if "mem" in one["sysctl"]}
     assert suggested
-    after = bench(with_sysctls("six-100ms", tmp_path, suggested))
+    after = bench(with_sysctls("six-100ms", tmp_path, suggested), None)
     assert after["one_stream_gbps"] > 0.7 * before["rate_gbps"]
     assert after["one_stream_gbps"] > 2 * before["one_stream_gbps"]
 
@@ -133,7 +133,7 @@ class Iperf3:
 @pytest.mark.parametrize("name", ["two-300ms", "six-100ms", "lan-4"])
 def test_agrees_with_iperf3(name: str) -> None:
     """At 1, 4 and 16 streams, where the sweep has them, rates are within 10 % of iperf3's, and so is W."""
-    result = bench(name)
+    result = bench(name, None)
     with Lab(name) as lab:
         iperf3 = Iperf3(lab)
         seen = {k: iperf3.gbps(k) for k in (1, 4, 16)}
