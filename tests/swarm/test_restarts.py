@@ -102,7 +102,7 @@ def run(plan: Plan, pipe: Connection) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("restarts", [3, pytest.param(20, marks=pytest.mark.long)])
 def test_a_run_goes_on_after_everybody_was_killed(tmp_path: Path, restarts: int) -> None:
-    """Again and again all peers are killed and started anew, with checkpoints of different epochs: the run goes on
+    """Again and again all peers are killed and started anew, with checkpoints of different epochs: it goes on
     from the newest, and the loss at every epoch is that of an undisturbed run.
     """
     told: list[tuple[int, int, float]] = []
