@@ -6,7 +6,13 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from p2pavg.errors import CredentialError, IncompatiblePeerError, P2PAvgError, UnreachableError
+from p2pavg.errors import (
+    CredentialError,
+    IdentityInUseError,
+    IncompatiblePeerError,
+    P2PAvgError,
+    UnreachableError,
+)
 from p2pavg.membership import PeerInfo
 from p2pavg.membership.address import format_host_port, parse_host_port
 from p2pavg.rounds.events import Role
@@ -73,7 +79,7 @@ async def ask(endpoint: Endpoint, initial_peers: Iterable[str], run_id: str) -> 
                 address,
                 run_id,
             )
-        except CredentialError as error:
+        except (CredentialError, IdentityInUseError) as error:
             refusals.append(error)
         except (P2PAvgError, OSError, TimeoutError) as error:
             logger.debug("%s is no trainer of this run: %s", address, error)

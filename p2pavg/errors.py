@@ -11,6 +11,17 @@ class ConfigurationError(P2PAvgError, ValueError):
     """An argument, file or address that cannot work; the message names the fix."""
 
 
+class IdentityInUseError(ConfigurationError):
+    """Another live process has this peer's identity; every process needs its own.
+
+    since: when that one began, in nanoseconds of its wall clock; 0: unknown.
+    """
+
+    def __init__(self, text: str, since: int = 0) -> None:
+        super().__init__(text)
+        self.since = since
+
+
 class UnreachableError(P2PAvgError, ConnectionError):
     """None of the named peers answered."""
 

@@ -16,6 +16,7 @@ from p2pavg.compact import CompactReport
 from p2pavg.errors import (
     AddressInUseError,
     CredentialError,
+    IdentityInUseError,
     IncompatiblePeerError,
     P2PAvgError,
     ProtocolError,
@@ -68,6 +69,7 @@ class Place:
         self._dialling: dict[bytes, asyncio.Task[None]] = {}
         self._untried: dict[bytes, asyncio.Future[None]] = {}
         self._refusals: list[P2PAvgError] = []
+        self._shut_out: set[bytes] = set()  # by whom, because another process uses this one's identity
         self._early: list[tuple[Link, dict[str, Any]]] = []  # from peers that were faster than our start
         self._announcing: asyncio.Task[None] | None = None
         self._spec: TrainingSpec | None = None
@@ -235,7 +237,6 @@ class Place:
         """Enter the run: link to everybody who trains in it, then open the rounds. Raises
         IncompatiblePeerError.
         """
-        self._spec = spec
         fresh = Start(0, first_lineage(self.settings.run_id.encode(), spec.initial_digest))
         start = spec.start or fresh
         self.endpoint.hello.update(
@@ -253,6 +254,7 @@ class Place:
             leader=b"",
         )
         await asyncio.gather(self.view.refresh_now(), self._learn_reachability())
+        self._spec = spec  # from here on it dials, and tells whether it can be dialled
         self._connect_missing()
         await self._first_links()
         if not self.links and not self._refusals:
@@ -365,7 +367,7 @@ class Place:
                     try:
                         await self.endpoint.connect(host, port, expect=peer_id, timeout=DIAL_TIMEOUT_S)
                         return
-                    except (IncompatiblePeerError, CredentialError) as error:
+                    except (IncompatiblePeerError, CredentialError, IdentityInUseError) as error:
                         self._refused(peer_id, error)
                         return
                     except (P2PAvgError, OSError, TimeoutError) as error:
@@ -385,8 +387,22 @@ class Place:
     def _refused(self, peer_id: bytes, error: P2PAvgError) -> None:
         if self.driver is None:
             self._refusals.append(error)
+        elif isinstance(error, IdentityInUseError):
+            self._shut_out_by(peer_id, error)
         else:
             logger.warning("peer %s cannot take part: %s", short_id(peer_id), error)
+
+    def _shut_out_by(self, peer_id: bytes, error: IdentityInUseError) -> None:
+        """Two parts of a swarm met, with a process of this identity in each: the one that began later ends.
+
+        In an open run, where anybody could say so, it goes on with the peers that it has.
+        """
+        if peer_id not in self._shut_out:
+            logger.warning("peer %s keeps this one out: %s", short_id(peer_id), error)
+        self._shut_out.add(peer_id)
+        second = 0 < error.since < self.endpoint.incarnation
+        if second and self.settings.credentials is not None and self.driver is not None:
+            self.driver.fail(error)
 
     # --------------------------------------------------------------------------- events of the links
 

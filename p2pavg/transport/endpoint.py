@@ -162,7 +162,8 @@ class Endpoint:
         """The link to the peer at host:port; the one that exists if there is one.
 
         expect: its peer id, when known. Raises UnreachableError (nobody there, or somebody else),
-        IncompatiblePeerError (another run, model or version), ConfigurationError (that is this peer itself).
+        IncompatiblePeerError (another run, model or version), ConfigurationError (that is this peer itself,
+        or a second live process of a peer that is linked), IdentityInUseError (this is one).
         """
         if self._closed:
             raise ClosedError("this peer is closed")
@@ -292,15 +293,16 @@ class Endpoint:
         if existing is None or existing.hello["incarnation"] == theirs.incarnation:
             return existing
         if await existing.alive(_ALIVE_S):
-            raise Refusal(
-                "duplicate",
-                f"another live process uses the identity of peer {short_id(theirs.peer_id)}; "
-                "give every process its own",
-            )
+            raise handshake.SecondUse(theirs.peer_id, existing.hello["incarnation"])
         existing.close("its process has restarted")
         return self._links.get(theirs.peer_id)
 
     # -- links
+
+    @property
+    def incarnation(self) -> int:
+        """When this process began, in nanoseconds of its wall clock."""
+        return self._incarnation
 
     def _make_hello(self) -> Hello:
         return handshake.make_hello(self._identity, self._run_id, self.port, self._incarnation, self.hello)

@@ -24,6 +24,7 @@ from p2pavg import __version__
 from p2pavg.errors import (
     ConfigurationError,
     CredentialError,
+    IdentityInUseError,
     IncompatiblePeerError,
     P2PAvgError,
     ProtocolError,
@@ -54,13 +55,14 @@ _LENGTH = struct.Struct("<I")
 class Refusal(Exception):
     """Two peers do not belong together. code: for programs, text: one sentence for people, and what to do."""
 
-    def __init__(self, code: str, text: str) -> None:
+    def __init__(self, code: str, text: str, since: int = 0) -> None:
         super().__init__(text)
         self.code = code
         self.text = text
+        self.since = since  # of a "duplicate": the incarnation of the other process
 
     def message(self) -> dict[str, Any]:
-        return {"refuse": self.code, "why": self.text}
+        return {"refuse": self.code, "why": self.text} | ({"since": self.since} if self.since else {})
 
     def error(self) -> P2PAvgError:
         """What the caller of `connect` sees."""
@@ -68,11 +70,27 @@ class Refusal(Exception):
             return IncompatiblePeerError(self.text)
         if self.code == "credentials":
             return CredentialError(self.text)
-        if self.code in ("self", "duplicate"):
+        if self.code == "duplicate":
+            return IdentityInUseError(self.text, self.since)
+        if self.code == "self":
             return ConfigurationError(self.text)
         if self.code == "malformed":
             return ProtocolError(self.text)
         return UnreachableError(self.text)
+
+
+class SecondUse(Refusal):
+    """Their identity is that of another process, which lives and has a link with this peer."""
+
+    def __init__(self, peer_id: bytes, since: int) -> None:
+        super().__init__(
+            "duplicate",
+            f"another live process uses the identity of peer {short_id(peer_id)}; give every process its own",
+            since,
+        )
+
+    def error(self) -> P2PAvgError:
+        return ConfigurationError(self.text)  # theirs, not this peer's
 
 
 # Codes beyond those of `Refusal.error`: "identity" (not the expected peer), "superseded" (another connection
@@ -235,8 +253,12 @@ def is_newer(facts: Mapping[str, Any]) -> bool:
 def raise_refusal(message: Mapping[str, Any]) -> None:
     code = message.get("refuse")
     if isinstance(code, str):
-        why = message.get("why")
-        raise Refusal(code, why if isinstance(why, str) else "the other peer refuses without saying why")
+        why, since = message.get("why"), message.get("since")
+        raise Refusal(
+            code,
+            why if isinstance(why, str) else "the other peer refuses without saying why",
+            since if isinstance(since, int) and since > 0 else 0,
+        )
 
 
 def _bytes(message: Mapping[str, Any], name: str, *lengths: int) -> bytes:
