@@ -492,7 +492,10 @@ class Place:
 def _planner(numel: Callable[[], int]) -> Callable[[Sequence[ev.PlanMember]], tuple[Part, ...]]:
     def parts(members: Sequence[ev.PlanMember]) -> tuple[Part, ...]:
         return planner(numel())(
-            [Capacity(m.upload_bps / 8 or None, m.download_bps / 8 or None, owns=m.voter) for m in members]
+            [
+                Capacity(m.upload_bps / 8 or None, m.download_bps / 8 or None, owns=m.voter and m.owns)
+                for m in members
+            ]
         )
 
     return parts

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.allreduce.partition import chunk_elements
-from p2pavg.transport.engine import SELF, Begin, Engine, JobProgress, Part, ReduceJob
+from p2pavg.transport.engine import NOBODY, SELF, Begin, Engine, JobProgress, Part, ReduceJob
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
@@ -104,16 +104,17 @@ class Jobs:
         exact: bool = False,
     ) -> Job:
         """members: (peer id, votes) in rank order. exact: the vector goes uncompressed, with more behind it.
-        Raises NoLinkError when a voter, or an owner, has no link to us.
+        Raises NoLinkError when one of the parts' owners, or, if we own a part, a member has no link to us.
         """
         peers = tuple(peer for peer, _ in members)
         voters = tuple(voter for _, voter in members)
+        owners = {part.owner for part in parts}
         ids: list[int] = []
         for rank, peer in enumerate(peers):
             link = SELF if peer == me else links.get(peer)
-            if link is None:
+            if link is None and (rank in owners or peers.index(me) in owners):
                 raise NoLinkError(rank)
-            ids.append(link)
+            ids.append(NOBODY if link is None else link)
         numel = sum(part.count for part in parts)
         if not self._numel <= numel <= (MOST_STATE if exact else 1) * self._numel:
             raise ValueError("the parts of the proposed round do not cover this peer's vector")

@@ -52,6 +52,7 @@ class PlanMember:
     voter: bool
     upload_bps: float  # 0.0: unknown
     download_bps: float
+    owns: bool = True  # False: others have no link to it
 
 
 # ---------------------------------------------------------------------------------------------------- events
@@ -219,9 +220,13 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Bequeathed:
-    """Answers Bequeath. taken: an heir counts the samples as its own from now on."""
+    """Answers Bequeath.
+
+    taken: an heir counts the samples as its own from now on. behind: they were too old for those who stay.
+    """
 
     taken: bool
+    behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)

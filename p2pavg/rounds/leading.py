@@ -86,7 +86,11 @@ class Leading:
         joiners = [f.peer for f in core.view if self._follows(f)]
         members = tuple(sorted(voters) + sorted(joiners))
         votes = tuple(rank < len(voters) for rank in range(len(members)))
-        plan = [PlanMember(p, v, *self._rates(p)) for p, v in zip(members, votes, strict=True)]
+        landlocked = self._landlocked(voters, members)
+        plan = [
+            PlanMember(p, v, *self._rates(p), owns=p not in landlocked)
+            for p, v in zip(members, votes, strict=True)
+        ]
         parts = tuple((part.owner, part.start, part.count) for part in core.config.plan(plan))
         taken = core.promised.attempt if core.promised is not None else -1
         ballot = Ballot(core.epoch, max(taken, self.floor) + 1, core.me)
@@ -97,6 +101,17 @@ class Leading:
         for peer in members:
             core.send(peer, message)
         self._arm_promise()
+
+    def _landlocked(self, voters: Sequence[PeerId], members: Sequence[PeerId]) -> set[PeerId]:
+        """Members that own no part: nobody can dial them, so that two of them have no link to each other."""
+        hidden = {peer for peer in members if self._is_client_only(peer)}
+        return hidden if len(hidden) > 1 and not hidden.issuperset(voters) else set()
+
+    def _is_client_only(self, peer: PeerId) -> bool:
+        if peer == self.core.me:
+            return self.core.config.client_only
+        facts = self.core.view.get(peer)
+        return facts is not None and facts.client_only
 
     def _follows(self, facts: Facts) -> bool:
         """Whether this peer gets the results without a vote: it downloads a state, or is late to apply."""

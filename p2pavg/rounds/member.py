@@ -59,10 +59,11 @@ class Member:
         if not votes:
             self.machine.healing.follow(ballot, message.lineage)
         why = self._cannot(ballot, message.lineage, votes)
+        owners = {message.members[owner] for owner, _, _ in message.parts}
         missing = tuple(
             other
-            for other, voter in zip(message.members, message.voters, strict=True)
-            if other != core.me and (voter or votes) and other not in core.view
+            for other in message.members
+            if other not in core.view and other != core.me and (other in owners or core.me in owners)
         )
         if why is not None or missing:
             self._refuse(peer, ballot, why or "no link", missing)

@@ -28,6 +28,7 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 SELF = -1  # the link id that stands for this peer itself
+NOBODY = -2  # a link that has no streams: to a member that nothing is exchanged with
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class ReduceJob:
 
     transfer: int  # unique 64-bit id of the attempt, chosen by the leader
     rank: int  # this peer's rank
-    links: tuple[int, ...]  # link id of each rank; SELF at `rank`
+    links: tuple[int, ...]  # link id of each rank; SELF at `rank`; NOBODY between two that own nothing
     voters: tuple[bool, ...]  # False: a joiner
     # Ordered by start, covering the vector exactly; owners are voters; one owner may own several.
     parts: tuple[Part, ...]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from p2pavg import codecs, native
-from p2pavg.transport.engine import SELF, Begin, Engine, Part, ReduceJob, StreamKeys, codec_layout
+from p2pavg.transport.engine import NOBODY, SELF, Begin, Engine, Part, ReduceJob, StreamKeys, codec_layout
 from p2pavg.transport.python_engine import PythonEngine
 
 DEADLINE_S = 20.0
@@ -164,6 +164,7 @@ class Reduction:
     chunk_elements: int = 1000
     transfer: int = 7
     pre_encoded: bool = False
+    unlinked: bool = False  # those that own nothing have no links among each other
 
     def __post_init__(self) -> None:
         n = len(self.sources)
@@ -190,7 +191,7 @@ class Reduction:
         return ReduceJob(
             transfer=self.transfer,
             rank=rank,
-            links=tuple(SELF if j == rank else Swarm.link(rank, j) for j in range(len(self.sources))),
+            links=tuple(self._link(rank, j) for j in range(len(self.sources))),
             voters=tuple(self.voters),
             parts=self.parts,
             chunk_elements=self.chunk_elements,
@@ -198,6 +199,12 @@ class Reduction:
             result_codec=self.final_codec.wire_id,
             result=self.results[rank],
         )
+
+    def _link(self, rank: int, other: int) -> int:
+        if rank == other:
+            return SELF
+        apart = self.unlinked and rank not in self.owners and other not in self.owners
+        return NOBODY if apart else Swarm.link(rank, other)
 
     def begin(self, rank: int) -> Begin:
         source = self.sources[rank]

@@ -104,6 +104,18 @@ class TestEngine:
         await reduction.finished(swarm)
         reduction.check(swarm)
 
+    async def test_members_that_own_nothing_need_no_link(self, swarm_of):
+        """Three that own nothing and have links to the owner alone bring theirs and get the mean."""
+        rng = np.random.default_rng(4)
+        swarm = swarm_of(4)
+        reduction = Reduction(
+            gradients(rng, 4, 9000), [1.0, 2.0, 3.0, 4.0], [9000], owners=[1], codec="fp16", unlinked=True
+        )
+        reduction.open(swarm)
+        reduction.start(swarm)
+        await reduction.finished(swarm)
+        reduction.check(swarm)
+
     async def test_other_result_codec(self, swarm_of):
         """Contributions and results may travel in different codecs."""
         rng = np.random.default_rng(2)
