@@ -1,6 +1,7 @@
 # make demo   train a language model over three peers, lose one, gain one (about two minutes)
 # make test   run the tests          make lint   style, types, import rule, documentation
 # make simulation   the rounds under 10,000 seeded schedules of faults (about two minutes on two cores)
+# make fuzz   every parser and the pump's, about a minute in all
 # The first call creates .venv and installs into it; later calls install nothing.
 
 BASE_PYTHON ?= python3
@@ -14,7 +15,7 @@ BUILT := .venv/built
 
 SEEDS ?= 0:10000
 
-.PHONY: demo test simulation lint format install native clean
+.PHONY: demo test simulation fuzz lint format install native clean
 
 demo: install
 	@$(VENV_PYTHON) examples/demo.py $(ARGS)
@@ -24,6 +25,15 @@ test: install
 
 simulation: install
 	@$(VENV_PYTHON) -m tests.simulation --seeds $(SEEDS) --processes 2
+
+# Without atheris (it has wheels for some platforms only) or clang, pytest runs those targets from their seeds.
+fuzz: install .venv/fuzz
+	@$(VENV_PYTHON) -m tests.fuzz.run --total 50 --processes 2
+
+.venv/fuzz: $(INSTALLED)
+	@$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 10 \
+		--only-binary :all: 'atheris>=3' 2>/dev/null || true
+	@touch $@
 
 lint: install
 	@$(VENV_PYTHON) -m ruff check .

@@ -1,22 +1,25 @@
-"""Coverage-guided fuzzing of one parser: `python -m tests.fuzz.run_atheris TARGET [libFuzzer options]`."""
+"""Coverage-guided fuzzing of one parser, in the process that calls it. Importing this needs atheris."""
 
 from __future__ import annotations
 
-import sys
+import contextlib
+import io
+from collections.abc import Sequence
+from typing import NoReturn
 
 import atheris
 
-with atheris.instrument_imports(include=["p2pavg", "tests.fuzz.targets"]):
+_MODULES = ["p2pavg", "tests.fuzz.targets"]
+
+# It names every module on stderr.
+with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=_MODULES):
+    import p2pavg.optim.tree  # noqa: F401  (a target imports it, with PyTorch, only when it runs)
     from tests.fuzz.targets import TARGETS
 
 
-def main() -> None:
-    """Fuzz until the options or a crash end it."""
-    name, *options = sys.argv[1:]
+def fuzz(name: str, options: Sequence[str]) -> NoReturn:
+    """Fuzz until the options (libFuzzer's) or a crash end this process."""
     parse = TARGETS[name].parse
-    atheris.Setup([sys.argv[0], *options], lambda data: parse(data) and None)
+    atheris.Setup(["fuzz", *options], lambda data: parse(data) and None)
     atheris.Fuzz()
-
-
-if __name__ == "__main__":
-    main()
+    raise SystemExit(0)
