@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import p2pavg
