@@ -18,6 +18,7 @@ from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.errors import P2PAvgError
 from p2pavg.identity import short_id
+from p2pavg.rounds.leaving import Verdict
 from p2pavg.rounds.state import CHUNK_BYTES
 from p2pavg.rounds.training import Contribution, Encodable, Inheritance
 from p2pavg.transport.engine import Engine, Part
@@ -33,6 +34,7 @@ SENT_AHEAD = 8  # chunks that are with the engine at a time
 MOST_AT_ONCE = 4  # bequests that one peer takes in at a time
 MOST_SAMPLES = 1 << 40
 ANSWER_S = 5.0  # at most this long for the answer whether a peer takes it
+PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before those are asked again that may take it later; it doubles
 
 
 @dataclass(slots=True)
@@ -55,17 +57,18 @@ class Bequests:
         links: Mapping[bytes, Link],
         codec: codecs.Codec,
         numel: int,
-        takes: Callable[[int, bytes], bool],
+        judge: Callable[[int, bytes], Verdict],
         take: Callable[[Inheritance], None],
     ) -> None:
-        """links: by peer, a live view. takes(epoch, lineage): whether samples of there may count here."""
+        """links: by peer, a live view. judge(epoch, lineage): whether samples of there may count here."""
         self._engine = engine
         self._links = links
         self._codec = codecs.get("fp16") if codec.name == "int8" else codec
         self._numel = numel
-        self._takes = takes
+        self._judge = judge
         self._take = take
         self._arriving: dict[int, _Arriving] = {}
+        self.outrun = False  # somebody did not take what we gave because it was too old
         self._sending: tuple[int, int] | None = None  # link and transfer
         self._free = asyncio.Semaphore(SENT_AHEAD)
         self._checking: set[asyncio.Task[None]] = set()
@@ -87,7 +90,10 @@ class Bequests:
     async def give(
         self, heirs: Sequence[bytes], what: Contribution, standing: Standing, deadline: float
     ) -> bool:
-        """Whether one of the heirs has taken it. deadline: of time.monotonic()."""
+        """Whether one of the heirs has taken it. deadline: of time.monotonic().
+
+        Those that cannot yet, or do not answer, are asked again until then.
+        """
         if what.gradient is None:
             return False
         loop = asyncio.get_running_loop()
@@ -103,27 +109,52 @@ class Bequests:
             "bytes": data.nbytes,
             "hash": digest,
         }
-        for heir in heirs:
-            link, left = self._links.get(heir), deadline - time.monotonic()
-            if link is None or left <= 0:
-                continue
-            try:
-                answer = await link.request(offer, min(left, ANSWER_S))
-            except (P2PAvgError, TimeoutError) as error:
-                logger.info("peer %s does not take the samples: %s", short_id(heir), error or "no answer")
-                continue
-            transfer = answer.get("transfer")
-            if type(transfer) is not int or not 0 <= transfer < 2**63:
-                continue
-            try:
-                if await self._carry(link, transfer, data, deadline - time.monotonic()):
+        asking, pause = list(heirs), PAUSE_S
+        while asking:
+            later = []
+            for heir in asking:
+                link = self._links.get(heir)
+                if link is None:
+                    continue
+                try:
+                    verdict = await self._offer(link, offer, data, deadline)
+                except TimeoutError:
+                    return False  # the end of the notice
+                if verdict is Verdict.TAKEN:
                     return True
-                logger.info("peer %s does not take the samples any more", short_id(heir))
-            except P2PAvgError as error:  # the link is gone: it drops what it has of it
-                logger.info("peer %s does not take the samples: %s", short_id(heir), error)
-            except TimeoutError:
-                return False
+                self.outrun = self.outrun or verdict is Verdict.BEHIND
+                if verdict is Verdict.LATER:
+                    later.append(heir)
+            asking = later
+            if asking:
+                await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+                pause = min(2 * pause, LONGEST_PAUSE_S)
         return False
+
+    async def _offer(self, link: Link, offer: Mapping[str, Any], data: U8, deadline: float) -> Verdict:
+        """What one heir says. TimeoutError: the deadline is over; whether it has taken it is not known."""
+        heir, left = short_id(link.peer_id), deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        try:
+            answer = await link.request(offer, min(left, ANSWER_S))
+        except TimeoutError:
+            logger.info("peer %s does not answer whether it takes the samples", heir)
+            return Verdict.LATER
+        except P2PAvgError as error:
+            logger.info("peer %s does not take the samples: %s", heir, error)
+            return Verdict.NEVER
+        transfer = answer.get("transfer")
+        if type(transfer) is int and 0 <= transfer < 2**63:
+            try:
+                answer = await self._carry(link, transfer, data, deadline - time.monotonic())
+            except P2PAvgError as error:  # the link is gone: it drops what it has of it
+                logger.info("peer %s does not take the samples: %s", heir, error)
+                return Verdict.NEVER
+        verdict = _verdict(answer)
+        if verdict is not Verdict.TAKEN:
+            logger.info("peer %s does not take the samples: %s", heir, verdict.value)
+        return verdict
 
     def _encoded(self, gradient: F32 | Encodable, scale: float) -> U8 | None:
         """None: some value is not finite."""
@@ -133,12 +164,11 @@ class Bequests:
         encoding = gradient.encode(self._codec, [(0, self._numel)], self._numel, scale)
         return encoding.data if encoding.finite() else None
 
-    async def _carry(self, link: Link, transfer: int, data: U8, timeout: float) -> bool:
+    async def _carry(self, link: Link, transfer: int, data: U8, timeout: float) -> dict[str, Any]:
         self._sending, self._free = (link.id, transfer), asyncio.Semaphore(SENT_AHEAD)
         sending = asyncio.get_running_loop().create_task(self._send(link, transfer, memoryview(data)))
         try:
-            answer = await link.request({"t": "bequest-end", "transfer": transfer}, timeout)
-            return bool(answer.get("taken"))
+            return await link.request({"t": "bequest-end", "transfer": transfer}, timeout)
         finally:
             sending.cancel()
             self._sending = None
@@ -179,9 +209,13 @@ class Bequests:
             and isinstance(digest, bytes)
             and message.get("bytes") == self.nbytes
         )
-        busy = len(self._arriving) >= MOST_AT_ONCE or any(a.link is link for a in self._arriving.values())
-        if not sound or busy or not self._takes(epoch, lineage):  # type: ignore[arg-type]
-            return {"taken": False}
+        verdict = self._judge(epoch, lineage) if sound else Verdict.NEVER  # type: ignore[arg-type]
+        if verdict is not Verdict.TAKEN:
+            return _answer(verdict)
+        for before in [t for t, arriving in self._arriving.items() if arriving.link is link]:
+            self._forget(before)  # our answer came too late: it asks once more
+        if len(self._arriving) >= MOST_AT_ONCE:
+            return _answer(Verdict.LATER)
         transfer = random.getrandbits(63)
         data = np.empty(self.nbytes, np.uint8)
         chunks = -(-data.nbytes // CHUNK_BYTES)
@@ -208,8 +242,8 @@ class Bequests:
 
     async def _check(self, arriving: _Arriving) -> None:
         whole = await asyncio.get_running_loop().run_in_executor(None, _hash, arriving.data)
-        taken = whole == arriving.hash and self._takes(*arriving.standing)
-        if taken:
+        verdict = self._judge(*arriving.standing) if whole == arriving.hash else Verdict.NEVER
+        if verdict is Verdict.TAKEN:
             layout = Layout((Part(0, 0, self._numel),), self._numel, self._codec)
             self._take(Inheritance(arriving.samples, EncodedResult(layout, arriving.data)))
             logger.info(
@@ -218,7 +252,7 @@ class Bequests:
                 short_id(arriving.link.peer_id),
             )
         if arriving.asked is not None:
-            arriving.link.reply(arriving.asked, {"taken": taken})
+            arriving.link.reply(arriving.asked, _answer(verdict))
 
     def link_down(self, link: int) -> None:
         """What was not whole yet is dropped."""
@@ -228,6 +262,21 @@ class Bequests:
     def _forget(self, transfer: int) -> None:
         del self._arriving[transfer]
         self._engine.cancel(transfer)
+
+
+def _answer(verdict: Verdict) -> dict[str, Any]:
+    """Earlier versions read `taken` alone."""
+    answer: dict[str, Any] = {"taken": verdict is Verdict.TAKEN}
+    if verdict in (Verdict.LATER, Verdict.BEHIND):
+        answer["why"] = verdict.value
+    return answer
+
+
+def _verdict(answer: Mapping[str, Any]) -> Verdict:
+    if answer.get("taken") is True:
+        return Verdict.TAKEN
+    why = answer.get("why")
+    return Verdict(why) if why in (Verdict.LATER.value, Verdict.BEHIND.value) else Verdict.NEVER
 
 
 def _hash(data: U8) -> bytes:

@@ -28,6 +28,7 @@ class Deliveries:
         self._applying: Given | None = None
         self._inherited: deque[Inheritance] = deque()
         self.downloading = False
+        self.leaving = False  # no state is loaded any more: what was accumulated goes to somebody else
         self.stopping = False  # the training thread is wanted at its next boundary
 
     @property
@@ -77,7 +78,9 @@ class Deliveries:
     def give_inheritance(self) -> bool:
         """Answer the training thread, which has just arrived, with what others left to it."""
         answer = self._answer
-        if answer is None or self._applying is not None or not self._inherited or self.downloading:
+        if answer is None or self._applying is not None or not self._inherited:
+            return False
+        if self.downloading and not self.leaving:
             return False
         self._answer = self.contribution = None
         answer.set_result(self._inherited.popleft())
@@ -86,8 +89,10 @@ class Deliveries:
     def give(self) -> bool:
         """Answer the waiting training thread with what is next, if it may have it."""
         answer, session = self._answer, self._session
+        if self.leaving:
+            self.drop_states()
         while answer is not None and self._applying is None and self._queue:
-            if self.downloading and not isinstance(self._queue[0][0], Heal):
+            if self.downloading and not self.leaving and not isinstance(self._queue[0][0], Heal):
                 return False
             outcome, commit = self._queue.popleft()
             if isinstance(outcome, Average):

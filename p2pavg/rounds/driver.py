@@ -27,6 +27,7 @@ from p2pavg.rounds.bequest import Bequests
 from p2pavg.rounds.deliveries import Deliveries
 from p2pavg.rounds.exchange import KINDS
 from p2pavg.rounds.farewell import Farewell
+from p2pavg.rounds.leaving import Verdict
 from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.pulse import Pulse
 from p2pavg.rounds.recorder import Recorder
@@ -90,7 +91,7 @@ class Driver:
             peer.links,
             codecs.get(spec.compression),
             spec.numel,
-            lambda epoch, lineage: spec.inherits and machine.has_been_at(epoch, lineage),
+            lambda *where: machine.departure.verdict(*where) if spec.inherits else Verdict.NEVER,
             self._inherit,
         )
         self.states = States(
@@ -185,14 +186,15 @@ class Driver:
         """Nothing more to do in the rounds: name what is lost, and let the training thread go."""
         inherited = self._deliveries.drop_inheritances()
         if inherited:
-            self._discarded.append((inherited, "left"))
+            behind = self.machine.role is ev.Role.JOINER
+            self._discarded.append((inherited, "left, behind the others" if behind else "left"))
         if self._discarded:
             self._session.left(
                 self.recorder.left(self.machine.epoch, self.machine.lineage, tuple(self._discarded))
             )
             self._discarded.clear()
         self.farewell.left.set()
-        self._resume()
+        self._release()
 
     def applied(
         self,

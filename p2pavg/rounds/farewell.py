@@ -60,6 +60,7 @@ class Farewell:
         if self.left.is_set():
             answer.set_result(KeepGoing())
             return
+        self._deliveries.leaving = True
         self._deliveries.wait(contribution, answer)
         if self._deliveries.give() or self._deliveries.give_inheritance():
             self._deliveries.refresh_attention()
@@ -96,4 +97,4 @@ class Farewell:
             )
         else:
             taken = await self._bequests.give(action.heirs, what, self._session.standing, deadline)
-        self._feed(ev.Bequeathed(taken))
+        self._feed(ev.Bequeathed(taken, behind=self._bequests.outrun))

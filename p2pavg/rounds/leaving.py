@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.ballot import PeerId
+from p2pavg.rounds.ballot import Lineage, PeerId
 from p2pavg.rounds.events import Bequeath, Bequeathed, Discarded, Event, Leave, Left, Role
 from p2pavg.rounds.messages import Leaving
+from p2pavg.rounds.view import Facts
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine import Machine
 
-MOST_HEIRS = 4
+
+class Verdict(enum.Enum):
+    """What becomes of a bequest that is offered to this peer."""
+
+    TAKEN = "taken"
+    LATER = "later"  # it is on its way to where the samples count
+    BEHIND = "behind"  # they are too old here
+    NEVER = "never"
 
 
 class Departure:
@@ -28,6 +37,7 @@ class Departure:
         self.announced = False
         self.left = False
         self._hand_over = False
+        self._outrun = False  # heirs said that the samples are too old
 
     def on_leave(self, event: Leave) -> None:
         """From now on no new round."""
@@ -64,24 +74,54 @@ class Departure:
             if event.taken:
                 self.core.trace("bequeathed", samples=self.core.samples)
                 self.core.samples = 0
+            self._outrun = event.behind
             self._go()
         elif "leave" not in self.core.timers:
             self._go()
 
-    def _heirs(self) -> tuple[PeerId, ...]:
-        """Who stands where we stand, the nearest first; then those who may have gone on from here."""
+    def verdict(self, epoch: int, lineage: Lineage) -> Verdict:
+        """Whether samples that were accumulated at (epoch, lineage) count here."""
         core = self.core
-        if core.role is not Role.TRAINER or core.joining is not None:
+        if core.leaving or (core.role is not Role.TRAINER and core.joining is None):
+            return Verdict.NEVER
+        if self.machine.has_been_at(epoch, lineage):
+            return Verdict.TAKEN
+        here, _ = core.standing
+        if here > epoch + 1:
+            return Verdict.BEHIND
+        return Verdict.LATER if here < epoch or core.joining is not None else Verdict.NEVER
+
+    def _heirs(self) -> tuple[PeerId, ...]:
+        """Who stands where we stand, the nearest first; then those who went on from here, or may yet come.
+
+        What we know of them may be old: each says itself whether it takes the samples.
+        """
+        core = self.core
+        if core.role is not Role.TRAINER:
             return ()
         here = core.stands_here
-        there = [facts for facts in core.view.trainers() if here(facts) or facts.epoch > core.epoch]
-        there.sort(key=lambda f: (not here(f), f.pending, core.deadlines.rtt(f.peer), f.peer))
-        return tuple(facts.peer for facts in there[:MOST_HEIRS])
+
+        def distance(facts: Facts) -> tuple[bool, bool, bool, bool, float, PeerId]:
+            absent = facts.silent or facts.joining or facts.role is not Role.TRAINER
+            behind = facts.epoch < core.epoch
+            return absent, behind, not here(facts), facts.pending, core.deadlines.rtt(facts.peer), facts.peer
+
+        return tuple(facts.peer for facts in sorted(filter(self._may_take, core.view), key=distance))
+
+    def _may_take(self, facts: Facts) -> bool:
+        core = self.core
+        rival = facts.epoch == core.epoch and facts.lineage != core.lineage
+        return facts.role is not Role.WATCHER and facts.epoch <= core.epoch + 1 and not rival
 
     def _go(self) -> None:
         core = self.core
         if core.samples:
-            behind = core.role is not Role.TRAINER or core.joining is not None
+            behind = (
+                core.role is not Role.TRAINER
+                or core.joining is not None
+                or self._outrun
+                or any(facts.epoch > core.epoch + 1 for facts in core.view.trainers())
+            )
             core.act(Discarded(core.samples, "left, behind the others" if behind else "left"))
         core.timers.clear()
         self.left = True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.ballot import Lineage, PeerId
+from p2pavg.rounds.leaving import Verdict
 from p2pavg.rounds.machine import Machine
 from p2pavg.transport.engine import Part
 from tests.simulation.jobs import Job
@@ -236,23 +237,36 @@ class Node:
 
     def _bequeath(self, action: ev.Bequeath) -> None:
         """What the driver does: ask one heir after the other, and carry the samples there."""
-        heirs = deque(action.heirs)
+        heirs, later = deque(action.heirs), deque[PeerId]()
 
         def ask() -> None:
+            if not self.alive:
+                return
             while heirs:
                 heir = self.swarm.nodes[heirs.popleft()]
-                if heir.running and self.swarm.reaches(heir, self) and self._would_take(heir):
+                if not heir.running or not self.swarm.reaches(heir, self):
+                    continue
+                verdict = self._verdict(heir)
+                if verdict is Verdict.LATER:
+                    later.append(heir.me)
+                elif verdict is Verdict.TAKEN:
                     # The offer follows all that was sent on this link before.
                     told = self.swarm.network.ways[self.me, heir.me].free_at + 1e-6
                     at = max(self.world.now + self.swarm.state_seconds, told)
                     self.world.at(at, lambda heir=heir: carried(heir))
                     return
-            self.feed(ev.Bequeathed(False))
+            if not later:
+                self.feed(ev.Bequeathed(False))
+                return
+            heirs.extend(later)
+            later.clear()
+            self.world.after(0.05, ask)
 
         def carried(heir: Node) -> None:
             if not self.alive:
                 return
-            if not heir.running or not self.swarm.reaches(heir, self) or not self._would_take(heir):
+            here = heir.running and self.swarm.reaches(heir, self)
+            if not here or self._verdict(heir) is not Verdict.TAKEN:
                 ask()
                 return
             heir.inherited += self.contribution
@@ -262,8 +276,10 @@ class Node:
 
         ask()
 
-    def _would_take(self, heir: Node) -> bool:
-        return not heir.leaving and heir.machine.has_been_at(self.parameters.epoch, self.parameters.lineage)
+    def _verdict(self, heir: Node) -> Verdict:
+        if heir.leaving:
+            return Verdict.NEVER
+        return heir.machine.departure.verdict(self.parameters.epoch, self.parameters.lineage)
 
     def _arrive(self) -> None:
         self.samples += self.inherited
@@ -287,7 +303,11 @@ class Node:
     def _give_next(self) -> bool:
         if not self.waiting or self.applying or not self.outcomes:
             return False
-        if self.healing and self.outcomes[0][0] != "heal":
+        if self.leaving:
+            self._drop_states()
+        elif self.healing and self.outcomes[0][0] != "heal":
+            return False
+        if not self.outcomes:
             return False
         outcome = self.outcomes.popleft()
         if outcome[0] == "average" and outcome[1][0].before != self.parameters.lineage:
@@ -379,14 +399,16 @@ class Node:
         self.alive = False
         self.swarm.closed(self, "left")
 
-    def _heal(self, action: ev.StartHeal) -> None:
-        token = object()
-        unloaded = self.healing is not None
-        self.healing = token
+    def _drop_states(self) -> None:
         kept = [o for o in self.outcomes if o[0] != "heal"]
-        if unloaded or len(kept) < len(self.outcomes):
+        if self.healing is not None or len(kept) < len(self.outcomes):
             kept = [(kind, what) for kind, what in kept if not what[0].following]
         self.outcomes = deque(kept)
+
+    def _heal(self, action: ev.StartHeal) -> None:
+        token = object()
+        self._drop_states()
+        self.healing = token
         donors = deque(action.donors)
 
         def ask() -> None:

@@ -11,7 +11,9 @@ import pytest
 
 from p2pavg import codecs
 from p2pavg.errors import UnreachableError
+from p2pavg.rounds import bequest
 from p2pavg.rounds.bequest import MOST_AT_ONCE, Bequests
+from p2pavg.rounds.leaving import Verdict
 from p2pavg.rounds.training import Contribution, Inheritance
 
 NUMEL = 700_000  # several chunks
@@ -31,19 +33,20 @@ class Side:
         self.closed = False
         self.answers: list[Any] = []
         self.asked = 0
-        self.refuses_at = 0  # the how many-th question whether it takes something
+        self.refusals: dict[int, Verdict] = {}  # by the how many-th question whether it takes something
+        self.silences = 0  # so many answers come too late
         self.bequests = Bequests(
             self,  # type: ignore[arg-type]
             {b"heir": self},  # type: ignore[dict-item]
             codecs.get(codec),
             NUMEL,
-            lambda epoch, lineage: accept and (epoch, lineage) == HERE and self.changes_its_mind(),
+            lambda epoch, lineage: self.judge(accept and (epoch, lineage) == HERE),
             self.taken.append,
         )
 
-    def changes_its_mind(self) -> bool:
+    def judge(self, accept: bool) -> Verdict:
         self.asked += 1
-        return self.asked != self.refuses_at
+        return self.refusals.get(self.asked, Verdict.TAKEN) if accept else Verdict.NEVER
 
     # As an engine.
 
@@ -76,7 +79,10 @@ class Side:
             return await answer
 
     def reply(self, request: dict[str, Any], message: dict[str, Any]) -> None:
-        request["_answer"].set_result(message)
+        if self.silences:
+            self.silences -= 1
+        elif not request["_answer"].done():
+            request["_answer"].set_result(message)
 
 
 def pair(**heir: Any) -> tuple[Side, Side]:
@@ -120,12 +126,47 @@ async def test_who_stands_elsewhere_takes_nothing() -> None:
 async def test_the_next_heir_is_asked_when_one_changes_its_mind() -> None:
     """An heir that leaves itself before all is there says no at the end: the next one takes it, once."""
     leaver, heir = pair()
-    heir.refuses_at = 2
+    heir.refusals = {2: Verdict.NEVER}
     what, deadline = contribution(), time.monotonic() + 10
     assert await leaver.bequests.give([b"heir", b"heir"], what, HERE, deadline)
     assert len(heir.taken) == 1
     assert heir.asked == 4
     assert not heir.blobs
+
+
+async def test_an_heir_that_is_on_its_way_is_asked_again() -> None:
+    """An heir that has not yet heard of the epoch takes the samples as soon as it has, once."""
+    leaver, heir = pair()
+    heir.refusals = {1: Verdict.LATER, 2: Verdict.LATER, 4: Verdict.LATER}
+    assert await give(leaver)
+    assert len(heir.taken) == 1
+    assert heir.asked == 6
+    assert not heir.blobs
+
+
+async def test_an_heir_whose_answer_is_late_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to the offer does not come in time: the second offer replaces the first at the heir."""
+    monkeypatch.setattr(bequest, "ANSWER_S", 0.05)
+    leaver, heir = pair()
+    heir.silences = 1
+    assert await give(leaver)
+    assert len(heir.taken) == 1
+    assert not heir.blobs
+
+
+async def test_the_end_of_the_notice_ends_the_asking() -> None:
+    """An heir that never gets there is asked until the deadline; too old samples are given up at once."""
+    leaver, heir = pair()
+    heir.refusals = dict.fromkeys(range(1, 100), Verdict.LATER)
+    begun = time.monotonic()
+    assert not await give(leaver, seconds=2.0)
+    assert time.monotonic() - begun >= 2.0
+    assert heir.asked > 1
+    assert not leaver.bequests.outrun
+    heir.asked, heir.refusals = 0, {1: Verdict.BEHIND}
+    assert not await give(leaver)
+    assert heir.asked == 1
+    assert leaver.bequests.outrun
 
 
 async def test_a_gradient_that_is_not_finite_goes_nowhere() -> None:
@@ -142,7 +183,7 @@ async def test_the_end_of_the_notice_ends_the_wait() -> None:
     """A chunk never arrives: at the deadline the leaver gives up, and a lost link frees the heir's memory."""
     leaver, heir = pair()
     leaver.lost_chunk = 1
-    assert not await give(leaver, seconds=0.3)
+    assert not await give(leaver, seconds=2.0)
     assert not heir.taken
     assert heir.blobs
     heir.bequests.link_down(heir.id)
@@ -201,7 +242,7 @@ async def test_malformed_offers_cost_nothing(change: dict[str, Any]) -> None:
     assert await leaver.request({**offer, **change}, 1.0) == {"taken": False}
     assert not heir.blobs
     assert "transfer" in await leaver.request(offer, 1.0)
-    assert await leaver.request(offer, 1.0) == {"taken": False}  # one at a time for each link
+    assert "transfer" in await leaver.request(offer, 1.0)  # one at a time for each link: the last one
     assert len(heir.blobs) == 1 < MOST_AT_ONCE
     for transfer in (None, "x", 5, -1):
         assert await leaver.request({"t": "bequest-end", "transfer": transfer}, 1.0) == {"taken": False}

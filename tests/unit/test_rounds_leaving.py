@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from p2pavg.rounds.ballot import Lineage
+from p2pavg.rounds.events import Role
+from p2pavg.rounds.leaving import Verdict
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 
@@ -31,6 +34,71 @@ def test_who_leaves_loses_no_sample(who: str, moment: float) -> None:
     calm.epochs(max(node.machine.epoch for node in calm.nodes) + 3)
     assert leaver.produced > 0
     assert total(calm, leaver) == leaver.produced
+
+
+@pytest.mark.parametrize("state_seconds", [0.01, 1.0])
+def test_who_is_left_behind_by_an_epoch_leaves_its_samples(state_seconds: float) -> None:
+    """An epoch goes on without a peer, which leaves before it has the next state: its samples count."""
+    calm = Calm(3)
+    calm.swarm.state_seconds = state_seconds
+    calm.epochs(2)
+    leader = calm.leader
+    leaver, other = (node for node in calm.nodes if node is not leader)
+    calm.run(0.05)
+    leaver.hung = True
+    calm.run(20.0, lambda: leaver.machine.role is Role.JOINER)
+    assert leaver.machine.role is Role.JOINER
+    epoch = leaver.machine.epoch
+    assert {leader.machine.epoch, other.machine.epoch} == {epoch + 1}
+    for node in (leader, other):
+        node.hung = True  # they do not finish the next epoch before
+    calm.run(0.1)
+    leaver.leave()
+    leaver.hung = False
+    calm.run(3.0, lambda: not leaver.alive)
+    assert not leaver.alive
+    assert leaver.discarded == 0
+    for node in (leader, other):
+        node.hung = False
+    calm.epochs(epoch + 3)
+    assert total(calm, leaver) == leaver.produced
+
+
+def test_an_heir_that_has_yet_to_hear_of_the_epoch_is_waited_for() -> None:
+    """The only heir has not heard of the last average when the leaver asks: it takes them once it has."""
+    calm = Calm(2)
+    calm.epochs(2)
+    heir = calm.leader
+    (leaver,) = (node for node in calm.nodes if node is not heir)
+    calm.run(0.05)
+    there = heir.machine.departure.verdict
+    asked: list[Verdict] = []
+
+    def verdict(epoch: int, lineage: Lineage) -> Verdict:
+        asked.append(Verdict.LATER if len(asked) < 3 else there(epoch, lineage))
+        return asked[-1]
+
+    heir.machine.departure.verdict = verdict  # type: ignore[method-assign]
+    leaver.leave()
+    calm.run(2.0, lambda: not leaver.alive)
+    assert asked.count(Verdict.LATER) == 3
+    assert leaver.discarded == 0
+    assert heir.heir_of
+
+
+@pytest.mark.parametrize(
+    ("back", "verdict"),
+    [(-1, Verdict.LATER), (0, Verdict.TAKEN), (1, Verdict.TAKEN), (2, Verdict.BEHIND)],
+)
+def test_samples_count_one_epoch_later_at_most(back: int, verdict: Verdict) -> None:
+    """An heir says whether samples count here now, may count later, or are too old."""
+    calm = Calm(2)
+    calm.epochs(3)
+    heir = calm.leader.machine
+    before = {made.epoch + 1: made.lineage for made in heir.history}
+    epoch = heir.epoch - back
+    assert heir.departure.verdict(epoch, before.get(epoch, b"ahead")) is verdict
+    assert heir.departure.verdict(heir.epoch, b"another") is Verdict.NEVER
 
 
 def test_the_last_peer_names_what_it_loses() -> None:
