@@ -32,8 +32,10 @@ class Healing:
     def consider(self) -> None:
         """Called after every event: does another camp win?"""
         core = self.core
-        if core.leaving or core.role is Role.WATCHER:
+        if core.role is Role.WATCHER:
             return
+        if core.leaving and self.machine.member.holding is None:
+            return  # but a ballot that it holds may have been decided without it
         if core.joining is not None:
             self._keep_up()
             return
@@ -127,7 +129,7 @@ class Healing:
         best = max(core.view.camps(core.camp()), key=lambda camp: (camp.epoch, camp.peers, camp.total))
         if best.epoch > core.standing[0]:
             self.machine.abandon_round("the others went on without us")
-            if core.joining is None:
+            if core.joining is None and not core.leaving:
                 self._start(best, "behind the others")
 
     def behind(self, peer: PeerId, epoch: int) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from p2pavg.rounds.ballot import Lineage
+from p2pavg.rounds.ballot import Lineage, PeerId
 from p2pavg.rounds.events import Role
 from p2pavg.rounds.leaving import Verdict
+from p2pavg.rounds.messages import Committed, Message
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 
@@ -61,6 +62,32 @@ def test_who_is_left_behind_by_an_epoch_leaves_its_samples(state_seconds: float)
     for node in (leader, other):
         node.hung = False
     calm.epochs(epoch + 3)
+    assert total(calm, leaver) == leaver.produced
+
+
+def test_who_leaves_asks_what_became_of_its_round() -> None:
+    """The word that its round is committed is lost, the others go on: a leaver asks, and loses nothing."""
+    calm = Calm(3)
+    calm.epochs(2)
+    calm.run(0.05)
+    leaver = next(node for node in calm.nodes if node is not calm.leader)
+    lost: list[Message] = []
+    send = calm.swarm.send
+
+    def lossy(node: Node, peer: PeerId, message: Message) -> None:
+        if peer == leaver.me and isinstance(message, Committed) and not lost:
+            lost.append(message)
+        else:
+            send(node, peer, message)
+
+    calm.swarm.send = lossy  # type: ignore[method-assign]
+    calm.run(20.0, lambda: bool(lost))
+    assert leaver.machine.member.holding is not None
+    leaver.leave()
+    calm.run(3.0, lambda: not leaver.alive)  # well within the notice
+    assert not leaver.alive
+    assert leaver.discarded == 0
+    calm.epochs(max(node.machine.epoch for node in calm.nodes) + 3)
     assert total(calm, leaver) == leaver.produced
 
 
