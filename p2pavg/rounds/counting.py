@@ -78,10 +78,16 @@ class Counting:
         core = self.core
         at = core.now if facts.boundary else facts.pace.boundary(core.now)
         more = self._more(facts.peer, followers, at + STOP_EARLY * facts.pace.seconds)
-        others = total - facts.samples + more
+        others = total + more - (facts.samples if self._follows(facts) else 0)
         if again or others != facts.told or core.now >= facts.told_at + KEEPALIVE_S:
             facts.told, facts.told_at = others, core.now
             core.send(facts.peer, Totals(core.epoch, core.lineage, others))
+
+    def _follows(self, facts: Facts) -> bool:
+        """Whether it is one of `followers`."""
+        core = self.core
+        lives = facts.role is Role.TRAINER and not facts.silent and not facts.joining
+        return lives and core.stands_here(facts) and not facts.pending and facts.peer not in core.excluded
 
     def _total(self, followers: list[Facts]) -> int:
         """Samples that all have counted, ourselves included."""
