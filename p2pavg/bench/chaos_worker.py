@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from p2pavg.errors import P2PAvgError
 from p2pavg.peer import Peer
 
 NUMEL = 8192
+COMMANDS = io.FileIO(0, closefd=False)  # unbuffered: the process may end while a thread reads
 SAMPLE_S = 5.0
 
 
@@ -102,7 +104,7 @@ class Chaos:
         )
 
     def _watch_input(self) -> None:
-        for line in sys.stdin.buffer:
+        for line in COMMANDS:
             self._die_at = json.loads(line)["die_at"]
         self._closing = True
 
@@ -136,7 +138,7 @@ class Chaos:
 
 def main() -> int:
     """The configuration is the first line of the input."""
-    chaos = Chaos(json.loads(sys.stdin.buffer.readline()))
+    chaos = Chaos(json.loads(COMMANDS.readline()))
     try:
         chaos.run()
     except P2PAvgError as error:
