@@ -10,6 +10,8 @@ export PATH := $(abspath $(dir $(PYTHON))):$(PATH)
 
 VENV_PYTHON := .venv/bin/python
 HARDWARE := $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
+# Without a GPU here the CUDA kernels are only built as PTX, which every device since sm_75 compiles when it loads them.
+CUDA_TARGETS := $(if $(filter cpu,$(HARDWARE)),-DCMAKE_CUDA_ARCHITECTURES=75-virtual)
 INSTALLED := .venv/installed-$(HARDWARE)
 BUILT := .venv/built
 
@@ -66,7 +68,7 @@ $(BUILT): $(INSTALLED) CMakeLists.txt $(shell find csrc -type f)
 native:
 	@sh csrc/can_build.sh $(PYTHON)
 	@mkdir -p build
-	@cmake -S . -B build/dev -DPython_EXECUTABLE=$$($(PYTHON) -c 'import sys; print(sys.executable)') >build/dev.log 2>&1 \
+	@cmake -S . -B build/dev $(CUDA_TARGETS) -DPython_EXECUTABLE=$$($(PYTHON) -c 'import sys; print(sys.executable)') >build/dev.log 2>&1 \
 		|| { cat build/dev.log; exit 1; }
 	@cmake --build build/dev --parallel $$(nproc 2>/dev/null || echo 2)
 	@cmake --install build/dev --prefix . >/dev/null

@@ -6,7 +6,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 for sanitizer in address,undefined thread; do
     build=$here/../../build/sanitize-$sanitizer
     cmake -S "$here/tests" -B "$build" -DP2PAVG_SANITIZE=$sanitizer >/dev/null
-    cmake --build "$build" >/dev/null
+    cmake --build "$build" --parallel "$(nproc 2>/dev/null || echo 2)" >/dev/null
     echo "$sanitizer:"
     UBSAN_OPTIONS=print_stacktrace=1 "$build/stress" "$seconds" ${2:+"$2"}
 done
