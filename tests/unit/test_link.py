@@ -490,6 +490,7 @@ class TestStreams:
 
     async def test_fork_closes_sockets(self, hosts):
         """A forked child keeps none of our sockets, and the parent's links go on."""
+        others = _tcp_sockets()  # of whatever else ran in this process
         a, b = await hosts(), await hosts()
         link = await a.connect(b)
         await link.ready
@@ -500,7 +501,7 @@ class TestStreams:
             os.write(into, str(_tcp_sockets()).encode())
             os._exit(0)
         await asyncio.to_thread(os.waitpid, child, 0)
-        assert os.read(out, 100) == b"0"
+        assert int(os.read(out, 100)) <= others
         os.close(out)
         os.close(into)
         link.send({"t": "still here"})
