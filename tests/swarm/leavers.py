@@ -127,11 +127,13 @@ def come_and_go(plan: Plan, pipe: Connection) -> None:
 
 
 def train_until_terminated(plan: Plan, pipe: Connection) -> None:
-    """Train; SIGTERM ends it. The finally clause runs: it sends the account."""
+    """Train, and tell so after one step; SIGTERM ends it. The finally clause runs: it sends the account."""
     account = Account()
     opt, model = build(plan, account)
     pipe.send(opt.peer.address)
     try:
+        step(plan, account, opt, model)
+        pipe.send("trains")
         while True:
             step(plan, account, opt, model)
     finally:

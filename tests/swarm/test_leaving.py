@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import replace
 
 import pytest
@@ -76,7 +75,7 @@ def test_sigterm_leaves_in_order() -> None:
     with Trainers() as trainers:
         address = trainers.launch(stay, Plan("sigterm", target=100_000))
         trainers.launch(train_until_terminated, Plan("sigterm", 100_000, initial_peers=(address,)))
-        time.sleep(0.5)  # it trains
+        assert trainers.receive(1) == "trains"
         pid = trainers.processes[1].pid
         os.kill(pid, signal.SIGTERM)
         leaver = trainers.receive(1)
