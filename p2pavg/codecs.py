@@ -12,9 +12,9 @@ little-endian; headers are padded with zeros to a multiple of 64 bytes:
 | int8 | float32 step per 1024 elements | n int8 of x/step | m/254 |
 
 The exponent of fp16 puts the largest magnitude of a block into [2^14, 2^15): sums never overflow, small
-means never vanish. In int8, blocks whose m is under 2^-112, before or after scaling, become zeros. An infinity
-stays infinite and NaN stays NaN (in int8 their whole block becomes NaN), and `encode` and `decode_add` say so by
-returning False.
+means never vanish. In int8, blocks whose m is under 2^-112, before or after scaling, become zeros. An
+infinity stays infinite and NaN stays NaN (in int8 their whole block becomes NaN), and `encode` and
+`decode_add` say so by returning False.
 """
 
 from __future__ import annotations
