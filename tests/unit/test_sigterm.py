@@ -63,8 +63,8 @@ finally:
         """
 leaver = Leaver(5.0)
 term()
-threading.Thread(target=sigterm.obey).start()
 try:
+    threading.Thread(target=sigterm.obey).start()
     time.sleep(50)
 finally:
     print("finally")
