@@ -33,11 +33,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from contestant import Contestant  # noqa: E402
+
 from p2pavg.bench.common import environment  # noqa: E402
 from p2pavg.bench.workers import Workers, serve  # noqa: E402
 from p2pavg.lab.topology import Topology, load, shipped  # noqa: E402
 
-DEADLINE_S = 300.0
 PAYLOAD = 1448 / 1500  # of the IP bytes of a full segment
 RAW_PORT = 7070
 SIZES = {"home-4": 400_000, "mixed": 4_000_000, "clouds-4": 5_000_000}  # values; elsewhere 10M
@@ -94,40 +95,26 @@ class RawStreams:
 # ------------------------------------------------------------------------------------------------ contestants
 
 
-class Contestant:
-    """Some peers in a lab of their own."""
-
-    def __init__(self, workers: Workers) -> None:
-        self.workers = workers
-        self.rounds: list[list[dict[str, Any]]] = []
-
-    def play(self, fill: bool = True) -> None:
-        """One round."""
-        if fill:
-            self.workers.all(deadline_s=DEADLINE_S, do="fill")
-        self.rounds.append(self.workers.all(deadline_s=DEADLINE_S, do="round", index=len(self.rounds)))
-
-    def result(self) -> dict[str, Any]:
-        """Medians without the first round."""
-        rounds = self.rounds[1:]
-        seconds = [max(answer["seconds"] for answer in answers) for answers in rounds]
-        found: dict[str, Any] = {"seconds": statistics.median(seconds), "all_seconds": seconds}
-        verdict = self.workers.lab_verdict().get("lab", {})
-        found["void_reason"] = verdict.get("void_reason")
-        if "streams" in rounds[0][0]:
-            found["streams"] = max(answer["streams"] for answer in rounds[-1])
-            found["bit_identical"] = all(len({a["digest"] for a in answers}) == 1 for answers in rounds)
-            found["goodput_gbps"] = statistics.median(
-                8e-9
-                * statistics.median(a["bytes_sent"] for a in answers)
-                / (max(a["last_byte_at"] for a in answers) - min(a["first_byte_at"] for a in answers))
-                for answers in rounds
-            )
-            found["phases"] = {
-                name: statistics.median(a[name] for answers in rounds for a in answers)
-                for name in ("waiting", "matchmaking", "transfer", "commit", "update")
-            }
-        return found
+def summary(contestant: Contestant) -> dict[str, Any]:
+    """Medians."""
+    rounds, seconds = contestant.measured, contestant.seconds()
+    found: dict[str, Any] = {"seconds": statistics.median(seconds), "all_seconds": seconds}
+    verdict = contestant.workers.lab_verdict().get("lab", {})
+    found["void_reason"] = verdict.get("void_reason")
+    if "streams" in rounds[0][0]:
+        found["streams"] = max(answer["streams"] for answer in rounds[-1])
+        found["bit_identical"] = all(len({a["digest"] for a in answers}) == 1 for answers in rounds)
+        found["goodput_gbps"] = statistics.median(
+            8e-9
+            * statistics.median(a["bytes_sent"] for a in answers)
+            / (max(a["last_byte_at"] for a in answers) - min(a["first_byte_at"] for a in answers))
+            for answers in rounds
+        )
+        found["phases"] = {
+            name: statistics.median(a[name] for answers in rounds for a in answers)
+            for name in ("waiting", "matchmaking", "transfer", "commit", "update")
+        }
+    return found
 
 
 def averaging(
@@ -145,14 +132,14 @@ def averaging(
         beside="none",
         credentials=new_secret("bench-allreduce") if encrypted else None,
     )
-    return Contestant(workers)
+    return Contestant("p2pavg", workers)
 
 
 def raw(topology: str, total: int, streams: int) -> Contestant:
     """Plain TCP connections."""
     workers = Workers(2, "", topology=topology, argv=[sys.executable, __file__, "--raw-worker"])
     workers.join(bytes=total, streams=streams)
-    return Contestant(workers)
+    return Contestant("raw", workers)
 
 
 def in_turn(
@@ -166,8 +153,8 @@ def in_turn(
             for index in range(rounds + 1):
                 if index:
                     time.sleep(idle_s)
-                contestant.play(fill=not name.startswith("raw"))
-            found[name] = contestant.result()
+                contestant.play(fill=contestant.name != "raw")
+            found[name] = summary(contestant)
         print(f"  {name}: {found[name]['seconds']:.3f} s", flush=True)
     return found
 

@@ -17,38 +17,24 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from contestant import DEADLINE_S, Contestant  # noqa: E402
+
 from p2pavg.bench.common import environment  # noqa: E402
 from p2pavg.bench.workers import Workers  # noqa: E402
 
-DEADLINE_S = 600.0
 OURS = "p2pavg.bench.allreduce_worker"
 
 
-class Contestant:
-    """One system with its processes."""
-
-    def __init__(self, name: str, workers: Workers) -> None:
-        self.name = name
-        self.workers = workers
-        self.rounds: list[list[dict[str, Any]]] = []
-
-    def play(self, index: int) -> None:
-        """One round."""
-        self.workers.all(deadline_s=DEADLINE_S, do="fill")
-        self.rounds.append(self.workers.all(deadline_s=DEADLINE_S, do="round", index=index))
-
-    def row(self) -> dict[str, Any]:
-        """Medians over the rounds but the first, which warms up."""
-        measured = self.rounds[1:]
-        return {
-            "name": self.name,
-            "seconds": [max(a["seconds"] for a in answers) for answers in measured],
-            "seconds_median": statistics.median(max(a["seconds"] for a in answers) for answers in measured),
-            "cpu_seconds_per_peer": statistics.median(
-                a["cpu_seconds"] for answers in measured for a in answers
-            ),
-            "max_abs_error": max(a["max_abs_error"] for answers in measured for a in answers),
-        }
+def medians(contestant: Contestant) -> dict[str, Any]:
+    """Medians."""
+    answers = [answer for answers in contestant.measured for answer in answers]
+    return {
+        "name": contestant.name,
+        "seconds": contestant.seconds(),
+        "seconds_median": statistics.median(contestant.seconds()),
+        "cpu_seconds_per_peer": statistics.median(answer["cpu_seconds"] for answer in answers),
+        "max_abs_error": max(answer["max_abs_error"] for answer in answers),
+    }
 
 
 def ours(stack: ExitStack, peers: int, numel: int, lab: str | None, compression: str) -> Contestant:
@@ -96,10 +82,10 @@ def compete(args: argparse.Namespace, peers: int, numel: int) -> list[dict[str, 
         if args.pccl:
             python = str(Path(args.pccl) / "bin" / "python")
             contestants.append(theirs(stack, "pccl float32", "versus_pccl.py", python, *shared))
-        for index in range(args.rounds + 1):
+        for _ in range(args.rounds + 1):
             for contestant in contestants:
-                contestant.play(index)
-        rows = [contestant.row() for contestant in contestants]
+                contestant.play()
+        rows = [medians(contestant) for contestant in contestants]
     base = next(row for row in rows if row["name"] == "gloo float32")
     for row in rows:
         row.update(peers=peers, numel=numel, lab=args.lab)

@@ -1,0 +1,33 @@
+"""One system with its processes, in a comparison: what `versus.py` and `line_rate.py` share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from p2pavg.bench.workers import Workers
+
+DEADLINE_S = 600.0
+
+
+class Contestant:
+    """Plays rounds; the first warms up and is not measured."""
+
+    def __init__(self, name: str, workers: Workers) -> None:
+        self.name = name
+        self.workers = workers
+        self._rounds: list[list[dict[str, Any]]] = []
+
+    def play(self, fill: bool = True) -> None:
+        """One round. fill: every process makes its vector anew before."""
+        if fill:
+            self.workers.all(deadline_s=DEADLINE_S, do="fill")
+        self._rounds.append(self.workers.all(deadline_s=DEADLINE_S, do="round", index=len(self._rounds)))
+
+    @property
+    def measured(self) -> list[list[dict[str, Any]]]:
+        """Every measured round's answers, one of each process."""
+        return self._rounds[1:]
+
+    def seconds(self) -> list[float]:
+        """Of each measured round: those of its slowest process."""
+        return [max(answer["seconds"] for answer in answers) for answers in self.measured]
