@@ -17,11 +17,12 @@ LISTEN = "127.0.0.1:0"
 DEADLINE_S = 60.0
 
 
-@pytest.mark.parametrize("native", ["1", "0"])
-@pytest.mark.parametrize("compression", ["none", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize(
+    ("compression", "native"), [("none", "1"), ("fp16", "1"), ("bf16", "1"), ("int8", "1"), ("int8", "0")]
+)
 def test_three_processes_hold_the_same_bits(compression: str, native: str) -> None:
-    """Every codec, with the pump and with its Python twin: the mean within the codec's error, equal to the
-    bit.
+    """Every codec with the pump, and the hardest with its Python twin: the mean within the codec's error,
+    equal to the bit.
     """
     tolerance = {"none": 1e-6, "fp16": 2e-2, "bf16": 1e-1, "int8": 2e-1}[compression]
     with Workers(3, "p2pavg.bench.allreduce_worker", environment={"P2PAVG_NATIVE": native}) as workers:
