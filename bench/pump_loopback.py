@@ -29,9 +29,9 @@ import torch
 import torch.distributed as dist
 
 from p2pavg import codecs
-from p2pavg.allreduce.encoded import EncodedResult, lay_out
+from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.bench import common
-from p2pavg.transport.engine import SELF, Begin, Engine, ReduceJob
+from p2pavg.transport.engine import SELF, Begin, Engine, Part, ReduceJob
 from p2pavg.transport.pump_engine import PumpEngine
 from p2pavg.transport.python_engine import PythonEngine
 
@@ -82,9 +82,12 @@ class EngineRound:
         self.rank, self.peers = rank, args.peers
         self.codec = codecs.get(codec)
         share = args.numel // args.peers
-        counts = [share] * (args.peers - 1) + [args.numel - share * (args.peers - 1)]
+        parts = tuple(
+            Part(owner, owner * share, share if owner < args.peers - 1 else args.numel - owner * share)
+            for owner in range(args.peers)
+        )
         chunk = args.chunk // (4 if codec == "none" else 1 if codec == "int8" else 2)
-        self.layout = lay_out(range(args.peers), counts, chunk, self.codec)
+        self.layout = Layout(parts, chunk, self.codec)
         self.result = np.zeros(self.layout.nbytes, np.uint8)
         self.transfer = 0
 
