@@ -24,6 +24,7 @@ class Decisions:
     def on_committed(self, peer: PeerId, message: Committed) -> None:
         """Apply it, if we hold all of it; else heal."""
         core, held = self.core, self.machine.member.holding
+        self.machine.succession.settled(message)
         if held is None or held.ballot != message.ballot:
             if message.ballot.epoch >= core.epoch and peer != core.me:
                 core.send(peer, core.progress())  # it is ahead of us; its answer tells by what

@@ -163,6 +163,18 @@ class Succession:
         inquest.dismissed.add(peer)
         self._conclude()
 
+    def settled(self, outcome: Committed) -> None:
+        """Somebody knew the outcome before all had answered: those that we asked wait for our word."""
+        inquest = self.inquest
+        if inquest is None:
+            return
+        if outcome.ballot not in {held.ballot for held in inquest.answers.values() if held is not None}:
+            return
+        self.inquest = None
+        self.core.disarm("query")
+        for peer in sorted(inquest.asked):
+            self.core.send(peer, outcome)
+
     def on_query_timer(self) -> None:
         self._conclude()
 

@@ -38,6 +38,13 @@ def test_a_seed_replays_to_the_same_events() -> None:
     assert len(traces[0]) > 50
 
 
+def test_whoever_asked_about_a_ballot_passes_on_what_it_hears() -> None:
+    """Seed 5563: a successor that learns the outcome from one member tells the others that wait for its
+    word, instead of leaving them to their deadlines.
+    """
+    assert Schedule(5563).run().longest_stall < 3.0  # it was 7.5 virtual seconds
+
+
 @pytest.mark.parametrize("crafted", CRAFTED)
 def test_no_crafted_schedule_breaks_a_promise(crafted: Callable[[], None]) -> None:
     """Rare orders of events, written down: all promises hold."""
