@@ -54,6 +54,15 @@ ANNOUNCE_INTERVAL_S = 1.0
 HEARTBEAT_S = 0.1
 
 
+def gives_way(shut_out: int, peers: int, *, later: bool, proven: bool) -> bool:
+    """Whether this process ends when `shut_out` of `peers` keep it out for another process of its identity.
+
+    Of two such processes the one that more peers keep out ends, of equals the one that began later. Where
+    peers prove who they are, the later one ends at the first word; in an open run anybody could say so.
+    """
+    return 2 * shut_out > peers or (later and (proven or 2 * shut_out == peers))
+
+
 class Place:
     """One peer's links, table node, view and, once it trains, rounds. All methods run on the loop."""
 
@@ -393,15 +402,20 @@ class Place:
             logger.warning("peer %s cannot take part: %s", short_id(peer_id), error)
 
     def _shut_out_by(self, peer_id: bytes, error: IdentityInUseError) -> None:
-        """Two parts of a swarm met, with a process of this identity in each: the one that began later ends.
-
-        In an open run, where anybody could say so, it goes on with the peers that it has.
+        """Another process of this identity has a link to that peer: at a restart, when this process was
+        stopped for so long that it counted as dead, or when two parts of a swarm met.
         """
         if peer_id not in self._shut_out:
             logger.warning("peer %s keeps this one out: %s", short_id(peer_id), error)
         self._shut_out.add(peer_id)
-        second = 0 < error.since < self.endpoint.incarnation
-        if second and self.settings.credentials is not None and self.driver is not None:
+        trainers = {peer for peer, info in self.view.peers.items() if info.role == "trainer"}
+        ends = gives_way(
+            len(self._shut_out),
+            len((trainers | self.links.keys() | self._shut_out) - {self.peer_id}),
+            later=0 < error.since < self.endpoint.incarnation,
+            proven=self.settings.credentials is not None,
+        )
+        if ends and self.driver is not None:
             self.driver.fail(error)
 
     # --------------------------------------------------------------------------- events of the links
@@ -409,6 +423,7 @@ class Place:
     def link_up(self, link: Link) -> None:
         """Endpoint event."""
         self.view.report_alive(link.peer_id)
+        self._shut_out.discard(link.peer_id)
         if self.driver is not None and self._trains(link):
             self.driver.link_up(link)
 

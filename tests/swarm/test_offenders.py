@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from p2pavg.credentials import Authority
 from p2pavg.errors import ConfigurationError, IdentityInUseError, P2PAvgError
 from p2pavg.identity import short_id
 from p2pavg.report import RoundReport
+from p2pavg.transport.link import Link
 from p2pavg.transport.python_engine import PythonEngine
 from p2pavg.transport.reducer import Reducer
 
@@ -206,3 +208,41 @@ def test_two_uses_of_an_identity_meet_when_parts_merge(trainers, identities) -> 
     for trainer in (one, two, first):  # the rest is one swarm
         trainer.until(lambda trainer=trainer: any(len(r.members) == 3 for r in trainer.reports.values()))
         assert trainer.error is None
+
+
+@pytest.mark.swarm
+def test_a_process_that_was_taken_for_dead_gives_way_to_its_successor(
+    trainers, identities, monkeypatch
+) -> None:
+    """A second process takes over the identity of one that does not answer (it was stopped, say); when the
+    first goes on, it is kept out, and ends with an error that says why.
+    """
+    one = trainers([], credentials=identities[0])
+    first = trainers([one.address], credentials=identities[1])
+    for trainer in (one, first):
+        trainer.start()
+    one.until(lambda: any(len(report.members) == 2 for report in one.reports.values()))
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "alive", lambda *_: asyncio.sleep(0, False))
+        second = trainers([one.address], credentials=identities[1]).start()
+    first.until(lambda: first.error is not None)
+    assert isinstance(first.error, IdentityInUseError)
+    second.until(lambda: any(len(report.members) == 2 for report in second.reports.values()))
+    assert second.error is None
+
+
+@pytest.mark.parametrize(
+    ("shut_out", "peers", "later", "proven", "ends"),
+    [
+        (1, 3, False, True, False),
+        (1, 3, True, True, True),  # closed: one word is enough for the later one
+        (1, 3, True, False, False),  # open: anybody could say so
+        (2, 3, False, False, True),
+        (1, 2, True, False, True),
+        (1, 2, False, False, False),
+        (1, 1, False, False, True),
+    ],
+)
+def test_which_of_two_processes_of_an_identity_ends(shut_out, peers, later, proven, ends) -> None:
+    """The one that most keep out; of equals, and in a closed run at the first word, the later one."""
+    assert place.gives_way(shut_out, peers, later=later, proven=proven) is ends
