@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 from p2pavg.identity import Identity, peer_id_of, verify
 from p2pavg.membership.address import Address, normalise, pack_address
 from p2pavg.membership.beat import BEAT_MARK
-from p2pavg.membership.throttle import Throttle
+from p2pavg.membership.throttle import Throttle, network_of
 from p2pavg.membership.wire import (
     AMPLIFICATION,
     FLAGS_OFFSET,
@@ -46,6 +46,8 @@ SHORTEST_PATIENCE = 0.04
 LONGEST_TIMEOUT = 5.0
 MAX_ENDPOINTS = 8192
 MAX_LATE = 1024
+REQUESTS_PER_S, REQUESTS_AT_ONCE = 500.0, 1000.0  # of one sender
+BEAT_WORK = 0.25  # of a request
 _PROOF_DOMAIN = b"p2pavg dht proof\x00"
 
 Answer = Callable[[Message | None], None]
@@ -146,7 +148,7 @@ class Rpc(asyncio.DatagramProtocol):
         self._ipv6 = False
         self._closed = False
         self._complained: set[str] = set()
-        self._throttle = Throttle()
+        self._throttle = Throttle(rate=REQUESTS_PER_S, burst=REQUESTS_AT_ONCE)
 
     # asyncio
 
@@ -161,15 +163,20 @@ class Rpc(asyncio.DatagramProtocol):
         self.bytes_received += len(data)
         address = normalise(addr)
         if data[:1] == BEAT_MARK:
-            self._service.handle_beat(data, address)
+            if self._admits(address, BEAT_WORK):
+                self._service.handle_beat(data, address)
             return
         message = decode(data)
         if message is None:
             self._other(data, address)
         elif message.flags & Flag.ANSWER:
             self._answered(message, address)
-        elif self._throttle.admits(address[0], self._clock()):
+        elif self._admits(address):
             self._requested(message, address, len(data))
+
+    def _admits(self, address: Address, work: float = 1.0) -> bool:
+        """Whether to work for what came from there."""
+        return self._throttle.admits(network_of(address[0]), self._clock(), work)
 
     def _other(self, data: bytes, address: Address) -> None:
         """No message of ours. Whoever speaks another version is told so, briefly, and we remember it."""
@@ -179,7 +186,7 @@ class Rpc(asyncio.DatagramProtocol):
             return
         self.other_version = version
         self._complain_once(address, f"is of version {version} of the table, and this is version {VERSION}")
-        if len(data) > HEADER_BYTES and self._throttle.admits(address[0], self._clock()):
+        if len(data) > HEADER_BYTES and self._admits(address):
             self._send(NOTICE, address)
 
     def close(self) -> None:

@@ -1,30 +1,39 @@
-"""How much of this node's time one sender may have."""
+"""How much of this peer's time one sender may have."""
 
 from __future__ import annotations
 
+import ipaddress
 from collections import OrderedDict
 
-RATE = 500.0
-BURST = 1000.0
-MAX_SOURCES = 4096
+MAX_SENDERS = 4096
+
+
+def network_of(host: str) -> str:
+    """Whom a numeric address is counted to: an IPv4 address, or the /64 of an IPv6 one."""
+    if ":" not in host:
+        return host
+    try:
+        number = int(ipaddress.IPv6Address(host.partition("%")[0]))
+    except ValueError:
+        return host
+    return f"{number >> 64:x}::"
 
 
 class Throttle:
-    """A token bucket per source (IPv4 address, IPv6 /64): `rate` requests a second, `burst` at once."""
+    """A token bucket for each sender: `rate` units of work a second, `burst` at once."""
 
-    def __init__(self, *, rate: float = RATE, burst: float = BURST) -> None:
+    def __init__(self, *, rate: float, burst: float) -> None:
         self._rate = rate
         self._burst = burst
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets: OrderedDict[str | bytes, tuple[float, float]] = OrderedDict()
 
-    def admits(self, host: str, now: float) -> bool:
-        """Whether to serve one more request from `host`."""
-        source = ":".join(host.split(":")[:4]) if ":" in host else host
-        tokens, since = self._buckets.get(source, (self._burst, now))
+    def admits(self, sender: str | bytes, now: float, work: float = 1.0) -> bool:
+        """Whether to do so much more for `sender`; what is refused costs it nothing."""
+        tokens, since = self._buckets.get(sender, (self._burst, now))
         tokens = min(self._burst, tokens + (now - since) * self._rate)
-        admitted = tokens >= 1.0
-        self._buckets[source] = (tokens - 1.0 if admitted else tokens, now)
-        self._buckets.move_to_end(source)
-        if len(self._buckets) > MAX_SOURCES:
+        admitted = tokens >= work
+        self._buckets[sender] = (tokens - work if admitted else tokens, now)
+        self._buckets.move_to_end(sender)
+        if len(self._buckets) > MAX_SENDERS:
             self._buckets.popitem(last=False)
         return admitted

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
+
 from p2pavg.identity import Identity
+from p2pavg.membership.beat import BEAT_BYTES, BEAT_MARK
 from p2pavg.membership.node import Node
 from p2pavg.membership.record import Chain, sign_record
 from p2pavg.membership.routing import Contacts
+from p2pavg.membership.rpc import BEAT_WORK, REQUESTS_AT_ONCE
 from p2pavg.membership.store import Outcome
-from p2pavg.membership.throttle import Throttle
+from p2pavg.membership.throttle import Throttle, network_of
 from p2pavg.membership.wire import Contact
 
 
@@ -30,10 +34,13 @@ def test_a_source_gets_a_burst_and_then_its_rate() -> None:
 
 
 def test_an_ipv6_network_is_one_source() -> None:
-    """Addresses of one /64, of which anybody has 2^64, share one bucket."""
+    """Addresses of one /64, of which anybody has 2^64, share one bucket, however they are written."""
     throttle = Throttle(rate=1.0, burst=5.0)
-    assert sum(throttle.admits(f"2001:db8:0:1::{n:x}", 0.0) for n in range(1, 50)) == 5
-    assert throttle.admits("2001:db8:0:2::1", 0.0)
+    hosts = [f"2001:db8:0:1::{n:x}" for n in range(1, 50)] + ["2001:db8:0:1:5:6:7:8", "2001:db8::1:0:0:0:9"]
+    assert sum(throttle.admits(network_of(host), 0.0) for host in hosts) == 5
+    assert len({network_of(f"2001:db8::{n:x}") for n in range(1, 50)}) == 1
+    assert throttle.admits(network_of("2001:db8:0:2::1"), 0.0)
+    assert network_of("10.0.0.1") == "10.0.0.1"
 
 
 async def test_one_public_address_cannot_fill_the_table() -> None:
@@ -82,3 +89,23 @@ async def test_records_of_other_regions_are_refused() -> None:
     assert node._store(record.encoded, 0, record.anchor, 9000) == [Outcome.REFUSED, b""]
     node.store.watch(key, lambda held: None)
     assert node._store(record.encoded, 0, record.anchor, 9000) == [Outcome.NEW, b""]
+
+
+@pytest.mark.parametrize("checked", [False, True])
+async def test_a_flood_of_heartbeats_is_not_looked_at(checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each beat may cost 255 hashes: of 100,000 from one address at once a few thousand are looked at, where
+    senders are not limited all of them.
+    """
+    node = Node(Identity.generate(), k=2, client_only=False, clock=lambda: 0.0)
+    looked = 0
+
+    def handle_beat(data: bytes, address: tuple[str, int]) -> None:
+        nonlocal looked
+        looked += 1
+
+    monkeypatch.setattr(node, "handle_beat", handle_beat)
+    if not checked:
+        monkeypatch.setattr(Throttle, "admits", lambda *_: True)
+    for port in range(100_000):
+        node.rpc.datagram_received(BEAT_MARK + bytes(BEAT_BYTES - 1), ("10.0.0.1", port % 1000))
+    assert looked == (REQUESTS_AT_ONCE / BEAT_WORK if checked else 100_000)
