@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Sequence
 from typing import Any
 
+from p2pavg.bench import join_figures
 from p2pavg.bench.common import add_output_options, emit, positive_int, progress
-from p2pavg.bench.workers import Workers
+from p2pavg.bench.workers import Worker, Workers
 
 EXAMPLE = "example: p2pavg bench join --state-mb 200 --lab join-4"
-BEFORE_EPOCHS = 8
+BEFORE_EPOCHS = 12
 AFTER_EPOCHS = 3
 STEPS = 20  # per epoch and peer
+PATIENCE_S = 600.0
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,25 +48,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "numel": args.numel,
         "extra_bytes": max(0, args.state_mb * 1_000_000 - 4 * args.numel),
     }
-    patience = 60 + 40 * args.epoch_seconds
     with (
         progress("joining", None),
         Workers(count, "p2pavg.bench.join_worker", topology=args.lab) as workers,
     ):
         donors, newcomers = workers.workers[: args.peers], workers.workers[args.peers :]
-        first = donors[0]
-        first.send(do="start", initial_peers=[], **config)
-        address = first.receive(patience)["address"]
-        for donor in donors[1:]:
-            donor.send(do="start", initial_peers=[address], **config)
-        for donor in donors[1:]:
-            donor.receive(patience)
-        for donor in donors:
-            donor.send(do="train", epochs=BEFORE_EPOCHS)
-        before = [donor.receive(patience) for donor in donors]
-        for donor in donors:
-            donor.send(do="train_on")
-            donor.receive(patience)
+        address = _train(donors, config)
         for newcomer in newcomers:
             newcomer.send(
                 do="join",
@@ -76,65 +63,69 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 **config,
             )
         if args.kill_donor:
-            newcomers[0].receive(300.0)  # half is there
-            donors[-1].process.kill()
-            donors = donors[:-1]
-        joined = [newcomer.receive(600.0) for newcomer in newcomers]
+            newcomers[0].receive(PATIENCE_S)  # half is there
+            donors.pop().process.kill()
+        joined = [newcomer.receive(PATIENCE_S) for newcomer in newcomers]
         for donor in donors:
             donor.send(do="stop")
-        after = [donor.receive(patience) for donor in donors]
+        trained = [donor.receive(PATIENCE_S) for donor in donors]
         verdict = workers.lab_verdict()
-    swarm = sorted({(e["epoch"], e["at"]) for answer in after for e in answer["applied"]})
-    parameters = {e["epoch"]: {e["parameters"]} for e in joined[0]["applied"]}
-    for answer in (*joined[1:], *after):
-        for e in answer["applied"]:
-            if e["epoch"] in parameters:
-                parameters[e["epoch"]].add(e["parameters"])
-    seconds = max(answer["seconds"] for answer in joined)
-    ratios = [a["sps_during"] / b["sps"] for a, b in zip(after, before, strict=False) if b["sps"]]
+        topology = None if workers.lab is None else workers.lab.topology
     return {
-        "seconds": seconds,
-        "seconds_each": [answer["seconds"] for answer in joined],
-        "gbps": 8e-9 * joined[0]["state_bytes"] / seconds,
-        "donors": max(answer["donors"] for answer in joined),
-        "epochs_missed": max(_missed(answer, swarm) for answer in joined),
-        "donor_sps_ratio": statistics.median(ratios) if ratios else None,
-        "donor_sps_ratio_lowest": min(ratios, default=None),
-        "donor_extra_memory_bytes": max(answer["extra_memory_bytes"] for answer in after),
-        "bit_identical": all(len(values) == 1 for values in parameters.values()),
-        "epochs_compared": len(parameters),
-        "state_bytes": joined[0]["state_bytes"],
+        **join_figures.figures(joined, trained, topology, args.peers),
+        "killed_a_donor": args.kill_donor,
         "epoch_seconds": args.epoch_seconds,
+        "numel": args.numel,
         "joiners": args.joiners,
         "peers": args.peers,
         "topology": args.lab,
-        "arrivals": joined[0]["arrivals"],
         **verdict,
     }
 
 
-def _missed(joined: dict[str, Any], swarm: Sequence[tuple[int, float]]) -> int:
-    """Epochs that the swarm began after the transfer ended and before the newcomer contributed."""
-    first: int = min(e["epoch"] for e in joined["applied"] if e["local_samples"] > 0)
-    running = max((epoch + 1 for epoch, at in swarm if at <= joined["loaded_at"]), default=0)
-    return max(0, first - running)
+def _train(donors: list[Worker], config: dict[str, Any]) -> str:
+    """Start the swarm, and let it train for a while; an address of it."""
+    first, *others = donors
+    first.send(do="start", initial_peers=[], **config)
+    address: str = first.receive(PATIENCE_S)["address"]
+    for donor in others:
+        donor.send(do="start", initial_peers=[address], **config)
+    for donor in others:
+        donor.receive(PATIENCE_S)
+    for donor in donors:
+        donor.send(do="train_on", epochs=BEFORE_EPOCHS)
+    for donor in donors:
+        donor.receive(PATIENCE_S)
+    return address
 
 
 def _words(result: dict[str, Any]) -> list[str]:
     same = "the same bits everywhere" if result["bit_identical"] else "PEERS DIFFER"
-    return [
-        f"{result['joiners']} newcomers fetched {result['state_bytes'] / 1e6:.0f} MB from {result['donors']} "
-        f"donors in {result['seconds']:.2f} s ({result['gbps']:.2f} Gb/s), and contributed "
-        f"{result['epochs_missed']} epochs after the transfer; {same}",
+    share = result["share_of_links"]
+    lines = [
+        f"{result['joiners']} newcomers had {result['state_bytes'] / 1e6:.0f} MB from {result['donors']} "
+        f"donors {result['seconds']:.2f} s after they started, at {result['gbps']:.2f} Gb/s, and contributed "
+        f"{result['epochs_missed']} epochs later; {same}",
         f"the donors kept {result['donor_sps_ratio']:.1%} of their samples/s, and used "
         f"{result['donor_extra_memory_bytes'] / 1e6:.0f} MB more memory",
     ]
+    if share is not None:
+        lines.append(f"that is {share:.2f} of what the epochs' own traffic leaves of the links")
+    return lines
 
 
 def _draw(figure: Any, result: dict[str, Any]) -> None:
     axes = figure.subplots()
-    times = [at for at, _ in result["arrivals"]]
-    axes.plot(times, [size / 1e6 for _, size in result["arrivals"]])
+    axes.plot([at for at, _ in result["arrivals"]], [size / 1e6 for _, size in result["arrivals"]])
     axes.set_xlabel("seconds after the newcomer started")
     axes.set_ylabel("MB of state")
-    axes.set_title(f"{result['state_bytes'] / 1e6:.0f} MB from {result['donors']} donors")
+    axes.set_title(f"{result['state_bytes'] / 1e6:.0f} MB from {result['donors']} donors, while they train")
+    rates = axes.twinx()
+    rates.step(
+        [epoch["at"] for epoch in result["donor_epochs"]],
+        [epoch["sps"] for epoch in result["donor_epochs"]],
+        where="pre",
+        color="tab:orange",
+    )
+    rates.set_ylim(bottom=0)
+    rates.set_ylabel("samples/s of a donor, by epochs", color="tab:orange")

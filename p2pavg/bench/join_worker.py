@@ -9,12 +9,14 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
+
 from p2pavg.bench.allreduce_worker import peak, peak_reset
 from p2pavg.bench.toy import Epoch, ToyTrainer
 from p2pavg.bench.workers import serve
 from p2pavg.peer import Peer
 
-POLL_S = 0.02
+POLL_S = 0.01
 
 
 class Joining:
@@ -22,6 +24,7 @@ class Joining:
 
     def _build(self, config: dict[str, Any]) -> None:
         self.applied: list[dict[str, Any]] = []
+        extra = np.random.default_rng(3).integers(0, 256, config["extra_bytes"], np.uint8)
         self.began = time.monotonic()
         host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
         self.peer = Peer(
@@ -34,7 +37,7 @@ class Joining:
             step_seconds=config["step_seconds"],
             numel=config["numel"],
             on_epoch=self._on_epoch,
-            extra_bytes=config["extra_bytes"],
+            extra=extra,
         )
 
     def _on_epoch(self, epoch: Epoch) -> None:
@@ -45,6 +48,8 @@ class Joining:
                 "at": time.monotonic(),
                 "parameters": epoch.parameters,
                 "local_samples": 0 if report is None else report.local_samples,
+                "bytes_sent": 0 if report is None else report.bytes_sent,
+                "bytes_received": 0 if report is None else report.bytes_received,
             }
         )
 
@@ -53,40 +58,24 @@ class Joining:
         self._build(config)
         return {"address": self.peer.address}
 
-    def train(self, command: dict[str, Any]) -> dict[str, Any]:
-        """A donor trains some epochs alone with the other donors: its samples/s before."""
-        goal = self.trainer.session.epoch + command["epochs"]
-        steps, start = 0, time.monotonic()
-        while self.trainer.session.epoch < goal:
-            self.trainer.step()
-            steps += 1
-        return {"sps": steps / (time.monotonic() - start)}
-
     def train_on(self, command: dict[str, Any]) -> dict[str, Any]:
-        """A donor trains until the next command; the answer comes then."""
-        self.memory = peak_reset()
-        self.applied.clear()
+        """A donor trains until it is told to stop; the answer comes after some epochs."""
+        goal = self.trainer.session.epoch + command["epochs"]
         self._halt = False
-        self._steps = 0
-        self._since = time.monotonic()
-        self._thread = threading.Thread(target=self._train_on, daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._train_on, daemon=True).start()
+        while self.trainer.session.epoch < goal:
+            time.sleep(POLL_S)
+        self.memory = peak_reset()
         return {}
 
     def _train_on(self) -> None:
         while not self._halt:
             self.trainer.step()
-            self._steps += 1
 
     def stop(self, command: dict[str, Any]) -> dict[str, Any]:
-        """A donor stops: its samples/s meanwhile, and the most memory it used."""
-        sps = self._steps / (time.monotonic() - self._since)
+        """A donor stops: the epochs it applied, and the most memory it used since the newcomer came."""
         self._halt = True
-        return {
-            "sps_during": sps,
-            "extra_memory_bytes": max(0, peak() - self.memory),
-            "applied": self.applied,
-        }
+        return {"extra_memory_bytes": max(0, peak() - self.memory), "applied": list(self.applied)}
 
     def join(self, config: dict[str, Any]) -> dict[str, Any]:
         """A newcomer joins and trains a little; says once when half of the state is there."""
@@ -100,14 +89,12 @@ class Joining:
             contributed = sum(e["local_samples"] > 0 for e in self.applied)
         progress = self.peer.download
         assert progress is not None
-        first = next((at for at, size in arrivals if size), trainer.loaded_at)
         return {
-            "seconds": trainer.loaded_at - self.began,
-            "transfer_seconds": trainer.loaded_at - first,
+            "began": self.began,
+            "loaded_at": trainer.loaded_at,
             "state_bytes": progress[1],
             "donors": progress[2],
-            "loaded_at": trainer.loaded_at,
-            "arrivals": [(at - self.began, size) for at, size in arrivals],
+            "arrivals": arrivals,
             "applied": self.applied,
         }
 
@@ -129,5 +116,5 @@ class Joining:
 
 if __name__ == "__main__":
     worker = Joining()
-    commands = (worker.start, worker.train, worker.train_on, worker.stop, worker.join)
+    commands = (worker.start, worker.train_on, worker.stop, worker.join)
     sys.exit(serve({command.__name__: command for command in commands}))

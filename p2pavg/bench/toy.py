@@ -51,6 +51,7 @@ class Epoch:
     result: str  # hash of the averaged vector
     parameters: str  # hash of the parameters after it
     wrong: str  # why the result does not fit the announced members; empty: it does
+    samples: int  # counted since the last average that includes them
     counted_at: tuple[float, ...]  # time.monotonic() of every step that counted towards it
     report: RoundReport | None
 
@@ -67,9 +68,9 @@ class ToyTrainer:
         step_seconds: float,
         numel: int,
         on_epoch: Callable[[Epoch], None],
-        extra_bytes: int = 0,
+        extra: U8 | None = None,
     ) -> None:
-        """extra_bytes: state besides the parameters, as a user's own would be."""
+        """extra: uint8[bytes], state besides the parameters, as a user's own would be."""
         self.peer = peer
         self.numel = numel
         self.samples_per_step = samples_per_step
@@ -78,7 +79,7 @@ class ToyTrainer:
         self.parameters: F32 = np.zeros(numel, np.float32)
         self._gradient: F32 = np.zeros(numel, np.float32)
         self._gradient[slot(peer.peer_id, numel)] = 1.0
-        self._extra: U8 = np.random.default_rng(3).integers(0, 256, extra_bytes, np.uint8)
+        self._extra: U8 = np.empty(0, np.uint8) if extra is None else extra
         self.loaded_at = 0.0  # time.monotonic() when a downloaded state was loaded
         self._average: F32 = np.empty(numel, np.float32)
         self._counted_at: list[float] = []
@@ -122,6 +123,7 @@ class ToyTrainer:
                     result=_hash(self._average),
                     parameters=_hash(self.parameters),
                     wrong=_misfit(self._average, report),
+                    samples=self.session.samples(),
                     counted_at=counted,
                     report=report,
                 )
@@ -140,7 +142,9 @@ class ToyTrainer:
         if meta.get("numel") != self.numel or fresh.size != self.numel:
             raise StateError("the downloaded state is of another size")
         self.parameters[:] = fresh
-        self._extra = buffers["extra"].copy()
+        if buffers["extra"].size != self._extra.size:
+            raise StateError("the downloaded state is of another size")
+        self._extra[:] = buffers["extra"]
         self.loaded_at = time.monotonic()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from p2pavg.errors import StateError
+from p2pavg.rounds.training import PIECE_BYTES
 
 U8 = npt.NDArray[np.uint8]
 
@@ -76,20 +77,35 @@ class TreeWriter:
         """Size of what `copy_to` writes."""
         return self._end
 
-    def copy_to(self, out: U8) -> None:
+    def copy_to(self, out: U8) -> Iterator[None]:
         """out: uint8[nbytes] <- all packed tensors' bytes, each tensor contiguous at a multiple of 64."""
-        out[:] = 0
         target = torch.from_numpy(out)
         for start, tensor in self._tensors:
-            if tensor.numel():
-                size = tensor.numel() * tensor.element_size()
-                target[start : start + size].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+            size = tensor.numel() * tensor.element_size()
+            target[start + size : start + -(-size // ALIGN) * ALIGN] = 0
+            if size:
+                place = target[start : start + size].view(tensor.dtype)
+                yield from _copy(place, tensor.detach())
 
     def bytes(self) -> U8:
         """A copy of all packed tensors' bytes."""
         out = np.empty(self.nbytes, dtype=np.uint8)
-        self.copy_to(out)
+        for _ in self.copy_to(out):
+            pass
         return out
+
+
+def _copy(place: torch.Tensor, tensor: torch.Tensor) -> Iterator[None]:
+    """place: flat, of the same dtype."""
+    if not tensor.is_contiguous():
+        place.view(tensor.shape).copy_(tensor)
+        yield
+        return
+    flat = tensor.view(-1)
+    step = PIECE_BYTES // tensor.element_size()
+    for at in range(0, flat.numel(), step):
+        place[at : at + step].copy_(flat[at : at + step])
+        yield
 
 
 def unpack(data: Any, buffer: U8, *, depth: int = 0) -> Any:

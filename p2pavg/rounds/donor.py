@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg.errors import StateError
-from p2pavg.rounds import state
+from p2pavg.rounds import snapshot
+from p2pavg.rounds.snapshot import Live
 from p2pavg.rounds.state import CHUNK_BYTES, Manifest
 from p2pavg.rounds.training import StateSource
 from p2pavg.transport.engine import Engine
@@ -23,7 +24,6 @@ from p2pavg.transport.pacing import TokenBucket
 
 logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
-Standing = tuple[int, bytes]  # (epoch, lineage)
 
 QUEUED_CHUNKS = 8  # chunks of one download that are with the engine at a time
 BUSY_WAIT_S = 2.0  # how long a newcomer waits here for older downloads before it is told to ask again
@@ -53,18 +53,18 @@ class Donor:
         self,
         engine: Engine,
         source: StateSource,
-        applying: Callable[[], AbstractContextManager[None]],
-        standing: Callable[[], Standing],
+        live: Live,
         sign: Callable[[bytes], bytes],
+        background: Executor,
         *,
         upload_bps: float | None = None,
     ) -> None:
         """upload_bps: bit/s that all downloads together may take; None: what gradients leave of the links."""
         self._engine = engine
         self._source = source
-        self._applying = applying
-        self._standing = standing
+        self._live = live
         self._sign = sign
+        self._background = background
         self._snapshot: tuple[Manifest, U8] | None = None
         self._downloads: dict[int, _Download] = {}
         self._bucket = None if upload_bps is None else TokenBucket(upload_bps / 8, time.monotonic())
@@ -82,7 +82,7 @@ class Donor:
                 if not self._busy():
                     loop = asyncio.get_running_loop()
                     self._snapshot = None  # its memory goes before the next one is taken
-                    self._snapshot = await loop.run_in_executor(None, self._take)
+                    self._snapshot = await loop.run_in_executor(self._background, self._take)
                     break
             self._released.clear()
             try:
@@ -96,7 +96,7 @@ class Donor:
         return self._snapshot[0]
 
     def _usable(self, manifest: Manifest, since: int) -> bool:
-        current = (manifest.epoch, manifest.lineage) == self._standing()
+        current = (manifest.epoch, manifest.lineage) == self._live.standing
         return current or (manifest.epoch >= since and self._busy())
 
     def _busy(self) -> bool:
@@ -108,11 +108,8 @@ class Donor:
         return bool(self._downloads)
 
     def _take(self) -> tuple[Manifest, U8]:
-        """Copy the state while nothing is being applied to it."""
-        with self._applying():
-            epoch, lineage = self._standing()
-            meta_bytes, blob = state.pack(self._source.snapshot())
-        return state.describe(epoch, lineage, meta_bytes, blob).signed(self._sign), blob
+        manifest, blob = snapshot.take(self._source, self._live)
+        return manifest.signed(self._sign), blob
 
     def send(self, link: int, request: dict[str, Any]) -> None:
         """Queue the chunks that a newcomer asks for. Raises StateError when that snapshot is gone."""

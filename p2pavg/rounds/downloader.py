@@ -17,7 +17,7 @@ import numpy.typing as npt
 from p2pavg.errors import P2PAvgError, StateError
 from p2pavg.identity import short_id
 from p2pavg.rounds import state
-from p2pavg.rounds.fetching import Fetching, choose
+from p2pavg.rounds.fetching import Fetching, allowance, choose
 from p2pavg.rounds.state import CHUNK_BYTES, Manifest
 from p2pavg.rounds.training import State
 from p2pavg.transport.engine import Engine
@@ -78,6 +78,7 @@ class Downloader:
             manifest.epoch,
             len(manifests),
         )
+        self.progress = (0, manifest.total_bytes, len(manifests))
         blob = np.empty(manifest.total_bytes, np.uint8)
         fetching = Fetching(manifest, manifests)
         try:
@@ -171,8 +172,11 @@ class Downloader:
                         if task.exception() is not None:
                             self._drop(fetching, donor, str(task.exception()))
                             continue
-                    if donor not in asking and (chunks := fetching.ask(donor)):
-                        work = self._request(links.get(donor), manifests[donor], transfer, chunks)
+                    link = links.get(donor)
+                    if donor in asking or link is None:
+                        continue
+                    if chunks := fetching.ask(donor, allowance(link.rtt_min)):
+                        work = self._request(link, manifests[donor], transfer, chunks)
                         asking[donor] = loop.create_task(work)
                 self._drop_silent(fetching, links, heard)
                 if not fetching.donors or fetching.stuck():
@@ -224,11 +228,7 @@ class Downloader:
         logger.info("no more state from %s: %s", short_id(donor), why)
         fetching.drop(donor)
 
-    async def _request(
-        self, link: Link | None, manifest: Manifest, transfer: int, chunks: Sequence[int]
-    ) -> None:
-        if link is None:
-            raise StateError("the link is gone")
+    async def _request(self, link: Link, manifest: Manifest, transfer: int, chunks: Sequence[int]) -> None:
         request = {"t": "state-chunks", "transfer": transfer, "chunks": list(chunks), "root": manifest.root}
         answer = await link.request(request, ASK_TIMEOUT_S)
         if "error" in answer:

@@ -7,8 +7,15 @@ from collections.abc import Mapping
 
 from p2pavg.rounds.state import HASH_BYTES, Manifest
 
-BATCH = 32  # chunks asked for at a time
-LOW_WATER = 64  # chunks on their way from one donor, below which it is asked for more
+LEAST_COMING = 8  # chunks on their way from one donor, however near it is
+COMING_PER_S = 100  # of its round-trip time: more of them; 100 MB/s of each donor, and the least on top
+
+
+def allowance(rtt_s: float) -> int:
+    """How many chunks may be on their way from a donor: enough for its link, and no more, so that all donors
+    end together.
+    """
+    return LEAST_COMING + int(COMING_PER_S * rtt_s)
 
 
 class Fetching:
@@ -22,6 +29,7 @@ class Fetching:
     def __init__(self, primary: Manifest, donors: Mapping[bytes, Manifest]) -> None:
         self.manifest = primary
         self._have = bytearray(primary.chunks)
+        self.left = primary.chunks  # chunks not yet verified
         self._can: dict[bytes, bytearray] = {d: _same(primary, m) for d, m in donors.items()}
         self._pool = deque(range(primary.chunks))
         self._coming: dict[bytes, set[int]] = {donor: set() for donor in donors}
@@ -32,23 +40,22 @@ class Fetching:
         """Those still in use."""
         return tuple(self._can)
 
-    @property
-    def left(self) -> int:
-        """Chunks not yet verified."""
-        return len(self._have) - sum(self._have)
-
     def stuck(self) -> bool:
         """Chunks are left that no donor can serve."""
+        if any(map(all, self._can.values())):
+            return False
         return any(not any(can[chunk] for can in self._can.values()) for chunk in self._pool)
 
-    def ask(self, donor: bytes) -> list[int]:
-        """The chunks to ask this donor for now; marks them as coming. Empty: it has enough to do."""
+    def ask(self, donor: bytes, allowed: int) -> list[int]:
+        """The chunks to ask this donor for now, so that `allowed` are coming; marks them so. Empty: it has
+        enough to do.
+        """
         can, coming = self._can.get(donor), self._coming.get(donor)
-        if can is None or coming is None or len(coming) >= LOW_WATER:
+        if can is None or coming is None:
             return []
         chosen: list[int] = []
         passed: list[int] = []
-        while self._pool and len(chosen) < BATCH:
+        while self._pool and len(chosen) + len(coming) < allowed:
             chunk = self._pool.popleft()
             (chosen if can[chunk] else passed).append(chunk)
         self._pool.extendleft(reversed(passed))
@@ -59,6 +66,7 @@ class Fetching:
 
     def verified(self, chunk: int) -> None:
         """A chunk is in place and its hash is right."""
+        self.left -= 1 - self._have[chunk]
         self._have[chunk] = 1
         donor = self._from.pop(chunk, None)
         if donor is not None and donor in self._coming:

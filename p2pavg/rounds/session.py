@@ -63,6 +63,8 @@ class Session:
         self._epoch = epoch
         self._report_at = 0.0
         self._applying = threading.RLock()
+        self._calm = threading.Event()  # nobody applies, or waits to
+        self._calm.set()
         self._pending: Outcome | None = None
         self.standing: tuple[int, bytes] = (epoch, b"")  # (epoch, lineage) of the parameters
         self.next_standing = self.standing  # after the outcome that was given last
@@ -192,9 +194,22 @@ class Session:
     @contextmanager
     def applying(self) -> Iterator[None]:
         """Held while parameters or optimizer state change."""
+        self._calm.clear()
+        try:
+            with self._applying:
+                yield
+                self.standing = self.next_standing
+        finally:
+            self._calm.set()
+
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[], bool]]:
+        """Held while parameters and optimizer state are read, which are those of `standing`. Gives a function
+        that tells whether somebody may go on reading: False when the training thread waits for it.
+        """
+        self._calm.wait()
         with self._applying:
-            yield
-            self.standing = self.next_standing
+            yield self._calm.is_set
 
     def applied(
         self, seconds_update: float, *, extra: Mapping[str, float] | None = None, waited: float | None = None

@@ -11,6 +11,7 @@ from typing import Any
 from p2pavg.errors import StateError
 from p2pavg.identity import Identity
 from p2pavg.rounds import events as ev
+from p2pavg.rounds import snapshot
 from p2pavg.rounds.deliveries import Deliveries
 from p2pavg.rounds.donor import Donor
 from p2pavg.rounds.downloader import Downloader
@@ -48,25 +49,20 @@ class States:
         self._deliver = deliver
         self._healing: asyncio.Task[None] | None = None
         self.healed: Generations = ()  # the history that came with the last state
+        self._background = snapshot.executor()
         donor = Donor(
             engine,
             spec.state,
-            session.applying,
-            lambda: session.standing,
+            session,
             identity.sign,
+            self._background,
             upload_bps=spec.state_upload_bps,
         )
         self.downloader = Downloader(engine)
         self._exchange = StateExchange(donor, self.downloader, links, self._history)
         self._saver: Saver | None = None
         if spec.saving is not None:
-            self._saver = Saver(
-                spec.saving,
-                spec.state,
-                session.applying,
-                lambda: session.standing,
-                lambda: machine.history,
-            )
+            self._saver = Saver(spec.saving, spec.state, session, lambda: machine.history, self._background)
 
     def _history(self) -> Generations | None:
         return self._machine.history if self._machine.role is ev.Role.TRAINER else None
@@ -76,6 +72,7 @@ class States:
         if self._healing is not None:
             self._healing.cancel()
         self._exchange.close()
+        self._background.shutdown(wait=False)
 
     # Checkpoints.
 

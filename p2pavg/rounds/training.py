@@ -9,7 +9,7 @@ thread has an `Outcome` for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
+
+PIECE_BYTES = 1 << 24  # of a snapshot, copied at a time
 
 
 class Encoding(Protocol):
@@ -77,16 +79,24 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A named part of a snapshot: its size, and how to copy it into uint8[nbytes]."""
+    """A named part of a snapshot: its size, and how to copy it into uint8[nbytes], piece by piece: whoever
+    copies may stop between two.
+    """
 
     nbytes: int
-    copy_to: Callable[[U8], None]
+    copy_to: Callable[[U8], Iterator[None]]
 
     @classmethod
     def of(cls, array: npt.NDArray[Any]) -> Section:
         """The bytes of a contiguous array."""
         flat = array.reshape(-1).view(np.uint8)
-        return cls(flat.nbytes, lambda out: np.copyto(out, flat))
+
+        def copy_to(out: U8) -> Iterator[None]:
+            for at in range(0, flat.nbytes, PIECE_BYTES):
+                out[at : at + PIECE_BYTES] = flat[at : at + PIECE_BYTES]
+                yield
+
+        return cls(flat.nbytes, copy_to)
 
 
 Snapshot = tuple[dict[str, Any], dict[str, Section]]
@@ -97,7 +107,8 @@ def copied(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, U8]]:
     meta, sections = snapshot
     buffers = {name: np.empty(section.nbytes, np.uint8) for name, section in sections.items()}
     for name, section in sections.items():
-        section.copy_to(buffers[name])
+        for _ in section.copy_to(buffers[name]):
+            pass
     return meta, buffers
 
 
@@ -106,7 +117,7 @@ class StateSource(Protocol):
 
     def snapshot(self) -> Snapshot:
         """(meta, sections). Called on a background thread while the training thread is not applying; the
-        sections are copied, once, before it may apply again.
+        sections are copied before it applies again, or not at all.
         """
 
     def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:

@@ -17,6 +17,7 @@ from p2pavg.rounds.checkpoints import MAGIC, About, Checkpoints
 from p2pavg.rounds.events import Generation
 from p2pavg.rounds.history import from_rows, to_rows
 from p2pavg.rounds.training import Section
+from tests.unit.packed import packed
 
 ABOUT = About("my run/1", b"s" * 32, "10 parameters, SGD", "torch 2.13.0")
 HISTORY = tuple(Generation(e, bytes([e]) * 32, e, 8, 8 * e + 8, b"l" * 20) for e in range(12))
@@ -24,7 +25,7 @@ HISTORY = tuple(Generation(e, bytes([e]) * 32, e, 8, 8 * e + 8, b"l" * 20) for e
 
 def save(checkpoints: Checkpoints, epoch: int, fill: int = 1) -> Path | None:
     values = np.full(2_500_000, fill, np.uint8)  # several chunks
-    meta_bytes, blob = state.pack(({"step": epoch}, {"values": Section.of(values)}))
+    meta_bytes, blob = packed(({"step": epoch}, {"values": Section.of(values)}))
     manifest = state.describe(epoch, bytes([epoch - 1]) * 32, meta_bytes, blob)
     return checkpoints.save(manifest, blob, to_rows(HISTORY, epoch))
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -42,13 +44,21 @@ class Source:
         raise AssertionError
 
 
+class Live:
+    standing = (3, b"l" * 32)
+
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[], bool]]:
+        yield lambda: True
+
+
 def donor(engine: Engine, upload_bps: float | None) -> Donor:
     engine.donor = Donor(
         engine,  # type: ignore[arg-type]
         Source(),
-        nullcontext,
-        lambda: (3, b"l" * 32),
+        Live(),
         lambda data: b"signed",
+        ThreadPoolExecutor(1),
         upload_bps=upload_bps,
     )
     return engine.donor

@@ -13,6 +13,7 @@ from p2pavg.errors import StateError
 from p2pavg.rounds import state
 from p2pavg.rounds.training import Section
 from p2pavg.transport.engine import Part
+from tests.unit.packed import packed
 
 
 @given(
@@ -45,7 +46,7 @@ def test_state_goes_through_bytes_unchanged() -> None:
     data = np.arange(3_000_001, dtype=np.uint8)
     meta = {"a": [1, 2.5, "x"], "b": None}
     buffers = {"p": data, "empty": data[:0], "q": data[5:9]}
-    meta_bytes, blob = state.pack((meta, {name: Section.of(b) for name, b in buffers.items()}))
+    meta_bytes, blob = packed((meta, {name: Section.of(b) for name, b in buffers.items()}))
     manifest = state.describe(7, b"l" * 32, meta_bytes, blob)
     after = state.unpack(state.Manifest.from_message(manifest.to_message()), blob)
     assert (after.epoch, after.lineage, after.meta) == (7, b"l" * 32, meta)
@@ -66,7 +67,7 @@ def test_state_goes_through_bytes_unchanged() -> None:
 )
 def test_a_wrong_manifest_is_refused(change: dict[str, object]) -> None:
     """Sizes and types are checked before anything is allocated."""
-    meta_bytes, blob = state.pack(({}, {"p": Section.of(np.zeros(10, np.uint8))}))
+    meta_bytes, blob = packed(({}, {"p": Section.of(np.zeros(10, np.uint8))}))
     manifest = state.describe(7, b"l" * 32, meta_bytes, blob)
     with pytest.raises(StateError):
         state.Manifest.from_message({**manifest.to_message(), **change})

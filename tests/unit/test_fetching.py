@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from p2pavg.errors import StateError
 from p2pavg.identity import Identity
-from p2pavg.rounds.fetching import LOW_WATER, Fetching, choose
+from p2pavg.rounds.fetching import Fetching, allowance, choose
 from p2pavg.rounds.state import CHUNK_BYTES, HASH_BYTES, Manifest
+
+ALLOWED = 40
 
 
 def manifest(chunks: int, *, epoch: int = 3, differs: frozenset[int] = frozenset()) -> Manifest:
@@ -35,12 +37,12 @@ def test_donors_that_die_do_not_stop_a_download(chunks: int, count: int, seed: i
         if not fetching.left:
             break
         for donor in fetching.donors:
-            asked = fetching.ask(donor)
+            asked = fetching.ask(donor, ALLOWED)
             have = offers.get(donor, primary).hashes
             assert all(have[c * 16 :][:16] == primary.hashes[c * 16 :][:16] for c in asked)
             assert not set(asked) & {c for others in coming.values() for c in others}
             coming[donor] += asked
-            assert fetching.coming(donor) <= 2 * LOW_WATER
+            assert fetching.coming(donor) <= ALLOWED
         if len(fetching.donors) > 1 and rng.random() < 0.05:
             lost = rng.choice([d for d in fetching.donors if d != names[0]])
             fetching.drop(lost)
@@ -51,6 +53,13 @@ def test_donors_that_die_do_not_stop_a_download(chunks: int, count: int, seed: i
                     fetching.verified(coming[donor].pop(0))
     assert fetching.left == 0
     assert not fetching.stuck()
+
+
+def test_a_far_donor_has_more_on_its_way() -> None:
+    """What may be on its way fills a link of 100 MB/s, whatever its round trip, and is no more."""
+    for rtt in (0.0, 0.001, 0.02, 0.3):
+        assert allowance(rtt) * CHUNK_BYTES >= 100e6 * rtt + 8 * CHUNK_BYTES - CHUNK_BYTES
+        assert allowance(rtt) <= 8 + 100 * rtt
 
 
 def test_without_the_primary_only_shared_chunks_can_come() -> None:
@@ -66,12 +75,12 @@ def test_a_wrong_chunk_is_asked_for_again() -> None:
     """After a restart everything that was not verified is asked for anew, from those that are left."""
     primary = manifest(10)
     fetching = Fetching(primary, {b"a": primary, b"b": primary})
-    asked = fetching.ask(b"a")
+    asked = fetching.ask(b"a", 5)
     fetching.verified(asked[0])
     assert fetching.wrong(asked[1]) == b"a"
     fetching.drop(b"a")
     fetching.restart()
-    assert sorted(fetching.ask(b"b")) == sorted(set(range(10)) - {asked[0]})
+    assert sorted(fetching.ask(b"b", 20)) == sorted(set(range(10)) - {asked[0]})
 
 
 def test_the_newest_and_most_shared_manifest_is_chosen() -> None:
