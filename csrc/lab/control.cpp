@@ -81,6 +81,7 @@ void apply(Network& network, const std::string& line) {
         Setters setters;
         const std::pair<const char*, double Path::*> fields[] = {
             {"delay_ns", &Path::delay_ns}, {"jitter_ns", &Path::jitter_ns},     {"loss", &Path::loss},
+            {"corrupt", &Path::corrupt},
             {"rate_bps", &Path::rate_bps}, {"flow_bps", &Path::flow_bps}, {"queue_bytes", &Path::queue_bytes}};
         for (const auto& [name, field] : fields)
             setters[name] = [&changes, field = field](double v) { changes.emplace_back(field, v); };
@@ -160,7 +161,7 @@ std::string ControlServer::answer(const std::string& line, bool* quit) {
 
 std::string ControlServer::statistics() const {
     std::string text = router_.statistics() + "\"hosts\":[";
-    char buffer[640];
+    char buffer[768];
     for (size_t i = 0; i < network_.size(); ++i) {
         const Host& host = network_.host(i);
         std::snprintf(buffer, sizeof buffer, "%s{\"name\":\"%s\",\"address\":\"%s\",\"egress_bps\":%.17g,\"ingress_bps\":%.17g}",
@@ -178,14 +179,15 @@ std::string ControlServer::statistics() const {
             std::snprintf(
                 buffer, sizeof buffer,
                 "%s{\"src\":\"%s\",\"dst\":\"%s\",\"delay_ns\":%.17g,\"jitter_ns\":%.17g,\"rate_bps\":%.17g,"
-                "\"flow_bps\":%.17g,\"loss\":%.17g,\"queue_bytes\":%.17g,\"down\":%s,\"sent_packets\":%llu,"
+                "\"flow_bps\":%.17g,\"loss\":%.17g,\"corrupt\":%.17g,\"queue_bytes\":%.17g,\"down\":%s,\"sent_packets\":%llu,"
                 "\"sent_bytes\":%llu,\"delivered_packets\":%llu,\"delivered_bytes\":%llu,\"lost_packets\":%llu,"
-                "\"dropped_packets\":%llu,\"cut_packets\":%llu}",
+                "\"dropped_packets\":%llu,\"corrupted_packets\":%llu,\"cut_packets\":%llu}",
                 first ? "" : ",", devices_[i].name.c_str(), devices_[j].name.c_str(), path.delay_ns, path.jitter_ns,
-                path.rate_bps, path.flow_bps, path.loss, path.queue_bytes, path.down ? "true" : "false",
+                path.rate_bps, path.flow_bps, path.loss, path.corrupt, path.queue_bytes, path.down ? "true" : "false",
                 static_cast<unsigned long long>(c.sent_packets), static_cast<unsigned long long>(c.sent_bytes),
                 static_cast<unsigned long long>(c.delivered_packets), static_cast<unsigned long long>(c.delivered_bytes),
                 static_cast<unsigned long long>(c.lost_packets), static_cast<unsigned long long>(c.dropped_packets),
+                static_cast<unsigned long long>(c.corrupted_packets),
                 static_cast<unsigned long long>(c.cut_packets));
             text += buffer;
             first = false;

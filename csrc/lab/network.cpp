@@ -55,6 +55,13 @@ double Network::draw_loss_gap(double loss) {  // geometric: segments that pass b
     return std::floor(std::log1p(-draw()) / std::log1p(-loss));
 }
 
+void Network::corrupt(Packet* packet, Path& path) {
+    const uint32_t payload = packet->len - sizeof(VirtioHeader) - packet->header;
+    if (payload == 0 || draw() >= 1 - std::pow(1 - path.corrupt, packet->segments)) return;
+    flip(packet, static_cast<uint32_t>(draw() * payload * 8));
+    path.counters.corrupted_packets += 1;
+}
+
 void Network::configured() {
     shortest_delay_ = 1e18;
     for (size_t i = 0; i < size(); ++i) {
@@ -153,6 +160,7 @@ void Network::admit(PacketPool& pool, Packet* packet, uint8_t src, Nanoseconds n
         path.counters.cut_packets += packet->segments;
         return drop(pool, packet);
     }
+    if (path.corrupt > 0) corrupt(packet, path);
     if (path.from_nat) hosts_[src].nat.sent(packet->flow->key, now);
 
     const uint32_t most = piece_segments(path, packet);

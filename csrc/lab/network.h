@@ -36,11 +36,12 @@ struct Counters {
     uint64_t delivered_packets = 0, delivered_bytes = 0;
     uint64_t lost_packets = 0;     // by the loss rate
     uint64_t dropped_packets = 0;  // a queue was full
-    uint64_t cut_packets = 0;      // the path, or the flow, was down, or a NAT kept it out
+    uint64_t corrupted_packets = 0;  // a bit was flipped
+    uint64_t cut_packets = 0;        // the path, or the flow, was down, or a NAT kept it out
 };
 
 struct Path {  // one ordered pair of hosts
-    double delay_ns = 0, jitter_ns = 0, loss = 0, rate_bps = 0, flow_bps = 0;
+    double delay_ns = 0, jitter_ns = 0, loss = 0, corrupt = 0, rate_bps = 0, flow_bps = 0;
     double queue_bytes = 0;  // 0: one bandwidth-delay product
     bool down = false;
     bool from_nat = false, to_nat = false;  // derived: an end is behind a NAT
@@ -103,6 +104,7 @@ private:
     Flow* find_flow(const FlowKey& key, Nanoseconds now);
     bool is_cut(const FlowKey& key) const;
     double draw();
+    void corrupt(Packet* packet, Path& path);
     double draw_loss_gap(double loss);
 
     std::vector<Host> hosts_;

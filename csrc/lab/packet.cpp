@@ -9,6 +9,7 @@ namespace {
 
 constexpr size_t kSizes[] = {256, 2048, 16384, kMaxPacket};
 constexpr uint8_t kGsoTcp4 = 1, kGsoEcn = 0x80, kNeedsChecksum = 1;
+constexpr uint8_t kTcp = 6;
 constexpr uint8_t kFin = 0x01, kPush = 0x08, kCwr = 0x80;
 
 uint16_t load16(const uint8_t* p) { return static_cast<uint16_t>(p[0] << 8 | p[1]); }
@@ -95,7 +96,7 @@ bool parse(Packet* packet, uint8_t* protocol, uint16_t* sport, uint16_t* dport) 
     *sport = *dport = 0;
     packet->header = static_cast<uint16_t>(ip_header);
     const bool fragment = (load16(ip + 6) & 0x3fff) != 0;
-    if (!fragment && *protocol == 6 && bytes >= ip_header + 20) {
+    if (!fragment && *protocol == kTcp && bytes >= ip_header + 20) {
         const uint32_t tcp_header = (ip[ip_header + 12] >> 4) * 4u;
         if (tcp_header < 20 || ip_header + tcp_header > bytes) return false;
         packet->header = static_cast<uint16_t>(ip_header + tcp_header);
@@ -111,6 +112,20 @@ bool parse(Packet* packet, uint8_t* protocol, uint16_t* sport, uint16_t* dport) 
 }
 
 uint32_t destination(Packet* packet) { return load32(packet->ip() + 16); }
+
+void flip(Packet* packet, uint32_t bit) {
+    uint8_t* ip = packet->ip();
+    const uint32_t at = packet->header + bit / 8;
+    const uint8_t mask = static_cast<uint8_t>(1 << bit % 8);
+    ip[at] ^= mask;
+    if (packet->virtio()->flags & kNeedsChecksum) return;  // it is computed by the receiver, or not at all
+    const uint32_t ip_header = (ip[0] & 15u) * 4;
+    uint8_t* field = ip + ip_header + (ip[9] == kTcp ? 16 : 6);
+    if (ip[9] != kTcp && load16(field) == 0) return;  // a datagram without one
+    const uint32_t word = (at - ip_header) % 2 == 0 ? uint32_t{mask} << 8 : mask;
+    const bool set = ip[at] & mask;  // RFC 1624: the sum of the words changed by +word or -word
+    store16(field, static_cast<uint16_t>(~fold((load16(field) ^ 0xffffu) + (set ? word : 0xffffu - word))));
+}
 
 Packet* slice(PacketPool& pool, Packet* packet, uint32_t first, uint32_t n) {
     const uint32_t total = packet->len - sizeof(VirtioHeader) - packet->header;

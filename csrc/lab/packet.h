@@ -74,6 +74,10 @@ bool parse(Packet* packet, uint8_t* protocol, uint16_t* sport, uint16_t* dport);
 // The first and last IPv4 address bytes, host order.
 uint32_t destination(Packet* packet);
 
+// Inverts one bit of the payload, counted from its first, and makes the checksum right again: the receiver's kernel does
+// not see the damage.
+void flip(Packet* packet, uint32_t bit);
+
 // A new packet with segments [first, first + count) of a TSO super-packet.
 Packet* slice(PacketPool& pool, Packet* packet, uint32_t first, uint32_t count);
 

@@ -24,6 +24,7 @@ class PathCounters:
     delivered_bytes: int = 0
     lost_packets: int = 0  # by the loss rate
     dropped_packets: int = 0  # a queue was full
+    corrupted_packets: int = 0  # one bit flipped, with the right checksum
     cut_packets: int = 0  # the path, or the flow, was down
 
 

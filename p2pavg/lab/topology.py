@@ -24,6 +24,7 @@ PATH_SETTINGS: Mapping[str, tuple[str, float]] = {
     "rate_mbps": ("rate_bps", 1e6),
     "flow_rate_mbps": ("flow_bps", 1e6),
     "loss": ("loss", 1),
+    "corrupt": ("corrupt", 1),
     "queue_kb": ("queue_bytes", 1e3),
     "down": ("down", 1),
 }
@@ -40,6 +41,7 @@ class PathSettings:
     """One ordered pair of hosts. Rates count IP bytes, headers included; 0 is unlimited.
 
     delay_ms is one way. jitter_ms: uniform, plus or minus, never reordering a flow. loss: a share of packets.
+    corrupt: a share in which one bit of the payload is flipped, unseen by the checksum.
     queue_kb: what may wait at a full rate before packets are dropped; 0 is one bandwidth-delay product.
     """
 
@@ -48,6 +50,7 @@ class PathSettings:
     rate_mbps: float = 0.0
     flow_rate_mbps: float = 0.0
     loss: float = 0.0
+    corrupt: float = 0.0
     queue_kb: float = 0.0
 
 
@@ -131,8 +134,8 @@ def settings_text(settings: Mapping[str, Any], known: Mapping[str, tuple[str, fl
             raise ConfigurationError(f"There is no setting {key!r}; choose from {', '.join(known)}.")
         if not isinstance(value, (int, float)) or not 0 <= value < 1e12:
             raise ConfigurationError(f"{key} must be a number of at least 0, not {value!r}.")
-        if key == "loss" and value > 1:
-            raise ConfigurationError(f"loss is a fraction between 0 and 1, not {value}.")
+        if key in ("loss", "corrupt") and value > 1:
+            raise ConfigurationError(f"{key} is a fraction between 0 and 1, not {value}.")
         name, factor = known[key]
         words.append(f"{name}={float(value) * factor:.17g}")
     return " ".join(words)

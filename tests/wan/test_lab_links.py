@@ -114,6 +114,20 @@ def test_loss_hits_single_segments_of_tcp(traffic: Wire) -> None:
         assert counters.lost_packets / counters.sent_packets == pytest.approx(loss, abs=4 * deviation)
 
 
+def test_corruption_passes_the_checksum(traffic: Wire) -> None:
+    """A share of TCP's segments is damaged as the topology says; all arrive, and the bytes are wrong."""
+    corrupt = 0.002
+    with Lab(two(f"rtt_ms = 4\ncorrupt = {corrupt}")) as lab:
+        wire = traffic(lab)
+        with wire.server("b", "tcp-sink", 5000, 3, 0, 0) as sink:
+            sent = wire.client("a", "tcp-send", lab.address("b"), 5000, 3, 10)
+            got = wire.result(sink)
+        counters = lab.stats().paths["a", "b"]
+        assert got["bytes"] == 30_000_000
+        assert got["digests"] != sent["digests"]
+        assert 0 < counters.corrupted_packets / counters.sent_packets < 1.5 * corrupt
+
+
 def test_no_reordering_inside_a_flow(traffic: Wire) -> None:
     """Jitter of many packet times, and a delay that shrinks while packets fly, never reorder a flow."""
     with Lab(two("rtt_ms = 60\njitter_ms = 20")) as lab:
