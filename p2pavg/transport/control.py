@@ -1,5 +1,5 @@
-"""A control connection: length-prefixed msgpack maps over an asyncio transport. TLS goes around this
-alone.
+"""A control connection: msgpack maps, each with its length and checksums, over an asyncio transport. TLS
+goes around this alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from p2pavg.transport import handshake
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_QUEUED_BYTES = 8 << 20
 TLS_HANDSHAKE_S = 10.0
-_LENGTH_BYTES = 4
 
 
 class ControlConnection(asyncio.Protocol):
@@ -101,7 +100,7 @@ class ControlConnection(asyncio.Protocol):
     def write(self, message: Mapping[str, Any]) -> bool:
         """Queue a message. False: too much is queued already, or the connection is gone."""
         data = handshake.pack(message)
-        if len(data) - _LENGTH_BYTES > MAX_MESSAGE_BYTES:
+        if len(data) - handshake.HEAD_BYTES > MAX_MESSAGE_BYTES:
             raise ValueError(f"a control message of {len(data)} bytes, more than {MAX_MESSAGE_BYTES}")
         if self._transport is None or self._transport.is_closing():
             return False
@@ -137,13 +136,15 @@ class ControlConnection(asyncio.Protocol):
 
     def _parse(self) -> None:
         at = 0
-        while len(self._buffer) - at >= _LENGTH_BYTES:
-            length = handshake.body_length(self._buffer[at : at + _LENGTH_BYTES], self._limit)
-            end = at + _LENGTH_BYTES + length
-            if len(self._buffer) < end:
+        while len(self._buffer) - at >= handshake.HEAD_BYTES:
+            begin = at + handshake.HEAD_BYTES
+            length, crc = handshake.parse_head(self._buffer[at:begin], self._limit)
+            if len(self._buffer) < begin + length:
                 break
-            self._inbox.append(handshake.unpack(bytes(self._buffer[at + _LENGTH_BYTES : end])))
-            at = end
+            body = bytes(self._buffer[begin : begin + length])
+            handshake.check_body(body, crc)
+            self._inbox.append(handshake.unpack(body))
+            at = begin + length
         del self._buffer[:at]
 
     def _deliver(self) -> None:

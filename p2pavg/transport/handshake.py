@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import struct
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,7 @@ from p2pavg.identity import PEER_ID_BYTES, PUBLIC_KEY_BYTES, Identity, peer_id_o
 from p2pavg.transport.engine import StreamKeys
 from p2pavg.transport.sealing import KEY_BYTES
 
-WIRE_VERSION = (1, 0)  # major, minor: see "Versions" in docs/design.md
+WIRE_VERSION = (2, 0)  # major, minor: see "Versions" in docs/design.md
 CONTROL, DATA = 1, 2
 PREAMBLE_BYTES = 16
 MAX_HELLO_BYTES = 4096
@@ -49,7 +50,8 @@ OTHER_RUN = "the peer at that address is in another run; check run_id and initia
 
 _MAGIC = b"P2PAVG"
 _PREAMBLE = struct.Struct("<6sBBBB6s")
-_LENGTH = struct.Struct("<I")
+_HEAD = struct.Struct("<II")
+HEAD_BYTES = _HEAD.size + 4
 
 
 class Refusal(Exception):
@@ -144,17 +146,31 @@ def parse_preamble(raw: bytes, mine: Party) -> int:
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """u32 length and msgpack body."""
+    """A head, and a msgpack body."""
     body: bytes = msgpack.packb(dict(message), use_bin_type=True)
-    return _LENGTH.pack(len(body)) + body
+    return make_head(len(body), zlib.crc32(body)) + body
 
 
-def body_length(raw: bytes | bytearray | memoryview, limit: int) -> int:
-    """From the 4 bytes before a message. Raises ProtocolError above `limit`."""
-    (length,) = _LENGTH.unpack(raw)
+def make_head(length: int, crc: int) -> bytes:
+    """u32 length and CRC-32 of the body, and u32 CRC-32 of these eight bytes."""
+    head = _HEAD.pack(length, crc)
+    return head + zlib.crc32(head).to_bytes(4, "little")
+
+
+def parse_head(raw: bytes | bytearray | memoryview, limit: int) -> tuple[int, int]:
+    """(length, CRC) of the body, from the HEAD_BYTES before it. Raises ProtocolError above `limit`."""
+    length, crc = _HEAD.unpack_from(raw)
+    if make_head(length, crc) != raw:
+        raise ProtocolError("the head of a message was corrupted on its way")
     if length > limit:
         raise ProtocolError(f"a message of {length} bytes, more than {limit}")
-    return int(length)
+    return length, crc
+
+
+def check_body(body: bytes | bytearray | memoryview, crc: int) -> None:
+    """Raises ProtocolError."""
+    if zlib.crc32(body) != crc:
+        raise ProtocolError("a message was corrupted on its way")
 
 
 def unpack(body: bytes | bytearray | memoryview) -> dict[str, Any]:

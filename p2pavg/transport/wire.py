@@ -72,5 +72,8 @@ async def warm_up(sock: socket.socket, nbytes: int) -> None:
 
 async def receive_message(sock: socket.socket) -> dict[str, Any]:
     """A hello-sized message. Raises ProtocolError, UnreachableError."""
-    length = handshake.body_length(await receive(sock, 4), handshake.MAX_HELLO_BYTES)
-    return handshake.unpack(await receive(sock, length))
+    head = await receive(sock, handshake.HEAD_BYTES)
+    length, crc = handshake.parse_head(head, handshake.MAX_HELLO_BYTES)
+    body = await receive(sock, length)
+    handshake.check_body(body, crc)
+    return handshake.unpack(body)

@@ -104,7 +104,7 @@ def _hellos() -> list[bytes]:
     identity = Identity.generate()
     made = handshake.make_hello(identity, "run", 31330, 5, {"schema": b"s" * 32, "terms": {"a": 1}})
     refusal = handshake.SUPERSEDED.message()
-    return [handshake.pack(made.facts)[4:], handshake.pack(refusal)[4:]]
+    return [handshake.pack(facts)[handshake.HEAD_BYTES :] for facts in (made.facts, refusal)]
 
 
 def _parse_hello(data: bytes) -> None:
@@ -123,7 +123,7 @@ def _parse_preamble(data: bytes) -> None:
 
 def _streams() -> list[bytes]:
     hello = handshake.stream_hello(b"s" * 32, 3, 4096)
-    return [handshake.pack(hello)[4:]]
+    return [handshake.pack(hello)[handshake.HEAD_BYTES :]]
 
 
 def _parse_stream(data: bytes) -> None:

@@ -9,6 +9,7 @@ import os
 import random
 import socket
 import time
+import zlib
 
 import pytest
 
@@ -244,7 +245,7 @@ class TestRefusing:
             return real(*about, **more)[:6] + b"\x09\x00" + real(*about, **more)[8:]
 
         monkeypatch.setattr(handshake, "preamble", changed)
-        with pytest.raises(IncompatiblePeerError, match=r"version 9\.0, this one .* version 1\.0;"):
+        with pytest.raises(IncompatiblePeerError, match=r"version 9\.0, this one .* version 2\.0;"):
             await a.connect(b)
 
     async def test_stolen_identity(self, hosts):
@@ -286,6 +287,13 @@ class TestRefusing:
         assert b.down[0][1] == "its process has restarted"
 
 
+def flipped(data: bytes, bit: int) -> bytes:
+    """With one bit inverted."""
+    damaged = bytearray(data)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
 class TestHostileBytes:
     @pytest.mark.parametrize(
         "data",
@@ -293,15 +301,29 @@ class TestHostileBytes:
             b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
             os.urandom(64),
             handshake.preamble(7, PARTY),
-            handshake.preamble(handshake.CONTROL, PARTY) + b"\xff\xff\xff\xff",
+            handshake.preamble(handshake.CONTROL, PARTY) + handshake.make_head(2**32 - 1, 0),
             handshake.preamble(handshake.CONTROL, PARTY) + handshake.pack({"peer": 1}),
-            handshake.preamble(handshake.CONTROL, PARTY) + b"\x03\x00\x00\x00abc",
+            handshake.preamble(handshake.CONTROL, PARTY)
+            + handshake.make_head(3, zlib.crc32(b"abc"))
+            + b"abc",
+            handshake.preamble(handshake.CONTROL, PARTY) + handshake.make_head(3, 0) + b"\x81\xa1a",
             handshake.preamble(handshake.DATA, PARTY)
             + handshake.pack({"link": b"12345678", "stream": 0, "warm": 0}),
             handshake.preamble(handshake.DATA, PARTY) + handshake.pack({"link": [1], "stream": "x"}),
-            handshake.preamble(handshake.DATA, PARTY) + b"\x01\x10\x00\x00" + bytes(4097),
+            handshake.preamble(handshake.DATA, PARTY) + handshake.make_head(4097, 0) + bytes(4097),
         ],
-        ids=["http", "random", "kind", "huge", "no hello", "no msgpack", "no link", "odd", "long"],
+        ids=[
+            "http",
+            "random",
+            "kind",
+            "huge",
+            "no hello",
+            "no msgpack",
+            "corrupted",
+            "no link",
+            "odd",
+            "long",
+        ],
     )
     async def test_is_cut(self, hosts, data):
         """Connections that do not begin as one of ours are closed, and disturb nobody."""
@@ -341,14 +363,23 @@ class TestHostileBytes:
         await closed_by_other(sock)
         assert not {98, 99} & set(a.engine.streams(a.link_to(b).id))
 
-    async def test_control_garbage_closes_the_link(self, hosts):
+    @pytest.mark.parametrize(
+        ("data", "why"),
+        [
+            (handshake.make_head(4, zlib.crc32(b"\xc1" * 4)) + b"\xc1" * 4, "a message that is not msgpack"),
+            (flipped(handshake.pack({"t": "odd"}), 8 * 3), "the head of a message was corrupted on its way"),
+            (flipped(handshake.pack({"t": "odd"}), -1), "a message was corrupted on its way"),
+        ],
+        ids=["garbage", "a bit of the length", "a bit of the body"],
+    )
+    async def test_control_garbage_closes_the_link(self, hosts, data, why):
         """A control message that is no message closes its link with a reason, and no other."""
         a, b, c = await hosts(), await hosts(), await hosts()
         link = await a.connect(b)
         await c.connect(b)
-        link._connection._transport.write(b"\x04\x00\x00\x00\xc1\xc1\xc1\xc1")
+        link._connection._transport.write(data)
         await b.until(lambda: b.down)
-        assert b.down[0][1] == "a message that is not msgpack"
+        assert b.down[0][1] == why
         assert list(b.endpoint.links) == [c.id]
 
     async def test_protocol_error_of_the_user(self, hosts):
