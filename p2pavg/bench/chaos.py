@@ -68,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
         }
     )
     emit(args, result, _words(result), lambda figure: _draw(figure, events, result))
-    broken = result["hangs"] + result["divergences"] + result["samples_lost"] + result["samples_doubled"]
+    broken = sum(
+        result[name] for name in ("hangs", "crashes", "divergences", "samples_lost", "samples_doubled")
+    )
     return 0 if not broken and result["finished_by_all"] else 1
 
 
@@ -78,6 +80,7 @@ def _words(result: dict[str, Any]) -> list[str]:
     )
     return [
         f"{result['epochs_finished']} epochs, {result['faults_injected']} faults: {result['hangs']} hangs, "
+        f"{result['crashes']} crashes, "
         f"{result['divergences']} divergences, {result['samples_lost']} samples lost, "
         f"{result['samples_doubled']} doubled, {result['samples_discarded']} discarded and named",
         f"longest stall {result['longest_stall_s']:.2f} s ({by_fault or 'none'})",
@@ -88,6 +91,7 @@ def _words(result: dict[str, Any]) -> list[str]:
             for name, used in result["usage"].items()
         ),
         *result["divergence_details"],
+        *result["crash_details"],
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,6 +10,10 @@ from typing import Any
 
 Event = Mapping[str, Any]
 HANG_S = 60.0  # a live peer that says nothing for so long hangs
+ORDERED_ENDS = (0, -signal.SIGKILL)  # exit codes
+FREEZING = ("stop", "cut", "cut-one-way", "slow")
+HARMLESS = ("join", "corrupt", "duplicate")
+LINGERS_S = 1.0  # a fault may show so long after it is over
 
 
 def summarise(events: Sequence[Event], *, epochs: int, capacity: float) -> dict[str, Any]:
@@ -18,15 +23,20 @@ def summarise(events: Sequence[Event], *, epochs: int, capacity: float) -> dict[
     capacity: samples per second of one peer that never waits.
     """
     applied = [e for e in events if e["t"] == "epoch"]
-    alive = _alive(events)
-    surviving = _surviving_lineage(applied, alive)
+    survivors = _survivors(events)
+    surviving = _surviving_lineage(applied, survivors)
     stalls = _stalls(applied, events)
-    lost, doubled = _samples(events, applied, surviving, alive)
+    lost, doubled = _samples(events, surviving)
+    crashes = _crashes(events)
+    finished = {e["who"] for e in events if e["t"] == "finished"}
+    last_epoch = max((e["epoch"] for e in applied), default=-1)
     return {
-        "epochs_finished": max((e["epoch"] for e in applied), default=-1) + 1,
-        "finished_by_all": all(_last_epoch(applied, who) >= epochs - 1 for who in alive),
+        "epochs_finished": last_epoch + 1,
+        "finished_by_all": bool(survivors) and survivors == finished and last_epoch >= epochs - 1,
         "faults_injected": sum(e["t"] == "fault" for e in events),
         "hangs": sum(e["t"] == "hang" for e in events),
+        "crashes": len(crashes),
+        "crash_details": crashes[:20],
         "divergences": len(_divergences(applied)),
         "divergence_details": _divergences(applied)[:20],
         "samples_lost": lost,
@@ -38,29 +48,43 @@ def summarise(events: Sequence[Event], *, epochs: int, capacity: float) -> dict[
         "attempts_failed": sum(e["attempts"] - 1 for e in applied),
         "throughput_share": _throughput(events, applied, capacity),
         "capacity_share": _capacity(events),
-        "peers_alive": len(alive),
+        "peers_alive": len(survivors),
         "usage": _usage(events),
     }
 
 
-def _alive(events: Iterable[Event]) -> set[str]:
-    """Processes that were started and not killed for good."""
-    alive = set()
+def _survivors(events: Iterable[Event]) -> set[str]:
+    """Processes that trained to the end: they finished, or live still."""
+    lived, finished = set(), set()
     for e in events:
         if e["t"] == "joined":
-            alive.add(e["who"])
+            lived.add(e["who"])
         elif e["t"] == "ended":
-            alive.discard(e["who"])
-    return alive
+            lived.discard(e["who"])
+        elif e["t"] == "finished":
+            finished.add(e["who"])
+    return lived | finished
 
 
-def _last_epoch(applied: Iterable[Event], who: str) -> int:
-    return max((e["epoch"] for e in applied if e["who"] == who), default=-1)
+def _crashes(events: Sequence[Event]) -> list[str]:
+    """Processes that ended by themselves, but for one of two that were given the same identity, and newcomers
+    all of whose initial peers were gone.
+    """
+    shared = {who for e in events if e["t"] == "fault" and e["fault"] == "duplicate" for who in e["share"]}
+    errors = {e["who"]: e["error"] for e in events if e["t"] == "error"}
+    joined = {e["who"] for e in events if e["t"] == "joined"}
+    lonely = {e["who"] for e in events if e["t"] == "error" and e["raised"] == "UnreachableError"} - joined
+    refused = {e["who"] for e in events if e["t"] == "error" and e["raised"] == "IdentityInUseError"}
+    return [
+        f"{e['who']} ended with code {e['code']}: {errors.get(e['who'], 'see its standard error')}"
+        for e in events
+        if e["t"] == "ended" and e["code"] not in ORDERED_ENDS and e["who"] not in (refused & shared) | lonely
+    ]
 
 
-def _surviving_lineage(applied: Sequence[Event], alive: set[str]) -> dict[int, str]:
-    """Epoch -> lineage, of the history that the living peers agree on at the end."""
-    furthest = max((e for e in applied if e["who"] in alive), key=lambda e: e["epoch"], default=None)
+def _surviving_lineage(applied: Sequence[Event], survivors: set[str]) -> dict[int, str]:
+    """Epoch -> lineage, of the history that the survivors agree on at the end."""
+    furthest = max((e for e in applied if e["who"] in survivors), key=lambda e: e["epoch"], default=None)
     if furthest is None:
         return {}
     chain: dict[int, str] = {}
@@ -89,21 +113,34 @@ def _divergences(applied: Sequence[Event]) -> list[str]:
     return found
 
 
-def _samples(
-    events: Sequence[Event], applied: Sequence[Event], surviving: Mapping[int, str], alive: set[str]
-) -> tuple[int, int]:
-    """(lost, doubled) over the peers that lived to the end: counted = averaged + discarded + pending."""
+def _samples(events: Sequence[Event], surviving: Mapping[int, str]) -> tuple[int, int]:
+    """(lost, doubled): counted = averaged + discarded + pending, of every process as long as it lived.
+
+    Of one that was killed: at the last epoch that it applied in the surviving lineage.
+    """
     lost = doubled = 0
-    for who in alive:
-        done = next((e for e in events if e["who"] == who and e["t"] == "finished"), None)
-        if done is None:
+    for mine in _by_process(events).values():
+        ends = [
+            index
+            for index, e in enumerate(mine)
+            if e["t"] == "finished" or (e["t"] == "epoch" and surviving.get(e["epoch"]) == e["lineage"])
+        ]
+        if not ends:
             continue
-        mine = [e for e in applied if e["who"] == who]
-        averaged = sum(e["local_samples"] for e in mine if surviving.get(e["epoch"]) == e["lineage"])
-        rest = done["counted"] - averaged - sum(e["discarded"] for e in mine) - done["pending"]
+        last = mine[ends[-1]]
+        before = [e for e in mine[: ends[-1] + 1] if e["t"] == "epoch"]
+        averaged = sum(e["local_samples"] for e in before if surviving.get(e["epoch"]) == e["lineage"])
+        rest = last["counted"] - averaged - sum(e["discarded"] for e in before) - last["pending"]
         lost += max(0, rest)
         doubled += max(0, -rest)
     return lost, doubled
+
+
+def _by_process(events: Iterable[Event]) -> dict[str, list[Event]]:
+    found: dict[str, list[Event]] = defaultdict(list)
+    for e in events:
+        found[e["who"]].append(e)
+    return found
 
 
 def _stalls(applied: Sequence[Event], events: Sequence[Event]) -> list[dict[str, Any]]:
@@ -113,10 +150,10 @@ def _stalls(applied: Sequence[Event], events: Sequence[Event]) -> list[dict[str,
     stalls = []
     for e in (e for e in events if e["t"] == "stall"):
         begin = e["at"] - e["seconds"]
-        victims = [f for f in faults if f["victim"] == e["who"] and begin - 1 < f.get("until", f["at"]) + 1]
-        if any(f["at"] < e["at"] for f in victims if f.get("until", f["at"]) > begin - 1):
+        victims = [f for f in faults if f["victim"] == e["who"] and begin - 1 < f["until"] + 1]
+        if any(f["at"] < e["at"] for f in victims if f["until"] > begin - 1):
             continue  # it was the stopped, cut or slowed one
-        cause = max((f for f in faults if f["at"] <= e["at"]), key=lambda f: f["at"], default=None)
+        near = [f["fault"] for f in faults if f["at"] <= e["at"] and f["until"] >= begin - LINGERS_S]
         seconds = max(0.0, e["seconds"] - usual)
         stalls.append(
             {
@@ -124,10 +161,20 @@ def _stalls(applied: Sequence[Event], events: Sequence[Event]) -> list[dict[str,
                 "at": e["at"],
                 "seconds": seconds,
                 "epoch": e["epoch"],
-                "fault": cause["fault"] if cause else "none",
+                "fault": _cause(near),
+                "faults": near,
             }
         )
     return stalls
+
+
+def _cause(near: Sequence[str]) -> str:
+    """Of the faults around a stall, the one that costs most: one that freezes a peer, or else ends it."""
+    for kinds in (FREEZING, [name for name in near if name not in HARMLESS], HARMLESS):
+        for name in near:
+            if name in kinds:
+                return name
+    return "none"
 
 
 def _by_fault(stalls: Iterable[Mapping[str, Any]]) -> dict[str, float]:

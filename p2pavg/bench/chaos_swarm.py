@@ -29,6 +29,12 @@ FAULTS = (
     *("corrupt", "duplicate", "cut", "cut-one-way", "slow"),
 )
 LAB_FAULTS = ("cut", "cut-one-way", "slow")
+BREAKS: dict[str, tuple[str, float]] = {  # what becomes of the paths of a host
+    "cut": ("down", 1),
+    "cut-one-way": ("down", 1),
+    "slow": ("rate_mbps", 0.008),
+    "corrupt": ("corrupt", 0.01),
+}
 START_S = 60.0
 STOP_S = (0.5, 8.0)
 CUT_S = (1.0, 8.0)
@@ -192,8 +198,7 @@ class Swarm(AbstractContextManager["Swarm"]):
 
     def _take(self, member: Member, event: dict[str, Any] | None) -> None:
         if event is None:
-            member.process.wait()
-            self._note(member.who, "ended")
+            self._note(member.who, "ended", code=member.process.wait())
             return
         member.heard_at = time.monotonic()
         self.events.append({"who": member.who, **event})
@@ -247,19 +252,22 @@ class Swarm(AbstractContextManager["Swarm"]):
             case "cut" | "cut-one-way" | "slow" if victim is not None:
                 self._break_link(name, victim)
             case "corrupt" if victim is not None:
-                self._log(name, "", 0.0)
+                if self._lab is None:
+                    self._log(name, "", 0.0)
+                else:
+                    self._break_link(name, victim)
                 self._garbage(victim)
             case "duplicate" if victim is not None and len(self._living()) <= self._peers and self._room():
-                self._log(name, victim.who, 0.0)
                 double = self._spawn(identity=str(self._folder / f"{victim.who}.key"))
+                self._log(name, "", 0.0, share=[victim.who, double.who])
                 double.finished = True  # it is not waited for
                 self._undo.append((time.monotonic() + 3.0, lambda: self._kill_quietly(double)))
 
     def _room(self) -> bool:
         return self._lab is None or len(self._living()) < len(self._lab.hosts)
 
-    def _log(self, name: str, victim: str, seconds: float) -> None:
-        self._note("", "fault", fault=name, victim=victim, until=time.monotonic() + seconds)
+    def _log(self, name: str, victim: str, seconds: float, **fields: Any) -> None:
+        self._note("", "fault", fault=name, victim=victim, until=time.monotonic() + seconds, **fields)
 
     def _kill(self, member: Member, name: str) -> None:
         self._log(name, member.who, 0.0)
@@ -284,27 +292,27 @@ class Swarm(AbstractContextManager["Swarm"]):
         self._undo.append((member.stopped_until, resume))
 
     def _break_link(self, name: str, victim: Member) -> None:
-        """Cut a host off, nothing reaches it any more from the others (one way), or slow it to 1 kB/s."""
+        """Break all paths from and to a host for a while; of "cut-one-way" either."""
         seconds = self._random.uniform(*CUT_S)
-        one_way = name == "cut-one-way"
+        setting, value = BREAKS[name]
         self._log(name, victim.who, seconds)
-        change: dict[str, Any] = {"rate_mbps": 0.008} if name == "slow" else {"down": True}
-        before = {host: self._settings(victim.host, host) for host in self._lab.hosts if host != victim.host}
-        for host in before:
-            self._lab.set(victim.host, host, both=not one_way, **change)
+        paths = [pair for pair in self._lab.topology.paths if victim.host in pair]
+        broken = paths
+        if name == "cut-one-way":
+            side = self._random.randrange(2)
+            broken = [pair for pair in paths if pair[side] == victim.host]
+        for pair in broken:
+            self._lab.set(*pair, **{setting: value})
         victim.stopped_until = time.monotonic() + seconds
 
         def mend() -> None:
-            for host, rate in before.items():
-                undo: dict[str, Any] = {"rate_mbps": rate} if name == "slow" else {"down": False}
-                self._lab.set(victim.host, host, both=True, **undo)
+            for pair in broken:
+                usual = getattr(self._lab.topology.paths[pair], setting, 0)
+                self._lab.set(*pair, **{setting: usual})
             victim.heard_at = time.monotonic()
             victim.stopped_until = 0.0
 
         self._undo.append((victim.stopped_until, mend))
-
-    def _settings(self, src: str | None, dst: str) -> float:
-        return float(self._lab.stats().settings[src, dst]["rate_mbps"])
 
     def _garbage(self, victim: Member) -> None:
         """Random bytes to the victim's TCP and UDP ports, from the victim's own machine."""

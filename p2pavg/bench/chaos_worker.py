@@ -61,8 +61,8 @@ class Chaos:
         self.say("joined", epoch=trainer.session.epoch)
         while trainer.session.epoch < config["epochs"] and not self._closing:
             start = time.monotonic()
-            trainer.step()
             self._own_samples += 1
+            trainer.step()
             seconds = time.monotonic() - start - config["step_seconds"]
             if seconds > 0.2:
                 self.say("stall", seconds=seconds, epoch=trainer.session.epoch)
@@ -96,6 +96,8 @@ class Chaos:
             members={m.peer: m.samples for m in report.members if m.weight > 0},
             samples=report.samples,
             local_samples=report.local_samples,
+            counted=self._own_samples,
+            pending=epoch.samples,
             discarded=report.samples_discarded,
             why=report.discarded_why,
             attempts=report.attempts,
@@ -142,7 +144,7 @@ def main() -> int:
     try:
         chaos.run()
     except P2PAvgError as error:
-        chaos.say("error", error=str(error))
+        chaos.say("error", raised=type(error).__name__, error=str(error))
         return 1
     return 0
 

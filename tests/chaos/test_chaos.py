@@ -22,6 +22,7 @@ def test_a_minute_of_faults() -> None:
     result = summarise(swarm.events, epochs=EPOCHS, capacity=STEPS / EPOCH_SECONDS)
     assert result["faults_injected"] >= 5
     assert result["hangs"] == 0
+    assert result["crashes"] == 0, result["crash_details"]
     assert result["divergences"] == 0, result["divergence_details"]
     assert result["samples_lost"] == 0
     assert result["samples_doubled"] == 0
