@@ -28,6 +28,7 @@ from p2pavg.membership.address import is_loopback
 from p2pavg.report import RoundReport
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.driver import Driver
+from p2pavg.rounds.introduction import trains, vet
 from p2pavg.rounds.lineage import first_lineage
 from p2pavg.rounds.link_meter import LinkMeter
 from p2pavg.rounds.machine import Machine
@@ -36,7 +37,8 @@ from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import Start, TrainingSpec
 from p2pavg.rounds.watching import WATCH, Watching, status
 from p2pavg.settings import Settings
-from p2pavg.transport import pump_engine
+from p2pavg.transport import handshake, pump_engine
+from p2pavg.transport.budget import MAX_LINKS
 from p2pavg.transport.endpoint import Endpoint
 from p2pavg.transport.engine import Engine, Part
 from p2pavg.transport.handshake import Party
@@ -47,9 +49,11 @@ logger = logging.getLogger("p2pavg.peer")
 PORTS_TRIED = 64
 DIAL_TIMEOUT_S = 5.0
 DIAL_BACKOFF_S = (0.2, 5.0)
+LASTING_S = 1.0  # a link that ends sooner was none
+MOST_BRIEF = 8  # such links in a row, beyond which the pause before the next dial grows no more
 JOIN_TIMEOUT_S = 10.0
 LINKED_TIMEOUT_S = 1.0
-EARLY_MESSAGES = 1000
+EARLY_BYTES = 1 << 20  # of messages that wait for the start of the rounds
 ANNOUNCE_INTERVAL_S = 1.0
 HEARTBEAT_S = 0.1
 
@@ -80,6 +84,8 @@ class Place:
         self._refusals: list[P2PAvgError] = []
         self._shut_out: set[bytes] = set()  # by whom, because another process uses this one's identity
         self._early: list[tuple[Link, dict[str, Any]]] = []  # from peers that were faster than our start
+        self._early_bytes = 0
+        self._brief: dict[bytes, int] = {}  # links in a row that ended at once: to whom is dialled less often
         self._announcing: asyncio.Task[None] | None = None
         self._spec: TrainingSpec | None = None
         self._closed = False
@@ -122,6 +128,7 @@ class Place:
                 streams=settings.streams,
                 events=self,
                 credentials=settings.credentials,
+                vet=vet,
             )
             try:
                 self.dht = await DHT.start(
@@ -304,7 +311,7 @@ class Place:
         session.connect(self.driver)
         self.driver.start()
         for link in list(self.links.values()):
-            if self._trains(link):
+            if trains(link.hello):
                 self.driver.link_up(link)
         early, self._early = self._early, []
         for link, message in early:
@@ -367,7 +374,10 @@ class Place:
 
     async def _dial(self, peer_id: bytes) -> None:
         pause, most = DIAL_BACKOFF_S
+        brief = self._brief.get(peer_id, 0)
         try:
+            if brief:
+                await asyncio.sleep(min(pause * 2.0 ** (brief - 1), most))
             while not self._closed and peer_id not in self.links:
                 info = self.view.peers.get(peer_id)
                 if info is None:
@@ -424,7 +434,7 @@ class Place:
         """Endpoint event."""
         self.view.report_alive(link.peer_id)
         self._shut_out.discard(link.peer_id)
-        if self.driver is not None and self._trains(link):
+        if self.driver is not None and trains(link.hello):
             self.driver.link_up(link)
 
     def link_down(self, link: Link, reason: str) -> None:
@@ -432,6 +442,10 @@ class Place:
         if self._closed:
             return
         self.view.report_dead(link.peer_id)
+        if time.monotonic() - link.established_at >= LASTING_S:
+            self._brief.pop(link.peer_id, None)
+        elif link.peer_id in self._brief or len(self._brief) < MAX_LINKS:
+            self._brief[link.peer_id] = min(self._brief.get(link.peer_id, 0) + 1, MOST_BRIEF)
         self.watching.link_down(link)
         if self.driver is not None:
             self.driver.link_down(link, reason)
@@ -440,7 +454,8 @@ class Place:
     def message(self, link: Link, message: dict[str, Any]) -> None:
         """Endpoint event. Raises ProtocolError, on which the endpoint drops the link."""
         if self.driver is None:
-            if len(self._early) < EARLY_MESSAGES:
+            self._early_bytes += len(handshake.pack(message))
+            if self._early_bytes <= EARLY_BYTES:
                 self._early.append((link, message))
             return
         if message.get("t") == WATCH:
@@ -471,9 +486,6 @@ class Place:
         """Engine event."""
         if self.driver is not None:
             self.driver.blob_sent(link, transfer)
-
-    def _trains(self, link: Link) -> bool:
-        return link.hello.get("role") in (ev.Role.TRAINER.value, ev.Role.JOINER.value)
 
     # --------------------------------------------------------------------------------------- leaving
 

@@ -27,6 +27,7 @@ from p2pavg.rounds.bequest import Bequests
 from p2pavg.rounds.deliveries import Deliveries
 from p2pavg.rounds.exchange import KINDS
 from p2pavg.rounds.farewell import Farewell
+from p2pavg.rounds.introduction import introduced
 from p2pavg.rounds.leaving import Verdict
 from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.pulse import Pulse
@@ -306,19 +307,7 @@ class Driver:
 
     def link_up(self, link: Link) -> None:
         """A control link is ready."""
-        facts = link.hello
-        self.feed(
-            ev.PeerUp(
-                peer=link.peer_id,
-                epoch=facts["epoch"],
-                lineage=facts["lineage"],
-                role=ev.Role(facts["role"]),
-                client_only=bool(facts.get("client_only", False)),
-                total_samples=int(facts.get("total", 0)),
-                leader=facts.get("leader") or None,
-                rtt_s=link.rtt,
-            )
-        )
+        self.feed(introduced(link.peer_id, link.hello, link.rtt))
 
     def link_down(self, link: Link, reason: str) -> None:
         """A link is gone."""

@@ -5,6 +5,7 @@ goes around this alone.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import time
@@ -16,9 +17,12 @@ from p2pavg.credentials import Credentials, certificate_key
 from p2pavg.errors import CredentialError, ProtocolError, UnreachableError
 from p2pavg.transport import handshake
 
+logger = logging.getLogger("p2pavg.transport")
+
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_QUEUED_BYTES = 8 << 20
 TLS_HANDSHAKE_S = 10.0
+_MOST_UNTRUSTED_BYTES = 2 * handshake.MAX_HELLO_BYTES  # nobody says more than a hello before it has an answer
 
 
 class ControlConnection(asyncio.Protocol):
@@ -33,6 +37,7 @@ class ControlConnection(asyncio.Protocol):
         self._reader: asyncio.Future[None] | None = None
         self._on_message: Callable[[dict[str, Any]], None] | None = None
         self._on_lost: Callable[[str], None] | None = None
+        self._admits: Callable[[int], bool] = lambda nbytes: True
         self._lost: str | None = None
 
     @classmethod
@@ -89,10 +94,18 @@ class ControlConnection(asyncio.Protocol):
         """The other side has proved who it is: messages may be longer than a hello."""
         self._limit = MAX_MESSAGE_BYTES
 
-    def start(self, on_message: Callable[[dict[str, Any]], None], on_lost: Callable[[str], None]) -> None:
-        """From now on: on_message(message) for each; on_lost(reason) once, unless closed from this side."""
+    def start(
+        self,
+        on_message: Callable[[dict[str, Any]], None],
+        on_lost: Callable[[str], None],
+        admits: Callable[[int], bool],
+    ) -> None:
+        """From now on: on_message(message) for each; on_lost(reason) once, unless closed from this side.
+
+        admits(bytes of a message): whether it is still read; else the connection is lost.
+        """
         self.trust()
-        self._on_message, self._on_lost = on_message, on_lost
+        self._on_message, self._on_lost, self._admits = on_message, on_lost, admits
         if self._lost is not None:
             asyncio.get_running_loop().call_soon(on_lost, self._lost)
         self._deliver()
@@ -125,6 +138,8 @@ class ControlConnection(asyncio.Protocol):
         self.last_heard = time.monotonic()
         self._buffer += data
         try:
+            if self._limit <= handshake.MAX_HELLO_BYTES and len(self._buffer) > _MOST_UNTRUSTED_BYTES:
+                raise ProtocolError("more than a hello before it has proved itself")
             self._parse()
         except ProtocolError as error:
             self._fail(str(error))
@@ -141,6 +156,8 @@ class ControlConnection(asyncio.Protocol):
             length, crc = handshake.parse_head(self._buffer[at:begin], self._limit)
             if len(self._buffer) < begin + length:
                 break
+            if not self._admits(length):
+                raise ProtocolError("it sends far more messages than it needs")
             body = bytes(self._buffer[begin : begin + length])
             handshake.check_body(body, crc)
             self._inbox.append(handshake.unpack(body))
@@ -153,6 +170,10 @@ class ControlConnection(asyncio.Protocol):
                 self._on_message(self._inbox.popleft())
             except ProtocolError as error:
                 self._fail(str(error))
+                return
+            except Exception:  # a message that we did not foresee costs its sender the link, and nobody more
+                logger.exception("a control message could not be handled")
+                self._fail("a message could not be handled")
                 return
         self._wake()
 

@@ -8,18 +8,20 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from p2pavg.credentials import Credentials
 from p2pavg.errors import ClosedError, P2PAvgError, ProtocolError, UnreachableError
 from p2pavg.forkguard import guard
 from p2pavg.identity import Identity, short_id
-from p2pavg.transport import greeting, handshake, listening, wire
+from p2pavg.transport import greeting, handshake, listening, proofs, wire
+from p2pavg.transport.budget import MAX_LINKS, OUT_S, Budget
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.greeting import Met
 from p2pavg.transport.handshake import Hello, Refusal
 from p2pavg.transport.link import Link, Message
+from p2pavg.transport.pairing import Pairing
 from p2pavg.transport.repair import Repairs
 from p2pavg.transport.stream_counts import StreamCounts
 from p2pavg.transport.stream_keeper import MAX_STREAMS, StreamKeeper, accept_stream
@@ -28,7 +30,6 @@ logger = logging.getLogger("p2pavg.transport")
 
 PING_INTERVAL_S = 1.0
 _WATCH_INTERVAL_S = 0.1  # while jobs run
-_ALIVE_S = 3.0  # how long an old link may take to prove that it lives, before a new one replaces it
 
 
 class EndpointEvents(Protocol):
@@ -59,7 +60,8 @@ class Endpoint:
         hello: dict[str, Any],
         streams: int | None,
         events: EndpointEvents,
-        credentials: Credentials | None = None,
+        credentials: Credentials | None,
+        vet: Callable[[Mapping[str, Any]], None],
     ) -> None:
         """Use `start`."""
         self._credentials = credentials
@@ -79,8 +81,9 @@ class Endpoint:
         self._keepers: dict[int, StreamKeeper] = {}
         self._numbers = itertools.count(1)
         self._dials: dict[tuple[str, int], asyncio.Task[Link]] = {}
-        self._proving: set[bytes] = set()  # peers to which a dial of ours has sent its proof
-        self._arrivals: dict[bytes, asyncio.Future[Link]] = {}  # dials that wait for the other side's dial
+        self._pairing = Pairing(identity.peer_id, self._links)
+        self._budget = Budget()
+        self._vet = vet
         self._carrying: dict[int, Link] = {}  # those with data streams
         self._counts = StreamCounts(engine, self._carrying, self.set_streams) if streams is None else None
         self._repairs = Repairs(engine, self._by_id, self._replace_stream)
@@ -100,6 +103,7 @@ class Endpoint:
         streams: int | None,
         events: EndpointEvents,
         credentials: Credentials | None = None,
+        vet: Callable[[Mapping[str, Any]], None] = lambda facts: None,
     ) -> Endpoint:
         """Listen. When the port is taken: the next free one if port_is_default, else AddressInUseError.
 
@@ -107,9 +111,10 @@ class Endpoint:
         the transport: "schema" (bytes: peers with different ones are refused; empty fits all), "terms" (a
         map: named values that must be equal), "data" (False: no data streams on this side's links).
         streams: data streams per link; None: as many as transfers call for. credentials: speak with members
-        of the run only, under TLS; None: an open run.
+        of the run only, under TLS; None: an open run. vet: raises ProtocolError for what no peer tells of
+        itself at a handshake.
         """
-        endpoint = cls(identity, run_id, engine, hello, streams, events, credentials)
+        endpoint = cls(identity, run_id, engine, hello, streams, events, credentials, vet)
         sock = listening.bind(listen_host, listen_port, port_is_default=port_is_default)
         endpoint._listener = listening.Listener(sock, endpoint._welcome)
         endpoint.port = endpoint._listener.port
@@ -204,30 +209,19 @@ class Endpoint:
 
         async def admit(theirs: Hello) -> None:
             nonlocal peer_id
-            handshake.check(mine, theirs, expect)
+            self._check(mine, theirs, expect)
             peer_id = theirs.peer_id
-            if await self._settled(theirs) is not None:
-                raise handshake.SUPERSEDED
-            self._proving.add(peer_id)
+            await self._pairing.as_dialler(theirs)
 
         try:
             met = await greeting.as_dialler(sock, self._identity, mine, admit, self._credentials)
         except Refusal as refusal:
             if refusal.code == handshake.SUPERSEDED.code and peer_id:
-                return await self._arrival(peer_id)
+                return await self._pairing.arrival(peer_id)
             raise
         finally:
-            self._proving.discard(peer_id)
+            self._pairing.proved(peer_id)
         return self._establish(met, remote, dialled=True)
-
-    async def _arrival(self, peer_id: bytes) -> Link:
-        """The link that the other side's own dial makes."""
-        if peer_id in self._links:
-            return self._links[peer_id]
-        future = self._arrivals.get(peer_id)
-        if future is None:
-            future = self._arrivals[peer_id] = self._loop.create_future()
-        return await asyncio.shield(future)
 
     # -- being dialled
 
@@ -238,16 +232,16 @@ class Endpoint:
             async with asyncio.timeout(wire.HANDSHAKE_S):
                 kind = await self._kind(sock)
                 if kind == handshake.DATA:
-                    await accept_stream(sock, self._by_tag, self._engine, self._party)
+                    await accept_stream(sock, self._by_tag, self._engine, self._party, self._admits_stream)
                     return
-                address = sock.getpeername()[0]
+                address = self._address(sock)
                 mine = self._make_hello()
                 met = await greeting.as_listener(
                     sock,
                     self._identity,
                     mine,
-                    lambda theirs: handshake.check(mine, theirs),
-                    lambda theirs: self._admit(theirs, accepted_at),
+                    lambda theirs: self._check(mine, theirs),
+                    lambda theirs: self._pairing.as_listener(theirs, accepted_at),
                     self._credentials,
                 )
             self._establish(met, (address, met.dialler.port), dialled=False)
@@ -255,6 +249,17 @@ class Endpoint:
             logger.debug("refused a connection: %s", refusal.text)
         except (P2PAvgError, OSError, TimeoutError) as error:
             logger.debug("a connection ended before its handshake: %s", error)
+
+    def _address(self, sock: socket.socket) -> str:
+        """The other side's. Raises ProtocolError, and closes the socket, when it comes too often."""
+        address: str = sock.getpeername()[0]
+        if not self._budget.admits_handshake(address, time.monotonic()):
+            sock.close()
+            raise ProtocolError("too many handshakes from one address")
+        return address
+
+    def _admits_stream(self, link: Link) -> bool:
+        return self._admits(link, self._budget.admits_stream(link.peer_id, time.monotonic()))
 
     async def _kind(self, sock: socket.socket) -> int:
         try:
@@ -269,33 +274,18 @@ class Endpoint:
             sock.close()
             raise
 
-    async def _admit(self, theirs: Hello, accepted_at: float) -> None:
-        """Raises Refusal when another connection to the same peer is kept.
-
-        When two peers dial each other at once, the one with the smaller id decides which connection they
-        keep: as dialler it does not go on when it has a link, and as listener it refuses here.
-        """
-        decides = self._identity.peer_id < theirs.peer_id
-        existing = await self._settled(theirs)
-        if existing is None:
-            if decides and theirs.peer_id in self._proving:
-                raise handshake.SUPERSEDED
-        elif decides and accepted_at < existing.established_at:
-            raise handshake.SUPERSEDED
-        else:  # it has lost its end of the old link, or it decided so
-            existing.close("replaced by a newer connection")
-
-    async def _settled(self, theirs: Hello) -> Link | None:
-        """The link that there is. Of two processes with one identity, the new one takes over from a dead
-        one.
-        """
-        existing = self._links.get(theirs.peer_id)
-        if existing is None or existing.hello["incarnation"] == theirs.incarnation:
-            return existing
-        if await existing.alive(_ALIVE_S):
-            raise handshake.SecondUse(theirs.peer_id, existing.hello["incarnation"])
-        existing.close("its process has restarted")
-        return self._links.get(theirs.peer_id)
+    def _check(self, mine: Hello, theirs: Hello, expect: bytes | None = None) -> None:
+        """Raises Refusal when no link is made with them, whether or not they prove themselves."""
+        handshake.check(mine, theirs, expect)
+        if self._budget.is_out(theirs.peer_id, time.monotonic()):
+            raise Refusal(
+                "flood", "a peer sent far more messages than it needs; it may come back in a minute"
+            )
+        if len(self._links) >= MAX_LINKS and theirs.peer_id not in self._links:
+            raise Refusal(
+                "full", f"that peer has {MAX_LINKS} links, the most that it keeps; name another one"
+            )
+        self._vet(theirs.facts)
 
     # -- links
 
@@ -316,7 +306,7 @@ class Endpoint:
             theirs.facts,
             address,
             dialled=dialled,
-            secret=handshake.link_secret(met.dialler, met.listener),
+            secret=proofs.link_secret(met.dialler, met.listener),
             connection=connection,
             rtt_s=met.rtt_s,
             on_close=self._link_closed,
@@ -327,7 +317,7 @@ class Endpoint:
         carries = self.hello.get("data") is not False and theirs.facts.get("data") is not False
         if carries:
             self._carrying[link.id] = link
-            self._by_tag[handshake.link_tag(link.secret)] = link
+            self._by_tag[proofs.link_tag(link.secret)] = link
             link.streams_wanted = self._streams or 0
         if carries and dialled:
             self._keepers[link.id] = StreamKeeper(link, self._engine)
@@ -335,19 +325,33 @@ class Endpoint:
             link.send({"t": "_streams", "n": link.streams_wanted})
         if self._counts is not None:
             self._counts.links_changed()
-        waiting = self._arrivals.pop(link.peer_id, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(link)
+        self._pairing.arrived(link)
         self._events.link_up(link)
-        connection.start(lambda message: self._received(link, message), link.close)
+        connection.start(
+            lambda message: self._received(link, message),
+            link.close,
+            lambda nbytes: self._admits(
+                link, self._budget.admits_message(link.peer_id, nbytes, time.monotonic())
+            ),
+        )
         return link
+
+    def _admits(self, link: Link, within: bool) -> bool:
+        """within: its budget. Names whoever is not."""
+        if not within:
+            logger.warning(
+                "peer %s sends far more messages than it needs; it is out for %.0f s",
+                short_id(link.peer_id),
+                OUT_S,
+            )
+        return within
 
     def _link_closed(self, link: Link, reason: str) -> None:
         if self._links.get(link.peer_id) is link:
             del self._links[link.peer_id]
         self._by_id.pop(link.id, None)
         self._carrying.pop(link.id, None)
-        self._by_tag.pop(handshake.link_tag(link.secret), None)
+        self._by_tag.pop(proofs.link_tag(link.secret), None)
         keeper = self._keepers.pop(link.id, None)
         if keeper is not None:
             keeper.close()
@@ -360,7 +364,9 @@ class Endpoint:
     def _received(self, link: Link, message: Message) -> None:
         kind = message.get("t")
         if kind == "_ping":
-            link.send({"t": "_pong", "at": message.get("at")})
+            if not isinstance(message.get("at"), int):
+                raise ProtocolError("a ping without a time")
+            link.send({"t": "_pong", "at": message["at"]})
         elif kind == "_pong":
             link.ponged(message.get("at"))
         elif kind == "_alive":

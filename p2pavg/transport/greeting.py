@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from p2pavg.credentials import Credentials
 from p2pavg.errors import ProtocolError, UnreachableError
 from p2pavg.identity import Identity
-from p2pavg.transport import handshake, wire
+from p2pavg.transport import handshake, proofs, wire
 from p2pavg.transport.control import ControlConnection
 from p2pavg.transport.handshake import Hello, Refusal
 
@@ -58,13 +58,13 @@ async def as_dialler(
         theirs = handshake.parse_hello(answer)
         try:
             handshake.check_key(theirs, connection.proven_key())
-            handshake.check_signature(mine, theirs, theirs, answer)
+            proofs.check_signature(mine, theirs, theirs, answer)
             await admit(theirs)
         except Refusal as refusal:
             connection.write(refusal.message())
             raise
         connection.trust()
-        connection.write({"sig": identity.sign(handshake.transcript(mine, theirs, mine))})
+        connection.write({"sig": identity.sign(proofs.transcript(mine, theirs, mine))})
         handshake.raise_refusal(await connection.read())
     except BaseException:
         _close(sock, connection)
@@ -95,12 +95,12 @@ async def as_listener(
             handshake.check_key(theirs, connection.proven_key())
             check(theirs)
             began = time.monotonic()
-            signature = identity.sign(handshake.transcript(theirs, mine, mine))
+            signature = identity.sign(proofs.transcript(theirs, mine, mine))
             connection.write({**mine.facts, "sig": signature})
             proof = await connection.read()
             rtt = time.monotonic() - began
             handshake.raise_refusal(proof)
-            handshake.check_signature(theirs, mine, theirs, proof)
+            proofs.check_signature(theirs, mine, theirs, proof)
             await admit(theirs)
         except Refusal as refusal:
             connection.write(refusal.message())

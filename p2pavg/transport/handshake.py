@@ -3,23 +3,20 @@
 Every TCP connection begins with a 16-byte preamble from each side. On a control connection the dialler sends
 its hello, the listener answers with its own and a signature over both, the dialler signs too, and the
 listener says ok. A side that refuses says why instead of its next message. A data stream belongs to a link
-whose two sides share a secret, so it proves itself with a MAC.
+whose two sides share a secret, so it proves itself with a MAC (see proofs.py).
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from p2pavg import __version__
 from p2pavg.errors import (
@@ -31,9 +28,7 @@ from p2pavg.errors import (
     ProtocolError,
     UnreachableError,
 )
-from p2pavg.identity import PEER_ID_BYTES, PUBLIC_KEY_BYTES, Identity, peer_id_of, short_id, verify
-from p2pavg.transport.engine import StreamKeys
-from p2pavg.transport.sealing import KEY_BYTES
+from p2pavg.identity import PEER_ID_BYTES, PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, short_id
 
 WIRE_VERSION = (2, 0)  # major, minor: see "Versions" in docs/design.md
 CONTROL, DATA = 1, 2
@@ -41,13 +36,13 @@ PREAMBLE_BYTES = 16
 MAX_HELLO_BYTES = 4096
 NONCE_BYTES = 16
 TOKEN_BYTES = 32
-MAX_WARM_UP_BYTES = 1 << 20
 RUN_BYTES = 16
 SCHEMA_BYTES = 32
 
 PREAMBLE_RUN_BYTES = 6
 OTHER_RUN = "the peer at that address is in another run; check run_id and initial_peers"
 
+_SIGNATURE_ROOM = SIGNATURE_BYTES + 8  # a listener's hello carries one
 _MAGIC = b"P2PAVG"
 _PREAMBLE = struct.Struct("<6sBBBB6s")
 _HEAD = struct.Struct("<II")
@@ -199,8 +194,8 @@ class Hello:
     port: int
     incarnation: int
     nonce: bytes
-    token: bytes  # half of the link's secret
-    facts: dict[str, Any]
+    token: bytes = field(repr=False)  # half of the link's secret
+    facts: dict[str, Any] = field(repr=False)
 
 
 def make_hello(
@@ -221,7 +216,7 @@ def make_hello(
         "nonce": nonce,
         "token": token,
     }
-    if len(pack(whole)) > MAX_HELLO_BYTES:
+    if len(pack(whole)) + _SIGNATURE_ROOM > MAX_HELLO_BYTES:
         raise ConfigurationError("what this peer tells about itself is longer than 4 KB; shorten its facts")
     return Hello(
         identity.peer_id,
@@ -338,96 +333,3 @@ def _check_training(mine: Hello, theirs: Hello) -> None:
 def _terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
     terms = facts.get("terms")
     return terms if isinstance(terms, dict) else {}
-
-
-# -- proofs
-
-
-def transcript(dialler: Hello, listener: Hello, signer: Hello) -> bytes:
-    """What `signer`, one of the two, signs."""
-    role = b"dial" if signer is dialler else b"listen"
-    parts = [b"p2pavg link", role]
-    for hello in (dialler, listener):
-        parts += [hello.run, hello.key, hello.nonce, hello.token]
-    return hashlib.sha256(b"\0".join(parts)).digest()
-
-
-def check_signature(dialler: Hello, listener: Hello, signer: Hello, message: Mapping[str, Any]) -> None:
-    """Raises Refusal unless message["sig"] proves that `signer` has its key."""
-    signature = message.get("sig")
-    if not isinstance(signature, bytes) or not verify(
-        signer.key, transcript(dialler, listener, signer), signature
-    ):
-        raise Refusal("malformed", "a peer could not prove its identity")
-
-
-def link_secret(dialler: Hello, listener: Hello) -> bytes:
-    return _derive(dialler.token + listener.token, b"", b"p2pavg link")
-
-
-def link_tag(secret: bytes) -> bytes:
-    """How a data stream names its link."""
-    return hashlib.sha256(b"p2pavg tag" + secret).digest()[:8]
-
-
-def stream_hello(secret: bytes, stream: int, warm_up: int = 0) -> dict[str, Any]:
-    """warm_up: bytes that both sides send before the first frame."""
-    nonce = os.urandom(NONCE_BYTES)
-    return {
-        "link": link_tag(secret),
-        "stream": stream,
-        "warm": warm_up,
-        "nonce": nonce,
-        "mac": _mac(secret, b"dial", stream, nonce),
-    }
-
-
-def stream_answer(secret: bytes, hello: Mapping[str, Any]) -> dict[str, Any]:
-    """What the listener answers to a right `stream_hello`. Raises ProtocolError for a wrong one."""
-    stream, nonce, mac = hello.get("stream"), hello.get("nonce"), hello.get("mac")
-    warm_up = hello.get("warm")
-    if not isinstance(warm_up, int) or not 0 <= warm_up <= MAX_WARM_UP_BYTES:
-        raise ProtocolError("a data stream without a right warm-up")
-    if (
-        not isinstance(stream, int)
-        or not 0 <= stream < 2**31
-        or not isinstance(nonce, bytes)
-        or len(nonce) != NONCE_BYTES
-        or not isinstance(mac, bytes)
-        or not hmac.compare_digest(mac, _mac(secret, b"dial", stream, nonce))
-    ):
-        raise ProtocolError("a data stream that does not know its link's secret")
-    own = os.urandom(NONCE_BYTES)
-    return {"nonce": own, "mac": _mac(secret, b"listen", stream, nonce + own)}
-
-
-def check_stream_answer(secret: bytes, hello: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
-    """Raises ProtocolError unless the listener knows the secret too."""
-    nonce, mac = answer.get("nonce"), answer.get("mac")
-    if (
-        not isinstance(nonce, bytes)
-        or not isinstance(mac, bytes)
-        or not hmac.compare_digest(mac, _mac(secret, b"listen", hello["stream"], hello["nonce"] + nonce))
-    ):
-        raise ProtocolError("the other side of a data stream does not know the link's secret")
-
-
-def stream_keys(
-    secret: bytes, hello: Mapping[str, Any], answer: Mapping[str, Any], *, dialled: bool
-) -> StreamKeys:
-    """The keys of an encrypted data stream, fresh for every stream. hello, answer: checked.
-
-    dialled: this side opened the stream.
-    """
-    salt = hello["nonce"] + answer["nonce"]
-    info = b"p2pavg stream" + link_tag(secret) + int(hello["stream"]).to_bytes(4, "little")
-    forth, back = _derive(secret, salt, info + b"dial"), _derive(secret, salt, info + b"listen")
-    return StreamKeys(forth, back) if dialled else StreamKeys(back, forth)
-
-
-def _derive(secret: bytes, salt: bytes, info: bytes) -> bytes:
-    return HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=salt, info=info).derive(secret)
-
-
-def _mac(secret: bytes, role: bytes, stream: int, nonces: bytes) -> bytes:
-    return hmac.new(secret, role + stream.to_bytes(4, "little") + nonces, hashlib.sha256).digest()

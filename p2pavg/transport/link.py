@@ -14,6 +14,8 @@ from p2pavg.transport.control import ControlConnection
 from p2pavg.transport.handshake import Party
 
 Message = dict[str, Any]
+_MOST_STREAMS = 1 << 16  # that the other side opens in a link's life: each leaves a nonce
+_MOST_UNHEARD = 120  # pings, one a second
 _ID, _RE = "_id", "_re"  # of a request, and of what answers it
 
 
@@ -56,6 +58,10 @@ class Link:
         self._on_close = on_close
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Message]] = {}
+        self._unheard = (
+            0  # pings since anything was heard: a process that is stopped sends none, and cuts nobody
+        )
+        self._pinged_with = 0.0
         self._nonces: set[bytes] = set()  # of the streams that the other side has opened
 
     def __repr__(self) -> str:
@@ -76,6 +82,8 @@ class Link:
         if nonce in self._nonces:
             raise ProtocolError("a data stream's hello that was used before")
         self._nonces.add(nonce)
+        if len(self._nonces) >= _MOST_STREAMS:
+            self.close("it had as many data streams as a link can have; the next link begins anew")
 
     # -- sending
 
@@ -117,6 +125,11 @@ class Link:
     # -- measuring
 
     def ping(self) -> None:
+        """Each second; a link on which nothing comes for very long is closed."""
+        self._unheard = self._unheard + 1 if self.last_heard == self._pinged_with else 0
+        self._pinged_with = self.last_heard
+        if self._unheard > _MOST_UNHEARD:
+            self.close(f"nothing was heard for {_MOST_UNHEARD} s")
         self.send({"t": "_ping", "at": time.monotonic_ns()})
 
     def ponged(self, stamp: object) -> None:

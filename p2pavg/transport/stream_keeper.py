@@ -8,12 +8,12 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from p2pavg.errors import P2PAvgError, ProtocolError
 from p2pavg.forkguard import guard
 from p2pavg.identity import short_id
-from p2pavg.transport import handshake, wire
+from p2pavg.transport import handshake, proofs, wire
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.handshake import Party
 from p2pavg.transport.link import Link
@@ -24,7 +24,8 @@ MAX_STREAMS = 256  # per link; what a peer accepts from another
 _BACKOFF_S = (0.1, 5.0)
 _QUIET_S = 0.05  # a stream that received nothing for so long, while no job runs, may be closed
 _LASTING_S = 1.0  # a stream that closes sooner has failed to open
-_LONG_PATH_S = 0.005  # round trips above this: a stream's first chunk waits for its window to grow
+_LONG_PATH_S = 0.005  # round trips above this: a stream's first chunk waits for its window to grow, unless
+# a job runs: then what widens the window would take from what gradients get
 _WARM_UP_BYTES = 512 << 10
 
 
@@ -64,6 +65,9 @@ class StreamKeeper:
             if time.monotonic() - self._opened_at < _LASTING_S:
                 self._failures += 1  # it did not last: do not reopen at once, over and over
 
+    def _at_work(self) -> bool:
+        return any(self._link.id in job.links for job in self._engine.running())
+
     def _pause(self) -> float:
         first, most = _BACKOFF_S
         return min(first * 2.0 ** (self._failures - 1), most) * random.uniform(0.5, 1.0)
@@ -75,7 +79,7 @@ class StreamKeeper:
         True: some are left to close later.
         """
         now, link = time.monotonic(), self._link
-        if any(link.id in job.links for job in self._engine.running()):
+        if self._at_work():
             return True
         for stats in reversed(self._engine.stats(link.id)):
             if surplus and not stats.unacked_bytes and now - stats.last_received_at > _QUIET_S:
@@ -90,13 +94,13 @@ class StreamKeeper:
             async with asyncio.timeout(wire.HANDSHAKE_S):
                 sock = guard(await wire.dial(*link.address))
                 warm = bool(self._engine.streams(link.id)) and link.rtt_min > _LONG_PATH_S
-                hello = handshake.stream_hello(link.secret, number, _WARM_UP_BYTES if warm else 0)
+                hello = proofs.stream_hello(link.secret, number, _WARM_UP_BYTES if warm else 0)
                 await wire.send(sock, handshake.preamble(handshake.DATA, link.party) + handshake.pack(hello))
                 raw = await wire.receive(sock, handshake.PREAMBLE_BYTES)
                 handshake.parse_preamble(raw, link.party)
                 answer = await wire.receive_message(sock)
                 handshake.raise_refusal(answer)
-                handshake.check_stream_answer(link.secret, hello, answer)
+                proofs.check_stream_answer(link.secret, hello, answer)
                 await wire.warm_up(sock, hello["warm"])
             if link.closed:
                 raise asyncio.CancelledError
@@ -109,7 +113,7 @@ class StreamKeeper:
             if sock is not None:
                 sock.close()
             raise
-        keys = handshake.stream_keys(link.secret, hello, answer, dialled=True) if link.party.closed else None
+        keys = proofs.stream_keys(link.secret, hello, answer, dialled=True) if link.party.closed else None
         self._engine.attach(link.id, number, sock, keys)
         self._opened_at = time.monotonic()
         if not link.ready.done():
@@ -118,16 +122,25 @@ class StreamKeeper:
 
 
 async def accept_stream(
-    sock: socket.socket, links: Mapping[bytes, Link], engine: Engine, party: Party
+    sock: socket.socket,
+    links: Mapping[bytes, Link],
+    engine: Engine,
+    party: Party,
+    admits: Callable[[Link], bool],
 ) -> None:
-    """The other side of opening one. links: by tag. Raises ProtocolError, UnreachableError, OSError."""
+    """The other side of opening one. links: by tag. admits: whether a link may have another, else it closes.
+    Raises ProtocolError, UnreachableError, OSError.
+    """
     try:
         hello = await wire.receive_message(sock)
         tag = hello.get("link")
         link = links.get(tag) if isinstance(tag, bytes) else None
         if link is None or link.dialled:
             raise ProtocolError("a data stream of an unknown link")
-        answer = handshake.stream_answer(link.secret, hello)
+        answer = proofs.stream_answer(link.secret, hello)
+        if not admits(link):
+            link.close("it opens far more data streams than it needs")
+            raise ProtocolError("a data stream too many")
         link.first_use(hello["nonce"])
         await wire.send(sock, handshake.preamble(handshake.DATA, party) + handshake.pack(answer))
         await wire.warm_up(sock, hello["warm"])
@@ -137,7 +150,7 @@ async def accept_stream(
     except BaseException:
         sock.close()
         raise
-    keys = handshake.stream_keys(link.secret, hello, answer, dialled=False) if party.closed else None
+    keys = proofs.stream_keys(link.secret, hello, answer, dialled=False) if party.closed else None
     engine.attach(link.id, hello["stream"], sock, keys)
     if not link.ready.done():
         link.ready.set_result(None)

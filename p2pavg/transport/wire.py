@@ -7,10 +7,11 @@ import socket
 from typing import Any
 
 from p2pavg.errors import UnreachableError
-from p2pavg.transport import handshake
+from p2pavg.transport import handshake, proofs
 
 HANDSHAKE_S = 10.0  # the longest a handshake may take: round trips of the slowest path, lost packets included
 _TRASH_BYTES = 64 << 10
+_NOTHING = memoryview(bytes(proofs.MAX_WARM_UP_BYTES))
 
 
 async def dial(host: str, port: int) -> socket.socket:
@@ -57,7 +58,7 @@ async def warm_up(sock: socket.socket, nbytes: int) -> None:
     Raises UnreachableError, OSError.
     """
     loop = asyncio.get_running_loop()
-    sending = loop.create_task(loop.sock_sendall(sock, bytes(nbytes)))
+    sending = loop.create_task(loop.sock_sendall(sock, _NOTHING[:nbytes]))
     trash, left = memoryview(bytearray(_TRASH_BYTES)), nbytes
     try:
         while left:

@@ -26,7 +26,7 @@ from p2pavg.lab import topology
 from p2pavg.membership import beat, peerinfo, record, store, wire
 from p2pavg.rounds import checkpoints, messages, state
 from p2pavg.rounds.ballot import Ballot
-from p2pavg.transport import frames, handshake
+from p2pavg.transport import frames, handshake, proofs
 from p2pavg.transport.sealing import Opener, Sealer
 
 MOST_BYTES_PER_BYTE = 256  # a one-byte msgpack item becomes a Python object
@@ -122,13 +122,13 @@ def _parse_preamble(data: bytes) -> None:
 
 
 def _streams() -> list[bytes]:
-    hello = handshake.stream_hello(b"s" * 32, 3, 4096)
+    hello = proofs.stream_hello(b"s" * 32, 3, 4096)
     return [handshake.pack(hello)[handshake.HEAD_BYTES :]]
 
 
 def _parse_stream(data: bytes) -> None:
     message = handshake.unpack(data)
-    handshake.stream_answer(b"s" * 32, message)
+    proofs.stream_answer(b"s" * 32, message)
 
 
 def _frames() -> list[bytes]:

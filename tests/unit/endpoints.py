@@ -38,6 +38,7 @@ class Host:
         port_is_default: bool = False,
         streams: int = 2,
         credentials: Credentials | None = None,
+        **options: Any,
     ) -> Host:
         self.engine = ENGINES[self.kind](self)
         self.endpoint = await Endpoint.start(
@@ -51,6 +52,7 @@ class Host:
             streams=streams,
             events=self,
             credentials=credentials,
+            **options,
         )
         return self
 

@@ -24,7 +24,7 @@ from p2pavg.rounds.ballot import Stage
 from p2pavg.rounds.events import Commit, Received
 from p2pavg.rounds.member import Holding
 from p2pavg.rounds.messages import Committed, Ready
-from p2pavg.transport import handshake
+from p2pavg.transport import handshake, proofs
 from tests.simulation.calm import Calm
 from tests.unit.endpoints import DEADLINE_S, Host
 from tests.unit.test_membership_store import KEY, Publisher, offer, values
@@ -226,12 +226,13 @@ async def test_a_man_in_the_middle() -> None:
     """Between open peers it reads and changes messages; between members it reads nothing, and a changed
     byte ends the link.
     """
-    async with hosts(None, None) as (one, two), Relay(two.endpoint.port, b"send 100", b"send 999") as relay:
+    told, changed = (handshake.pack({"t": words}) for words in ("send 100", "send 999"))  # checksums included
+    async with hosts(None, None) as (one, two), Relay(two.endpoint.port, told, changed) as relay:
         await through(relay, one, two, {"t": "send 100"})
         assert two.messages[0][1] == {"t": "send 999"}
     authority = Authority.new(RUN)
     members = authority.member(), authority.member()
-    async with hosts(*members) as (one, two), Relay(two.endpoint.port, b"send 100", b"send 999") as relay:
+    async with hosts(*members) as (one, two), Relay(two.endpoint.port, told, changed) as relay:
         await through(relay, one, two, {"t": "send 100"})
         assert two.messages[0][1] == {"t": "send 100"}
         assert not relay.changed
@@ -260,9 +261,9 @@ async def test_a_man_in_the_middle_who_is_a_member_of_nothing(monkeypatch: pytes
 async def test_a_replayed_stream_hello(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recorded hello of a data stream, sent again once that stream is closed, takes no stream."""
     secret = b"s" * 32
-    hello = handshake.stream_hello(secret, 3)
-    handshake.stream_answer(secret, hello)
-    assert handshake.stream_answer(secret, hello)["nonce"]  # alone, the MAC does not see that it came before
+    hello = proofs.stream_hello(secret, 3)
+    proofs.stream_answer(secret, hello)
+    assert proofs.stream_answer(secret, hello)["nonce"]  # alone, the MAC does not see that it came before
     authority = Authority.new(RUN)
     async with hosts(authority.member(), authority.member()) as (one, two):
         await one.connect(two)

@@ -21,7 +21,7 @@ from p2pavg.errors import (
     UnreachableError,
 )
 from p2pavg.identity import Identity
-from p2pavg.transport import handshake, listening, wire
+from p2pavg.transport import handshake, listening, proofs, wire
 from tests.unit.endpoints import DEADLINE_S, Host
 from tests.unit.engine_swarm import KINDS, poll
 
@@ -276,7 +276,7 @@ class TestRefusing:
 
     async def test_restarted_process(self, hosts, monkeypatch):
         """A restarted process takes its identity over when the old one no longer answers."""
-        monkeypatch.setattr("p2pavg.transport.endpoint._ALIVE_S", 0.1)
+        monkeypatch.setattr("p2pavg.transport.pairing._ALIVE_S", 0.1)
         identity = Identity.generate()
         b, first, second = await hosts(), await hosts(identity), await hosts(identity)
         old = await first.connect(b)
@@ -355,7 +355,7 @@ class TestHostileBytes:
         a, b = await hosts(), await hosts()
         link = await b.connect(a)
         await link.ready
-        hello = handshake.stream_hello(link.secret, 99)
+        hello = proofs.stream_hello(link.secret, 99)
         sock = await raw_connection(a)
         await wire.send(
             sock, handshake.preamble(handshake.DATA, PARTY) + handshake.pack({**hello, "stream": 98})

@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from p2pavg import place
-from p2pavg.transport import frames, handshake, pump_engine, sealing
+from p2pavg.transport import frames, proofs, pump_engine, sealing
 from p2pavg.transport.engine import Engine, StreamKeys
 from p2pavg.transport.frames import HEADER_BYTES, Header, Kind
 from p2pavg.transport.sealing import TAG_BYTES, Sealer
@@ -155,10 +155,10 @@ def test_every_stream_and_direction_has_its_own_key() -> None:
     secret = os.urandom(32)
     seen: set[bytes] = set()
     for stream in (0, 1, 1):
-        hello = handshake.stream_hello(secret, stream)
-        answer = handshake.stream_answer(secret, hello)
-        ours = handshake.stream_keys(secret, hello, answer, dialled=True)
-        theirs = handshake.stream_keys(secret, hello, answer, dialled=False)
+        hello = proofs.stream_hello(secret, stream)
+        answer = proofs.stream_answer(secret, hello)
+        ours = proofs.stream_keys(secret, hello, answer, dialled=True)
+        theirs = proofs.stream_keys(secret, hello, answer, dialled=False)
         assert (ours.sending, ours.receiving) == (theirs.receiving, theirs.sending)
         seen |= {ours.sending, ours.receiving}
     assert len(seen) == 6
