@@ -33,7 +33,9 @@ using Crc = uint32_t (*)(uint32_t, const uint8_t *, size_t);
 
 Crc best() {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1")) return crc32_pclmul;
+    const bool folds = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+    if (folds && __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("avx512f")) return crc32_vpclmul;
+    if (folds) return crc32_pclmul;
 #elif defined(__aarch64__) && defined(__linux__)
     constexpr unsigned long kHasCrc32 = 1ul << 7;
     if (getauxval(AT_HWCAP) & kHasCrc32) return crc32_arm;

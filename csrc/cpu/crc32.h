@@ -10,6 +10,7 @@ namespace p2pavg {
 uint32_t crc32_table(uint32_t state, const uint8_t *data, size_t length);
 #if defined(__x86_64__)
 uint32_t crc32_pclmul(uint32_t state, const uint8_t *data, size_t length);
+uint32_t crc32_vpclmul(uint32_t state, const uint8_t *data, size_t length);
 #elif defined(__aarch64__)
 uint32_t crc32_arm(uint32_t state, const uint8_t *data, size_t length);
 #endif

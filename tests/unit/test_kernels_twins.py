@@ -11,7 +11,11 @@ import pytest
 
 SOURCES = Path(__file__).parents[2] / "csrc" / "cpu"
 ARM_PARTS = {"neon.cpp": (), "crc32_arm.cpp": ("-march=armv8-a+crc",)}
-X86_PARTS = {"avx2.cpp": ("-mavx2", "-mf16c"), "crc32_pclmul.cpp": ("-msse4.1", "-mpclmul")}
+X86_PARTS = {
+    "avx2.cpp": ("-mavx2", "-mf16c"),
+    "crc32_pclmul.cpp": ("-msse4.1", "-mpclmul"),
+    "crc32_vpclmul.cpp": ("-mavx512f", "-mvpclmulqdq"),
+}
 COMMON_PARTS = dict.fromkeys(("kernels.cpp", "portable.cpp", "crc32.cpp", "tests/twins.cpp"), ())
 DIGEST = "79da1bb0"
 """Of all that the kernels make of the program's pseudo-random runs: changes only with the wire format."""
