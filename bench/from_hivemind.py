@@ -73,7 +73,7 @@ opt = hivemind.Optimizer(
     params=model.parameters(),
     optimizer=lambda params: torch.optim.AdamW(params, lr=3e-3),
     scheduler=lambda inner: torch.optim.lr_scheduler.CosineAnnealingLR(inner, 100),
-    grad_compression=hivemind.Float16Compression(),
+    grad_compression=hivemind.compression.Float16Compression(),
     matchmaking_time=2.0,
     averaging_timeout=30.0,
 )

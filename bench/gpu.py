@@ -1,6 +1,7 @@
 """The GPU story in one run: correctness first, then times. `python -m bench.gpu --out DIR --budget 540`.
 
-Every section runs whatever became of the others; DIR/gpu.json is written after each.
+Every section runs whatever became of the others; DIR/gpu.json is written after each. Where Hivemind is
+installed, the three models train under it too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from p2pavg import native
 from p2pavg.bench import common
 
 ROOT = Path(__file__).resolve().parent.parent
+MICROBATCHES = 10  # per block of local training
+HIVEMIND = ("resnet152", "xlmr_large", "convnext_large")
 Section = Callable[[float], Any]
 
 
@@ -109,9 +113,29 @@ def model(name: str, scaled: bool, pairs: int, seconds: float) -> Section:
         until = time.monotonic() + min(seconds, left - 20)
         job = gpu_models.MODELS[name]()
         try:
-            found = gpu_models.measure(job, 6, pairs, scaled, until)
+            found = gpu_models.measure(job, MICROBATCHES, pairs, scaled, until)
             if not scaled:
                 found["boundary"] = gpu_models.boundary(job)
+            return found
+        finally:
+            del job
+            gpu_models.forget()
+
+    return work
+
+
+def hivemind(name: str, pairs: int, seconds: float) -> Section:
+    """The same loop under Hivemind, in the default way and in the one that accumulates in `.grad`."""
+
+    def work(left: float) -> dict[str, Any]:
+        from bench import gpu_models
+
+        job = gpu_models.MODELS[name]()
+        found = {}
+        try:
+            for key, reuse, share in (("own_buffers", False, 0.7), ("reuse_grad_buffers", True, 0.3)):
+                until = time.monotonic() + share * min(seconds, left - 20)
+                found[key] = gpu_models.measure_hivemind(job, MICROBATCHES, pairs, reuse, until)
             return found
         finally:
             del job
@@ -155,13 +179,16 @@ def main() -> int:
     sections += [
         ("tests", 30, tests),
         ("pair exact", 60, lambda left: gpu_pair.check_exact()),
-        ("model resnet152", 30, model("resnet152", False, 20, 60)),
-        ("model xlmr_large", 30, model("xlmr_large", False, 20, 60)),
+        ("model resnet152", 30, model("resnet152", False, 20, 70)),
+        ("model xlmr_large", 30, model("xlmr_large", False, 20, 70)),
         ("model convnext_large", 30, model("convnext_large", False, 20, 70)),
+        *((f"hivemind {name}", 30, hivemind(name, 20, 45)) for name in HIVEMIND),
         ("pair together", 120, lambda left: gpu_pair.together(min(250.0, left - 5))),
         ("model resnet152 scaled", 25, model("resnet152", True, 20, 45)),
         ("kernel rates", 25, kernel_rates),
     ]
+    if find_spec("hivemind") is None:
+        sections = [one for one in sections if not one[0].startswith("hivemind")]
     names = [name for name, _, _ in sections]
     done = names.index(args.resume[0]) + 1 if args.resume else 0
     for name, needs, work in sections[done:]:

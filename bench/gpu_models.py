@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench import gpu_hivemind
 from p2pavg import CollaborativeOptimizer
 from p2pavg.bench.accumulate import NEVER, lower_bound
 from p2pavg.bench.common import percentile
@@ -92,10 +93,12 @@ def language_model(batch: int, length: int = 128) -> Job:
     return Job(model, stand_in, batch, note)
 
 
+# Microbatches that keep the device busy: with small ones the host, which launches a few thousand kernels for
+# each, sets the pace, and swings by a third.
 MODELS: dict[str, Callable[[], Job]] = {
-    "resnet152": lambda: _images("resnet152", 64),
-    "convnext_large": lambda: _images("convnext_large", 32),
-    "xlmr_large": lambda: language_model(16),
+    "resnet152": lambda: _images("resnet152", 192),
+    "convnext_large": lambda: _images("convnext_large", 96),
+    "xlmr_large": lambda: language_model(48),
 }
 
 
@@ -105,6 +108,15 @@ def twin_of(model: nn.Module) -> nn.Module:
     for mine, theirs in zip(twin.parameters(), model.parameters(), strict=True):
         mine.data = theirs.data
     return twin
+
+
+@dataclass
+class Times:
+    """One kind of block, turn by turn."""
+
+    wall: list[float] = field(default_factory=list)  # seconds, with the device synchronised
+    device: list[float] = field(default_factory=list)  # seconds between events on the stream
+    ahead: list[float] = field(default_factory=list)  # seconds of the wall for which the host had finished
 
 
 @dataclass
@@ -147,16 +159,52 @@ class Local:
             optimizer.zero_grad()
         optimizer.discard()
 
-    def timed(self, block: Callable[[], None]) -> tuple[float, float]:
-        """(seconds by the wall clock with the device synchronised, seconds between events on the stream)."""
+    def hivemind(self, optimizer: Any, reuse: bool) -> None:
+        """The same under Hivemind."""
+        for _ in range(self.microbatches):
+            self._backward(self.job.model, self.scalers[1])
+            optimizer.step()
+            if not reuse:
+                optimizer.zero_grad()
+        gpu_hivemind.clear(optimizer)
+
+    def timed(self, block: Callable[[], None], times: Times) -> float:
+        """Run a block between two synchronisations; seconds by the wall clock."""
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         begun = time.perf_counter()
         first.record()
         block()
         last.record()
+        queued = time.perf_counter()
         torch.cuda.synchronize()
-        return time.perf_counter() - begun, first.elapsed_time(last) / 1e3
+        ended = time.perf_counter()
+        times.wall.append(ended - begun)
+        times.device.append(first.elapsed_time(last) / 1e3)
+        times.ahead.append(ended - queued)
+        return ended - begun
+
+    def turns(self, blocks: dict[str, Callable[[], None]], pairs: int, until: float) -> dict[str, Times]:
+        """All blocks in turn, in an order that changes each time; at least 3 turns, none after `until`."""
+        for _ in range(2):
+            for block in blocks.values():
+                self.timed(block, Times())
+        self.step_us.clear()
+        found = {name: Times() for name in blocks}
+        names = list(blocks)
+        gc.collect()
+        gc.disable()  # a collection in the middle of a block would be that block's
+        try:
+            for pair in range(pairs):
+                if pair >= 3 and time.monotonic() > until:
+                    break
+                for name in names if pair % 2 == 0 else reversed(names):
+                    self.timed(blocks[name], found[name])
+                    gc.collect(0)
+                names.append(names.pop(0))
+        finally:
+            gc.enable()
+        return found
 
     def wrapped(self, target: int, **options: Any) -> CollaborativeOptimizer:
         return CollaborativeOptimizer(
@@ -176,59 +224,74 @@ class Local:
             while len(seconds) < count + 1:  # the first allocates
                 self._backward(self.job.model, self.scalers[1])
                 epoch = optimizer.epoch
-                elapsed, _ = self.timed(optimizer.step)
+                elapsed = self.timed(optimizer.step, Times())
                 if optimizer.epoch > epoch or options.get("delay_updates"):
                     seconds.append(elapsed)
         return seconds[1:]
 
 
+def ratios(plain: list[float], other: list[float]) -> list[float]:
+    """By how much plain PyTorch is faster (under 1) or slower, turn by turn."""
+    return [a / b for a, b in zip(plain, other, strict=True)]
+
+
 def measure(job: Job, microbatches: int, pairs: int, scaled: bool, until: float) -> dict[str, Any]:
-    """Interleaved blocks in changing order, at least 3 pairs, no new one after `until` (time.monotonic)."""
+    """Plain PyTorch, ours, and plain PyTorch again as control."""
     local = Local(job, microbatches, scaled)
-    wall: dict[str, list[float]] = {"plain": [], "local": [], "control": []}
-    device: dict[str, list[float]] = {"plain": [], "local": [], "control": []}
     memory = torch.cuda.memory_allocated()
     with local.wrapped(NEVER) as optimizer:
-        blocks: dict[str, Callable[[], None]] = {
-            "plain": local.plain,
-            "local": lambda: local.local(optimizer),
-            "control": local.plain,
-        }
-        for _ in range(2):
-            for block in blocks.values():
-                local.timed(block)
-        local.step_us.clear()
-        names = list(blocks)
-        for pair in range(pairs):
-            if pair >= 3 and time.monotonic() > until:
-                break
-            for name in names if pair % 2 == 0 else reversed(names):
-                seconds, events = local.timed(blocks[name])
-                wall[name].append(seconds)
-                device[name].append(events)
-            names.append(names.pop(0))
-    ratios = [a / b for a, b in zip(wall["plain"], wall["local"], strict=True)]
-    controls = [a / b for a, b in zip(wall["plain"], wall["control"], strict=True)]
+        found = local.turns(
+            {"plain": local.plain, "local": lambda: local.local(optimizer), "control": local.plain},
+            pairs,
+            until,
+        )
+    plain, ours, control = (found[name] for name in ("plain", "local", "control"))
     return {
         "parameters": sum(p.numel() for p in job.model.parameters()),
         "note": job.note,
         "samples_per_microbatch": job.samples,
         "microbatches_per_block": microbatches,
         "grad_scaler": scaled,
-        "pairs": len(ratios),
-        "plain_sps": job.samples * microbatches / median(wall["plain"]),
-        "local_sps": job.samples * microbatches / median(wall["local"]),
-        "ratio_median": median(ratios),
-        "ratio_low95": lower_bound(ratios),
-        "control_ratio": median(controls),
-        "control_low95": lower_bound(controls),
-        "device_ms_per_microbatch": {k: median(v) / microbatches * 1e3 for k, v in device.items()},
-        "device_ratio_median": median([a / b for a, b in zip(device["plain"], device["local"], strict=True)]),
+        "pairs": len(ours.wall),
+        "plain_sps": job.samples * microbatches / median(plain.wall),
+        "local_sps": job.samples * microbatches / median(ours.wall),
+        "ratio_median": median(ratios(plain.wall, ours.wall)),
+        "ratio_low95": lower_bound(ratios(plain.wall, ours.wall)),
+        "control_ratio": median(ratios(plain.wall, control.wall)),
+        "control_low95": lower_bound(ratios(plain.wall, control.wall)),
+        "device_ms_per_microbatch": {k: median(t.device) / microbatches * 1e3 for k, t in found.items()},
+        "device_ratio_median": median(ratios(plain.device, ours.device)),
+        "device_ratio_low95": lower_bound(ratios(plain.device, ours.device)),
+        "device_control_ratio": median(ratios(plain.device, control.device)),
+        "host_ahead_ms": {k: median(t.ahead) * 1e3 for k, t in found.items()},
         "step_us_median": median(local.step_us),
         "step_us_p99": percentile(local.step_us, 99),
         "memory_before_wrapping": memory,
-        "ratios": ratios,
-        "controls": controls,
+        "memory_peak": torch.cuda.max_memory_allocated(),
+        "ratios": ratios(plain.wall, ours.wall),
+        "controls": ratios(plain.wall, control.wall),
+    }
+
+
+def measure_hivemind(job: Job, microbatches: int, pairs: int, reuse: bool, until: float) -> dict[str, Any]:
+    """Plain PyTorch and Hivemind, with p2pavg's optimizer closed."""
+    local = Local(job, microbatches, scaled=False)
+    with gpu_hivemind.wrapped(job.model.parameters(), job.samples, reuse) as optimizer:
+        blocks = {"plain": local.plain, "hivemind": lambda: local.hivemind(optimizer, reuse)}
+        found = local.turns(blocks, pairs, until)
+    for param in job.model.parameters():
+        param.grad = None
+    plain, theirs = found["plain"], found["hivemind"]
+    return {
+        "reuse_grad_buffers": reuse,
+        "pairs": len(theirs.wall),
+        "plain_sps": job.samples * microbatches / median(plain.wall),
+        "hivemind_sps": job.samples * microbatches / median(theirs.wall),
+        "ratio_median": median(ratios(plain.wall, theirs.wall)),
+        "ratio_low95": lower_bound(ratios(plain.wall, theirs.wall)),
+        "device_ratio_median": median(ratios(plain.device, theirs.device)),
+        "host_ahead_ms": median(theirs.ahead) * 1e3,
+        "ratios": ratios(plain.wall, theirs.wall),
     }
 
 
@@ -245,3 +308,4 @@ def forget() -> None:
     """Give memory back before the next model."""
     gc.collect()
     torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()

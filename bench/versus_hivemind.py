@@ -26,7 +26,7 @@ class Hivemind:
             prefix="versus",
             target_group_size=self.peers,
             min_group_size=self.peers,
-            compression=hivemind.Float16Compression(),
+            compression=hivemind.compression.Float16Compression(),
             start=True,
         )
         return {"address": str(self.dht.get_visible_maddrs()[0])}

@@ -135,20 +135,25 @@ class FlatGradients:
         clock, seen, pointers, adopt = self._clock, self._seen, self._pointers, self._adopt
         begin, last = self._begin, self._last
 
+        grad_enabled = torch.is_grad_enabled
+
+        # Once per parameter and microbatch: every line here is paid for thousands of times a second.
         def before_accumulation(grads: tuple[torch.Tensor | None, ...]) -> None:
             incoming = grads[0]
             if incoming is None:
                 return
-            if seen[-1] != clock[0]:
+            now = clock[0]
+            if seen[-1] != now:
                 begin()
             grad = param.grad
             if grad is None or grad.data_ptr() != pointers[index] or incoming.is_sparse:
                 adopt(index, incoming)
-            if torch.is_grad_enabled():  # create_graph=True: a new tensor is about to replace the view
+                grad = param.grad
+            if grad_enabled():  # create_graph=True: a new tensor is about to replace the view
                 self._loose = True
-            seen[index] = seen[-1] = clock[0]
-            installed = param.grad
-            last[:] = installed, 0 if installed is None else installed._version
+            seen[index] = seen[-1] = now
+            last[0] = grad
+            last[1] = 0 if grad is None else grad._version
 
         self._hooks[index] = (node, node.register_prehook(before_accumulation))
 
