@@ -42,12 +42,7 @@ class Counting:
 
     def followers(self) -> list[Facts]:
         """Live trainers that accumulate for our epoch, not counting ourselves."""
-        core = self.core
-        return [
-            f
-            for f in core.view.standing(core.epoch, core.lineage)
-            if not f.pending and f.peer not in core.excluded
-        ]
+        return [facts for facts in self.core.view if self._follows(facts)]
 
     def on_progress(self, peer: PeerId, message: Progress) -> None:
         """A peer of our camp told where it stands; the view has it already."""
@@ -86,8 +81,11 @@ class Counting:
     def _follows(self, facts: Facts) -> bool:
         """Whether it is one of `followers`."""
         core = self.core
-        lives = facts.role is Role.TRAINER and not facts.silent and not facts.joining
-        return lives and core.stands_here(facts) and not facts.pending and facts.peer not in core.excluded
+        return (
+            facts.trains_at(core.epoch, core.lineage)
+            and not facts.pending
+            and facts.peer not in core.excluded
+        )
 
     def _total(self, followers: list[Facts]) -> int:
         """Samples that all have counted, ourselves included."""

@@ -40,6 +40,16 @@ class Facts:
     def stands_at(self, epoch: int, lineage: Lineage) -> bool:
         return self.epoch == epoch and self.lineage == lineage
 
+    def trains_at(self, epoch: int, lineage: Lineage) -> bool:
+        """Whether it is a live trainer that stands there."""
+        return (
+            self.epoch == epoch
+            and self.lineage == lineage
+            and not self.silent
+            and not self.joining
+            and self.role is Role.TRAINER
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Camp:
@@ -118,15 +128,7 @@ class View:
 
     def standing(self, epoch: int, lineage: Lineage) -> list[Facts]:
         """The live trainers at (epoch, lineage)."""
-        return [
-            f
-            for f in self._facts.values()
-            if f.epoch == epoch
-            and f.lineage == lineage
-            and not f.silent
-            and not f.joining
-            and f.role is Role.TRAINER
-        ]
+        return [f for f in self._facts.values() if f.trains_at(epoch, lineage)]
 
     def rivals(self, epoch: int, lineage: Lineage) -> bool:
         """Whether any live trainer is ahead of (epoch, lineage), or at the same epoch of another lineage."""
