@@ -27,7 +27,11 @@ U8 = npt.NDArray[np.uint8]
 
 QUEUED_CHUNKS = 8  # chunks of one download that are with the engine at a time
 BUSY_WAIT_S = 2.0  # how long a newcomer waits here for older downloads before it is told to ask again
-IDLE_S = 15.0  # a download that asks for nothing for so long is over
+IDLE_S = 15.0  # a download that asks for nothing for so long is over, when somebody else waits for its end
+STUCK_S = 120.0  # and one of whose chunks none leaves for so long
+SLOWEST_S = 8.0  # and one that takes longer for a chunk, beyond the first two minutes
+REST = 2.0  # how long no new snapshot is taken, in times that the last one took
+MOST_TIMES = 4  # that a newcomer may ask for all chunks
 MAX_CHUNKS_ASKED = 4096
 
 
@@ -38,7 +42,15 @@ class _Download:
     transfer: int = 0
     left: deque[int] = field(default_factory=deque)
     with_engine: int = 0
-    asked_at: float = 0.0
+    asked: int = 0  # chunks, so far
+    began_at: float = 0.0
+    moved_at: float = 0.0
+
+    def is_over(self, now: float) -> bool:
+        """It has stopped, or only keeps others waiting."""
+        paused = now - self.moved_at
+        slow = now - self.began_at > STUCK_S + SLOWEST_S * (self.asked - len(self.left) - self.with_engine)
+        return slow or paused > (STUCK_S if self.with_engine else IDLE_S)
 
 
 class Donor:
@@ -70,6 +82,7 @@ class Donor:
         self._bucket = None if upload_bps is None else TokenBucket(upload_bps / 8, time.monotonic())
         self._waking: asyncio.TimerHandle | None = None
         self._taking = asyncio.Lock()
+        self._rests_until = 0.0
         self._released = asyncio.Event()
 
     async def manifest(self, link: int, since: int) -> Manifest | None:
@@ -78,22 +91,31 @@ class Donor:
         while True:
             async with self._taking:
                 if self._snapshot is not None and self._usable(self._snapshot[0], since):
-                    break
-                if not self._busy():
-                    loop = asyncio.get_running_loop()
-                    self._snapshot = None  # its memory goes before the next one is taken
-                    self._snapshot = await loop.run_in_executor(self._background, self._take)
-                    break
+                    return self._begin(link, self._snapshot[0])
+                busy = self._busy()
+                if not busy and time.monotonic() >= self._rests_until:
+                    return self._begin(link, await self._renew())
             self._released.clear()
+            until = deadline if busy else min(deadline, self._rests_until)
             try:
-                async with asyncio.timeout_at(
-                    asyncio.get_running_loop().time() + deadline - time.monotonic()
-                ):
+                async with asyncio.timeout(max(0.0, until - time.monotonic())):
                     await self._released.wait()
             except TimeoutError:
-                return None
-        self._downloads[link] = _Download(asked_at=time.monotonic())
-        return self._snapshot[0]
+                if time.monotonic() >= deadline:
+                    return None
+
+    def _begin(self, link: int, manifest: Manifest) -> Manifest:
+        now = time.monotonic()
+        self._downloads[link] = _Download(began_at=now, moved_at=now)
+        return manifest
+
+    async def _renew(self) -> Manifest:
+        self._snapshot = None  # its memory goes before the next one is taken
+        began = time.monotonic()
+        taken = await asyncio.get_running_loop().run_in_executor(self._background, self._take)
+        ended = time.monotonic()
+        self._snapshot, self._rests_until = taken, ended + REST * (ended - began)
+        return taken[0]
 
     def _usable(self, manifest: Manifest, since: int) -> bool:
         current = (manifest.epoch, manifest.lineage) == self._live.standing
@@ -101,9 +123,7 @@ class Donor:
 
     def _busy(self) -> bool:
         now = time.monotonic()
-        for link in [
-            k for k, d in self._downloads.items() if not d.with_engine and now - d.asked_at > IDLE_S
-        ]:
+        for link in [link for link, download in self._downloads.items() if download.is_over(now)]:
             self.done(link)
         return bool(self._downloads)
 
@@ -119,8 +139,14 @@ class Donor:
         transfer, chunks = request.get("transfer"), _chunks(request.get("chunks"), snapshot[0].chunks)
         if type(transfer) is not int or not 0 <= transfer < 2**63 or chunks is None:
             raise StateError("a chunk was asked for that the snapshot does not have")
+        download.asked += len(chunks)
+        if download.asked > MOST_TIMES * snapshot[0].chunks:
+            raise StateError("that snapshot is gone; ask for the manifest again")
+        if transfer != download.transfer:  # it begins anew; nobody waits for what is under way
+            download.left.clear()
+            download.with_engine = 0
         download.transfer = transfer
-        download.asked_at = time.monotonic()
+        download.moved_at = time.monotonic()
         download.left.extend(chunks)
         self._feed(link, download, snapshot[1])
 
@@ -129,7 +155,7 @@ class Donor:
         download = self._downloads.get(link)
         if download is not None and download.transfer == transfer and self._snapshot is not None:
             download.with_engine = max(0, download.with_engine - 1)
-            download.asked_at = time.monotonic()
+            download.moved_at = time.monotonic()
             self._feed(link, download, self._snapshot[1])
 
     def done(self, link: int) -> None:
@@ -143,7 +169,7 @@ class Donor:
         self._waking = None
         for link, download in list(self._downloads.items()):
             if self._snapshot is not None:
-                download.asked_at = time.monotonic()
+                download.moved_at = time.monotonic()
                 self._feed(link, download, self._snapshot[1])
 
     def _feed(self, link: int, download: _Download, blob: U8) -> None:

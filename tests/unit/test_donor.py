@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
 from p2pavg.errors import ConfigurationError, StateError
+from p2pavg.rounds import donor as donor_module
 from p2pavg.rounds.donor import Donor
 from p2pavg.rounds.state import CHUNK_BYTES
 from p2pavg.rounds.training import Section
@@ -50,6 +52,10 @@ class Live:
     @contextmanager
     def reading(self) -> Iterator[Callable[[], bool]]:
         yield lambda: True
+
+
+class Later(Live):
+    standing = (4, b"m" * 32)
 
 
 def donor(engine: Engine, upload_bps: float | None) -> Donor:
@@ -109,6 +115,90 @@ async def test_chunks_of_another_snapshot_are_refused() -> None:
         with pytest.raises(StateError):
             served.send(0, request)
     assert engine.sent == []
+
+
+@pytest.mark.parametrize("limited", [False, True])
+async def test_chunks_without_end(limited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newcomer may ask for each chunk a few times; who asks on is refused, else all of it is queued."""
+    engine = Engine()
+    served = donor(engine, None)
+    manifest = await served.manifest(0, 0)
+    assert manifest is not None
+    monkeypatch.setattr(
+        engine.donor, "sent", lambda link, transfer: None
+    )  # it does not read what it asks for
+    if not limited:
+        monkeypatch.setattr(donor_module, "MOST_TIMES", 1 << 40)
+    request = {"root": manifest.root, "transfer": 1, "chunks": list(range(manifest.chunks))}
+    accepted = 0
+    for _ in range(1000):
+        with suppress(StateError):
+            served.send(0, request)
+            accepted += 1
+    assert accepted == (4 if limited else 1000)
+    assert len(served._downloads[0].left) == accepted * manifest.chunks - 8
+
+
+@pytest.mark.parametrize("limited", [False, True])
+async def test_a_newcomer_that_does_not_read(limited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes nothing of what it asked for cannot keep others from a later snapshot."""
+    engine = Engine()
+    served = donor(engine, None)
+    manifest = await served.manifest(0, 0)
+    assert manifest is not None
+    monkeypatch.setattr(engine.donor, "sent", lambda link, transfer: None)
+    served.send(0, {"root": manifest.root, "transfer": 1, "chunks": [0, 1]})
+    monkeypatch.setattr(served, "_live", Later())
+    monkeypatch.setattr(donor_module, "BUSY_WAIT_S", 0.0)
+    assert await served.manifest(1, 4) is None  # for a while it may be the network
+    served._downloads[0].moved_at -= donor_module.STUCK_S
+    if not limited:
+        monkeypatch.setattr(donor_module, "STUCK_S", float("inf"))
+    monkeypatch.setattr(donor_module, "BUSY_WAIT_S", 5.0 if limited else 0.0)
+    assert (await served.manifest(1, 4) is not None) is limited
+
+
+def test_a_newcomer_that_reads_slowly() -> None:
+    """One chunk now and then keeps nobody waiting for ever; 1 Mb/s is enough to be waited for."""
+    slow = donor_module._Download(began_at=0.0, moved_at=299.0, asked=12, left=deque(range(2)))
+    assert slow.is_over(300.0)  # 10 chunks in five minutes
+    enough = donor_module._Download(began_at=0.0, moved_at=299.0, asked=40, left=deque(range(2)))
+    assert not enough.is_over(300.0)
+
+
+async def test_snapshots_are_not_taken_without_a_rest() -> None:
+    """Who asks for the state and drops it, again and again, does not keep this peer copying."""
+    served = donor(Engine(), None)
+    copied = 0.0
+    truly = served._take
+
+    def take() -> Any:
+        nonlocal copied
+        began = time.monotonic()
+        made = truly()
+        copied += time.monotonic() - began
+        return made
+
+    served._take = take  # type: ignore[method-assign]
+    began = time.monotonic()
+    for _ in range(5):
+        assert await served.manifest(0, 0) is not None
+        served.done(0)
+    await served.manifest(0, 0)
+    assert time.monotonic() - began >= 0.8 * (1 + donor_module.REST) * copied * 5 / 6
+
+
+async def test_a_newcomer_that_begins_anew() -> None:
+    """Chunks of its first transfer that are still under way do not hold up its second."""
+    engine = Engine()
+    served = donor(engine, None)
+    manifest = await served.manifest(0, 0)
+    assert manifest is not None
+    chunks = list(range(manifest.chunks))
+    served.send(0, {"root": manifest.root, "transfer": 1, "chunks": chunks})
+    engine.goal = 8 + manifest.chunks
+    served.send(0, {"root": manifest.root, "transfer": 2, "chunks": chunks})
+    await asyncio.wait_for(engine.reached.wait(), 20)
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.5, True, "10", float("inf"), float("nan")])
