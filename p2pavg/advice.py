@@ -15,7 +15,7 @@ from p2pavg.errors import (
 )
 from p2pavg.membership import PeerInfo
 from p2pavg.membership.address import format_host_port, parse_host_port
-from p2pavg.rounds.events import Role
+from p2pavg.rounds.words import Role
 from p2pavg.transport import handshake
 from p2pavg.transport.endpoint import Endpoint
 

@@ -36,6 +36,7 @@ from p2pavg.rounds.recorder import Recorder
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import Start, TrainingSpec
 from p2pavg.rounds.watching import WATCH, Watching, status
+from p2pavg.rounds.words import PlanMember, Role
 from p2pavg.settings import Settings
 from p2pavg.transport import handshake, pump_engine
 from p2pavg.transport.budget import MAX_LINKS
@@ -265,7 +266,7 @@ class Place:
             },
             epoch=start.epoch,
             lineage=start.lineage,
-            role=ev.Role.TRAINER.value,
+            role=Role.TRAINER.value,
             total=start.history[-1].total if start.history else 0,
             leader=b"",
         )
@@ -282,13 +283,11 @@ class Place:
         if not self.links:
             trainers = [info for info in self.view.peers.values() if info.role == "trainer"]
             advice.warn_of_unreachable(trainers, self.settings.run_id)
-        role = ev.Role.TRAINER
-        others = [
-            link.hello for link in self.links.values() if link.hello.get("role") == ev.Role.TRAINER.value
-        ]
+        role = Role.TRAINER
+        others = [link.hello for link in self.links.values() if link.hello.get("role") == Role.TRAINER.value]
         for facts in others:
             if facts["epoch"] > start.epoch or (start.epoch == 0 and facts["lineage"] != start.lineage):
-                role = ev.Role.JOINER
+                role = Role.JOINER
         machine = Machine(
             me=self.peer_id,
             run_id=self.settings.run_id,
@@ -353,7 +352,7 @@ class Place:
         """Samples that make an epoch; None: one for every trainer now linked and this peer."""
         driver = self.driver
         if driver is not None:
-            trainers = sum(link.hello.get("role") == ev.Role.TRAINER.value for link in self.links.values())
+            trainers = sum(link.hello.get("role") == Role.TRAINER.value for link in self.links.values())
             driver.set_target(1 + trainers if samples is None else samples)
 
     def _connect_missing(self) -> None:
@@ -516,8 +515,8 @@ class Place:
             self._engine.close()
 
 
-def _planner(numel: Callable[[], int]) -> Callable[[Sequence[ev.PlanMember]], tuple[Part, ...]]:
-    def parts(members: Sequence[ev.PlanMember]) -> tuple[Part, ...]:
+def _planner(numel: Callable[[], int]) -> Callable[[Sequence[PlanMember]], tuple[Part, ...]]:
+    def parts(members: Sequence[PlanMember]) -> tuple[Part, ...]:
         return planner(numel())(
             [
                 Capacity(m.upload_bps / 8 or None, m.download_bps / 8 or None, owns=m.voter and m.owns)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from p2pavg.allreduce.jobs import Jobs, NoLinkError
+from p2pavg.rounds import actions as act
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.supply import Supply
 from p2pavg.rounds.training import Contribution
@@ -31,7 +32,7 @@ class Attempts:
         self._supply = supply
         self._exact = exact
 
-    def open(self, action: ev.OpenJob) -> ev.JobFailed | None:
+    def open(self, action: act.OpenJob) -> ev.JobFailed | None:
         """Prepare a transfer with the links there are."""
         members = [(seat.peer, seat.voter) for seat in action.members]
         links = {peer: link.id for peer, link in self._links.items()}
@@ -44,7 +45,7 @@ class Attempts:
             return ev.JobFailed(action.transfer, str(error) or "out of memory")
         return None
 
-    def begin(self, action: ev.BeginJob, contribution: Contribution | None) -> ev.JobFailed | None:
+    def begin(self, action: act.BeginJob, contribution: Contribution | None) -> ev.JobFailed | None:
         """Let gradients flow. contribution: of the training thread that waits."""
         job = self._jobs.get(action.transfer)
         if job is None:

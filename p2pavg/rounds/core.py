@@ -7,25 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from p2pavg.rounds.actions import Action, Blame, Resume, Send, Stop, Trace, WaitAt
 from p2pavg.rounds.ballot import Ballot, Lineage, PeerId
 from p2pavg.rounds.deadlines import Deadlines
-from p2pavg.rounds.events import (
-    Action,
-    Blame,
-    Generation,
-    PlanMember,
-    Resume,
-    Role,
-    Send,
-    Stop,
-    Trace,
-    WaitAt,
-)
 from p2pavg.rounds.leader import rendezvous
 from p2pavg.rounds.lineage import History
 from p2pavg.rounds.messages import Aborted, Committed, Message, Progress
 from p2pavg.rounds.pace import Pace
 from p2pavg.rounds.view import Camp, Facts, View
+from p2pavg.rounds.words import Generation, PlanMember, Role
 from p2pavg.transport.engine import Part
 
 Plan = Callable[[Sequence[PlanMember]], tuple[Part, ...]]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.ballot import Ballot, PeerId
 from p2pavg.rounds.core import FORGIVABLE
-from p2pavg.rounds.events import Role
 from p2pavg.rounds.messages import Aborted, Follow, Progress, Totals
 from p2pavg.rounds.pace import STOP_EARLY
 from p2pavg.rounds.view import Facts
+from p2pavg.rounds.words import Role
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine import Machine

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from p2pavg.rounds.actions import Commit, RoundFailed
 from p2pavg.rounds.ballot import PeerId, Stage
-from p2pavg.rounds.events import Commit, Generation, RoundFailed
 from p2pavg.rounds.holding import Holding
 from p2pavg.rounds.lineage import next_lineage
 from p2pavg.rounds.messages import Aborted, Committed, Inquire, Unknown
+from p2pavg.rounds.words import Generation
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine import Machine

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 
-from p2pavg.rounds import events as ev
+from p2pavg.rounds import actions as act
 from p2pavg.rounds.backlog import Backlog
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome, State
 
-Given = tuple[Outcome, ev.Commit | None]
+Given = tuple[Outcome, act.Commit | None]
 
 
 class Deliveries:
@@ -44,7 +44,7 @@ class Deliveries:
         """Whether this is the wait that goes on."""
         return answer is self._answer
 
-    def put(self, average: Average, commit: ev.Commit) -> None:
+    def put(self, average: Average, commit: act.Commit) -> None:
         """Another epoch's average."""
         self._queue.append((self.backlog.add(average), commit))
 

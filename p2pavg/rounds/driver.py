@@ -19,6 +19,7 @@ from p2pavg.allreduce.jobs import Jobs
 from p2pavg.errors import ClosedError, ProtocolError
 from p2pavg.identity import Identity, short_id
 from p2pavg.report import RoundReport
+from p2pavg.rounds import actions as act
 from p2pavg.rounds import bequest, messages
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.attempts import Attempts
@@ -36,6 +37,7 @@ from p2pavg.rounds.session import Session
 from p2pavg.rounds.states import States
 from p2pavg.rounds.supply import Supply
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome, TrainingSpec
+from p2pavg.rounds.words import Generation, Role
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.handshake import is_newer
 from p2pavg.transport.link import Link
@@ -130,7 +132,7 @@ class Driver:
         """Whether gradients flow now."""
         return bool(self._jobs.running())
 
-    def tell_history(self, answer: Future[tuple[ev.Generation, ...]]) -> None:
+    def tell_history(self, answer: Future[tuple[Generation, ...]]) -> None:
         """The training thread asks what led here."""
         answer.set_result(self.machine.history)
 
@@ -163,7 +165,7 @@ class Driver:
         if self._give_next() or deliveries.give_inheritance():
             return
         self.feed(self._local(at_boundary=True))
-        idle = contribution.samples == 0 and not deliveries.stopping and self.machine.role is ev.Role.TRAINER
+        idle = contribution.samples == 0 and not deliveries.stopping and self.machine.role is Role.TRAINER
         if idle and deliveries.waiting:
             self._resume()
 
@@ -187,7 +189,7 @@ class Driver:
         """Nothing more to do in the rounds: name what is lost, and let the training thread go."""
         inherited = self._deliveries.drop_inheritances()
         if inherited:
-            behind = self.machine.role is ev.Role.JOINER
+            behind = self.machine.role is Role.JOINER
             self._discarded.append((inherited, "left, behind the others" if behind else "left"))
         if self._discarded:
             self._session.left(
@@ -352,59 +354,59 @@ class Driver:
 
     # ------------------------------------------------------------------------------------------ actions
 
-    def _perform(self, action: ev.Action) -> None:
+    def _perform(self, action: act.Action) -> None:
         match action:
-            case ev.Send(peer, message):
+            case act.Send(peer, message):
                 link = self._peer.links.get(peer)
                 if link is not None:
                     link.send(messages.to_dict(message))
-            case ev.OpenJob():
+            case act.OpenJob():
                 self.recorder.opened(action, time.monotonic())
                 self._answer(self._attempts.open(action))
-            case ev.BeginJob():
+            case act.BeginJob():
                 self._answer(self._attempts.begin(action, self._deliveries.contribution))
-            case ev.CancelJob(transfer, why):
+            case act.CancelJob(transfer, why):
                 self._jobs.cancel(transfer)
                 self.recorder.attempt_failed(transfer, why, time.monotonic())
                 logger.info("round attempt void: %s", why)
-            case ev.Commit():
+            case act.Commit():
                 self._commit(action)
-            case ev.RoundFailed(epoch, why, blamed):
+            case act.RoundFailed(epoch, why, blamed):
                 logger.warning(
                     "epoch %d: no average (%s); training goes on, the samples are kept", epoch, why
                 )
                 self.recorder.round_failed(why, blamed)
                 self._deliveries.stopping = False
                 self._resume()
-            case ev.StartHeal():
+            case act.StartHeal():
                 self.states.heal(action)
-            case ev.WaitAt(others):
+            case act.WaitAt(others):
                 self._session.set_stop(others, self._target)
                 self._deliveries.refresh_attention()
-            case ev.Stop():
+            case act.Stop():
                 self._deliveries.stopping = True
                 self._deliveries.refresh_attention()
-            case ev.Resume():
+            case act.Resume():
                 self._deliveries.stopping = False
                 self._deliveries.refresh_attention()
                 self._resume()
-            case ev.Blame(peer, why):
+            case act.Blame(peer, why):
                 self.recorder.blamed(peer, why)
                 logger.info("peer %s failed this round: %s", short_id(peer), why)
-            case ev.Discarded(samples, why):
+            case act.Discarded(samples, why):
                 self._discarded.append((samples, why))
-            case ev.Bequeath():
+            case act.Bequeath():
                 self.farewell.bequeath(action)
-            case ev.Left():
+            case act.Left():
                 self._has_left()
-            case ev.Trace(kind, fields):
+            case act.Trace(kind, fields):
                 self.recorder.trace(kind, fields, time.monotonic())
 
     def _answer(self, event: ev.JobFailed | None) -> None:
         if event is not None:
             self._events.append(event)
 
-    def _commit(self, commit: ev.Commit) -> None:
+    def _commit(self, commit: act.Commit) -> None:
         job = self._jobs.finish(commit.transfer)
         self._deliveries.stopping = False
         average = Average(
@@ -429,7 +431,7 @@ class Driver:
 
     def _resume(self) -> None:
         what = self._deliveries.contribution
-        if what is not None and what.samples == 0 and self.machine.role is ev.Role.JOINER:
+        if what is not None and what.samples == 0 and self.machine.role is Role.JOINER:
             return  # it has nothing to lose, and nothing to go on from: it waits for the state
         if not self.farewell.waiting:
             self._release()

@@ -7,11 +7,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from p2pavg.errors import StateError
-from p2pavg.rounds import events as ev
+from p2pavg.rounds import actions as act
 from p2pavg.rounds.donor import Donor
 from p2pavg.rounds.downloader import Downloader
 from p2pavg.rounds.history import Generations, from_rows, to_rows
 from p2pavg.rounds.training import State
+from p2pavg.rounds.words import Role
 from p2pavg.transport.link import Link
 
 KINDS = frozenset({"state", "state-chunks", "state-done"})
@@ -39,9 +40,9 @@ class StateExchange:
         for task in self._answering:
             task.cancel()
 
-    async def fetch(self, wanted: ev.StartHeal) -> tuple[State, Generations]:
+    async def fetch(self, wanted: act.StartHeal) -> tuple[State, Generations]:
         """A state to heal with, and its donor's history. Raises StateError when nobody can give one."""
-        trainers = [p for p, link in self._links.items() if link.hello.get("role") == ev.Role.TRAINER.value]
+        trainers = [p for p, link in self._links.items() if link.hello.get("role") == Role.TRAINER.value]
         donors = list(dict.fromkeys([*wanted.donors, *trainers]))  # links that came up meanwhile serve too
         state, facts = await self.downloader.fetch(donors, self._links, wanted.epoch)
         return state, from_rows(facts.get("history"))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from p2pavg.rounds import actions as act
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.bequest import Bequests
 from p2pavg.rounds.deliveries import Deliveries
@@ -35,7 +36,7 @@ class Farewell:
         self._pulse = pulse
         self._feed = feed
         self._until: float | None = None  # time.monotonic() at which the notice ends
-        self._action: ev.Bequeath | None = None  # waits for the training thread
+        self._action: act.Bequeath | None = None  # waits for the training thread
         self._giving: asyncio.Task[None] | None = None
         self.left = asyncio.Event()
 
@@ -71,7 +72,7 @@ class Farewell:
         self._feed(ev.Leave(notice_s, hand_over=True))
         self._start()
 
-    def bequeath(self, action: ev.Bequeath) -> None:
+    def bequeath(self, action: act.Bequeath) -> None:
         """The machine says to whom."""
         self._action = action
         self._start()
@@ -83,7 +84,7 @@ class Farewell:
         work = self._give(self._action, what, self._until)
         self._giving = asyncio.get_running_loop().create_task(work)
 
-    async def _give(self, action: ev.Bequeath, what: Contribution, deadline: float) -> None:
+    async def _give(self, action: act.Bequeath, what: Contribution, deadline: float) -> None:
         rate, left, nbytes = self._pulse.upload_bps, deadline - time.monotonic(), self._bequests.nbytes
         taken = False
         if rate and 8 * nbytes > left * rate:

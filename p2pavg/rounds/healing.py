@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from p2pavg.rounds.actions import Discarded, StartHeal
 from p2pavg.rounds.ballot import Ballot, Lineage, PeerId
-from p2pavg.rounds.events import Discarded, Healed, HealFailed, Role, StartHeal
+from p2pavg.rounds.events import Healed, HealFailed
 from p2pavg.rounds.messages import Inquire, Unknown
 from p2pavg.rounds.view import Camp
+from p2pavg.rounds.words import Role
 
 if TYPE_CHECKING:
     from p2pavg.rounds.holding import Holding

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from p2pavg.errors import StateError
-from p2pavg.rounds.events import Generation
+from p2pavg.rounds.words import Generation
 
 Generations = tuple[Generation, ...]
 MOST_ROWS = 1024

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2pavg.rounds.ballot import Ballot, Held, Lineage, PeerId, Stage
-from p2pavg.rounds.events import Seat
 from p2pavg.rounds.messages import Committed
 from p2pavg.rounds.progress import TransferWatch
+from p2pavg.rounds.words import Seat
 from p2pavg.transport.engine import Part
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from p2pavg.rounds.ballot import LINEAGE_BYTES, PEER_ID_BYTES, PeerId
-from p2pavg.rounds.events import PeerUp, Role
+from p2pavg.rounds.events import PeerUp
 from p2pavg.rounds.fields import boolean, integer, optional, sized
+from p2pavg.rounds.words import Role
 
 _lineage, _leader = sized(LINEAGE_BYTES), optional(sized(PEER_ID_BYTES))
 _ROLES = {role.value for role in (Role.TRAINER, Role.JOINER)}

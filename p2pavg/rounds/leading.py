@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.ballot import Ballot, PeerId, Stage
 from p2pavg.rounds.core import UNANSWERED, UNLINKED
-from p2pavg.rounds.events import PlanMember, Role
 from p2pavg.rounds.messages import (
     Aborted,
     Begin,
@@ -24,6 +23,7 @@ from p2pavg.rounds.messages import (
 )
 from p2pavg.rounds.progress import judge
 from p2pavg.rounds.view import Facts
+from p2pavg.rounds.words import PlanMember, Role
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine import Machine

@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
+from p2pavg.rounds.actions import Bequeath, Discarded, Left
 from p2pavg.rounds.ballot import Lineage, PeerId
-from p2pavg.rounds.events import Bequeath, Bequeathed, Discarded, Event, Leave, Left, Role
+from p2pavg.rounds.events import Bequeathed, Event, Leave
 from p2pavg.rounds.messages import Leaving
 from p2pavg.rounds.view import Facts
+from p2pavg.rounds.words import Role
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine import Machine

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from p2pavg.rounds.ballot import Lineage, PeerId
-from p2pavg.rounds.events import Generation
+from p2pavg.rounds.words import Generation
 
 KEPT_GENERATIONS = 1024
 

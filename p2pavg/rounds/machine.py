@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from p2pavg.rounds import events, messages
+from p2pavg.rounds.actions import Action, WaitAt
 from p2pavg.rounds.ballot import Lineage, PeerId
 from p2pavg.rounds.core import Config, Core, Plan
 from p2pavg.rounds.counting import Counting
 from p2pavg.rounds.deadlines import PAUSE
 from p2pavg.rounds.decisions import Decisions
-from p2pavg.rounds.events import Action, Event, Generation, Role, WaitAt
+from p2pavg.rounds.events import Event
 from p2pavg.rounds.healing import Healing
 from p2pavg.rounds.leading import Leading
 from p2pavg.rounds.leaving import Departure
@@ -26,6 +27,7 @@ from p2pavg.rounds.messages import Message
 from p2pavg.rounds.peers import Peers
 from p2pavg.rounds.succession import Succession
 from p2pavg.rounds.trainer import Trainer
+from p2pavg.rounds.words import Generation, Role
 
 
 class Machine:

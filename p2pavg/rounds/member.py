@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from p2pavg.rounds.actions import BeginJob, CancelJob, OpenJob
 from p2pavg.rounds.ballot import Ballot, Held, Lineage, PeerId, Stage
 from p2pavg.rounds.deadlines import MOST_BEHIND
-from p2pavg.rounds.events import (
-    BeginJob,
-    CancelJob,
-    JobDone,
-    JobFailed,
-    JobProgressed,
-    JobRefused,
-    OpenJob,
-    Role,
-    Seat,
-)
+from p2pavg.rounds.events import JobDone, JobFailed, JobProgressed, JobRefused
 from p2pavg.rounds.holding import Holding
 from p2pavg.rounds.messages import (
     Begin,
@@ -31,6 +22,7 @@ from p2pavg.rounds.messages import (
     Stalled,
 )
 from p2pavg.rounds.progress import TransferWatch
+from p2pavg.rounds.words import Role, Seat
 from p2pavg.transport.engine import Part
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 from p2pavg.identity import short_id
 from p2pavg.report import AttemptReport, LinkReport, MemberReport, RoundReport, phases
-from p2pavg.rounds import events as ev
+from p2pavg.rounds import actions as act
 from p2pavg.rounds.link_meter import LinkMeter
 from p2pavg.transport.engine import JobProgress
 from p2pavg.transport.link import Link
@@ -42,7 +42,7 @@ class Recorder:
         self._epoch_start = time.monotonic()
         self._arrived_at: float | None = None
         self._waited = 0.0  # at boundaries of this epoch that led to no average
-        self._attempt: tuple[ev.OpenJob, float] | None = None
+        self._attempt: tuple[act.OpenJob, float] | None = None
         self._failed: list[AttemptReport] = []
         self._causes: list[str] = []
         self._seen = (time.monotonic(), 0, 0)
@@ -79,7 +79,7 @@ class Recorder:
         """The links as last reported, for watchers."""
         return self._meter.current()
 
-    def opened(self, attempt: ev.OpenJob, now: float) -> None:
+    def opened(self, attempt: act.OpenJob, now: float) -> None:
         """An attempt's group is forming."""
         self._attempt = (attempt, now)
 
@@ -165,7 +165,7 @@ class Recorder:
 
     def finished(
         self,
-        commit: ev.Commit,
+        commit: act.Commit,
         seconds_update: float,
         extra: Mapping[str, float],
         steps: int,

@@ -10,6 +10,7 @@ from typing import Any
 
 from p2pavg.errors import StateError
 from p2pavg.identity import Identity
+from p2pavg.rounds import actions as act
 from p2pavg.rounds import events as ev
 from p2pavg.rounds import snapshot
 from p2pavg.rounds.deliveries import Deliveries
@@ -21,6 +22,7 @@ from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.saver import Saver
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import TrainingSpec
+from p2pavg.rounds.words import Role
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.link import Link
 
@@ -65,7 +67,7 @@ class States:
             self._saver = Saver(spec.saving, spec.state, session, lambda: machine.history, self._background)
 
     def _history(self) -> Generations | None:
-        return self._machine.history if self._machine.role is ev.Role.TRAINER else None
+        return self._machine.history if self._machine.role is Role.TRAINER else None
 
     def close(self) -> None:
         """Download and give nothing any more."""
@@ -102,7 +104,7 @@ class States:
 
     # For this peer.
 
-    def heal(self, action: ev.StartHeal) -> None:
+    def heal(self, action: act.StartHeal) -> None:
         """Download a state; a download that is under way is void."""
         if self._healing is not None:
             self._healing.cancel()
@@ -113,7 +115,7 @@ class States:
         self._healing = asyncio.get_running_loop().create_task(self._fetch(action))
         self._deliveries.refresh_attention()
 
-    async def _fetch(self, action: ev.StartHeal) -> None:
+    async def _fetch(self, action: act.StartHeal) -> None:
         try:
             state, history = await self._exchange.fetch(action)
         except StateError as error:

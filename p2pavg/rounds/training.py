@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from p2pavg.allreduce.encoded import EncodedResult
 from p2pavg.codecs import Codec
-from p2pavg.rounds.events import Generation
+from p2pavg.rounds.words import Generation
 
 if TYPE_CHECKING:
     from p2pavg.rounds.saver import Saving

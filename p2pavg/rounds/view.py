@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from p2pavg.rounds.ballot import Lineage, PeerId
-from p2pavg.rounds.events import PeerUp, Role
+from p2pavg.rounds.events import PeerUp
 from p2pavg.rounds.messages import Progress
 from p2pavg.rounds.pace import Pace
+from p2pavg.rounds.words import Role
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from p2pavg.rounds import events as ev
+from p2pavg.rounds import actions as act
 from p2pavg.rounds.ballot import Ballot, Lineage, PeerId, Stage
 from p2pavg.rounds.messages import Done, Promise
 
@@ -46,17 +46,17 @@ class Checks:
     def acted(self, node: Node, action: Any) -> None:
         """Each action is looked at once, when it is carried out."""
         kind = type(action)
-        if kind is ev.Send:
+        if kind is act.Send:
             self._sent(node, action.message)
-        elif kind is ev.Commit:
+        elif kind is act.Commit:
             self._committed(node, action)
-        elif kind is ev.RoundFailed:
+        elif kind is act.RoundFailed:
             self.failed += 1
-        elif kind is ev.StartHeal:
+        elif kind is act.StartHeal:
             self.heals += 1
-        elif kind is ev.BeginJob:
+        elif kind is act.BeginJob:
             self._begun(node, action)
-        elif kind is ev.Trace:
+        elif kind is act.Trace:
             self.aborts += action.kind == "aborted"
             self.readmitted += action.kind == "readmitted"
             self.successions += action.kind == "inquest commits"
@@ -71,7 +71,7 @@ class Checks:
             if held is not None and held.stage is Stage.OPEN and node.me in held.voters:
                 self.denied.setdefault(held.ballot, set()).add(node.me)
 
-    def _begun(self, node: Node, begun: ev.BeginJob) -> None:
+    def _begun(self, node: Node, begun: act.BeginJob) -> None:
         """Healing: whoever contributes has applied all of the lineage that it contributes to."""
         job = node.jobs[begun.transfer]
         if begun.weights[job.rank] > 0:
@@ -82,7 +82,7 @@ class Checks:
             if len(node.contribution) != begun.weights[job.rank]:
                 self.broken("Counted", f"{node.name} contributes other samples than it said")
 
-    def _committed(self, node: Node, commit: ev.Commit) -> None:
+    def _committed(self, node: Node, commit: act.Commit) -> None:
         swarm, name = self.swarm, node.name
         job = node.jobs.get(commit.transfer)
         if job is None or not job.done:
@@ -129,7 +129,7 @@ class Checks:
             self._all_done(node, commit)
             self._no_fork(node, commit, before)
 
-    def _no_fork(self, node: Node, commit: ev.Commit, before: Lineage) -> None:
+    def _no_fork(self, node: Node, commit: act.Commit, before: Lineage) -> None:
         """A leader commits nothing that a voter denied; who was DONE in a committed one goes no other way."""
         if node.me == commit.ballot.leader and self.denied.get(commit.ballot):
             self.broken("Equal", f"{node.name} commits what a voter denied to a successor")
@@ -137,7 +137,7 @@ class Checks:
         if other != commit.lineage and not self.forks_allowed and node.me in self.done.get(ballot, ()):
             self.broken("Equal", f"{node.name} was DONE in what was committed, and makes another history")
 
-    def _all_done(self, node: Node, commit: ev.Commit) -> None:
+    def _all_done(self, node: Node, commit: act.Commit) -> None:
         """A first commit: every voter that nothing has befallen holds the result, too."""
         swarm = self.swarm
         for seat in commit.members:
@@ -151,7 +151,7 @@ class Checks:
                 swarm_name = swarm.name(seat.peer)
                 self.broken("Whole", f"{node.name} commits while {swarm_name} is not DONE")
 
-    def applied(self, node: Node, commit: ev.Commit) -> None:
+    def applied(self, node: Node, commit: act.Commit) -> None:
         before = self.average[commit.lineage][0]
         if (node.parameters.epoch, node.parameters.lineage) != (commit.ballot.epoch, before):
             self.broken("Equal", f"{node.name} applies an average to another state than it belongs to")

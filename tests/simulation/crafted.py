@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pavg.rounds.events import Action, Send
+from p2pavg.rounds.actions import Action, Send
 from p2pavg.rounds.leader import rendezvous
 from p2pavg.rounds.messages import Prepare, Promise, Query
 from tests.simulation.calm import Calm

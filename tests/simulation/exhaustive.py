@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from p2pavg.rounds import actions as act
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.ballot import PeerId
 from p2pavg.rounds.lineage import first_lineage
@@ -158,7 +159,7 @@ class World:
         actions = machine.handle(event, self.now)
         self.peers[me] = Peer.of(machine)
         for action in actions:
-            if isinstance(action, ev.Send):
+            if isinstance(action, act.Send):
                 if sent == cut:
                     break
                 sent += 1
@@ -168,20 +169,20 @@ class World:
                 self.act(me, action)
         return sent
 
-    def act(self, me: PeerId, action: ev.Action) -> None:
+    def act(self, me: PeerId, action: act.Action) -> None:
         """What the driver and the training thread do."""
-        if isinstance(action, ev.OpenJob):
+        if isinstance(action, act.OpenJob):
             members = tuple(seat.peer for seat in action.members)
             self.opened[me, action.transfer] = (members, len(action.parts))
-        elif isinstance(action, ev.BeginJob):
+        elif isinstance(action, act.BeginJob):
             members, parts = self.opened[me, action.transfer]
             self.running[me, action.transfer] = Job(action.weights, members, parts)
             self.begun[action.transfer] = sorted({*self.begun.get(action.transfer, ()), me})
-        elif isinstance(action, ev.CancelJob):
+        elif isinstance(action, act.CancelJob):
             self.running.pop((me, action.transfer), None)
-        elif isinstance(action, (ev.Resume, ev.RoundFailed)):
+        elif isinstance(action, (act.Resume, act.RoundFailed)):
             self.released = sorted({*self.released, me})
-        elif isinstance(action, ev.Commit):
+        elif isinstance(action, act.Commit):
             self.lineages[me] = action.lineage
             if len(set(self.lineages.values())) > 1:
                 raise BrokenPromiseError("Equal: two lineages were committed")

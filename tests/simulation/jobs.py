@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from p2pavg.rounds import actions as act
 from p2pavg.rounds import events as ev
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def digest(value: Value) -> bytes:
 class Job:
     """One member's side of one transfer."""
 
-    def __init__(self, node: Node, opened: ev.OpenJob) -> None:
+    def __init__(self, node: Node, opened: act.OpenJob) -> None:
         self.node = node
         self.transfer = opened.transfer
         self.members = [seat.peer for seat in opened.members]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pavg.rounds import succession
+from p2pavg.rounds.actions import CancelJob
 from p2pavg.rounds.ballot import Stage
 from p2pavg.rounds.core import Core
 from p2pavg.rounds.counting import Counting
 from p2pavg.rounds.decisions import Decisions
-from p2pavg.rounds.events import CancelJob
 from p2pavg.rounds.healing import Healing
 from p2pavg.rounds.leading import Leading
 from p2pavg.rounds.lineage import History

@@ -6,10 +6,12 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
+from p2pavg.rounds import actions as act
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.ballot import PeerId
 from p2pavg.rounds.lineage import first_lineage
 from p2pavg.rounds.messages import Committed, Inquire, Message, Progress, from_dict, to_dict
+from p2pavg.rounds.words import Role
 from tests.simulation.checks import Checks
 from tests.simulation.jobs import SMALL, Value
 from tests.simulation.trainer import Node
@@ -48,7 +50,7 @@ class Swarm:
         self.checks = Checks(self)
         self.messages = 0
         self.traps: list[
-            Callable[[Node, ev.Action], bool]
+            Callable[[Node, act.Action], bool]
         ] = []  # faults that wait for a moment of the protocol
 
     def name(self, peer: PeerId) -> str:
@@ -60,7 +62,7 @@ class Swarm:
 
     # Nodes and links.
 
-    def add(self, role: ev.Role, step_seconds: float, batch: int) -> Node:
+    def add(self, role: Role, step_seconds: float, batch: int) -> Node:
         number = len(self.nodes)
         me = hashlib.sha256(b"%d" % number).digest()[:18] + number.to_bytes(2, "big")
         node = Node(self, me, role, step_seconds, batch)
@@ -195,22 +197,22 @@ class Swarm:
             return Value((*value, "corrupt"))
         return value
 
-    def spring(self, node: Node, action: ev.Action) -> None:
+    def spring(self, node: Node, action: act.Action) -> None:
         """A trap that finds its moment goes off, once."""
         if self.traps:
             self.traps = [trap for trap in self.traps if not trap(node, action)]
 
     # Checks.
 
-    def acted(self, node: Node, action: ev.Action) -> None:
-        if self.trace is not None and not isinstance(action, (ev.Send, ev.WaitAt)):
+    def acted(self, node: Node, action: act.Action) -> None:
+        if self.trace is not None and not isinstance(action, (act.Send, act.WaitAt)):
             self.say(f"{node.name} {short(action, self.name)}")
         self.checks.acted(node, action)
 
     def check(self, node: Node) -> None:
         self.checks.handled(node)
 
-    def applied(self, node: Node, commit: ev.Commit) -> None:
+    def applied(self, node: Node, commit: act.Commit) -> None:
         self.checks.applied(node, commit)
 
 
@@ -234,7 +236,7 @@ def short(thing: Any, name: Callable[[PeerId], str]) -> str:
             return f"{value:.3g}"
         return str(value)
 
-    if isinstance(thing, ev.Trace):
+    if isinstance(thing, act.Trace):
         return f"* {thing.kind} e{thing.fields.get('epoch')} {show(dict(thing.fields))}"
     fields = [
         f"{field}={show(getattr(thing, field))}"

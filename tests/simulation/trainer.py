@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from p2pavg.rounds import actions as act
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.ballot import Lineage, PeerId
 from p2pavg.rounds.leaving import Verdict
 from p2pavg.rounds.machine import Machine
+from p2pavg.rounds.words import Generation, Role
 from p2pavg.transport.engine import Part
 from tests.simulation.jobs import Job
 
@@ -38,7 +40,7 @@ class Stalls:
 class Node:
     """One process: a machine, its driver, its training thread."""
 
-    def __init__(self, swarm: Swarm, me: PeerId, role: ev.Role, step_seconds: float, batch: int) -> None:
+    def __init__(self, swarm: Swarm, me: PeerId, role: Role, step_seconds: float, batch: int) -> None:
         self.swarm = swarm
         self.world = swarm.world
         self.me = me
@@ -130,7 +132,7 @@ class Node:
                 self._tick_at = at
                 self.world.at(at, lambda: self._tick(at))
 
-    def _carry_out(self, actions: list[ev.Action]) -> None:
+    def _carry_out(self, actions: list[act.Action]) -> None:
         """In order; a fault may strike between two of them."""
         for index, action in enumerate(actions):
             self.swarm.acted(self, action)
@@ -235,7 +237,7 @@ class Node:
         self.events.append(self._local())
         self.feed(ev.Leave(5.0, hand_over=True))
 
-    def _bequeath(self, action: ev.Bequeath) -> None:
+    def _bequeath(self, action: act.Bequeath) -> None:
         """What the driver does: ask one heir after the other, and carry the samples there."""
         heirs, later = deque(action.heirs), deque[PeerId]()
 
@@ -349,40 +351,40 @@ class Node:
 
     # Actions.
 
-    def _perform(self, action: ev.Action) -> None:
+    def _perform(self, action: act.Action) -> None:
         handler = PERFORM.get(type(action))
         if handler is not None:
             handler(self, action)
 
-    def _send(self, action: ev.Send) -> None:
+    def _send(self, action: act.Send) -> None:
         self.swarm.send(self, action.peer, action.message)
 
-    def _open(self, action: ev.OpenJob) -> None:
+    def _open(self, action: act.OpenJob) -> None:
         self.jobs[action.transfer] = Job(self, action)
 
-    def _begin(self, action: ev.BeginJob) -> None:
+    def _begin(self, action: act.BeginJob) -> None:
         self.jobs[action.transfer].begin(action.weights, tuple(self.contribution) if self.waiting else ())
 
-    def _cancel(self, action: ev.CancelJob) -> None:
+    def _cancel(self, action: act.CancelJob) -> None:
         self.jobs.pop(action.transfer, None)
 
-    def _commit(self, action: ev.Commit) -> None:
+    def _commit(self, action: act.Commit) -> None:
         job = self.jobs.pop(action.transfer)
         self.stopping = False
         self.outcomes.append(("average", (action, job)))
         self._give_next()
 
-    def _go_on(self, _: ev.Action) -> None:
+    def _go_on(self, _: act.Action) -> None:
         self.stopping = False
         self._resume()
 
-    def _wait_at(self, action: ev.WaitAt) -> None:
+    def _wait_at(self, action: act.WaitAt) -> None:
         others = action.others_samples
         self.stop_at = float("inf") if others is None else self.swarm.target - others
 
         self._come_if_wanted()
 
-    def _stop_soon(self, _: ev.Action) -> None:
+    def _stop_soon(self, _: act.Action) -> None:
         self.stopping = True
         self._come_if_wanted()
 
@@ -392,10 +394,10 @@ class Node:
             self.idle = False
             self.world.after(0.0, self._arrive)
 
-    def _discard(self, action: ev.Discarded) -> None:
+    def _discard(self, action: act.Discarded) -> None:
         self.discarded += action.samples
 
-    def _leave(self, _: ev.Action) -> None:
+    def _leave(self, _: act.Action) -> None:
         self.alive = False
         self.swarm.closed(self, "left")
 
@@ -405,7 +407,7 @@ class Node:
             kept = [(kind, what) for kind, what in kept if not what[0].following]
         self.outcomes = deque(kept)
 
-    def _heal(self, action: ev.StartHeal) -> None:
+    def _heal(self, action: act.StartHeal) -> None:
         token = object()
         self._drop_states()
         self.healing = token
@@ -420,7 +422,7 @@ class Node:
                 self._give_next()
                 return
             donor = self.swarm.nodes[donors.popleft()]
-            if not self.swarm.reaches(donor, self) or donor.machine.role is not ev.Role.TRAINER:
+            if not self.swarm.reaches(donor, self) or donor.machine.role is not Role.TRAINER:
                 self.world.after(0.3, ask)
             elif donor.parameters.epoch < action.epoch:
                 donors.appendleft(donor.me)  # it has yet to apply what we need
@@ -432,7 +434,7 @@ class Node:
             else:
                 self.world.after(0.3, ask)
 
-        def got(donor: Node, parameters: Parameters, history: tuple[ev.Generation, ...]) -> None:
+        def got(donor: Node, parameters: Parameters, history: tuple[Generation, ...]) -> None:
             if self.healing is not token or not self.alive:
                 return
             if not self.swarm.reaches(donor, self):
@@ -446,19 +448,19 @@ class Node:
 
 
 PERFORM: dict[type[Any], Callable[[Node, Any], None]] = {
-    ev.Send: Node._send,
-    ev.OpenJob: Node._open,
-    ev.BeginJob: Node._begin,
-    ev.CancelJob: Node._cancel,
-    ev.Commit: Node._commit,
-    ev.RoundFailed: Node._go_on,
-    ev.StartHeal: Node._heal,
-    ev.WaitAt: Node._wait_at,
-    ev.Stop: Node._stop_soon,
-    ev.Resume: Node._go_on,
-    ev.Discarded: Node._discard,
-    ev.Bequeath: Node._bequeath,
-    ev.Left: Node._leave,
+    act.Send: Node._send,
+    act.OpenJob: Node._open,
+    act.BeginJob: Node._begin,
+    act.CancelJob: Node._cancel,
+    act.Commit: Node._commit,
+    act.RoundFailed: Node._go_on,
+    act.StartHeal: Node._heal,
+    act.WaitAt: Node._wait_at,
+    act.Stop: Node._stop_soon,
+    act.Resume: Node._go_on,
+    act.Discarded: Node._discard,
+    act.Bequeath: Node._bequeath,
+    act.Left: Node._leave,
 }
 
 

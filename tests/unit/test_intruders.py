@@ -20,8 +20,9 @@ from p2pavg.membership import record as records
 from p2pavg.membership.record import Refresh, SignedRecord, has_valid_signature
 from p2pavg.membership.store import Outcome, RecordStore
 from p2pavg.rounds import leading
+from p2pavg.rounds.actions import Commit
 from p2pavg.rounds.ballot import Stage
-from p2pavg.rounds.events import Commit, Received
+from p2pavg.rounds.events import Received
 from p2pavg.rounds.member import Holding
 from p2pavg.rounds.messages import Committed, Ready
 from p2pavg.transport import handshake, proofs

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from p2pavg.rounds.actions import OpenJob, Send
 from p2pavg.rounds.ballot import Ballot
-from p2pavg.rounds.events import LocalProgress, OpenJob, PeerUp, PlanMember, Received, Send
+from p2pavg.rounds.events import LocalProgress, PeerUp, Received
 from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.messages import Prepare, Refuse
+from p2pavg.rounds.words import PlanMember
 from p2pavg.transport.engine import Part
 
 REACHABLE, HIDDEN, OTHER_HIDDEN = (name * 20 for name in (b"a", b"b", b"c"))

@@ -8,12 +8,13 @@ import pytest
 
 from p2pavg.rounds.ballot import Ballot, Held, Stage
 from p2pavg.rounds.deadlines import SILENCE_FLOOR, SILENCE_PRIOR, Deadlines, K, Measured
-from p2pavg.rounds.events import Generation, PeerUp, RankProgress
+from p2pavg.rounds.events import PeerUp, RankProgress
 from p2pavg.rounds.leader import rendezvous
 from p2pavg.rounds.lineage import History, first_lineage, next_lineage
 from p2pavg.rounds.progress import TransferWatch, judge
 from p2pavg.rounds.succession import decide
 from p2pavg.rounds.view import Camp, View
+from p2pavg.rounds.words import Generation
 
 A, B, C, D = (bytes([n]) * 20 for n in range(1, 5))
 L0, L1, L2 = (bytes([n]) * 32 for n in range(1, 4))

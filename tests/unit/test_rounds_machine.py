@@ -7,24 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from p2pavg.rounds.events import (
-    Commit,
-    Discarded,
-    Event,
-    Generation,
-    Healed,
-    JobDone,
-    LocalProgress,
-    OpenJob,
-    PeerUp,
-    Received,
-    Resume,
-    Role,
-    Send,
-    WaitAt,
-)
+from p2pavg.rounds.actions import Commit, Discarded, OpenJob, Resume, Send, WaitAt
+from p2pavg.rounds.events import Event, Healed, JobDone, LocalProgress, PeerUp, Received
 from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.messages import Progress
+from p2pavg.rounds.words import Generation, Role
 from p2pavg.transport.engine import Part
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
