@@ -85,7 +85,8 @@ class RunningLab:
         """Change the path src -> dst from now on; "*" is every host. both: and back.
 
         settings: delay_ms (one way), jitter_ms, rate_mbps, flow_rate_mbps, loss, corrupt, queue_kb, down
-        (true: cut off, and what is under way is lost). Raises ConfigurationError for an unknown or impossible one.
+        (true: cut off, and what is under way is lost). Raises ConfigurationError for an unknown or impossible
+        one.
         """
         text = topology.settings_text(settings, topology.PATH_SETTINGS)
         self._path("path", src, dst, both, text)
