@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -28,6 +27,7 @@ from p2pavg.rounds.bequest import Bequests
 from p2pavg.rounds.deliveries import Deliveries
 from p2pavg.rounds.exchange import KINDS
 from p2pavg.rounds.farewell import Farewell
+from p2pavg.rounds.feeder import Feeder
 from p2pavg.rounds.introduction import introduced
 from p2pavg.rounds.leaving import Verdict
 from p2pavg.rounds.machine import Machine
@@ -83,9 +83,7 @@ class Driver:
         disk = None if spec.saving is None else spec.saving.checkpoints.directory
         self._deliveries = Deliveries(session, Backlog(directory=disk))
         self._pulse = Pulse(peer.engine, peer.links, self._jobs)
-        self._events: deque[ev.Event] = deque()
-        self._feeding = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._feeder = Feeder(machine, self._perform)
         self._beat: asyncio.TimerHandle | None = None
         self._discarded: list[tuple[int, str]] = []
         self._dropped = 0  # samples that the training thread had when it loaded a state
@@ -119,9 +117,9 @@ class Driver:
     def close(self) -> None:
         """Stop; whoever waits in `arrive` gets ClosedError from the session's failure."""
         self._closed = True
-        for handle in (self._timer, self._beat):
-            if handle is not None:
-                handle.cancel()
+        self._feeder.close()
+        if self._beat is not None:
+            self._beat.cancel()
         self.farewell.close()
         self.states.close()
         self.bequests.close()
@@ -258,32 +256,8 @@ class Driver:
     # ----------------------------------------------------------------------------------------- feeding
 
     def feed(self, event: ev.Event) -> None:
-        """Hand one event to the machine and carry out what it asks, in order, without recursion."""
-        if self._closed:
-            return
-        self._events.append(event)
-        if self._feeding:
-            return
-        self._feeding = True
-        try:
-            while self._events:
-                now = time.monotonic()
-                for action in self.machine.handle(self._events.popleft(), now):
-                    self._perform(action)
-        finally:
-            self._feeding = False
-        self._schedule()
-
-    def _schedule(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        deadline = self.machine.next_deadline
-        if deadline is not None and not self._closed:
-            self._timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), self._tick)
-
-    def _tick(self) -> None:
-        self.feed(ev.Tick())
+        """Hand one event to the machine and carry out what it asks, after the events that wait already."""
+        self._feeder.feed(event)
 
     def _beats(self) -> None:
         """The regular beat: local progress, health of links, progress of jobs."""
@@ -404,7 +378,7 @@ class Driver:
 
     def _answer(self, event: ev.JobFailed | None) -> None:
         if event is not None:
-            self._events.append(event)
+            self.feed(event)
 
     def _commit(self, commit: act.Commit) -> None:
         job = self._jobs.finish(commit.transfer)
@@ -439,6 +413,4 @@ class Driver:
     def _release(self) -> None:
         if self._deliveries.resume():
             self.recorder.resumed(time.monotonic())
-            self._events.append(self._local(at_boundary=False))
-            if not self._feeding:
-                self.feed(self._events.popleft())
+            self.feed(self._local(at_boundary=False))
