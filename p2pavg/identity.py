@@ -16,6 +16,7 @@ from p2pavg.errors import ConfigurationError
 PEER_ID_BYTES = 20
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
+_FILE_BYTES = 256  # more than an identity file has
 
 
 def peer_id_of(public_key: bytes) -> bytes:
@@ -59,14 +60,20 @@ class Identity:
         """Load the identity stored at `path`, or make one and store it there, readable by its owner only.
 
         The file holds the 32 raw bytes of the private key in base64. Raises `ConfigurationError` when it
-        holds anything else or cannot be read or written.
+        holds anything else, cannot be read or written, or others can read it.
         """
         file = Path(path).expanduser()
         try:
             if not file.exists():
                 cls.generate()._save(file)
-            raw = base64.b64decode(file.read_bytes().strip(), validate=True)
+            with file.open("rb") as stream:
+                mode, content = os.fstat(stream.fileno()).st_mode, stream.read(_FILE_BYTES)
+            if mode & 0o077:
+                raise ConfigurationError(f"others can read {file}; run 'chmod 600 {file}' first")
+            raw = base64.b64decode(content.strip(), validate=True)
             return cls(Ed25519PrivateKey.from_private_bytes(raw))
+        except ConfigurationError:
+            raise
         except ValueError as error:
             raise ConfigurationError(
                 f"{file} does not hold a p2pavg identity; delete it to make a new one, or name another file"

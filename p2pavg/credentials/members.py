@@ -13,7 +13,7 @@ import functools
 import os
 import ssl
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -35,9 +35,9 @@ class Authority:
     """Who lets members in. Its file is the most precious one of the run."""
 
     run_id: str
-    key: Ed25519PrivateKey
-    certificate: bytes
-    run_key: bytes
+    key: Ed25519PrivateKey = field(repr=False)
+    certificate: bytes = field(repr=False)
+    run_key: bytes = field(repr=False)
 
     @classmethod
     def new(cls, run_id: str) -> Authority:

@@ -49,8 +49,9 @@ def read(source: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         return from_text(text)
     path = Path(text).expanduser()
     try:
-        mode = path.stat().st_mode
-        content = path.read_text()
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode  # of what is read, whatever the name stands for later
+            content = file.read(MAX_TEXT + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise CredentialError(f"cannot read the credentials file {path} ({error})") from None
     if mode & 0o077 and from_text(content)[0] not in ("request", "invitation"):

@@ -7,6 +7,7 @@ of memory for each byte of input, beyond `SLACK_BYTES`.
 from __future__ import annotations
 
 import base64
+import functools
 import os
 import struct
 import tempfile
@@ -216,9 +217,32 @@ def _parse_state(data: bytes) -> None:
 # -- files
 
 
-def _checkpoints(folder: Path) -> checkpoints.Checkpoints:
-    about = checkpoints.About("run", b"s" * 32, "a model", "torch")
-    return checkpoints.Checkpoints(folder, about)
+@functools.cache
+def _memory_file() -> tuple[int, Path]:
+    """(descriptor, path) of a private file; in memory where that can be, for disks are slow."""
+    if not hasattr(os, "memfd_create"):
+        descriptor, name = tempfile.mkstemp()
+        return descriptor, Path(name)
+    descriptor = os.memfd_create("fuzz")
+    os.fchmod(descriptor, 0o600)
+    return descriptor, Path(f"/proc/self/fd/{descriptor}")
+
+
+def _file_with(data: bytes) -> Path:
+    descriptor, path = _memory_file()
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, data, 0)
+    return path
+
+
+_ABOUT = checkpoints.About("run", b"s" * 32, "a model", "torch")
+
+
+class _OneFile(checkpoints.Checkpoints):
+    """Finds the file in memory, however it is named."""
+
+    def paths(self) -> list[Path]:
+        return [_memory_file()[1]]
 
 
 def _checkpoint_files() -> list[bytes]:
@@ -226,20 +250,19 @@ def _checkpoint_files() -> list[bytes]:
     blob = np.frombuffer(packed, np.uint8)
     manifest = state.describe(3, b"l" * 32, len(packed) - 64, blob)
     with tempfile.TemporaryDirectory() as folder:
-        path = _checkpoints(Path(folder)).save(manifest, blob, [[2, b"l" * 32, 7, 8, 24, b"p" * 20]])
+        saved = checkpoints.Checkpoints(folder, _ABOUT)
+        path = saved.save(manifest, blob, [[2, b"l" * 32, 7, 8, 24, b"p" * 20]])
         assert path is not None
         return [path.read_bytes()]
 
 
 def _parse_checkpoint(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        found = _checkpoints(Path(folder))
-        found.path(3, b"l" * 32).write_bytes(data)
-        found.newest()
+    _OneFile(_file_with(data).parent, _ABOUT).newest()
 
 
 _AUTHORITY = Authority.new("run")
 _KEPT, _REQUEST = credentials.new_request()
+_INVITATION = _AUTHORITY.invite(_REQUEST)
 
 
 def _credentials() -> list[bytes]:
@@ -248,7 +271,7 @@ def _credentials() -> list[bytes]:
         credentials.new_secret("run"),
         _KEPT,
         _REQUEST,
-        _AUTHORITY.invite(_REQUEST),
+        _INVITATION,
         _AUTHORITY.member().to_text(),
     ]
     bodies = []
@@ -259,26 +282,24 @@ def _credentials() -> list[bytes]:
 
 
 def _parse_credentials(data: bytes) -> None:
+    """As what its kind is for; when the first byte has its highest bit, as everything that it is not, too."""
     kind = texts.KINDS[data[0] % len(texts.KINDS)] if data else "member"
     text = f"p2pavg-{kind}:" + base64.urlsafe_b64encode(data[1:]).decode()
-    users: list[Callable[[], object]] = [
-        lambda: Credentials.load(text).context(server=True),
-        lambda: Authority.load(text).invite(_REQUEST),
-        lambda: _AUTHORITY.invite(text),
-        lambda: credentials.accept(_KEPT, text),
-        lambda: credentials.accept(text, _AUTHORITY.invite(_REQUEST)),
-        lambda: credentials.certificate_key(data),
-    ]
-    for use in users:
+    users: dict[str, Callable[[], object]] = {
+        "member": lambda: Credentials.load(text).context(server=True),
+        "authority": lambda: Authority.load(text).invite(_REQUEST),
+        "request": lambda: _AUTHORITY.invite(text),
+        "invitation": lambda: credentials.accept(_KEPT, text),
+        "request-key": lambda: credentials.accept(text, _INVITATION),
+        "secret": lambda: Credentials.load(text),
+        "certificate": lambda: credentials.certificate_key(data),
+    }
+    for use in users.values() if data[:1] >= b"\x80" else (users[kind], users["certificate"]):
         _quiet(lambda _, use=use: use(), CredentialError)(data)  # type: ignore[misc]
 
 
 def _parse_credentials_file(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "file"
-        path.write_bytes(data)
-        os.chmod(path, 0o600)
-        Credentials.load(path)
+    Credentials.load(_file_with(data))
 
 
 def _topologies() -> list[bytes]:

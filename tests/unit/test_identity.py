@@ -43,9 +43,19 @@ def test_a_broken_identity_file_is_a_clear_error(tmp_path: Path) -> None:
     """A file that holds something else is named, and is not overwritten."""
     path = tmp_path / "peer.key"
     path.write_text("not a key")
+    path.chmod(0o600)
     with pytest.raises(ConfigurationError, match="delete it"):
         Identity.load_or_create(path)
     assert path.read_text() == "not a key"
+
+
+def test_an_identity_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    """A file that somebody made readable is named, with what to do."""
+    path = tmp_path / "peer.key"
+    Identity.load_or_create(path)
+    path.chmod(0o640)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        Identity.load_or_create(path)
 
 
 def test_the_private_key_does_not_show() -> None:

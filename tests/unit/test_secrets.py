@@ -17,6 +17,8 @@ import p2pavg
 from p2pavg.credentials import Authority, Credentials, texts
 from p2pavg.errors import CredentialError
 from p2pavg.peer import Peer
+from p2pavg.transport import handshake
+from p2pavg.transport.engine import StreamKeys
 
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 UNSAFE_CALLS = {("torch", "load"), ("torch", "save"), ("np", "load"), ("numpy", "load")}
@@ -53,6 +55,30 @@ def _forms(secret: bytes) -> set[str]:
 def _shows(text: str, made: Credentials) -> bool:
     secrets = (made.identity.private_bytes(), made.run_key)
     return any(form in text for secret in secrets for form in _forms(secret))
+
+
+def test_no_secret_in_a_representation() -> None:
+    """Tools that print variables, as many do under a traceback, print no key: of a run, a peer, or a link."""
+    authority = Authority.new("r")
+    made = authority.member()
+    hello = handshake.make_hello(made.identity, "r", 31330, 5, {})
+    for told in (
+        authority,
+        made,
+        made.identity,
+        hello,
+        settings_with(made),
+        StreamKeys(b"s" * 32, b"s" * 32),
+    ):
+        shown = repr(told)
+        assert not _shows(shown, made)
+        assert not any(form in shown for form in _forms(hello.token) | _forms(b"s" * 32))
+
+
+def settings_with(made: Credentials) -> object:
+    peer = Peer("r", listen="127.0.0.1:0", credentials=made.to_text())
+    assert peer._settings.credentials is not None
+    return peer._settings
 
 
 @pytest.mark.parametrize("damage", ["cut", "no key", "no certificate", "other authority"])
