@@ -267,6 +267,8 @@ class Counting:
             self._leader = leader
             core.disarm("word")
             self._told = ()
+            if leader == core.me:
+                core.arm("totals", core.now)  # those that wait told it before, when it did not lead
         if leader is None or leader == core.me or core.role is not Role.TRAINER or core.joining is not None:
             return
         urgent = (core.epoch, core.lineage, core.pending, core.boundary, leader)

@@ -49,6 +49,8 @@ class Decisions:
         if (message.weights, message.samples) != (held.weights, held.samples):
             return  # forged: the leader commits what it began
         self._commit(held, message)
+        if peer != held.ballot.leader:
+            core.broadcast_progress()  # members learn this one by one: what they know of each other is old
 
     def _commit(self, held: Holding, message: Committed) -> None:
         """The result is the epoch's average."""

@@ -83,6 +83,11 @@ class Succession:
         if not held.voter or core.out:
             self.machine.member.abandon("its leader is lost")
             return
+        if held.stage is Stage.OPEN and not held.begun:
+            # Without our DONE nobody commits it, and who knows whether a successor holds it at all?
+            self.machine.member.freeze()
+            self.machine.member.drop("its leader was lost before it began")
+            return
         candidates = tuple(peer for peer in held.voters if peer == core.me or self._usable(peer))
         successor = rendezvous(core.config.run, core.epoch, candidates)
         if successor == core.me:

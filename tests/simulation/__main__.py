@@ -14,9 +14,9 @@ from tests.simulation.schedule import Schedule, Verdict
 KEYS = ("events", "messages", "commits", "late", "heals", "aborts", "failed", "readmitted", "successions")
 
 
-def run(task: tuple[int, int | None]) -> Verdict:
-    seed, peers = task
-    return Schedule(seed, peers).run()
+def run(task: tuple[int, int | None, str | None]) -> Verdict:
+    seed, peers, only = task
+    return Schedule(seed, peers, only=only).run()
 
 
 def rarely_collect() -> None:
@@ -25,9 +25,9 @@ def rarely_collect() -> None:
     gc.set_threshold(200_000)
 
 
-def verdicts(seeds: range, peers: int | None, processes: int) -> Iterator[Verdict]:
+def verdicts(seeds: range, peers: int | None, only: str | None, processes: int) -> Iterator[Verdict]:
     """One for each seed, in any order."""
-    tasks = [(seed, peers) for seed in seeds]
+    tasks = [(seed, peers, only) for seed in seeds]
     if processes == 1:
         rarely_collect()
         yield from map(run, tasks)
@@ -41,17 +41,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay one schedule with a trace")
     parser.add_argument("--seeds", default="0:1000", help="first:last, the last not included")
     parser.add_argument("--peers", type=int, help="how many (default: drawn from the seed, 1 to 8)")
+    parser.add_argument("--only", metavar="FAULT", help="no other faults but this, such as crash or stop")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
     if given.seed is not None:
-        verdict = Schedule(given.seed, given.peers, trace=print).run()
+        verdict = Schedule(given.seed, given.peers, only=given.only, trace=print).run()
         print(verdict)
         return int(verdict.broken is not None)
     first, last = map(int, given.seeds.split(":"))
     began = time.perf_counter()
     totals = dict.fromkeys(KEYS, 0)
     stalls, broken, count = [], 0, 0
-    for verdict in verdicts(range(first, last), given.peers, given.processes):
+    for verdict in verdicts(range(first, last), given.peers, given.only, given.processes):
         count += 1
         for key in totals:
             totals[key] += getattr(verdict, key)
@@ -59,6 +60,7 @@ def main() -> int:
         if verdict.broken is not None:
             broken += 1
             peers = f" --peers {given.peers}" if given.peers else ""
+            peers += f" --only {given.only}" if given.only else ""
             print(f"seed {verdict.seed}: {verdict.broken}")
             print(f"    replay it: python -m tests.simulation --seed {verdict.seed}{peers}", flush=True)
     seconds = time.perf_counter() - began

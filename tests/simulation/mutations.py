@@ -17,7 +17,8 @@ from p2pavg.rounds.leading import Leading
 from p2pavg.rounds.lineage import History
 from p2pavg.rounds.member import Member
 from p2pavg.rounds.messages import Committed
-from p2pavg.rounds.view import View
+from p2pavg.rounds.view import Facts
+from p2pavg.rounds.words import Role
 
 Original = Callable[..., Any]
 
@@ -119,7 +120,9 @@ def _same_epoch(_: Original) -> Original:
 
 
 def _anywhere(_: Original) -> Original:
-    return lambda self, epoch, lineage: [facts for facts in self.trainers() if facts.epoch == epoch]
+    return lambda self, epoch, lineage: (
+        self.epoch == epoch and not self.silent and not self.joining and self.role is Role.TRAINER
+    )
 
 
 def _forget_offers(_: Original) -> Original:
@@ -175,7 +178,7 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (
         Mutation("the lineage of a proposal is not looked at", Member, "_cannot", _any_lineage, (62, 65)),
         Mutation("nor that of a member", Core, "stands_here", _same_epoch),
-        Mutation("nor that of anybody", View, "standing", _anywhere),
+        Mutation("nor that of anybody", Facts, "trains_at", _anywhere),
     ),
     (Mutation("what was offered to a lost round is forgotten", History, "offer", _forget_offers, (62, 65)),),
     (Mutation("healing does not name the lost samples", History, "adopt", _forget_losses, (0,)),),

@@ -54,18 +54,23 @@ class Verdict:
 
 
 class Schedule:
-    """Everything follows from the seed (and the number of peers, when it is given)."""
+    """Everything follows from the seed (and the number of peers, when it is given).
+
+    only: the one kind of fault, besides joins.
+    """
 
     def __init__(
         self,
         seed: int,
         peers: int | None = None,
         faults: int | None = None,
+        only: str | None = None,
         trace: Callable[[str], None] | None = None,
     ) -> None:
         dice = random.Random(f"schedule {seed}")
         self.seed = seed
         self.dice = dice
+        self.only = only
         self.peers = peers or dice.choice((1, 2, 2, 2, 3, 3, 3, 3, 4, 4, 5, 8))
         step = dice.choice((0.03, 0.08, 0.2))
         batch = dice.choice((1, 4))
@@ -139,6 +144,8 @@ class Schedule:
         if kind == "trap":
             self._trap()
             return
+        if self.only is not None and kind != "join":
+            kind = self.only
         node = node or self._pick()
         others = [n for n in swarm.nodes.values() if n.alive and n is not node]
         if node is None:
