@@ -41,7 +41,7 @@ def summarise(events: Sequence[Event], *, epochs: int, capacity: float) -> dict[
         "divergence_details": _divergences(applied)[:20],
         "samples_lost": lost,
         "samples_doubled": doubled,
-        "samples_discarded": sum(e["discarded"] for e in applied),
+        "samples_discarded": sum(e["discarded"] for e in events if e["t"] in ("epoch", "finished")),
         "longest_stall_s": max((s["seconds"] for s in stalls), default=0.0),
         "longest_stall_s_by_fault": _by_fault(stalls),
         "stalls": stalls,
@@ -130,7 +130,8 @@ def _samples(events: Sequence[Event], surviving: Mapping[int, str]) -> tuple[int
         last = mine[ends[-1]]
         before = [e for e in mine[: ends[-1] + 1] if e["t"] == "epoch"]
         averaged = sum(e["local_samples"] for e in before if surviving.get(e["epoch"]) == e["lineage"])
-        rest = last["counted"] - averaged - sum(e["discarded"] for e in before) - last["pending"]
+        named = sum(e["discarded"] for e in mine[: ends[-1] + 1] if e["t"] in ("epoch", "finished"))
+        rest = last["counted"] - averaged - named - last["pending"]
         lost += max(0, rest)
         doubled += max(0, -rest)
     return lost, doubled

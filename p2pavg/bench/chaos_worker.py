@@ -66,7 +66,7 @@ class Chaos:
             seconds = time.monotonic() - start - config["step_seconds"]
             if seconds > 0.2:
                 self.say("stall", seconds=seconds, epoch=trainer.session.epoch)
-        self.say("finished", counted=self._own_samples, pending=trainer.session.samples())
+        self._finished(trainer, peer)
         while not self._closing:  # others may still need this peer's state
             time.sleep(0.05)
         self._over.set()
@@ -79,6 +79,15 @@ class Chaos:
         with self._saying:
             sys.stdout.write(json.dumps({"t": kind, "at": time.monotonic(), **fields}) + "\n")
             sys.stdout.flush()
+
+    def _finished(self, trainer: ToyTrainer, peer: Peer) -> None:
+        """What a heal has lost since the last report stands in the next, which does not come any more."""
+        driver = peer._running().driver
+        assert driver is not None
+        _ = trainer.session.last_report  # once it is there, the loop has heard of the last outcome
+        lost = sum(samples for samples, _ in driver._discarded)
+        pending = trainer.session.samples()
+        self.say("finished", counted=self._own_samples, pending=pending, discarded=lost)
 
     def _epoch(self, epoch: Epoch) -> None:
         report = epoch.report
