@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from p2pavg.bench.common import environment
+
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 240.0
 
@@ -173,7 +175,8 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--json", type=Path, help="write all figures there")
     args = parser.parse_args()
-    result: dict[str, Any] = {"peers": args.peers, "epochs": args.epochs, "changed": changed_lines()}
+    result: dict[str, Any] = {"environment": environment(), "peers": args.peers, "epochs": args.epochs}
+    result["changed"] = changed_lines()
     print(*result["changed"], sep="\n")
     for name, python in (("hivemind", args.hivemind), ("p2pavg", sys.executable)):
         if python is None:

@@ -154,7 +154,16 @@ def gpu_models() -> str:
     content = result("gpu")
     if content is None:
         return ""
-    fields = ("plain_sps", "local_sps", "ratio_median", "ratio_low95", "control_ratio", "step_us_median")
+    fields = (
+        "plain_sps",
+        "local_sps",
+        "ratio_median",
+        "ratio_low95",
+        "control_ratio",
+        "device_ratio_median",
+        "device_control_ratio",
+        "step_us_median",
+    )
     found = {name: entry["found"] for name, entry in content["sections"].items() if "found" in entry}
     rows = [
         [
@@ -167,7 +176,40 @@ def gpu_models() -> str:
     ]
     head = ["model", "parameters", *(f"`{field}`" for field in fields)]
     device = found.get("kernel rates", {}).get("implementation", "one GPU")
-    return table(head, rows) + f"\n`gpu.json`: {device}; {measured(content)}.\n"
+    theirs = [
+        [
+            name.removeprefix("hivemind "),
+            *(number(way[key]) for way in ways.values() for key in HIVEMIND_FIELDS),
+        ]
+        for name, ways in found.items()
+        if name.startswith("hivemind ")
+    ]
+    beside = table(HIVEMIND_HEAD, theirs)
+    return (
+        table(head, rows)
+        + (f"\n{beside}" if beside else "")
+        + f"\n`gpu.json`: {device}; {measured(content)}.\n"
+    )
+
+
+HIVEMIND_FIELDS = ("hivemind_sps", "ratio_median", "ratio_low95")
+HIVEMIND_HEAD = [
+    "Hivemind",
+    *(f"{way}: `{field}`" for way in ("its own buffers", "in `.grad`") for field in HIVEMIND_FIELDS),
+]
+
+
+def cpu_kernels() -> str:
+    content = result("codec")
+    if content is None:
+        return ""
+    rows = [
+        [kernel["name"], number(kernel["gb_per_s"]), f"{kernel['fraction_of_copy']:.2f}"]
+        for kernel in content["kernels"]
+    ]
+    about = f"{content['implementation']}, {size(content)} values, copy {content['copy_gb_per_s']:.1f} GB/s"
+    head = ["kernel", "GB/s read and written", "of copy"]
+    return table(head, rows) + f"\n`codec.json`: {about}; {measured(content)}.\n"
 
 
 def size(content: dict[str, Any]) -> str:
@@ -240,7 +282,7 @@ def benches() -> str:
     return "\n".join(sections)
 
 
-TOLD = ("demo", "seeds", "gpu", "gpu_kernels", "pump_loopback", "lab_truth", "versus", *FIELDS)
+TOLD = ("codec", "demo", "seeds", "gpu", "gpu_kernels", "pump_loopback", "lab_truth", "versus", *FIELDS)
 
 
 def leaves(content: dict[str, Any], path: str = "") -> Iterator[Row]:
@@ -299,7 +341,10 @@ def readme() -> str:
         rows.append([words, f"{loss:.1f}% / {spread:.1f}%"])
     for _, content in results("penalty"):
         if content.get("topology") is None:
-            words = f"throughput of {content['peers']} peers on one machine, of what each computes alone"
+            words = f"throughput of {content['peers']} peers on one machine, of what each computes alone, "
+            words += f"epochs of {content['calculating_seconds_median']:.1f} s"
+            words += f", one peer {content['slow']:g} times slower" if content["slow"] != 1 else ""
+            words += ", updates delayed" if content["delay"] else ""
             rows.append([words, f"{content['global_over_local']:.2f}"])
     gpu = result("gpu_kernels")
     if gpu is not None:
@@ -333,6 +378,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu_kernels": gpu_kernels,
     "pump_loopback": pump_loopback,
     "gpu_models": gpu_models,
+    "cpu_kernels": cpu_kernels,
     "lab_truth": lab_truth,
     "versus": versus,
     "benches": benches,
