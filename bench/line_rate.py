@@ -118,9 +118,9 @@ def summary(contestant: Contestant) -> dict[str, Any]:
 
 
 def averaging(
-    topology: str, peers: int, numel: int, streams: str = "auto", encrypted: bool = False
+    topology: str | None, peers: int, numel: int, streams: str = "auto", encrypted: bool = False
 ) -> Contestant:
-    """p2pavg in fp16."""
+    """p2pavg in fp16. topology: of the lab; None: over loopback."""
     from p2pavg.credentials import new_secret
 
     workers = Workers(peers, "p2pavg.bench.allreduce_worker", topology=topology)

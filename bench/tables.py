@@ -282,7 +282,41 @@ def benches() -> str:
     return "\n".join(sections)
 
 
-TOLD = ("codec", "demo", "seeds", "gpu", "gpu_kernels", "pump_loopback", "lab_truth", "versus", *FIELDS)
+SECURITY = ("hostile", "encrypted", "line_rate_encrypted")
+TOLD = (
+    *("codec", "demo", "seeds", "gpu", "gpu_kernels", "pump_loopback", "lab_truth", "versus"),
+    *SECURITY,
+    *FIELDS,
+)
+
+
+def security() -> str:
+    """Training under hostile connections, and what encryption costs."""
+    hostile, loopback, lab = (result(name) for name in SECURITY)
+    rows: list[Row] = []
+    if hostile is not None:
+        words = f"longest epoch with {hostile['connections']:,} hostile connections, over the median without"
+        rows.append([words, "≤ 1.2", f"{hostile['longest_ratio']:.2f}", measured(hostile)])
+        grown = hostile["memory_bytes"]["under"] - hostile["memory_bytes"]["before"]
+        rows.append(
+            ["memory that they took, most of any peer", "", f"{grown / 1e6:.0f} MB", measured(hostile)]
+        )
+    if loopback is not None:
+        rate, cpu = loopback["rate_over_plain"], loopback["cpu_seconds_per_gb_more"]
+        rows.append(
+            ["all-reduce on loopback, encrypted over plain rate", "≥ 0.45", f"{rate:.2f}", measured(loopback)]
+        )
+        rows.append(["CPU seconds for each GB more, on each side", "≤ 0.5", f"{cpu:.2f}", measured(loopback)])
+    if lab is not None:
+        found = lab["encrypted"]
+        void = (
+            " (the lab was late)"
+            if found["plain"]["void_reason"] or found["encrypted"]["void_reason"]
+            else ""
+        )
+        words = "all-reduce over 1 Gb/s and 300 ms, encrypted over plain rate"
+        rows.append([words, "≥ 0.98", f"{found['rate_over_plain']:.3f}{void}", measured(lab)])
+    return table(["measured", "bar", "found", "when, on what"], rows)
 
 
 def leaves(content: dict[str, Any], path: str = "") -> Iterator[Row]:
@@ -381,6 +415,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu_kernels": cpu_kernels,
     "lab_truth": lab_truth,
     "versus": versus,
+    "security": security,
     "benches": benches,
     "others": others,
 }
