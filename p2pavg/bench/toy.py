@@ -52,7 +52,6 @@ class Epoch:
     parameters: str  # hash of the parameters after it
     wrong: str  # why the result does not fit the announced members; empty: it does
     samples: int  # counted since the last average that includes them
-    samples: int  # counted since the last average that includes them
     counted_at: tuple[float, ...]  # time.monotonic() of every step that counted towards it
     report: RoundReport | None
 
@@ -124,7 +123,6 @@ class ToyTrainer:
                     result=_hash(self._average),
                     parameters=_hash(self.parameters),
                     wrong=_misfit(self._average, report),
-                    samples=self.session.samples(),
                     samples=self.session.samples(),
                     counted_at=counted,
                     report=report,
