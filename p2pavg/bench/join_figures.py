@@ -20,14 +20,15 @@ def figures(
     hosts.
 
     `seconds` count from a newcomer's start to its loaded state, `transfer_seconds` from the manifests to the
-    last chunk. A donor's samples/s are those of whole epochs: of those before, and of all that a download or
-    what goes before it touched.
+    last chunk. A donor's samples/s are those of whole epochs: of those before, and of all in which a newcomer
+    joined and none contributed yet, as more peers make shorter epochs.
     """
     slowest = max(joined, key=lambda answer: answer["loaded_at"] - answer["began"])
     began = min(answer["began"] for answer in joined)
     loaded_at = max(answer["loaded_at"] for answer in joined)
     before = [_epochs(donor, float("-inf"), began)[WARM_UP_EPOCHS:] for donor in trained]
-    during = [_epochs(donor, began, loaded_at) for donor in trained]
+    alone = min(_first(answer) for answer in joined)
+    during = [[e for e in _epochs(donor, began, loaded_at) if e["epoch"] < alone] for donor in trained]
     ratios = [_rate(d) / _rate(b) for b, d in zip(before, during, strict=True) if b and d]
     arrivals = slowest["arrivals"]
     transfer = arrivals[-1][0] - arrivals[0][0]
@@ -90,9 +91,14 @@ def _left_gbps(
 
 def _missed(joined: Answer, trained: Sequence[Answer]) -> int:
     """Epochs that the swarm began after the transfer ended and before the newcomer contributed."""
-    first: int = min(e["epoch"] for e in joined["applied"] if e["local_samples"] > 0)
     passed = [e["epoch"] + 1 for d in trained for e in d["applied"] if e["at"] <= joined["loaded_at"]]
-    return max(0, first - max(passed, default=0))
+    return max(0, _first(joined) - max(passed, default=0))
+
+
+def _first(joined: Answer) -> int:
+    """The first epoch that the newcomer contributed to."""
+    first: int = min(e["epoch"] for e in joined["applied"] if e["local_samples"] > 0)
+    return first
 
 
 def _compared(joined: Sequence[Answer], trained: Sequence[Answer]) -> dict[str, Any]:

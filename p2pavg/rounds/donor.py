@@ -25,7 +25,9 @@ from p2pavg.transport.pacing import TokenBucket
 logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
 
-QUEUED_CHUNKS = 8  # chunks of one download that are with the engine at a time
+QUEUED_CHUNKS = 4  # chunks of one download that are with the engine at a time
+HELD_S = 0.25  # how long state waits for a round's gradients, at most
+LOOK_S = 0.005  # how often it looks whether they are through
 BUSY_WAIT_S = 2.0  # how long a newcomer waits here for older downloads before it is told to ask again
 IDLE_S = 15.0  # a download that asks for nothing for so long is over, when somebody else waits for its end
 STUCK_S = 120.0  # and one of whose chunks none leaves for so long
@@ -68,15 +70,20 @@ class Donor:
         live: Live,
         sign: Callable[[bytes], bytes],
         background: Executor,
+        moving: Callable[[], bool],
         *,
         upload_bps: float | None = None,
     ) -> None:
-        """upload_bps: bit/s that all downloads together may take; None: what gradients leave of the links."""
+        """moving(): whether a round's gradients are on their way. upload_bps: bit/s that all downloads
+        together may take; None: what gradients leave of the links.
+        """
         self._engine = engine
         self._source = source
         self._live = live
         self._sign = sign
         self._background = background
+        self._moving = moving
+        self._held_until: float | None = None  # since the gradients began to move
         self._snapshot: tuple[Manifest, U8] | None = None
         self._downloads: dict[int, _Download] = {}
         self._bucket = None if upload_bps is None else TokenBucket(upload_bps / 8, time.monotonic())
@@ -165,7 +172,7 @@ class Donor:
             self._released.set()
 
     def _wake(self) -> None:
-        """The cap lets something through again."""
+        """The cap, or the round, may let something through again."""
         self._waking = None
         for link, download in list(self._downloads.items()):
             if self._snapshot is not None:
@@ -175,7 +182,7 @@ class Donor:
     def _feed(self, link: int, download: _Download, blob: U8) -> None:
         view = memoryview(blob)
         while download.left and download.with_engine < QUEUED_CHUNKS:
-            if self._bucket is not None and (wait := self._bucket.wait_s(time.monotonic())) > 0:
+            if (wait := self._wait_s(time.monotonic())) > 0:
                 if self._waking is None:
                     self._waking = asyncio.get_running_loop().call_later(wait, self._wake)
                 return
@@ -186,6 +193,18 @@ class Donor:
                 self._bucket.spend(len(data))
                 self._downloads[link] = self._downloads.pop(link)  # the others come first next time
             self._engine.send_blob(link, download.transfer, chunk, data)
+
+    def _wait_s(self, now: float) -> float:
+        """How long nothing may go out. Within one link gradients pass state by themselves; here they do on
+        the way out of this peer, whoever they go to.
+        """
+        if not self._moving():
+            self._held_until = None
+        elif self._held_until is None:
+            self._held_until = now + HELD_S
+        held = self._held_until is not None and now < self._held_until
+        capped = 0.0 if self._bucket is None else self._bucket.wait_s(now)
+        return max(capped, LOOK_S if held else 0.0)
 
 
 def _chunks(value: object, count: int) -> list[int] | None:

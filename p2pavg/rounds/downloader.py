@@ -238,9 +238,10 @@ class Downloader:
 def _broken(manifest: Manifest, blob: U8, chunks: Sequence[int]) -> list[int]:
     """Those of `chunks` whose hash is wrong."""
     view, size = memoryview(blob), state.HASH_BYTES
-    return [
-        i
-        for i in chunks
-        if state.chunk_hash(view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES])
-        != manifest.hashes[i * size : (i + 1) * size]
-    ]
+    broken = []
+    for i in chunks:
+        hashed = state.chunk_hash(view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES])
+        if hashed != manifest.hashes[i * size : (i + 1) * size]:
+            broken.append(i)
+        state.give_way()
+    return broken

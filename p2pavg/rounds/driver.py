@@ -105,6 +105,7 @@ class Driver:
             self._deliveries,
             self.feed,
             self._deliver,
+            lambda: self.moving,
         )
         self.farewell = Farewell(session, self._deliveries, self.bequests, self._pulse, self.feed)
         self._closed = False

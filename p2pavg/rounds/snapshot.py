@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from p2pavg.rounds import state
 from p2pavg.rounds.state import Manifest, Packing
-from p2pavg.rounds.training import StateSource
+from p2pavg.rounds.training import PIECE_BYTES, StateSource
 
 U8 = npt.NDArray[np.uint8]
 PAGE_BYTES = 4096
 TRIES = 4  # the training thread ends all but the last
-NICENESS = 5
+NICENESS = 10
 
 
 class Live(Protocol):
@@ -46,20 +46,28 @@ def take(source: StateSource, live: Live) -> tuple[Manifest, U8]:
             packing = Packing(source.snapshot())
             if blob.nbytes == packing.total_bytes:
                 tries += 1
-                if all(may_go_on() or tries == TRIES for _ in packing.copy_to(blob)):
+                if all(may_go_on() or tries == TRIES for _ in packing.copy_to(blob)):  # piece by piece
                     break
         if blob.nbytes != packing.total_bytes:
-            blob = np.empty(packing.total_bytes, np.uint8)
-            blob[::PAGE_BYTES] = 0
+            blob = _touched(packing.total_bytes)
     return state.describe(epoch, lineage, packing.meta_bytes, blob), blob
+
+
+def _touched(size: int) -> U8:
+    """Memory that the system has given."""
+    blob = np.empty(size, np.uint8)
+    for at in range(0, size, PIECE_BYTES):
+        blob[at : at + PIECE_BYTES : PAGE_BYTES] = 0
+        state.give_way()
+    return blob
 
 
 def executor() -> ThreadPoolExecutor:
     """Threads that copy, hash and write when nobody else wants their core."""
-    return ThreadPoolExecutor(2, "p2pavg-state", initializer=_give_way)
+    return ThreadPoolExecutor(2, "p2pavg-state", initializer=_be_nice)
 
 
-def _give_way() -> None:
+def _be_nice() -> None:
     if sys.platform == "linux":  # where threads have priorities of their own
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

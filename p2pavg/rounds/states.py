@@ -43,8 +43,9 @@ class States:
         deliveries: Deliveries,
         feed: Callable[[ev.Event], None],
         deliver: Callable[[], None],
+        moving: Callable[[], bool],
     ) -> None:
-        """deliver(): something may be ready for the training thread."""
+        """deliver(): something may be ready for the training thread. moving(): gradients flow now."""
         self._machine = machine
         self._deliveries = deliveries
         self._feed = feed
@@ -58,6 +59,7 @@ class States:
             session,
             identity.sign,
             self._background,
+            moving,
             upload_bps=spec.state_upload_bps,
         )
         self.downloader = Downloader(engine)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
-PIECE_BYTES = 1 << 24  # of a snapshot, copied at a time
+PIECE_BYTES = 1 << 22  # of a snapshot, copied at a time
 
 
 class Encoding(Protocol):

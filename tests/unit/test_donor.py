@@ -13,7 +13,7 @@ import pytest
 
 from p2pavg.errors import ConfigurationError, StateError
 from p2pavg.rounds import donor as donor_module
-from p2pavg.rounds.donor import Donor
+from p2pavg.rounds.donor import HELD_S, Donor
 from p2pavg.rounds.state import CHUNK_BYTES
 from p2pavg.rounds.training import Section
 from p2pavg.settings import check_rate
@@ -27,6 +27,7 @@ class Engine:
     def __init__(self) -> None:
         self.sent: list[tuple[int, int]] = []
         self.at: list[float] = []
+        self.moving = False  # gradients flow
         self.goal = 0
         self.reached = asyncio.Event()
 
@@ -65,6 +66,7 @@ def donor(engine: Engine, upload_bps: float | None) -> Donor:
         Live(),
         lambda data: b"signed",
         ThreadPoolExecutor(1),
+        lambda: engine.moving,
         upload_bps=upload_bps,
     )
     return engine.donor
@@ -98,6 +100,35 @@ async def test_without_a_cap_nothing_waits() -> None:
     donor(engine, None)
     await serve(engine, 2)
     assert sorted(engine.sent) == [(link, chunk) for link in range(2) for chunk in range(12)]
+
+
+async def test_state_waits_for_gradients_but_not_for_ever() -> None:
+    """While a round's gradients are on their way nothing of the state goes out, for a quarter of a second."""
+    engine = Engine()
+    donor(engine, None)
+    engine.moving = True
+    began = time.monotonic()
+    await serve(engine, 1)
+    assert engine.at[0] - began >= HELD_S
+    assert engine.at[-1] - engine.at[0] < HELD_S
+
+
+async def test_state_goes_on_when_gradients_are_through() -> None:
+    """The end of a round's transfer lets the state go on, and the next one holds it up again."""
+    engine = Engine()
+    donor(engine, None)
+    loop = asyncio.get_running_loop()
+    began = time.monotonic()
+    engine.moving = True
+    loop.call_later(0.05, setattr, engine, "moving", False)
+    await serve(engine, 1)
+    assert 0.05 <= engine.at[0] - began < HELD_S
+    engine.moving = True
+    engine.sent.clear()
+    engine.reached.clear()
+    began = time.monotonic()
+    await serve(engine, 1)
+    assert engine.at[12] - began >= HELD_S
 
 
 async def test_chunks_of_another_snapshot_are_refused() -> None:
@@ -136,7 +167,7 @@ async def test_chunks_without_end(limited: bool, monkeypatch: pytest.MonkeyPatch
             served.send(0, request)
             accepted += 1
     assert accepted == (4 if limited else 1000)
-    assert len(served._downloads[0].left) == accepted * manifest.chunks - 8
+    assert len(served._downloads[0].left) == accepted * manifest.chunks - donor_module.QUEUED_CHUNKS
 
 
 @pytest.mark.parametrize("limited", [False, True])
@@ -196,7 +227,7 @@ async def test_a_newcomer_that_begins_anew() -> None:
     assert manifest is not None
     chunks = list(range(manifest.chunks))
     served.send(0, {"root": manifest.root, "transfer": 1, "chunks": chunks})
-    engine.goal = 8 + manifest.chunks
+    engine.goal = donor_module.QUEUED_CHUNKS + manifest.chunks
     served.send(0, {"root": manifest.root, "transfer": 2, "chunks": chunks})
     await asyncio.wait_for(engine.reached.wait(), 20)
 

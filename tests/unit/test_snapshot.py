@@ -103,5 +103,5 @@ def test_large_sections_are_copied_in_pieces() -> None:
     values = np.arange(snapshot.PAGE_BYTES * 10_000, dtype=np.uint32).view(np.uint8)
     section = Section.of(values)
     out = np.zeros_like(values)
-    assert sum(1 for _ in section.copy_to(out)) == -(-values.nbytes // (1 << 24))
+    assert sum(1 for _ in section.copy_to(out)) == -(-values.nbytes // (1 << 22))
     assert np.array_equal(out, values)
