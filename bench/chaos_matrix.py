@@ -1,6 +1,6 @@
 """The long chaos runs, one after the other: `python bench/chaos_matrix.py --out DIR [NAME ...]`.
 
-Each run writes NAME.jsonl (every event), NAME.json (what follows) and NAME.png (peers, epochs, stalls)
+Each run writes NAME.jsonl (every event), NAME.json (what follows) and NAME.svg (peers, epochs, stalls)
 into the folder, and prints its figures. Without names all runs that this machine can do are done: those with
 `lab` need network namespaces. --list names them, --epochs shortens them.
 """
@@ -39,7 +39,7 @@ class Run:
         argv += ["--epochs", str(epochs or self.epochs), "--epoch-seconds", str(EPOCH_S)]
         argv += ["--fault-every", str(self.fault_every)]
         argv += ["--events", str(out / f"{self.name}.jsonl")]
-        argv += ["--json", str(out / f"{self.name}.json"), "--plot", str(out / f"{self.name}.png")]
+        argv += ["--json", str(out / f"{self.name}.json"), "--plot", str(out / f"{self.name}.svg")]
         return argv + (["--lab", self.lab] if self.lab else [])
 
 
@@ -55,6 +55,7 @@ RUNS = (
     Run("lab-cut", "cut", epochs=200, fault_every=12.0, lab="six-100ms"),
     Run("lab-cut-one-way", "cut-one-way", epochs=200, fault_every=12.0, lab="six-100ms"),
     Run("lab-slow", "slow", epochs=200, fault_every=12.0, lab="six-100ms"),
+    Run("lab-corrupt", "corrupt", epochs=200, fault_every=12.0, lab="six-100ms"),
     Run("rare-faults", "kill", epochs=600, fault_every=30.0),
     Run("soak", "stop,kill,join,corrupt,leader", peers=4, epochs=3600, fault_every=5.0),
 )

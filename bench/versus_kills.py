@@ -1,12 +1,13 @@
-"""What a lost peer costs, side by side: p2pavg, and gloo with a new group of the survivors.
+"""What a lost peer costs, side by side: p2pavg, gloo with a new group of the survivors, and torchft.
 
-`python bench/versus_kills.py --peers 4 --out out/kills.json`
+`python bench/versus_kills.py --peers 4 --json bench/results/kills.json`
 
 The processes average a small vector every half second. One is killed (SIGKILL) or stopped (SIGSTOP). Measured
 is the longest time between two averages of a survivor, less the usual, until it has one of all survivors.
 gloo cannot go on with fewer: here the survivors leave the broken group as soon as they learn of the loss and
 form another through a fresh store, which a training script around gloo would have to do. `--timeout` is the
-group's: so long gloo waits for a stopped process.
+group's: so long gloo and torchft wait for a stopped process. torchft drops the step that was under way, and
+is measured when `--torchft` names a Python that has it (`pip install torchft numpy`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from p2pavg.bench.common import environment  # noqa: E402
 from p2pavg.bench.workers import start, tell  # noqa: E402
 
 STEP_S = 0.5
@@ -37,10 +39,10 @@ LIMIT_S = 90.0
 class Processes:
     """Peers of one system that say one JSON line for each average."""
 
-    def __init__(self, script: str, peers: int, config: dict[str, Any]) -> None:
+    def __init__(self, python: str, script: str, peers: int, config: dict[str, Any]) -> None:
         self.lines: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self.children = [start([sys.executable, str(ROOT / "bench" / script)], env) for _ in range(peers)]
+        self.children = [start([python, str(ROOT / "bench" / script)], env) for _ in range(peers)]
         for index, child in enumerate(self.children):
             tell(child, {**config, "index": index, "peers": peers})
             threading.Thread(target=self._read, args=(index, child), daemon=True).start()
@@ -71,9 +73,9 @@ class Processes:
             child.wait()
 
 
-def break_one(script: str, peers: int, fault: str, config: dict[str, Any]) -> dict[str, Any]:
+def break_one(python: str, script: str, peers: int, fault: str, config: dict[str, Any]) -> dict[str, Any]:
     """Seconds that the loss of one peer costs the survivors."""
-    swarm = Processes(script, peers, config)
+    swarm = Processes(python, script, peers, config)
     try:
         seconds: dict[int, list[float]] = {index: [] for index in range(peers)}
 
@@ -105,21 +107,38 @@ def break_one(script: str, peers: int, fault: str, config: dict[str, Any]) -> di
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--peers", type=int, default=4)
-    parser.add_argument("--timeout", type=float, default=10.0, help="of gloo, seconds")
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    parser.add_argument("--timeout", type=float, default=10.0, help="of gloo and torchft, seconds")
+    parser.add_argument("--torchft", metavar="PYTHON", help="an interpreter that has torchft")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write the result here")
     given = parser.parse_args()
-    systems = {"p2pavg": "kills_p2pavg.py", "gloo": "kills_gloo.py"}
+    systems = {"p2pavg": sys.executable, "gloo": sys.executable}
+    if given.torchft is not None:
+        systems["torchft"] = given.torchft
     rows: list[dict[str, Any]] = []
-    for system, script in systems.items():
-        for fault in ("kill", "stop"):
-            run = f"{os.getpid()}-{system}-{fault}"
-            config = {"timeout": given.timeout, "step_seconds": STEP_S, "run": run}
-            rows.append({"system": system, "fault": fault, **break_one(script, given.peers, fault, config)})
-            print(_words(rows[-1]), flush=True)
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(rows, indent=2) + "\n")
+    for repeat in range(given.repeats):
+        for system, python in systems.items():
+            for fault in ("kill", "stop"):
+                run = f"{os.getpid()}-{system}-{fault}-{repeat}"
+                config = {"timeout": given.timeout, "step_seconds": STEP_S, "run": run}
+                row = break_one(python, f"kills_{system}.py", given.peers, fault, config)
+                rows.append({"system": system, "fault": fault, **row})
+                print(_words(rows[-1]), flush=True)
+    if given.json is not None:
+        summary = {
+            f"{system}_{fault}_stall_s": _median(rows, system, fault)
+            for system in systems
+            for fault in ("kill", "stop")
+        }
+        result = {"peers": given.peers, "timeout_s": given.timeout, **summary, "rows": rows}
+        given.json.write_text(json.dumps({**result, "environment": environment()}, indent=1) + "\n")
     return int(any("failed" in row for row in rows if row["system"] == "p2pavg"))
+
+
+def _median(rows: list[dict[str, Any]], system: str, fault: str) -> float | None:
+    """None: it did not recover each time."""
+    found = [row.get("stall_s") for row in rows if (row["system"], row["fault"]) == (system, fault)]
+    return None if None in found else statistics.median(found)
 
 
 def _words(row: dict[str, Any]) -> str:
