@@ -38,6 +38,13 @@ def register(subparsers: Any) -> None:
         "--idle-seconds", type=float, default=0.0, metavar="S", help="also: what N idle members of a run cost"
     )
     add(
+        "--settle-seconds",
+        type=float,
+        default=SETTLE_S,
+        metavar="S",
+        help="from when all have joined until a run counts as idle; default: %(default)s",
+    )
+    add(
         "--simulate",
         type=positive_int,
         metavar="N",
@@ -70,13 +77,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _simulate(args: argparse.Namespace) -> int:
     """A run too large for one machine: its traffic in virtual time, after the joining has settled."""
-    from p2pavg.bench.dht_simulation import idle_cost, simulate
+    from p2pavg.bench.dht_idle import idle_cost
 
     with progress(f"simulating {args.simulate} members"):
-        cost = simulate(idle_cost(args.simulate, warm_seconds=SETTLE_S, seconds=args.idle_seconds or 60.0))
-    result = {
+        cost = idle_cost(args.simulate, warm_seconds=args.settle_seconds, seconds=args.idle_seconds or 60.0)
+    result: dict[str, Any] = {
         "simulated": True,
         "members": args.simulate,
+        "settle_seconds": args.settle_seconds,
         "member_bytes_per_s_mean": sum(cost.bytes_per_s) / args.simulate,
         "member_bytes_per_s_p99": percentile(cost.bytes_per_s, 99),
         "member_bytes_per_s_max": max(cost.bytes_per_s),
@@ -117,7 +125,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         dead = _victims(rng, args)
         result |= _kill_and_read(workers, owners, args, publishers, ids, dead)
         if args.idle_seconds:
-            result |= _idle(workers, args.idle_seconds)
+            result |= _idle(workers, args.settle_seconds, args.idle_seconds)
     return result
 
 
@@ -189,15 +197,16 @@ def _read(
     return answers
 
 
-def _idle(workers: Workers, seconds: float) -> dict[str, Any]:
+def _idle(workers: Workers, settle: float, seconds: float) -> dict[str, Any]:
     """What it costs to be a member of a run of all live nodes: after all know each other, let time pass."""
     workers.all(do="views_start", deadline_s=STEP_DEADLINE_S)
-    workers.all(do="measure", seconds=SETTLE_S, deadline_s=STEP_DEADLINE_S)
+    workers.all(do="measure", seconds=settle, deadline_s=STEP_DEADLINE_S)
     answers = workers.all(do="measure", seconds=seconds, deadline_s=STEP_DEADLINE_S)
     per_second = [b / seconds for answer in answers for b in answer["bytes"]]
     members = len(per_second)
     return {
         "members": members,
+        "settle_seconds": settle,
         "member_bytes_per_s_mean": sum(per_second) / members,
         "member_bytes_per_s_max": max(per_second),
         "member_core_fraction": sum(a["cpu_seconds"] for a in answers) / seconds / members,

@@ -7,13 +7,11 @@ import functools
 import random
 import selectors
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from p2pavg import identity
 from p2pavg.identity import Identity
-from p2pavg.membership import DHT, PeerInfo, View, record
-from p2pavg.membership.address import format_host_port
+from p2pavg.membership import DHT, record
 
 Result = TypeVar("Result")
 Address = tuple[str, int]
@@ -80,6 +78,7 @@ class Network:
         self.datagrams = 0
         self._protocols: dict[Address, asyncio.DatagramProtocol] = {}
         self._next_host = 0
+        self._arriving: dict[float, list[tuple[bytes, Address, Address]]] = {}  # by when
 
     async def start(
         self, initial_peers: Sequence[str] = (), *, address: Address | None = None, **options: Any
@@ -110,14 +109,19 @@ class Network:
         """One datagram on its way."""
         self.datagrams += 1
         if self.rng.random() >= self.loss and self.reaches(source, destination):
-            asyncio.get_running_loop().call_later(
-                self.delay(source, destination), self._deliver, data, source, destination
-            )
+            loop = asyncio.get_running_loop()
+            when = round(loop.time() + self.delay(source, destination), 9)
+            together = self._arriving.get(when)
+            if together is None:
+                together = self._arriving[when] = []
+                loop.call_at(when, self._deliver, when)
+            together.append((data, source, destination))
 
-    def _deliver(self, data: bytes, source: Address, destination: Address) -> None:
-        protocol = self._protocols.get(destination)
-        if protocol is not None:
-            protocol.datagram_received(data, source)
+    def _deliver(self, when: float) -> None:
+        for data, source, destination in self._arriving.pop(when):
+            protocol = self._protocols.get(destination)
+            if protocol is not None:
+                protocol.datagram_received(data, source)
 
     def unplug(self, address: Address) -> None:
         """Nobody is at `address` any more."""
@@ -129,48 +133,3 @@ def simulate(work: Coroutine[Any, Any, Result]) -> Result:
     vars(record)["verify"] = functools.lru_cache(maxsize=65536)(identity.verify)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
-
-
-@dataclass(frozen=True)
-class IdleCost:
-    """Bytes of UDP payload a second, both directions, of each idle member; and what each sees."""
-
-    bytes_per_s: list[float]
-    datagrams_per_s_mean: float
-    seen: list[int]
-
-
-async def idle_cost(members: int, *, warm_seconds: float, seconds: float) -> IdleCost:
-    """Let `members` peers join one run, in waves of at most 50, and then idle. One-way delay: 20 ms."""
-    network = Network(seed=members)
-    network.delay = lambda source, destination: 0.02
-    nodes: list[DHT] = []
-    views: list[View] = []
-
-    async def join(initial_peers: list[str]) -> None:
-        node = await network.start(initial_peers, join_timeout=20.0)
-        view = View(node, "simulated")
-        await view.refresh_now()
-        addresses = tuple(node.external_addresses())
-        await view.announce(PeerInfo(node.identity.peer_id, addresses, region="eu", lineage=bytes(20)))
-        nodes.append(node)
-        views.append(view)
-
-    await join([])
-    while len(nodes) < members:
-        wave = min(len(nodes), 50, members - len(nodes))
-        ways_in = [format_host_port(*network.rng.choice(nodes).external_addresses()[0]) for _ in range(wave)]
-        await asyncio.gather(*(join([way_in]) for way_in in ways_in))
-        await asyncio.sleep(1.0)
-    await asyncio.sleep(warm_seconds)
-    before, datagrams = [sum(node.traffic) for node in nodes], network.datagrams
-    await asyncio.sleep(seconds)
-    cost = IdleCost(
-        [(sum(node.traffic) - b) / seconds for node, b in zip(nodes, before, strict=True)],
-        2 * (network.datagrams - datagrams) / seconds / members,
-        [len(view.peers) for view in views],
-    )
-    for view in views:
-        view.close()
-    await asyncio.gather(*(node.stop() for node in nodes))
-    return cost

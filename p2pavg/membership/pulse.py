@@ -33,6 +33,8 @@ READ_SECONDS_PER_MEMBER = 2.0
 LONGEST_READ_SECONDS = 120.0
 WATCH_SECONDS = 2.0
 MERGE_SECONDS = 2.0
+EARLY_LOOKS = 3  # so often
+CALM_SECONDS = 30.0  # without a new node in the table: then early again
 TOLD_AT_ONCE = 8
 INTRODUCTION_SECONDS = 0.1
 
@@ -67,6 +69,8 @@ class Pulse:
         self._news_until = float("-inf")
         self._tell_due = float("inf")
         self._read_due = dht.clock() + 1.0
+        self._table_grew_at = float("-inf")
+        self._looks = 0  # into the table, since it began to grow
         self._asked = self._synced = self._published = self._introduced = self._read_at = float("-inf")
         self._disagree_since: float | None = None
         self._introducing: set[Address] = set()
@@ -107,8 +111,15 @@ class Pulse:
         self._news_until = now + self._roster.interval
 
     def table_grew(self) -> None:
-        """The table has new nodes, perhaps those of a swarm that started apart: look there soon."""
-        self._read_due = min(self._read_due, max(self._dht.clock() + 0.5, self._read_at + MERGE_SECONDS))
+        """The table has new nodes, perhaps those of a swarm that started apart: look there soon, and less and
+        less often while it goes on growing.
+        """
+        now = self._dht.clock()
+        if now - self._table_grew_at > CALM_SECONDS:
+            self._looks = 0
+        self._table_grew_at = now
+        pause = min(MERGE_SECONDS * 2 ** max(0, self._looks - EARLY_LOOKS), LONGEST_READ_SECONDS)
+        self._read_due = min(self._read_due, max(now + 0.5, self._read_at + pause))
 
     def close(self) -> None:
         self._dht.node.on_new_contact.discard(self.table_grew)
@@ -200,6 +211,7 @@ class Pulse:
         if self.value is None:
             pause = WATCH_SECONDS
         self._read_at = now
+        self._looks = min(self._looks + 1, 2 * EARLY_LOOKS + 3)
         self._read_due = now + pause * random.uniform(0.8, 1.2)
         self._spawn(self._read_table())
 

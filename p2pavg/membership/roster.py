@@ -38,6 +38,7 @@ class Roster:
         self._limit = limit
         self._rng = random.Random()
         self._combined = 0  # of the members' digests
+        self._highest: int | None = None  # rank of a member; None: to be found anew
         self._by_sender: dict[bytes, set[bytes]] = {}
 
     def __len__(self) -> int:
@@ -57,7 +58,7 @@ class Roster:
         """Whether a peer whose id starts with `prefix` (8 bytes) has a place here."""
         if prefix == self._own_prefix:
             return False
-        return not self.is_sample or self._rank(prefix) <= self._highest()
+        return not self.is_sample or self._rank(prefix) <= self._highest_rank()
 
     def put(self, info: PeerInfo, held: Held, now: float) -> bool:
         """Add or update a peer; False when there is no place for it. It may take another's place."""
@@ -73,12 +74,14 @@ class Roster:
             self.remove(max(self.members, key=lambda i: self.members[i].rank))
         due = now + self._rng.uniform(0.0, self.interval)
         self.members[peer_id] = Member(info, held, due, self._rank(peer_id[:PREFIX_BYTES]))
+        self._highest = None
         self._by_sender.setdefault(peer_id[:SENDER_BYTES], set()).add(peer_id)
         self._combined ^= held.digest
         return True
 
     def remove(self, peer_id: bytes) -> None:
         self._combined ^= self.members.pop(peer_id).held.digest
+        self._highest = None
         same = self._by_sender[peer_id[:SENDER_BYTES]]
         same.discard(peer_id)
         if not same:
@@ -129,8 +132,10 @@ class Roster:
         low, high = sorted((prefix, self._own_prefix))
         return int.from_bytes(hashlib.blake2b(low + high, digest_size=8).digest(), "big")
 
-    def _highest(self) -> int:
-        return max((member.rank for member in self.members.values()), default=0)
+    def _highest_rank(self) -> int:
+        if self._highest is None:
+            self._highest = max((member.rank for member in self.members.values()), default=0)
+        return self._highest
 
 
 def prefixes(members: Iterable[Member]) -> list[bytes]:

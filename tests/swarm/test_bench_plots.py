@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
         "penalty --peers 2 --params 100000 --steps 3 --step-seconds 0.01 --epochs 2",
         "join --peers 2 --state-mb 5 --numel 10000 --epoch-seconds 0.3",
         "dht --nodes 12 --publishers 4",
-        "dht --simulate 8 --idle-seconds 2",
+        "dht --simulate 8 --settle-seconds 5 --idle-seconds 2",
         "chaos --peers 3 --epochs 12 --epoch-seconds 0.3 --fault-every 1 --faults kill --seed 1",
     ],
 )

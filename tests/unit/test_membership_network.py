@@ -142,6 +142,29 @@ def test_a_newcomer_that_knows_both_swarms_merges_them(seed: int) -> None:
     run(scenario())
 
 
+def test_a_growing_table_is_read_less_and_less_often() -> None:
+    """Nodes that come by the second make a member of ten read the run 20 times in two minutes at most; the
+    first after a calm time makes it read within a second.
+    """
+
+    async def scenario() -> None:
+        _, view = (await members(network(seed=7), 10))[4]
+        pulse = view._pulse
+        reads = set()
+        for _ in range(120):
+            pulse.table_grew()
+            await asyncio.sleep(1.0)
+            reads.add(pulse._read_at)
+        assert 5 <= len(reads) <= 20
+        await asyncio.sleep(61.0)
+        before = pulse._read_at
+        pulse.table_grew()
+        await asyncio.sleep(1.0)
+        assert pulse._read_at > before
+
+    run(scenario())
+
+
 def test_a_partition_heals_by_itself() -> None:
     """Sides that were cut off from each other until they forgot each other find each other again."""
 
