@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from statistics import quantiles
 
+from p2pavg.bench.common import environment
 from tests.simulation.schedule import Schedule, Verdict
 
 KEYS = ("events", "messages", "commits", "late", "heals", "aborts", "failed", "readmitted", "successions")
@@ -43,6 +47,7 @@ def main() -> int:
     parser.add_argument("--peers", type=int, help="how many (default: drawn from the seed, 1 to 8)")
     parser.add_argument("--only", metavar="FAULT", help="no other faults but this, such as crash or stop")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write what came of it here")
     given = parser.parse_args()
     if given.seed is not None:
         verdict = Schedule(given.seed, given.peers, only=given.only, trace=print).run()
@@ -66,6 +71,14 @@ def main() -> int:
     seconds = time.perf_counter() - began
     print(f"{count} schedules in {seconds:.1f} s, {broken} of them broke a promise; {totals}")
     print(f"longest stalls of undisturbed peers (seconds, seed): {sorted(stalls, reverse=True)[:5]}")
+    if given.json is not None:
+        found = {"peers": given.peers, "only": given.only, "schedules": count, "broken": broken}
+        found |= {"seconds": seconds, "processes": given.processes, **totals}
+        found |= {
+            "stall_s_p99": quantiles([s for s, _ in stalls], n=100)[-1],
+            "stall_s_longest": max(stalls)[0],
+        }
+        given.json.write_text(json.dumps({**found, "environment": environment()}, indent=1) + "\n")
     return int(broken > 0)
 
 
