@@ -286,6 +286,7 @@ SECURITY = ("hostile", "encrypted", "line_rate_encrypted")
 TOLD = (
     *("codec", "demo", "seeds", "gpu", "gpu_kernels", "pump_loopback", "lab_truth", "versus"),
     *SECURITY,
+    *("kills", "simulation"),
     *FIELDS,
 )
 
@@ -406,6 +407,72 @@ def readme() -> str:
     return table(["", ""], rows)
 
 
+KILLS = (
+    "kill",
+    "leader",
+    "leader-proposed",
+    "leader-begun",
+    "leader-done",
+    "leader-committed",
+    "all-but-one",
+)
+STALLS = {
+    "killed": KILLS,
+    "stopped": ("stop",),
+    "cut off": ("cut", "cut-one-way"),
+    "1 kB/s": ("slow",),
+    "corrupted": ("corrupt",),
+}
+
+
+def _longest(content: dict[str, Any], names: Sequence[str]) -> float | None:
+    """Of the stalls by these faults; None when there were no such faults."""
+    if not set(names) & set(content["faults"]):
+        return None
+    return max(content["longest_stall_s_by_fault"].get(name, 0.0) for name in names)
+
+
+def faults() -> str:
+    """What faults cost: in swarms that were broken, beside others, and in the simulation."""
+    rows = []
+    for file, content in results("chaos"):
+        rows.append(
+            [
+                f"`{file}`",
+                network(content),
+                number(content["faults_injected"]),
+                *(number(_longest(content, names)) for names in STALLS.values()),
+                f"{content['throughput_share']:.0%} / {content['capacity_share']:.0%}",
+                number(content["samples_discarded"]),
+            ]
+        )
+    head = ["file", "network", "faults", *STALLS, "throughput / capacity", "samples named as lost"]
+    kills = result("kills")
+    systems = {row["system"]: None for row in kills["rows"]} if kills is not None else {}
+    beside = [
+        [name, *(number(kills[f"{name}_{fault}_stall_s"]) for fault in ("kill", "stop")), measured(kills)]
+        for name in systems
+    ]
+    schedules = [
+        [
+            f"`{file}`",
+            number(content["peers"]) if content["peers"] else "1 to 8",
+            *(number(content[name]) for name in ("schedules", "broken", "seconds", "events", "commits")),
+            *(number(content[name]) for name in ("heals", "stall_s_p99", "stall_s_longest")),
+            measured(content),
+        ]
+        for file, content in results("simulation")
+    ]
+    words = ["schedules", "broken", "seconds on two cores", "events", "commits", "heals"]
+    return "\n".join(
+        [
+            table(head, rows),
+            table(["one of four processes", "killed", "stopped", "measured"], beside),
+            table(["file", "peers", *words, "stall, p99", "longest", "measured"], schedules),
+        ]
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "readme": readme,
     "same_training": same_training,
@@ -417,6 +484,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "versus": versus,
     "security": security,
     "benches": benches,
+    "faults": faults,
     "others": others,
 }
 
