@@ -245,7 +245,17 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "penalty": ("compression", "local_over_baseline", "global_over_local", "epoch_seconds_median"),
     "accumulate": ("device", "ratio_median", "ratio_low95", "control_ratio", "step_us_median"),
     "rounds": ("overhead_ms_p50", "overhead_ms_p99", "commit_ms_p50", "failed_rounds"),
-    "join": ("seconds", "gbps", "epochs_missed", "donor_sps_ratio", "bit_identical"),
+    "join": (
+        "state_bytes",
+        "joiners",
+        "seconds",
+        "gbps",
+        "share_of_links",
+        "epochs_missed",
+        "donor_sps_ratio",
+        "donor_extra_memory_bytes",
+        "bit_identical",
+    ),
     "chaos": (
         "epochs_finished",
         "faults_injected",
@@ -256,7 +266,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "longest_stall_s",
         "throughput_share",
     ),
-    "dht": ("store_ms_p50", "get_ms_p50", "get_ms_p99", "found_fraction", "stale_fraction"),
+    "dht": ("loss", "kill", "store_ms_p50", "get_ms_p50", "get_ms_p99", "found_fraction", "stale_fraction"),
     "net": ("rtt_ms", "window_bytes", "rate_gbps", "best_streams"),
 }
 
@@ -275,6 +285,7 @@ def benches() -> str:
                 measured(content),
             ]
             for file, content in results(verb)
+            if fields[-1] in content
         ]
         if rows:
             head = ["file", "peers", "values", "network", *(f"`{field}`" for field in fields), "measured"]
@@ -283,6 +294,31 @@ def benches() -> str:
 
 
 SECURITY = ("hostile", "encrypted", "line_rate_encrypted")
+
+
+def idle() -> str:
+    """What members of a run send and receive when nothing happens."""
+    rows = [
+        [
+            f"`{file}`",
+            number(content["members"]),
+            "simulated" if content.get("simulated") else "real processes",
+            number(content.get("settle_seconds")),
+            number(content["member_bytes_per_s_mean"]),
+            number(content["member_bytes_per_s_max"]),
+            "–" if content.get("simulated") else f"{content['member_core_fraction']:.2%}",
+            number(content["members_seen_min"]),
+            measured(content),
+        ]
+        for file, content in results("dht")
+        if "members" in content
+    ]
+    head = ["file", "members", "how", "seconds after the last joined", "bytes/s, mean", "most", "of a core"]
+    return table(
+        [*head, "each sees at least", "measured"], sorted(rows, key=lambda row: int(row[1].replace(",", "")))
+    )
+
+
 TOLD = (
     *("codec", "demo", "seeds", "gpu", "gpu_kernels", "pump_loopback", "lab_truth", "versus"),
     *SECURITY,
@@ -484,6 +520,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "versus": versus,
     "security": security,
     "benches": benches,
+    "idle": idle,
     "faults": faults,
     "others": others,
 }

@@ -20,7 +20,7 @@ from p2pavg.rounds.training import PIECE_BYTES, StateSource
 U8 = npt.NDArray[np.uint8]
 PAGE_BYTES = 4096
 TRIES = 4  # the training thread ends all but the last
-NICENESS = 10
+NICENESS = 5
 
 
 class Live(Protocol):
