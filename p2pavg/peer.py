@@ -19,6 +19,7 @@ from p2pavg.membership import PeerInfo
 from p2pavg.membership.address import format_host_port
 from p2pavg.place import Place
 from p2pavg.report import RoundReport
+from p2pavg.rounds.plausible import MOST_WEIGHT
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import TrainingSpec
 from p2pavg.settings import settings
@@ -223,7 +224,7 @@ class Peer:
         None: all that are in the swarm now. timeout: seconds until RoundFailedError when the group does not
         complete.
         """
-        if not (isinstance(weight, (int, float)) and math.isfinite(weight) and 0 <= weight <= 1e12):
+        if not (isinstance(weight, (int, float)) and math.isfinite(weight) and 0 <= weight <= MOST_WEIGHT):
             raise ConfigurationError(f"weight must be a finite number between 0 and 1e12, not {weight!r}")
         if group_size is not None and (type(group_size) is not int or group_size < 1):
             raise ConfigurationError(f"group_size must be an int of at least 1, not {group_size!r}")

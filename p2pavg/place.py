@@ -299,6 +299,7 @@ class Place:
             plan=_planner(lambda: spec.exact(machine.epoch) or spec.numel),
             client_only=self.settings.client_only,
             now=time.monotonic(),
+            weighted=spec.weighted,
         )
         codec = codecs.get(spec.compression)
         region = self.settings.region

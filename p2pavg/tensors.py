@@ -91,6 +91,7 @@ class Averager:
                 initial_digest=digest,
                 compression=self._codec.name,
                 state=NoState(),
+                weighted=True,
             )
             self._session = peer.training(spec)
             self._sizes = sizes

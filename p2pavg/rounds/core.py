@@ -40,6 +40,7 @@ class Config:
     role: Role = Role.TRAINER
     client_only: bool = False
     patience_s: float | None = None  # how long stragglers are waited for; None: from measurements
+    weighted: bool = False  # contributions have weights of their own; else each weighs as much as its samples
 
 
 class Core:

@@ -79,7 +79,12 @@ class Downloader:
             len(manifests),
         )
         self.progress = (0, manifest.total_bytes, len(manifests))
-        blob = np.empty(manifest.total_bytes, np.uint8)
+        try:
+            blob = np.empty(manifest.total_bytes, np.uint8)
+        except MemoryError:
+            raise StateError(
+                f"the state has {manifest.total_bytes / 1e6:.0f} MB, for which there is no memory; free some"
+            ) from None
         fetching = Fetching(manifest, manifests)
         try:
             await self._chunks(fetching, manifests, links, blob)

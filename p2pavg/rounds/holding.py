@@ -25,6 +25,7 @@ class Holding:
     stage: Stage = Stage.OPEN
     frozen: bool = False  # a successor was told that we are not DONE: we must not become so
     said_ready: bool = False
+    declared: tuple[int, float] = (0, 0.0)  # samples and weight, as said
     begun: bool = False
     begun_at: float = 0.0
     done_at: float = 0.0

@@ -21,6 +21,7 @@ from p2pavg.rounds.messages import (
     Refuse,
     Stalled,
 )
+from p2pavg.rounds.plausible import plausible
 from p2pavg.rounds.progress import judge
 from p2pavg.rounds.view import Facts
 from p2pavg.rounds.words import PlanMember, Role
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 SPARE_ATTEMPTS = 3  # beyond one for each member that may fail
 MOST_SCALE = 16.0
-MOST_TARGETS = 1000  # epochs' worth of samples: nobody can have counted more
 
 
 @dataclass(slots=True)
@@ -176,8 +176,8 @@ class Leading:
         proposal = self._ours(message.ballot)
         if proposal is None or proposal.begun or peer not in proposal.voting:
             return
-        if message.samples > MOST_TARGETS * self.core.target:
-            self.abort("it declares more samples than it can have", [peer])
+        if not plausible(message.samples, message.weight, self.core.target, self.core.config.weighted):
+            self.abort("it declares more samples, or another weight, than it can have", [peer])
             return
         proposal.ready[peer] = (message.samples, message.weight)
         self._try_to_begin()

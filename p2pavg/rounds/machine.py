@@ -49,11 +49,12 @@ class Machine:
         history: tuple[Generation, ...] = (),
         client_only: bool = False,
         patience_s: float | None = None,
+        weighted: bool = False,
     ) -> None:
         """target: samples per epoch. plan: the members in rank order -> the parts.
 
         patience_s: how long stragglers are waited for; None: from measurements. A JOINER has no state yet: it
-        downloads one first.
+        downloads one first. weighted: as in `TrainingSpec`.
         """
         self.core = Core(
             Config(
@@ -67,6 +68,7 @@ class Machine:
                 role,
                 client_only,
                 patience_s,
+                weighted,
             )
         )
         self.member = Member(self)

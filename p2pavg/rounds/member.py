@@ -21,6 +21,7 @@ from p2pavg.rounds.messages import (
     Refuse,
     Stalled,
 )
+from p2pavg.rounds.plausible import plausible
 from p2pavg.rounds.progress import TransferWatch
 from p2pavg.rounds.words import Role, Seat
 from p2pavg.transport.engine import Part
@@ -173,8 +174,8 @@ class Member:
         ):
             return
         held.said_ready = True
-        weight = float(core.samples) if core.weight is None else core.weight
-        core.send(held.ballot.leader, Ready(held.ballot, core.samples, weight))
+        held.declared = core.samples, float(core.samples) if core.weight is None else core.weight
+        core.send(held.ballot.leader, Ready(held.ballot, *held.declared))
 
     def on_begin(self, peer: PeerId, message: Begin) -> None:
         held, core = self.holding, self.core
@@ -185,8 +186,11 @@ class Member:
         if held.voter and core.promised != held.ballot:
             return
         ready = message.ready[held.rank]
-        if ready and not (held.said_ready and core.boundary):
+        counted = list(zip(message.samples, message.weights, strict=True))
+        if ready and not (held.said_ready and core.boundary and counted[held.rank] == held.declared):
             return  # not what we said: the leader's deadline or ours ends it
+        if not all(plausible(*each, core.target, core.config.weighted) for each in counted):
+            return  # nor what anybody can have said
         held.begun, held.begun_at, held.ready = True, core.now, ready
         held.weights, held.samples = message.weights, message.samples
         held.watch = TransferWatch(core.now, [seat.peer for seat in held.members], core.me, core.deadlines)

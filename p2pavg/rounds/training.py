@@ -243,6 +243,7 @@ class TrainingSpec:
     saving: Saving | None = None  # checkpoints; None: none are written
     state_upload_bps: float | None = None  # most bit/s that all newcomers together get of the state
     start: Start | None = None  # None: at epoch 0, from the initial parameters
+    weighted: bool = False  # contributions have weights of their own; else each weighs as much as its samples
     inherits: bool = False  # takes over what peers that leave have accumulated
     describe: Sequence[str] = ()  # words for error messages, e.g. the model's class and parameter count
     terms: Mapping[str, int | str] = field(default_factory=dict)  # what else all peers must share, by name

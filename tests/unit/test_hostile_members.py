@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from typing import ClassVar
 
 import pytest
 
 from p2pavg.credentials import Authority
-from p2pavg.errors import P2PAvgError, ProtocolError, UnreachableError
+from p2pavg.errors import P2PAvgError, ProtocolError, StateError, UnreachableError
 from p2pavg.identity import Identity, short_id
-from p2pavg.rounds import introduction
+from p2pavg.rounds import downloader, introduction, state
 from p2pavg.transport import budget, control, handshake, link, proofs, wire
 from p2pavg.transport.budget import Budget
 from tests.unit.endpoints import DEADLINE_S, Host
@@ -221,3 +222,26 @@ async def test_a_link_that_is_silent_for_long(monkeypatch: pytest.MonkeyPatch) -
             theirs.ping()
         assert victim.down
         assert "nothing was heard" in victim.down[0][1]
+
+
+async def test_a_state_larger_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A donor that promises a state for which there is no memory: the download fails like any other, and is
+    tried again; it does not end with an error that nobody awaits.
+    """
+    donor, size = Identity.generate(), 1 << 36
+    hashes = bytes(state.HASH_BYTES * (size // state.CHUNK_BYTES))
+    manifest = state.Manifest(3, bytes(32), 0, size, hashes).signed(donor.sign)
+
+    class Donor:
+        hello: ClassVar = {"key": donor.public_key}
+
+        async def request(self, message: object, timeout: float) -> dict[str, object]:
+            return manifest.to_message()
+
+    def empty(size: int, dtype: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(downloader.np, "empty", empty)
+    fetching = downloader.Downloader(None)  # type: ignore[arg-type]
+    with pytest.raises(StateError, match="has 68719 MB"):
+        await fetching.fetch([donor.peer_id], {donor.peer_id: Donor()}, 0)  # type: ignore[dict-item]

@@ -19,12 +19,12 @@ from p2pavg.identity import Identity
 from p2pavg.membership import record as records
 from p2pavg.membership.record import Refresh, SignedRecord, has_valid_signature
 from p2pavg.membership.store import Outcome, RecordStore
-from p2pavg.rounds import leading
+from p2pavg.rounds import leading, member
 from p2pavg.rounds.actions import Commit
 from p2pavg.rounds.ballot import Stage
 from p2pavg.rounds.events import Received
 from p2pavg.rounds.member import Holding
-from p2pavg.rounds.messages import Committed, Ready
+from p2pavg.rounds.messages import Begin, Committed, Ready
 from p2pavg.transport import handshake, proofs
 from tests.simulation.calm import Calm
 from tests.unit.endpoints import DEADLINE_S, Host
@@ -314,10 +314,16 @@ def test_a_forged_commit(field: str) -> None:
 
 
 @pytest.mark.parametrize("checked", [False, True])
-def test_impossible_samples(checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member that declares a thousand epochs' worth of samples is left out and named, else it counts."""
+@pytest.mark.parametrize(("samples", "weight"), [(2**50, 2.0**50), (10, 1e15), (10, 0.0)])
+def test_impossible_samples(
+    checked: bool, samples: int, weight: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that declares a thousand epochs' worth of samples, or a weight that is not its samples', is
+    left out and named, else it counts.
+    """
     if not checked:
-        monkeypatch.setattr(leading, "MOST_TARGETS", 2**62)
+        monkeypatch.setattr(leading, "plausible", lambda *_: True)
+        monkeypatch.setattr(member, "plausible", lambda *_: True)
     calm = Calm(3, latency=0.01)
     calm.epochs(2)
     machine = calm.leader.machine
@@ -330,9 +336,38 @@ def test_impossible_samples(checked: bool, monkeypatch: pytest.MonkeyPatch) -> N
 
     calm.run(30.0, lambda: bool(asked()))
     proposal, liar = machine.leading.proposal, asked()[0]
-    machine.handle(Received(liar, Ready(proposal.ballot, 2**50, 2.0**50)), calm.swarm.world.now)
+    machine.handle(Received(liar, Ready(proposal.ballot, samples, weight)), calm.swarm.world.now)
     assert (liar in machine.core.excluded) is checked
     assert (liar in proposal.ready) is not checked
+
+
+@pytest.mark.parametrize("forged", ["another's weight", "the own samples"])
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_forged_begin(checked: bool, forged: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that gives somebody a weight of its choice, or counts other samples than we said, begins no
+    round with us.
+    """
+    calm = Calm(3, latency=0.01)
+    calm.epochs(2)
+
+    def waiting() -> list[Any]:
+        found = [(node, node.machine.member.holding) for node in calm.nodes if node is not calm.leader]
+        return [
+            (node, held) for node, held in found if held is not None and held.said_ready and not held.begun
+        ]
+
+    calm.run(30.0, lambda: bool(waiting()))
+    node, held = waiting()[0]
+    told = [held.declared if rank == held.rank else (10, 10.0) for rank in range(len(held.members))]
+    wrong = held.rank if forged == "the own samples" else (held.rank + 1) % len(told)
+    told[wrong] = (7, 7.0) if forged == "the own samples" else (10, 1e9)
+    if not checked:
+        monkeypatch.setattr(member, "plausible", lambda *_: True)
+        held.declared = told[held.rank]
+    samples, weights = zip(*told, strict=True)
+    begin = Begin(held.ballot, weights, samples, (True,) * len(told))
+    node.machine.handle(Received(held.ballot.leader, begin), calm.swarm.world.now)
+    assert held.begun is not checked
 
 
 def test_a_replayed_record(monkeypatch: pytest.MonkeyPatch) -> None:
