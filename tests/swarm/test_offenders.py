@@ -113,16 +113,20 @@ def trainers():
 
 
 @pytest.mark.swarm
-@pytest.mark.parametrize("compression", ["none", "fp16"])
-def test_a_peer_that_sends_nan_is_left_out(trainers, compression, monkeypatch, caplog) -> None:
+@pytest.mark.parametrize(("compression", "closed"), [("none", False), ("fp16", True)])
+def test_a_peer_that_sends_nan_is_left_out(
+    trainers, identities, compression, closed, monkeypatch, caplog
+) -> None:
     """Its chunks are refused, the log and the reports name it, and the round is made without it: finite,
-    equal.
+    equal; in an open run, and in a closed one, where they come encrypted.
     """
     caplog.set_level(logging.INFO, "p2pavg.rounds")
-    one = trainers([], compression=compression)
-    two = trainers([one.address], compression=compression)
+    credentials = identities if closed else (None, None, None)
+    one = trainers([], compression=compression, credentials=credentials[0])
+    two = trainers([one.address], compression=compression, credentials=credentials[1])
     monkeypatch.setattr(place, "make_engine", lambda events, encrypted: PythonEngine(events))
-    bad = trainers([one.address], compression=compression)  # its sender, in Python, is easily changed
+    bad = trainers([one.address], compression=compression, credentials=credentials[2])
+    assert bad.opt.peer.engine_name == "python"  # its sender is easily changed
     truly, poisonous = Reducer.contribution, threading.Event()
 
     def contribution(self: Reducer, number: int, scratch: np.ndarray) -> memoryview:
