@@ -16,6 +16,7 @@ from p2pavg.identity import peer_id_of
 CLOCK_TOLERANCE = datetime.timedelta(minutes=10)
 AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
 URI_PREFIX = "p2pavg:"
+DAMAGED = "the certificates in these credentials are damaged; make new ones"
 
 
 def _name(text: str) -> x509.Name:
@@ -123,7 +124,7 @@ def check_issued(certificate: bytes, authority: bytes) -> None:
         issuer = x509.load_der_x509_certificate(authority)
         x509.load_der_x509_certificate(certificate).verify_directly_issued_by(issuer)
     except (*_BAD_CERTIFICATE, InvalidSignature):
-        raise CredentialError("the certificates in these credentials are damaged; make new ones") from None
+        raise CredentialError(DAMAGED) from None
 
 
 def certificate_end(certificate: bytes) -> datetime.datetime:

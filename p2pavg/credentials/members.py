@@ -213,6 +213,7 @@ class Credentials:
             raise CredentialError(
                 f"these credentials expired at {loaded.expires:%Y-%m-%d %H:%M} UTC; ask for a new invitation"
             )
+        loaded.server_context  # noqa: B018  (what OpenSSL cannot read is to be known now)
         return loaded
 
     @property
@@ -246,15 +247,18 @@ class Credentials:
         return self.context(server=False)
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """TLS 1.3, both sides with certificates of this run's authority."""
+        """TLS 1.3, both sides with certificates of this run's authority. Raises CredentialError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # members are known by their keys: see certificates.certificate_key
         context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=self.authority)
         chain = certificates.pem(self.certificate) + self.identity.private_pem()
-        with _secret_file(chain) as path:
-            context.load_cert_chain(path)
+        try:
+            context.load_verify_locations(cadata=self.authority)
+            with _secret_file(chain) as path:
+                context.load_cert_chain(path)
+        except ssl.SSLError:  # OpenSSL reads some of them more strictly
+            raise CredentialError(certificates.DAMAGED) from None
         return context
 
     def __repr__(self) -> str:

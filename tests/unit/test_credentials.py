@@ -191,3 +191,18 @@ def test_any_fields_are_refused_in_one_way(kind: str, fields: dict[str, object])
     except CredentialError:
         return
     assert kind == "secret"
+
+
+def test_a_certificate_that_only_openssl_refuses() -> None:
+    """A damaged authority that cryptography reads and OpenSSL does not is a clear error when it is loaded."""
+    made = Authority.new("r").member()
+    kind, fields = texts.from_text(made.to_text())
+    authority, strict = fields["authority"], 0
+    for at in range(30, 40):  # the algorithm and the issuer's name
+        damaged = bytearray(authority)
+        damaged[at] ^= 8
+        try:
+            Credentials.load(texts.to_text(kind, {**fields, "authority": bytes(damaged)}))
+        except CredentialError as error:
+            strict += isinstance(error.__context__, ssl.SSLError)
+    assert strict
