@@ -10,11 +10,12 @@ DEADLINE_S = 600.0
 
 
 class Contestant:
-    """Plays rounds; the first warms up and is not measured."""
+    """Plays rounds; the first ones warm up and are not measured."""
 
-    def __init__(self, name: str, workers: Workers) -> None:
+    def __init__(self, name: str, workers: Workers, warm_up: int = 1) -> None:
         self.name = name
         self.workers = workers
+        self.warm_up = warm_up
         self._rounds: list[list[dict[str, Any]]] = []
 
     def play(self, fill: bool = True) -> None:
@@ -26,8 +27,12 @@ class Contestant:
     @property
     def measured(self) -> list[list[dict[str, Any]]]:
         """Every measured round's answers, one of each process."""
-        return self._rounds[1:]
+        return self._rounds[self.warm_up :]
 
     def seconds(self) -> list[float]:
         """Of each measured round: those of its slowest process."""
-        return [max(answer["seconds"] for answer in answers) for answers in self.measured]
+        return self.all_seconds()[self.warm_up :]
+
+    def all_seconds(self) -> list[float]:
+        """Those that warm up too."""
+        return [max(answer["seconds"] for answer in answers) for answers in self._rounds]

@@ -5,13 +5,17 @@ long      two-300ms, 100M values in fp16: automatic streams, one stream, and 16 
 quarter   two-300ms, 25M values
 idle      two-300ms, 100M values, with a minute without traffic before every round
 flowcap   two-300ms-flowcap: bytes over the time from the first to the last gradient byte
-streams   every topology: automatic against fixed numbers of streams
+streams   every topology, or those of --topologies: automatic against fixed numbers of streams
 shares    mixed, 10M values: against the shortest time that any part sizes allow (a linear program)
-clouds    clouds-4, 8 peers, 25M values: the same; eight peers and the router need more than two cores
+clouds    clouds-4, 8 peers, 25M values: the same, after three rounds that find the streams
+stall     two-300ms, 8 streams, 100M values: one stream is black-holed in mid-round
+capped    lan-4, max_upload_mbps: what the lab counts
 encrypted two-300ms: a closed run beside an open one
 
-Needs root or unprivileged user namespaces, and scipy for `shares` and `clouds`. Every figure is a median of
-rounds after a first one; it is void when the lab's router was late (`void_reason`).
+--scale 0.1 multiplies all rates of `clouds` and of clouds-4 in `streams`, and the number of values, so that
+seconds stay comparable: eight peers and the router need more than two cores at the full rates. Needs root or
+unprivileged user namespaces, and scipy for `shares` and `clouds`. Every figure is a median of rounds after a
+first one; it is void when the lab's router was late (`void_reason`).
 """
 
 from __future__ import annotations
@@ -21,11 +25,13 @@ import json
 import os
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,12 +41,14 @@ sys.path.insert(0, str(ROOT))
 
 from contestant import Contestant  # noqa: E402
 
+from p2pavg.bench.allreduce_worker import Averaging  # noqa: E402
 from p2pavg.bench.common import environment  # noqa: E402
 from p2pavg.bench.workers import Workers, serve  # noqa: E402
 from p2pavg.lab.topology import Topology, load, shipped  # noqa: E402
 
 PAYLOAD = 1448 / 1500  # of the IP bytes of a full segment
 RAW_PORT = 7070
+WARM_UP = {"clouds-4": 3}  # rounds that find the streams and the parts; elsewhere one
 SIZES = {"home-4": 400_000, "mixed": 4_000_000, "clouds-4": 5_000_000}  # values; elsewhere 10M
 
 
@@ -98,7 +106,8 @@ class RawStreams:
 def summary(contestant: Contestant) -> dict[str, Any]:
     """Medians."""
     rounds, seconds = contestant.measured, contestant.seconds()
-    found: dict[str, Any] = {"seconds": statistics.median(seconds), "all_seconds": seconds}
+    found: dict[str, Any] = {"seconds": statistics.median(seconds), "all_seconds": contestant.all_seconds()}
+    found["first_seconds"], found["warm_up_rounds"] = found["all_seconds"][0], contestant.warm_up
     verdict = contestant.workers.lab_verdict().get("lab", {})
     found["void_reason"] = verdict.get("void_reason")
     if "streams" in rounds[0][0]:
@@ -118,12 +127,17 @@ def summary(contestant: Contestant) -> dict[str, Any]:
 
 
 def averaging(
-    topology: str | None, peers: int, numel: int, streams: str = "auto", encrypted: bool = False
+    topology: str | Topology | None,
+    peers: int,
+    numel: int,
+    streams: str = "auto",
+    encrypted: bool = False,
+    **config: Any,
 ) -> Contestant:
     """p2pavg in fp16. topology: of the lab; None: over loopback."""
     from p2pavg.credentials import new_secret
 
-    workers = Workers(peers, "p2pavg.bench.allreduce_worker", topology=topology)
+    workers = Workers(peers, "", topology=topology, argv=[sys.executable, __file__, "--peer"])
     workers.join(
         numel=numel,
         peers=peers,
@@ -131,28 +145,26 @@ def averaging(
         streams=streams if streams == "auto" else int(streams),
         beside="none",
         credentials=new_secret("bench-allreduce") if encrypted else None,
+        **config,
     )
     return Contestant("p2pavg", workers)
 
 
 def raw(topology: str, total: int, streams: int) -> Contestant:
     """Plain TCP connections."""
-    workers = Workers(2, "", topology=topology, argv=[sys.executable, __file__, "--raw-worker"])
+    workers = Workers(2, "", topology=topology, argv=[sys.executable, __file__, "--raw"])
     workers.join(bytes=total, streams=streams)
     return Contestant("raw", workers)
 
 
-def in_turn(
-    makers: Mapping[str, Callable[[], Contestant]], rounds: int, idle_s: float = 0.0
-) -> dict[str, Any]:
+def in_turn(makers: Mapping[str, Callable[[], Contestant]], rounds: int, warm_up: int = 1) -> dict[str, Any]:
     """Each contestant lives alone while it plays: two labs at once would share the machine's cores."""
     found: dict[str, Any] = {}
     for name, make in makers.items():
         contestant = make()
+        contestant.warm_up = warm_up
         with contestant.workers:
-            for index in range(rounds + 1):
-                if index:
-                    time.sleep(idle_s)
+            for _ in range(warm_up + rounds):
                 contestant.play(fill=contestant.name != "raw")
             found[name] = summary(contestant)
         print(f"  {name}: {found[name]['seconds']:.3f} s", flush=True)
@@ -162,7 +174,7 @@ def in_turn(
 # --------------------------------------------------------------------------------------------------- sections
 
 
-def long(rounds: int) -> dict[str, Any]:
+def long(rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     """100M values over 300 ms."""
     numel = 100_000_000
     found = in_turn(
@@ -179,21 +191,33 @@ def long(rounds: int) -> dict[str, Any]:
     return found
 
 
-def quarter(rounds: int) -> dict[str, Any]:
+def quarter(rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     """25M values over 300 ms."""
     return in_turn({"auto": partial(averaging, "two-300ms", 2, 25_000_000)}, rounds)
 
 
-def idle(rounds: int) -> dict[str, Any]:
-    """A minute of silence before every round."""
-    numel = 100_000_000
-    found = in_turn({"auto": partial(averaging, "two-300ms", 2, numel)}, min(rounds, 3), 60.0)
-    found |= in_turn({"1 stream": partial(averaging, "two-300ms", 2, numel, "1")}, 2, 60.0)
+def idle(rounds: int, options: argparse.Namespace) -> dict[str, Any]:
+    """A minute of silence before every round. Both contestants live, and play one after the other."""
+    contestants = {
+        name: averaging("two-300ms", 2, 100_000_000, streams)
+        for name, streams in (("auto", "auto"), ("1 stream", "1"))
+    }
+    found: dict[str, Any] = {}
+    with ExitStack() as stack:
+        for contestant in contestants.values():
+            stack.enter_context(contestant.workers)
+            contestant.play()
+        for _ in range(min(rounds, 3)):
+            time.sleep(60.0)
+            for contestant in contestants.values():
+                contestant.play()
+        for name, contestant in contestants.items():
+            found[name] = summary(contestant)
     found["over_one_stream"] = found["1 stream"]["seconds"] / found["auto"]["seconds"]
     return found
 
 
-def flowcap(rounds: int) -> dict[str, Any]:
+def flowcap(rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     """A cap on each flow."""
     found = in_turn({"auto": partial(averaging, "two-300ms-flowcap", 2, 100_000_000)}, rounds)
     found["goodput_over_rate"] = (
@@ -202,15 +226,17 @@ def flowcap(rounds: int) -> dict[str, Any]:
     return found
 
 
-def streams(rounds: int) -> dict[str, Any]:
+def streams(rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     """Automatic against fixed."""
     found: dict[str, Any] = {}
-    for name in shipped():
+    for name in options.topologies or shipped():
         print(name, flush=True)
         shape, numel = load(name), SIZES.get(name, 10_000_000)
+        if name == "clouds-4":
+            shape, numel = shape.scaled(options.scale), int(options.scale * numel)
         peers = min(4, len(shape.hosts))
-        makers = {k: partial(averaging, name, peers, numel, k) for k in ("auto", "1", "4", "8", "16")}
-        rows = in_turn(makers, min(rounds, 5))
+        makers = {k: partial(averaging, shape, peers, numel, k) for k in ("auto", "1", "4", "8", "16")}
+        rows = in_turn(makers, min(rounds, 5), WARM_UP.get(name, 1))
         best = min(row["seconds"] for k, row in rows.items() if k != "auto")
         found[name] = {
             **rows,
@@ -258,26 +284,98 @@ def optimum(shape: Topology, peers: int, numel: int) -> float:
     return float(solved.x[-1])
 
 
-def against_optimum(topology: str, peers: int, numel: int, rounds: int) -> dict[str, Any]:
+def against_optimum(shape: Topology, peers: int, numel: int, rounds: int) -> dict[str, Any]:
     """Parts by bandwidth, where bandwidths differ."""
-    row = in_turn({topology: partial(averaging, topology, peers, numel)}, rounds)[topology]
-    row["optimum"] = optimum(load(topology), peers, numel)
+    warm_up = WARM_UP.get(shape.name, 1)
+    row = in_turn({shape.name: partial(averaging, shape, peers, numel)}, rounds, warm_up)[shape.name]
+    row["optimum"] = optimum(shape, peers, numel)
     row["over_optimum"] = row["seconds"] / row["optimum"]
+    row["first_over_optimum"] = row["first_seconds"] / row["optimum"]
     row["transfer_over_optimum"] = row["phases"]["transfer"] / row["optimum"]
     return row
 
 
-def shares(rounds: int) -> dict[str, Any]:
+def shares(rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     """Three fast hosts and a slow home."""
-    return against_optimum("mixed", 4, 10_000_000, rounds)
+    return against_optimum(load("mixed"), 4, 10_000_000, rounds)
 
 
-def clouds(rounds: int) -> dict[str, Any]:
+def clouds(rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     """Every pair has its own rate."""
-    return against_optimum("clouds-4", 8, 25_000_000, rounds)
+    shape, scale = load("clouds-4").scaled(options.scale), options.scale
+    return {"scale": scale, **against_optimum(shape, 8, int(scale * 25_000_000), rounds)}
 
 
-def encrypted(rounds: int) -> dict[str, Any]:
+class Peer(Averaging):
+    """The worker of all other sections."""
+
+    def flows(self, command: dict[str, Any]) -> dict[str, Any]:
+        """The data streams of this process: TCP connections that have sent much, as the kernel knows them."""
+        found = []
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                    continue
+                with socket.socket(fileno=os.dup(int(name))) as sock:
+                    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
+                    ports = sock.getsockname()[1], sock.getpeername()[1]
+            except OSError:
+                continue
+            timeout_us, _, segment = struct.unpack_from("=III", info, 8)
+            window, acked = struct.unpack_from("=I", info, 80)[0], struct.unpack_from("=Q", info, 120)[0]
+            if acked > 1_000_000:
+                found.append([*ports, timeout_us / 1e6, window * segment])
+        return {"flows": sorted(found)}
+
+
+def stall(rounds: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One stream of eight is black-holed when half of an undisturbed transfer has passed."""
+    contestant = averaging("two-300ms", 2, 100_000_000, "8")
+    workers, rate = contestant.workers, load("two-300ms").rate_mbps("a", "b") * 1e6 * PAYLOAD
+    found: dict[str, Any] = {}
+    with workers:
+        for _ in range(rounds + 1):
+            contestant.play()
+        found["undisturbed"] = summary(contestant)
+        usual, allowed = found["undisturbed"]["seconds"], []
+        for _ in range(rounds):
+            sport, dport, timeout_s, window = workers.all(deadline_s=30.0, do="flows")[0]["flows"][0]
+            workers.all(deadline_s=30.0, do="fill")
+            cut = threading.Timer(
+                usual / 2, partial(workers.lab.cut_flow, "a", "b", sport=sport, dport=dport, both=True)
+            )
+            cut.start()
+            contestant.play(fill=False)
+            cut.join()
+            allowed.append(usual + timeout_s + 8 * window / rate)
+        contestant.warm_up += rounds
+        found["stalled"] = summary(contestant)
+    found["allowed"] = statistics.median(allowed)
+    found["over_allowed"] = found["stalled"]["seconds"] / found["allowed"]
+    return found
+
+
+def capped(rounds: int, options: argparse.Namespace) -> dict[str, Any]:
+    """What each of two hosts sends with a cap, headers included, while gradients flow."""
+    cap = 200.0
+    contestant = averaging("lan-4", 2, 25_000_000, max_upload_mbps=cap)
+    rates = []
+    with contestant.workers as workers:
+        contestant.play()
+        for _ in range(rounds):
+            workers.all(deadline_s=30.0, do="fill")
+            before = workers.lab.stats()
+            contestant.play(fill=False)
+            moved = workers.lab.stats().since(before).paths
+            answers = contestant.measured[-1]
+            seconds = max(a["last_byte_at"] for a in answers) - min(a["first_byte_at"] for a in answers)
+            rates += [8e-6 * moved[pair].sent_bytes / seconds for pair in (("a", "b"), ("b", "a"))]
+        found = summary(contestant)
+    measured = statistics.median(rates)
+    return {**found, "cap_mbps": cap, "mbps": measured, "most_mbps": max(rates), "over_cap": measured / cap}
+
+
+def encrypted(rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     """Open beside closed."""
     found = in_turn(
         {
@@ -290,7 +388,9 @@ def encrypted(rounds: int) -> dict[str, Any]:
     return found
 
 
-SECTIONS = {f.__name__: f for f in (long, quarter, idle, flowcap, streams, shares, clouds, encrypted)}
+SECTIONS = {
+    f.__name__: f for f in (long, quarter, idle, flowcap, streams, shares, clouds, stall, capped, encrypted)
+}
 
 
 def main() -> int:
@@ -299,6 +399,8 @@ def main() -> int:
     )
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; none: all")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="of rates and values, for clouds-4")
+    parser.add_argument("--topologies", nargs="*", help="of `streams`; what the file holds of others stays")
     parser.add_argument("--json", type=Path, help="sections are added to what the file holds")
     args = parser.parse_args()
     unknown = set(args.sections) - set(SECTIONS)
@@ -307,7 +409,8 @@ def main() -> int:
     found = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
     for name in args.sections or SECTIONS:
         print(name, flush=True)
-        found[name] = SECTIONS[name](args.rounds)
+        section = SECTIONS[name](args.rounds, args)
+        found[name] = {**found.get(name, {}), **section} if args.topologies else section
         print(json.dumps({k: v for k, v in found[name].items() if not isinstance(v, dict)}), flush=True)
         found["environment"] = environment()
         if args.json:
@@ -316,9 +419,12 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--raw-worker"]:
+    if sys.argv[1:] == ["--raw"]:
         worker = RawStreams()
         sys.exit(serve({"start": worker.start, "round": worker.round}))
+    if sys.argv[1:] == ["--peer"]:
+        peer = Peer()
+        sys.exit(serve({"start": peer.start, "fill": peer.fill, "round": peer.round, "flows": peer.flows}))
     try:
         sys.exit(main())
     except (subprocess.SubprocessError, OSError) as error:

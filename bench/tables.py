@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bars import bars
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "numbers.md")
@@ -240,6 +242,25 @@ def versus() -> str:
     return table(VERSUS, rows) + ("\n" + "; ".join(when) + ".\n" if when else "")
 
 
+def line_rate() -> str:
+    content = result("line_rate")
+    if content is None:
+        return ""
+    rows = [
+        [
+            bar.what,
+            f"{number(bar.ours)} {bar.unit}",
+            f"{bar.against}: {number(bar.reference)} {bar.unit}",
+            number(bar.ratio),
+            bar.bar,
+            bar.void or "no",
+        ]
+        for bar in bars(content)
+    ]
+    head = ["measured", "ours", "beside", "ratio", "bar", "router late"]
+    return table(head, rows) + f"\n`line_rate.json`: {measured(content)}.\n"
+
+
 FIELDS: dict[str, tuple[str, ...]] = {
     "allreduce": ("compression", "seconds_median", "goodput_gbps", "cpu_seconds_per_peer", "bit_identical"),
     "penalty": ("compression", "local_over_baseline", "global_over_local", "epoch_seconds_median"),
@@ -320,7 +341,7 @@ def idle() -> str:
 
 
 TOLD = (
-    *("codec", "demo", "seeds", "gpu", "gpu_kernels", "pump_loopback", "lab_truth", "versus"),
+    *("codec", "demo", "seeds", "gpu", "gpu_kernels", "pump_loopback", "lab_truth", "line_rate", "versus"),
     *SECURITY,
     *("kills", "simulation"),
     *FIELDS,
@@ -517,6 +538,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu_models": gpu_models,
     "cpu_kernels": cpu_kernels,
     "lab_truth": lab_truth,
+    "line_rate": line_rate,
     "versus": versus,
     "security": security,
     "benches": benches,

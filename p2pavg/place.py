@@ -10,14 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from p2pavg import advice, codecs
-from p2pavg.allreduce.partition import Capacity
-from p2pavg.allreduce.plan import planner
 from p2pavg.compact import CompactReport
+from p2pavg.dialling import Dialler
 from p2pavg.errors import (
     AddressInUseError,
-    CredentialError,
     IdentityInUseError,
-    IncompatiblePeerError,
     P2PAvgError,
     ProtocolError,
     UnreachableError,
@@ -32,28 +29,22 @@ from p2pavg.rounds.introduction import trains, vet
 from p2pavg.rounds.lineage import first_lineage
 from p2pavg.rounds.link_meter import LinkMeter
 from p2pavg.rounds.machine import Machine
+from p2pavg.rounds.planning import planner
 from p2pavg.rounds.recorder import Recorder
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import Start, TrainingSpec
 from p2pavg.rounds.watching import WATCH, Watching, status
-from p2pavg.rounds.words import PlanMember, Role
+from p2pavg.rounds.words import Role
 from p2pavg.settings import Settings
 from p2pavg.transport import handshake, pump_engine
-from p2pavg.transport.budget import MAX_LINKS
 from p2pavg.transport.endpoint import Endpoint
-from p2pavg.transport.engine import Engine, Part
+from p2pavg.transport.engine import Engine
 from p2pavg.transport.handshake import Party
 from p2pavg.transport.link import Link
 
 logger = logging.getLogger("p2pavg.peer")
 
 PORTS_TRIED = 64
-DIAL_TIMEOUT_S = 5.0
-DIAL_BACKOFF_S = (0.2, 5.0)
-LASTING_S = 1.0  # a link that ends sooner was none
-MOST_BRIEF = 8  # such links in a row, beyond which the pause before the next dial grows no more
-JOIN_TIMEOUT_S = 10.0
-LINKED_TIMEOUT_S = 1.0
 EARLY_BYTES = 1 << 20  # of messages that wait for the start of the rounds
 ANNOUNCE_INTERVAL_S = 1.0
 HEARTBEAT_S = 0.1
@@ -80,13 +71,10 @@ class Place:
         self.watching = Watching(self._status)
         self._last: RoundReport | None = None
         self._publish = publish
-        self._dialling: dict[bytes, asyncio.Task[None]] = {}
-        self._untried: dict[bytes, asyncio.Future[None]] = {}
         self._refusals: list[P2PAvgError] = []
         self._shut_out: set[bytes] = set()  # by whom, because another process uses this one's identity
         self._early: list[tuple[Link, dict[str, Any]]] = []  # from peers that were faster than our start
         self._early_bytes = 0
-        self._brief: dict[bytes, int] = {}  # links in a row that ended at once: to whom is dialled less often
         self._announcing: asyncio.Task[None] | None = None
         self._spec: TrainingSpec | None = None
         self._closed = False
@@ -105,7 +93,8 @@ class Place:
         credentials = self.settings.credentials
         run_key = None if credentials is None else credentials.key_for(b"table")
         self.view = View(self.dht, self.settings.run_id, run_key=run_key)
-        self.view.on_change = self._connect_missing
+        self._dialler = Dialler(self.endpoint, self.view, self._refused)
+        self.view.on_change = self._look
 
     async def _open_ports(self) -> None:
         """TCP and UDP on one number; when the default is taken, the next on which both are free."""
@@ -272,8 +261,8 @@ class Place:
         )
         await asyncio.gather(self.view.refresh_now(), self._learn_reachability())
         self._spec = spec  # from here on it dials, and tells whether it can be dialled
-        self._connect_missing()
-        await self._first_links()
+        self._look()
+        await self._dialler.first_links(lambda: bool(self._refusals))
         if not self.links and not self._refusals:
             self._refusals += await advice.ask(
                 self.endpoint, self.settings.initial_peers, self.settings.run_id
@@ -296,7 +285,7 @@ class Place:
             history=start.history,
             role=role,
             target=spec.target_batch_size,
-            plan=_planner(lambda: spec.exact(machine.epoch) or spec.numel),
+            plan=planner(lambda: spec.exact(machine.epoch) or spec.numel),
             client_only=self.settings.client_only,
             now=time.monotonic(),
             weighted=spec.weighted,
@@ -323,21 +312,6 @@ class Place:
                 link.close(str(error))
         self.standing_changed()
 
-    async def _first_links(self) -> None:
-        """Until everybody in view was tried once. Who does not answer, such as a dead peer that is still in
-        the table, holds up a newcomer that has a link for a second at most.
-        """
-        started = time.monotonic()
-        while self._untried and not self._refusals:
-            patience = LINKED_TIMEOUT_S if self.links else JOIN_TIMEOUT_S
-            left = started + patience - time.monotonic()
-            if left <= 0:
-                return
-            wait = min(left, LINKED_TIMEOUT_S)
-            await asyncio.wait(
-                list(self._untried.values()), timeout=wait, return_when=asyncio.FIRST_COMPLETED
-            )
-
     async def _learn_reachability(self) -> None:
         """Work as client_only, and say so, when others try and cannot open a connection to this peer."""
         if self.settings.client_only or self.settings.announce is not None:
@@ -356,52 +330,10 @@ class Place:
             trainers = sum(link.hello.get("role") == Role.TRAINER.value for link in self.links.values())
             driver.set_target(1 + trainers if samples is None else samples)
 
-    def _connect_missing(self) -> None:
-        """Dial every trainer in view that has no link. A peer that does not train dials nobody."""
-        if self._spec is None or self._closed:
-            return
-        for peer_id, info in self.view.peers.items():
-            if (
-                peer_id in self.links
-                or peer_id in self._dialling
-                or info.client_only
-                or info.role != "trainer"
-            ):
-                continue
-            loop = asyncio.get_running_loop()
-            self._untried[peer_id] = loop.create_future()
-            self._dialling[peer_id] = loop.create_task(self._dial(peer_id))
-
-    async def _dial(self, peer_id: bytes) -> None:
-        pause, most = DIAL_BACKOFF_S
-        brief = self._brief.get(peer_id, 0)
-        try:
-            if brief:
-                await asyncio.sleep(min(pause * 2.0 ** (brief - 1), most))
-            while not self._closed and peer_id not in self.links:
-                info = self.view.peers.get(peer_id)
-                if info is None:
-                    return
-                for host, port in info.addresses:
-                    try:
-                        await self.endpoint.connect(host, port, expect=peer_id, timeout=DIAL_TIMEOUT_S)
-                        return
-                    except (IncompatiblePeerError, CredentialError, IdentityInUseError) as error:
-                        self._refused(peer_id, error)
-                        return
-                    except (P2PAvgError, OSError, TimeoutError) as error:
-                        logger.debug("no link to %s at %s:%d: %s", short_id(peer_id), host, port, error)
-                self._tried(peer_id)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, most)
-        finally:
-            self._dialling.pop(peer_id, None)
-            self._tried(peer_id)
-
-    def _tried(self, peer_id: bytes) -> None:
-        tried = self._untried.pop(peer_id, None)
-        if tried is not None and not tried.done():
-            tried.set_result(None)
+    def _look(self) -> None:
+        """Dial who has no link. A peer that does not train dials nobody."""
+        if self._spec is not None:
+            self._dialler.look()
 
     def _refused(self, peer_id: bytes, error: P2PAvgError) -> None:
         if self.driver is None:
@@ -442,14 +374,11 @@ class Place:
         if self._closed:
             return
         self.view.report_dead(link.peer_id)
-        if time.monotonic() - link.established_at >= LASTING_S:
-            self._brief.pop(link.peer_id, None)
-        elif link.peer_id in self._brief or len(self._brief) < MAX_LINKS:
-            self._brief[link.peer_id] = min(self._brief.get(link.peer_id, 0) + 1, MOST_BRIEF)
+        self._dialler.link_down(link)
         self.watching.link_down(link)
         if self.driver is not None:
             self.driver.link_down(link, reason)
-        self._connect_missing()
+        self._look()
 
     def message(self, link: Link, message: dict[str, Any]) -> None:
         """Endpoint event. Raises ProtocolError, on which the endpoint drops the link."""
@@ -502,9 +431,9 @@ class Place:
                 logger.info("left the run in the middle of a round")
             await driver.states.saved()
         self._closed = True
-        for task in (*self._dialling.values(), self._announcing):
-            if task is not None:
-                task.cancel()
+        self._dialler.close()
+        if self._announcing is not None:
+            self._announcing.cancel()
         self.watching.close()
         if driver is not None:
             driver.close()
@@ -514,18 +443,6 @@ class Place:
             await self.endpoint.close()
             await self.dht.stop()
             self._engine.close()
-
-
-def _planner(numel: Callable[[], int]) -> Callable[[Sequence[PlanMember]], tuple[Part, ...]]:
-    def parts(members: Sequence[PlanMember]) -> tuple[Part, ...]:
-        return planner(numel())(
-            [
-                Capacity(m.upload_bps / 8 or None, m.download_bps / 8 or None, owns=m.voter and m.owns)
-                for m in members
-            ]
-        )
-
-    return parts
 
 
 def make_engine(events: Any, *, encrypted: bool = False) -> Engine:

@@ -123,6 +123,7 @@ void Stream::fail(const std::string &reason) {
 void Stream::detach() {
     readable_ = true;
     for (int frames = 0; frames < 64 && readable_ && !held_ && !closed_; ++frames) receive();
+    if (!closed_) forget_acknowledged(0);  // this side closes it: the other one reads what it has acknowledged
     close();
 }
 
@@ -166,7 +167,8 @@ StreamStats Stream::stats() const {
         out.window = static_cast<uint64_t>(info.tcpi_snd_cwnd) * info.tcpi_snd_mss;
         out.delivery_rate = 8.0 * static_cast<double>(info.tcpi_delivery_rate);
         out.retransmits = info.tcpi_total_retrans;
-        out.unacked -= std::min<uint64_t>(out.unacked, info.tcpi_notsent_bytes);
+        out.unsent = std::min<uint64_t>(out.unacked, info.tcpi_notsent_bytes);
+        out.unacked -= out.unsent;
     }
     return out;
 }

@@ -26,7 +26,8 @@ struct StreamStats {
     double rtt = 0;
     uint64_t window = 0;
     double delivery_rate = 0;  // bit/s
-    uint64_t unacked = 0;
+    uint64_t unacked = 0;  // and sent
+    uint64_t unsent = 0;   // in the kernel
     double last_received_at = 0;
     uint32_t retransmits = 0;
 };
@@ -109,6 +110,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     void load_contribution(const Job &job, Header &header, bool &finite);
     void encrypt(const Header &header);
     void delivered();
+    void forget_acknowledged(size_t keep);
     std::vector<Item> undelivered();
     void detach_body();
 

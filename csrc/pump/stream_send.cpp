@@ -200,14 +200,18 @@ void Stream::delivered() {
     if (item.job) {
         item.job->sent(item);
         deliveries_.push_back({bytes_sent_.load(std::memory_order_relaxed), std::move(item)});
-        int queued = 0;
-        if (deliveries_.size() > kRemembered && ioctl(fd, SIOCOUTQ, &queued) == 0) {
-            const uint64_t acked = bytes_sent_.load(std::memory_order_relaxed) - static_cast<uint64_t>(queued);
-            while (deliveries_.size() > kRemembered && deliveries_.front().end <= acked) deliveries_.pop_front();
-        }
+        forget_acknowledged(kRemembered);
     } else if (item.blob) {
         shared_.events.post({Event::Type::blob_sent, link_->id, 0, item.blob->transfer, item.blob->chunk, {}});
     }
+}
+
+// Forgets frames that the other side's kernel has acknowledged, but not the last `keep`.
+void Stream::forget_acknowledged(size_t keep) {
+    int queued = 0;
+    if (deliveries_.size() <= keep || ioctl(fd, SIOCOUTQ, &queued) != 0) return;
+    const uint64_t acked = bytes_sent_.load(std::memory_order_relaxed) - static_cast<uint64_t>(queued);
+    while (deliveries_.size() > keep && deliveries_.front().end <= acked) deliveries_.pop_front();
 }
 
 // What the other side may not have: the frame half sent, whole ones that its kernel has not acknowledged, and the

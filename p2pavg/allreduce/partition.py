@@ -1,15 +1,13 @@
 """How large each member's part is: sized so that every member and every link ends at the same time.
 
 Model of a flat butterfly. S is the encoded size of the vector, x_i the fraction that member i owns, u_i and
-d_i its
-up and down rate, r_ij the rate of the link from i to j. Member i sends a contribution for what it does not
-own and returns its
-own part to everybody else, so it sends S*(c_i*(1 - x_i) + (N - 1)*x_i) and receives S*((C - c_i)*x_i + 1 -
-x_i), where
-c_i is 1 when it contributes and C counts the contributors. The link from i to j carries S*(c_i*x_j + x_i).
-The best x minimises the largest of (bytes / rate): a linear program, solved by bisection on the time and,
-for each
-time, by coordinate water-filling.
+d_i its up and down rate, r_ij the rate of the link from i to j. Member i sends a contribution for what it
+does not own and returns its own part to everybody else, so it sends S*(c_i*(1 - x_i) + (N - 1)*x_i) and
+receives S*((C - c_i)*x_i + 1 - x_i), where c_i is 1 when it contributes and C counts the contributors. The
+link from i to j carries S*(c_i*x_j + x_i). The best x minimises the largest of (bytes / rate).
+
+As the fractions add up to 1, every time is a sum of costs times fractions: `minimax` finds the best ones.
+Often many are as good, so the evenest mixture that is nearly as fast is taken.
 """
 
 from __future__ import annotations
@@ -17,14 +15,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+from p2pavg.allreduce.minimax import minimax
+
+F64 = npt.NDArray[np.float64]
+
 ALIGNMENT = 1024  # elements; part borders fall on multiples, so that int8 blocks and cache lines are not torn
-_BISECTIONS = 40
-_SWEEPS = 60
+_NEARLY = 1.01  # rates are not known better
+_WORTH = 0.05  # a part below this share of an equal one is not worth its overhead
+_LEAST = 1.0  # bytes/s: less is no measurement
+_UNKNOWN = 10.0  # what has not been measured is taken to be that much faster than the fastest that has
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a member can move. Rates in bytes/s; None: not known yet, taken as the best known rate."""
+    """What a member can move. Rates in bytes/s; None: not known yet, taken to be no limit."""
 
     up: float | None = None
     down: float | None = None
@@ -43,97 +50,53 @@ def shares(
     owners = [i for i, member in enumerate(members) if member.owns]
     if not owners:
         raise ValueError("no member of the group can own a part")
-    if len(owners) == 1:
-        return tuple(1.0 if i == owners[0] else 0.0 for i in range(len(members)))
-    known = [rate for m in members for rate in (m.up, m.down) if rate]
-    if not known and not links:
-        return tuple(1.0 / len(owners) if m.owns else 0.0 for m in members)
-    model = _Model(members, links or {}, max(known or list((links or {}).values())))
-    low, high = 0.0, model.time(_equal(members, len(owners)))
-    best = _equal(members, len(owners))
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        filled = model.fill(middle)
-        if sum(filled) >= 1.0:
-            best, high = filled, middle
-        else:
-            low = middle
-        if high - low <= 1e-4 * high:
-            break
-    total = sum(best)
-    return tuple(x / total for x in best)
+    costs = _costs(members, links or {})
+    found = np.zeros(len(members))
+    found[owners] = 1 / len(owners) if costs is None else _even(costs[:, owners])
+    return tuple(float(x) for x in found)
 
 
-def _equal(members: Sequence[Capacity], owners: int) -> list[float]:
-    return [1.0 / owners if m.owns else 0.0 for m in members]
+def _costs(members: Sequence[Capacity], links: Mapping[tuple[int, int], float]) -> F64 | None:
+    """float64[bounds, members]: seconds that each sender, receiver and link needs per byte of the vector, by
+    whose it is. None: nothing is known.
+    """
+    n = len(members)
+    links = {pair: rate for pair, rate in links.items() if rate >= _LEAST and pair[0] != pair[1]}
+    known = [*links.values(), *(rate for m in members for rate in (m.up, m.down) if rate and rate >= _LEAST)]
+    if not known:
+        return None
+    fast = _UNKNOWN * max(known)
+    contributors = sum(m.contributes for m in members)
+    rows = []
+    for i, member in enumerate(members):
+        contributes = float(member.contributes)
+        sent, received = np.full(n, contributes), np.ones(n)
+        sent[i], received[i] = n - 1, contributors - contributes
+        rows += [sent / (member.up or fast), received / (member.down or fast)]
+    for (i, j), rate in links.items():
+        carried = np.zeros(n)
+        carried[i] = 1 / rate
+        carried[j] = float(members[i].contributes) / rate
+        rows.append(carried)
+    return np.array(rows)
 
 
-class _Model:
-    """The linear program in units of S: times are seconds per vector byte."""
-
-    def __init__(
-        self, members: Sequence[Capacity], links: Mapping[tuple[int, int], float], best: float
-    ) -> None:
-        self.n = len(members)
-        self.members = members
-        self.up = [m.up or best for m in members]
-        self.down = [m.down or best for m in members]
-        self.contributes = [1.0 if m.contributes else 0.0 for m in members]
-        self.contributors = sum(self.contributes)
-        self.links = {pair: rate for pair, rate in links.items() if rate > 0 and pair[0] != pair[1]}
-
-    def time(self, x: Sequence[float]) -> float:
-        """The slowest member's or link's time for the shares x."""
-        worst = 0.0
-        for i in range(self.n):
-            c = self.contributes[i]
-            sent = c * (1 - x[i]) + (self.n - 1) * x[i]
-            received = (self.contributors - c) * x[i] + 1 - x[i]
-            worst = max(worst, sent / self.up[i], received / self.down[i])
-        for (i, j), rate in self.links.items():
-            worst = max(worst, (self.contributes[i] * x[j] + x[i]) / rate)
-        return worst
-
-    def fill(self, time: float) -> list[float]:
-        """Shares that keep every bound at `time` and are as large together as sweeps find; zeros when it is
-        impossible.
-        """
-        bounds: list[float] = []
-        for i, member in enumerate(self.members):
-            c = self.contributes[i]
-            bound = 1.0 if member.owns else 0.0
-            for moved_at_zero, slope, rate in (
-                (c, self.n - 1 - c, self.up[i]),
-                (1.0, self.contributors - c - 1, self.down[i]),
-            ):
-                room = time * rate - moved_at_zero
-                if slope > 0:
-                    bound = min(bound, room / slope)
-                elif room < slope:  # even owning everything it moves too much
-                    return [0.0] * self.n
-            bounds.append(bound)
-        if min(bounds) < 0:
-            return [0.0] * self.n
-        if not self.links:
-            return bounds
-        return self._fill_links(bounds, time)
-
-    def _fill_links(self, bounds: list[float], time: float) -> list[float]:
-        """Shrink the bounds until every link holds, taking from both ends of a violated link."""
-        x = list(bounds)
-        for _ in range(_SWEEPS):
-            worst = 0.0
-            for (i, j), rate in self.links.items():
-                c = self.contributes[i]
-                excess = c * x[j] + x[i] - time * rate
-                if excess > 1e-9:
-                    worst = max(worst, excess)
-                    both = x[i] + c * x[j]
-                    x[i] -= excess * x[i] / both
-                    x[j] -= excess * x[j] / both if c else 0.0
-            if worst <= 1e-9:
-                break
-        return x
+def _even(costs: F64) -> F64:
+    """Shares for the columns of `costs`, nearly as fast as the fastest."""
+    best = minimax(costs)
+    limit = _NEARLY * float((costs @ best).max())
+    # As much as each may own before it breaks a bound by itself, while the others do what costs least there.
+    least = costs.min(axis=1, keepdims=True)
+    slope = costs - least
+    room = np.where(slope > 0, (limit - least) / np.where(slope > 0, slope, 1), 1).min(axis=0).clip(0, 1)
+    even = room / room.sum() if room.sum() > 0 else best
+    now, then = costs @ best, costs @ even
+    growing = then > limit
+    mixed = float(((limit - now)[growing] / (then - now)[growing]).min(initial=1.0))
+    found: F64 = (1 - mixed) * best + mixed * even
+    found[found * len(found) < _WORTH] = 0.0
+    found /= found.sum()
+    return found
 
 
 def part_counts(numel: int, fractions: Sequence[float]) -> tuple[int, ...]:
@@ -154,10 +117,10 @@ def part_counts(numel: int, fractions: Sequence[float]) -> tuple[int, ...]:
 
 
 def chunk_elements(counts: Sequence[int]) -> int:
-    """Elements per chunk: 128 Ki (512 KiB of float32) for long parts, shorter so that a part has about 8
-    chunks to overlap.
+    """Elements per chunk: 128 Ki (512 KiB of float32) for long parts, shorter so that the longest has about
+    64: several for each stream of a link, so that all streams end together and a lost one costs little.
     """
     longest = max(counts, default=0)
-    wanted = -(-longest // 8)
+    wanted = -(-longest // 64)
     aligned = -(-wanted // ALIGNMENT) * ALIGNMENT
     return max(16 * 1024, min(128 * 1024, aligned))

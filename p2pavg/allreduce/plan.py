@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from p2pavg.allreduce.partition import Capacity, part_counts, shares
 from p2pavg.transport.engine import Part
 
 
-def planner(numel: int) -> Callable[[Sequence[Capacity]], tuple[Part, ...]]:
-    """A function from the members' capacities, in rank order, to one part per member that owns something."""
-
-    def plan(members: Sequence[Capacity]) -> tuple[Part, ...]:
-        parts: list[Part] = []
-        start = 0
-        for rank, count in enumerate(part_counts(numel, shares(members))):
-            if count:
-                parts.append(Part(rank, start, count))
-                start += count
-        return tuple(parts)
-
-    return plan
+def plan(numel: int, members: Sequence[Capacity], links: Mapping[tuple[int, int], float]) -> tuple[Part, ...]:
+    """One part for each member that owns something. members: in rank order. links: bytes/s from rank to rank,
+    where known.
+    """
+    parts: list[Part] = []
+    start = 0
+    for rank, count in enumerate(part_counts(numel, shares(members, links))):
+        if count:
+            parts.append(Part(rank, start, count))
+            start += count
+    return tuple(parts)

@@ -68,6 +68,7 @@ class Averaging:
             compression=config["compression"],
             streams=config["streams"],
             credentials=config.get("credentials"),
+            max_upload_mbps=config.get("max_upload_mbps"),
         ).start()
         self.base = np.random.default_rng(7).standard_normal(config["numel"], np.float32)
         self.vector = np.empty_like(self.base)

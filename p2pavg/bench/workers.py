@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from p2pavg.errors import P2PAvgError
+from p2pavg.lab.topology import Topology
 
 START_DEADLINE_S = 60.0
 
@@ -82,7 +83,7 @@ class Workers(AbstractContextManager["Workers"]):
         count: int,
         module: str,
         *,
-        topology: str | None = None,
+        topology: str | Topology | None = None,
         environment: Mapping[str, str] | None = None,
         argv: Sequence[str] | None = None,
     ) -> None:

@@ -110,6 +110,30 @@ class Topology:
     def smallest_rtt_ms(self) -> float:
         return min((self.rtt_ms(a, b) for a, b in self.paths), default=0.0)
 
+    def scaled(self, factor: float) -> Topology:
+        """The same network with all rates, and queues, times `factor`: as many bytes times `factor` take as
+        long.
+        """
+        nodes = {
+            host: replace(
+                node,
+                egress_mbps=factor * node.egress_mbps,
+                ingress_mbps=factor * node.ingress_mbps,
+                queue_kb=factor * node.queue_kb,
+            )
+            for host, node in self.nodes.items()
+        }
+        paths = {
+            pair: replace(
+                path,
+                rate_mbps=factor * path.rate_mbps,
+                flow_rate_mbps=factor * path.flow_rate_mbps,
+                queue_kb=factor * path.queue_kb,
+            )
+            for pair, path in self.paths.items()
+        }
+        return replace(self, nodes=nodes, paths=paths)
+
     def configuration(self) -> str:
         """The router's configuration file."""
         lines = [f"mtu {self.mtu}", f"seed {self.seed}"]

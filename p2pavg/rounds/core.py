@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,7 @@ class Core:
         self.weight: float | None = None
         self.pace = Pace()
         self.upload_bps = self.download_bps = 0.0  # not measured yet
+        self.link_bps: Mapping[PeerId, float] = {}  # to others, where measured
         self.boundary = False
         self.boundary_at = 0.0
         self.waits_at: int | None = None  # what the training thread was told

@@ -311,7 +311,7 @@ class Driver:
         if self._jobs.get(transfer) is not None:
             self.recorder.moved(self._jobs.progress(transfer))
         self._feed_job(transfer)
-        self.feed(ev.JobDone(transfer, digests))
+        self.feed(ev.JobDone(transfer, digests, self._pulse.link_bps))
 
     def blob_chunk(self, transfer: int, chunk: int) -> None:
         """Engine event."""

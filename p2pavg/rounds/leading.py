@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -88,7 +88,7 @@ class Leading:
         votes = tuple(rank < len(voters) for rank in range(len(members)))
         landlocked = self._landlocked(voters, members)
         plan = [
-            PlanMember(p, v, *self._rates(p), owns=p not in landlocked)
+            PlanMember(p, v, *self._rates(p), owns=p not in landlocked, link_bps=self._link_rates(p))
             for p, v in zip(members, votes, strict=True)
         ]
         parts = tuple((part.owner, part.start, part.count) for part in core.config.plan(plan))
@@ -127,6 +127,12 @@ class Leading:
             return self.core.upload_bps, self.core.download_bps
         facts = self.core.view.get(peer)
         return (facts.upload_bps, facts.download_bps) if facts is not None else (0.0, 0.0)
+
+    def _link_rates(self, peer: PeerId) -> Mapping[PeerId, float]:
+        if peer == self.core.me:
+            return self.core.link_bps
+        facts = self.core.view.get(peer)
+        return facts.link_bps if facts is not None else {}
 
     def _ours(self, ballot: Ballot) -> Proposal | None:
         proposal = self.proposal
@@ -272,6 +278,11 @@ class Leading:
             self.abort("a member told digests of other parts", [peer])
             return
         proposal.done[peer] = message.digests
+        facts = core.view.get(peer)
+        if facts is not None:
+            facts.link_bps = dict(message.link_bps)
+        elif peer == core.me:
+            core.link_bps = dict(message.link_bps)
         if len(proposal.done) < len(proposal.voting):
             self._arm_done()
             return

@@ -221,7 +221,7 @@ class Member:
         if held.fact is not None:
             self.machine.decisions.on_committed(held.ballot.leader, held.fact)
         elif held.voter:
-            self.core.send(held.ballot.leader, Done(held.ballot, event.digests))
+            self.core.send(held.ballot.leader, Done(held.ballot, event.digests, event.link_bps))
 
     def on_job_refused(self, event: JobRefused) -> None:
         held = self._job(event.transfer)

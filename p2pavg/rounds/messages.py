@@ -134,6 +134,7 @@ class Done:
 
     ballot: Ballot
     digests: tuple[bytes, ...]
+    link_bps: tuple[tuple[PeerId, float], ...]  # what its links to others take, bit/s: for the next plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +281,11 @@ def _part(value: Any) -> tuple[int, int, int]:
     return integer(owner), integer(start), integer(count)
 
 
+def _rate(value: Any) -> tuple[PeerId, float]:
+    peer, bps = items(value, 2)
+    return _peer(peer), number(bps)
+
+
 _CHECKS: Mapping[str, Check] = {
     "int": integer,
     "float": number,
@@ -297,6 +303,7 @@ _CHECKS: Mapping[str, Check] = {
     "tuple[float, ...]": listed(number),
     "tuple[bytes, ...]": listed(_digest),
     "tuple[tuple[int, int, int], ...]": listed(_part),
+    "tuple[tuple[PeerId, float], ...]": listed(_rate),
 }
 _FIELDS: Mapping[type[Any], tuple[tuple[str, Check], ...]] = {
     kind: tuple((field.name, _CHECKS[str(field.type)]) for field in fields(kind)) for kind in _TYPES

@@ -21,6 +21,7 @@ class Pulse:
         self._links = links
         self._jobs = jobs
         self._upload, self._download = RateMeter(), RateMeter()
+        self._to: dict[bytes, RateMeter] = {}
 
     @property
     def upload_bps(self) -> float:
@@ -31,6 +32,12 @@ class Pulse:
     def download_bps(self) -> float:
         """Bit/s that the network has brought; 0.0: not known yet."""
         return 8 * self._download.bytes_per_second
+
+    @property
+    def link_bps(self) -> tuple[tuple[bytes, float], ...]:
+        """Bit/s that the links to these peers have taken while more waited for them."""
+        rates = ((peer, 8 * meter.bytes_per_second) for peer, meter in self._to.items())
+        return tuple((peer, rate) for peer, rate in rates if rate > 0)
 
     def health(self) -> ev.Health:
         """How long ago each peer was heard."""
@@ -44,17 +51,22 @@ class Pulse:
         return ev.Health(tuple(healths))
 
     def measure_rates(self) -> None:
-        """What the network takes and brings while gradients flow; bytes count when they left this machine."""
+        """What the network takes and brings while gradients flow; bytes count once they are acknowledged."""
         if not self._jobs.running():
-            self._upload.round_over()
-            self._download.round_over()
+            for meter in (self._upload, self._download, *self._to.values()):
+                meter.round_over()
             return
+        self._to = {peer: self._to.get(peer) or RateMeter() for peer in self._links}
         sent = received = 0
-        for link in self._links.values():
-            out, into = self._engine.traffic(link.id)
-            sent += out - sum(stream.unacked_bytes for stream in self._engine.stats(link.id))
-            received += into
         now = time.monotonic()
+        for peer, link in self._links.items():
+            out, into = self._engine.traffic(link.id)
+            streams = self._engine.stats(link.id)
+            unsent = sum(stream.unsent_bytes for stream in streams)
+            out -= unsent + sum(stream.unacked_bytes for stream in streams)
+            self._to[peer].observe(now, out, busy=unsent > 0, least_s=2 * link.rtt_min)
+            sent += out
+            received += into
         self._upload.observe(now, sent)
         self._download.observe(now, received)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from p2pavg.rounds.ballot import Lineage, PeerId
@@ -25,6 +25,7 @@ class Facts:
     leader: PeerId | None
     upload_bps: float
     download_bps: float = 0.0
+    link_bps: Mapping[PeerId, float] = field(default_factory=dict)  # to others, where it told
     samples: int = 0
     pace: Pace = field(default_factory=Pace)
     rate: float = 0.0  # samples per second

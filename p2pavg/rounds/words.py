@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from p2pavg.rounds.ballot import Lineage, PeerId
@@ -45,3 +46,4 @@ class PlanMember:
     upload_bps: float  # 0.0: unknown
     download_bps: float
     owns: bool = True  # False: others have no link to it
+    link_bps: Mapping[PeerId, float] = field(default_factory=dict)  # bit/s to others, where known

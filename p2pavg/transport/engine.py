@@ -117,6 +117,7 @@ class StreamStats:
     unacked_bytes: int  # sent and not acknowledged: SIOCOUTQ without what is still unsent
     last_received_at: float  # time.monotonic(), 0.0 = never
     retransmits: int = 0
+    unsent_bytes: int = 0  # handed to the kernel, and still there because window or path are full
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,4 +58,5 @@ def _stats(stream: DataStream) -> StreamStats:
         unacked_bytes=max(0, tcp_info.queued_bytes(stream.sock) - info.unsent_bytes),
         last_received_at=stream.last_received_at,
         retransmits=info.retransmits,
+        unsent_bytes=info.unsent_bytes,
     )

@@ -1,12 +1,14 @@
 """Repairs transfers while they run: chunks that were lost or are stuck are asked for again, stalled streams
 replaced.
 
-The receiver asks: it alone knows what it lacks. Asking too early costs a duplicate, which is dropped.
+The receiver asks: it alone knows what it lacks. The sender knows whether that is only on its way, on a slow
+path say, and then leaves the request unanswered: a duplicate would make the path slower still.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +16,7 @@ from p2pavg.errors import ProtocolError
 from p2pavg.identity import short_id
 from p2pavg.transport.engine import SELF, Engine, Missing, ReduceJob
 from p2pavg.transport.link import Link
-from p2pavg.transport.stalls import LinkWatch, RankWatch
+from p2pavg.transport.stalls import LinkWatch, RankWatch, patience
 
 logger = logging.getLogger("p2pavg.transport")
 
@@ -78,10 +80,19 @@ class Repairs:
     def asked(self, link: Link, message: Mapping[str, Any]) -> None:
         """The other side lacks chunks. Raises ProtocolError when the request is malformed."""
         contributions, results = _pairs(message.get("contributions")), _pairs(message.get("results"))
+        watch, now, wait = self._watches.get(link.id), time.monotonic(), patience(link.rtt_min)
+        if watch is not None and watch.moving(now, link.rtt_min):
+            return  # it is on its way, and would only be later with its duplicate before it
         for job in self._engine.running():
             if job.transfer == message.get("transfer") and link.id in job.links:
-                logger.debug("sending %d chunks again", len(contributions) + len(results))
-                self._engine.resend(job.transfer, job.links.index(link.id), Missing(contributions, results))
+                rank = job.links.index(link.id)
+                told = self._ranks.setdefault((job.transfer, rank), RankWatch(now))
+                again = Missing(
+                    told.contributions_again.choose(now, wait, contributions),
+                    told.results_again.choose(now, wait, results),
+                )
+                logger.debug("sending %d chunks again", len(again.contributions) + len(again.results))
+                self._engine.resend(job.transfer, rank, again)
 
 
 def _pairs(value: object) -> tuple[tuple[int, int], ...]:

@@ -14,9 +14,13 @@ from p2pavg.transport.engine import Missing, ReduceJob, StreamStats
 _QUIET_BYTES = 1024
 _RTO_MIN_S = 0.2  # Linux: a retransmission timeout is the round trip plus at least this
 _GAPS = 4.0
-_ASK_AT_MOST_EVERY_S = 5.0
+_AGAIN_AT_LEAST_EVERY_S = 5.0
 _STALLED_S = 0.5  # at least so long without progress, and one and a half timeouts of the kernel
 _STALLED_TIMEOUTS = 1.5
+_USUAL_PAUSES = (
+    2.0  # a path that loses much makes streams pause, and they recover: so often the longest lately
+)
+_PAUSE_KEPT = 0.99  # at each tick
 
 
 @dataclass(slots=True)
@@ -26,6 +30,7 @@ class _Stream:
     waiting: bool  # something was sent and not acknowledged
     busy_at: float  # something was received
     acked_at: float  # the other side acknowledged something, or had nothing to acknowledge
+    rtt_s: float  # as the kernel smooths it, under load
 
 
 @dataclass(slots=True)
@@ -36,25 +41,29 @@ class LinkWatch:
     lost_at: float = 0.0  # a stream closed or was closed
     busy_at: float = 0.0  # any stream received something
     acked_at: float = 0.0  # the other side acknowledged something on any stream
+    pause: float = 0.0  # the longest lately between two acknowledgements on a stream that had bytes under way
 
     def tick(self, now: float, stats: Sequence[StreamStats]) -> None:
+        self.pause *= _PAUSE_KEPT
         seen = {row.stream for row in stats}
         for number in [number for number in self.streams if number not in seen]:
             del self.streams[number]
             self.lost_at = now
         for row in stats:
-            acked = row.bytes_sent - row.unacked_bytes
+            acked = row.bytes_sent - row.unacked_bytes - row.unsent_bytes
             stream = self.streams.get(row.stream)
             if stream is None:
-                self.streams[row.stream] = _Stream(row.bytes_received, acked, False, 0.0, now)
+                self.streams[row.stream] = _Stream(row.bytes_received, acked, False, 0.0, now, row.rtt_s)
                 continue
             if row.bytes_received - stream.received > _QUIET_BYTES:
                 stream.busy_at = self.busy_at = now
             if acked > stream.acked:
+                if stream.waiting:
+                    self.pause = max(self.pause, now - stream.acked_at)
                 stream.acked_at = self.acked_at = now
             elif not (row.unacked_bytes and stream.waiting):
                 stream.acked_at = now
-            stream.received, stream.acked = row.bytes_received, acked
+            stream.received, stream.acked, stream.rtt_s = row.bytes_received, acked, row.rtt_s
             stream.waiting = row.unacked_bytes > 0
 
     def stalled(self, now: float, rtt_s: float, heard_at: float) -> list[int]:
@@ -64,13 +73,21 @@ class LinkWatch:
         to blame, or a machine that is too busy. A receiver that does not read is no reason either: then
         nothing is sent that could be acknowledged.
         """
-        wait = max(_STALLED_S, _STALLED_TIMEOUTS * patience(rtt_s))
         moved_at = max(self.busy_at, self.acked_at, heard_at)
-        return [
-            number
-            for number, stream in self.streams.items()
-            if now - stream.acked_at > wait and moved_at - stream.acked_at > wait / 2
-        ]
+        found = []
+        for number, stream in self.streams.items():
+            timeouts = _STALLED_TIMEOUTS * patience(max(rtt_s, stream.rtt_s))
+            wait = max(_STALLED_S, timeouts, _USUAL_PAUSES * self.pause)
+            if now - stream.acked_at > wait and moved_at - stream.acked_at > wait / 2:
+                found.append(number)
+        return found
+
+    def moving(self, now: float, rtt_s: float) -> bool:
+        """Bytes are under way, and on each stream that has any the other side goes on acknowledging them."""
+        waiting = [stream for stream in self.streams.values() if stream.waiting]
+        return bool(waiting) and all(
+            now - stream.acked_at <= max(patience(max(rtt_s, stream.rtt_s)), self.pause) for stream in waiting
+        )
 
 
 Chunk = tuple[int, int]  # (part, index)
@@ -83,7 +100,6 @@ class KindWatch:
     arrived: int = 0
     at: float = 0.0  # when the last one arrived
     gap: float = 0.0  # the usual time from one to the next: on a slow path longer than any timeout
-    asked: dict[Chunk, tuple[int, float]] = field(default_factory=dict)  # how often, and when last
 
     def tick(self, now: float, arrived: int) -> None:
         if arrived > self.arrived:
@@ -95,24 +111,34 @@ class KindWatch:
         """Some came, and then none for `wait` and for several times as long as usual."""
         return self.arrived > 0 and now - self.at > max(wait, _GAPS * self.gap)
 
+
+@dataclass(slots=True)
+class Again:
+    """The chunks of one kind that one member was sent again in one job."""
+
+    sent: dict[Chunk, tuple[int, float]] = field(default_factory=dict)  # how often, and when last
+
     def choose(self, now: float, patience: float, chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
-        """Those that were not asked for lately; after each time one waits twice as long."""
+        """Those that were not sent again lately; after each time one waits twice as long."""
         found = []
         for chunk in chunks:
-            times, last = self.asked.get(chunk, (0, -math.inf))
-            if now - last >= min(patience * 2.0 ** (times - 1), _ASK_AT_MOST_EVERY_S):
-                self.asked[chunk] = (times + 1, now)
+            times, last = self.sent.get(chunk, (0, -math.inf))
+            if now - last >= min(patience * 2.0 ** (times - 1), _AGAIN_AT_LEAST_EVERY_S):
+                self.sent[chunk] = (times + 1, now)
                 found.append(chunk)
         return tuple(found)
 
 
 @dataclass(slots=True)
 class RankWatch:
-    """One member of one job: whether, and what, to ask it to send again."""
+    """One member of one job: whether, and what, to ask it to send again; and what it was sent again."""
 
     since: float  # when the job began
     contributions: KindWatch = field(default_factory=KindWatch)
     results: KindWatch = field(default_factory=KindWatch)
+    contributions_again: Again = field(default_factory=Again)
+    results_again: Again = field(default_factory=Again)
+    _asked_at: float = -math.inf
 
     def suspicious(self, now: float, rtt_s: float, link: LinkWatch) -> bool:
         """Something that was sent may not arrive: a stream closed, or went quiet after it had carried
@@ -127,21 +153,20 @@ class RankWatch:
         """What of `missing` to ask `rank` for, once things look suspicious.
 
         All of a kind of which none has arrived for a while, or all on a quiet link; else what later chunks
-        have overtaken.
+        have overtaken. Nothing when it was asked a moment ago.
         """
         wait = patience(rtt_s)
+        if now - self._asked_at < wait:
+            return Missing((), ())
         quiet = now - max(link.busy_at, self.since) > wait
         behind = overtaken(job, rank, missing, max(1, len(link.streams)))
-
-        def choose(
-            kind: KindWatch, everything: tuple[Chunk, ...], some: tuple[Chunk, ...]
-        ) -> tuple[Chunk, ...]:
-            return kind.choose(now, wait, everything if quiet or kind.stopped(now, wait) else some)
-
-        return Missing(
-            choose(self.contributions, missing.contributions, behind.contributions),
-            choose(self.results, missing.results, behind.results),
+        asked = Missing(
+            missing.contributions if quiet or self.contributions.stopped(now, wait) else behind.contributions,
+            missing.results if quiet or self.results.stopped(now, wait) else behind.results,
         )
+        if asked.contributions or asked.results:
+            self._asked_at = now
+        return asked
 
 
 def patience(rtt_s: float) -> float:

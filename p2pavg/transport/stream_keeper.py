@@ -25,7 +25,7 @@ _BACKOFF_S = (0.1, 5.0)
 _QUIET_S = 0.05  # a stream that received nothing for so long, while no job runs, may be closed
 _LASTING_S = 1.0  # a stream that closes sooner has failed to open
 _LONG_PATH_S = 0.005  # round trips above this: a stream's first chunk waits for its window to grow, unless
-# a job runs: then what widens the window would take from what gradients get
+# a job runs: what widens the window would take from what gradients get
 _WARM_UP_BYTES = 512 << 10
 
 
@@ -93,7 +93,7 @@ class StreamKeeper:
         try:
             async with asyncio.timeout(wire.HANDSHAKE_S):
                 sock = guard(await wire.dial(*link.address))
-                warm = bool(self._engine.streams(link.id)) and link.rtt_min > _LONG_PATH_S
+                warm = link.rtt_min > _LONG_PATH_S and self._engine.streams(link.id) and not self._at_work()
                 hello = proofs.stream_hello(link.secret, number, _WARM_UP_BYTES if warm else 0)
                 await wire.send(sock, handshake.preamble(handshake.DATA, link.party) + handshake.pack(hello))
                 raw = await wire.receive(sock, handshake.PREAMBLE_BYTES)

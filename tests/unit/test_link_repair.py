@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from p2pavg.errors import ProtocolError
 from p2pavg.transport.engine import SELF, Missing, Part, ReduceJob, StreamStats
 from p2pavg.transport.repair import Repairs
-from p2pavg.transport.stalls import KindWatch, LinkWatch, RankWatch, overtaken
+from p2pavg.transport.stalls import Again, KindWatch, LinkWatch, RankWatch, overtaken
 from tests.unit.endpoints import Host
 from tests.unit.engine_swarm import Reduction, gradients, poll
 
@@ -81,7 +81,7 @@ class TestStalls:
         watch.contributions.tick(2.1, 98)
         watch.contributions.gap = 0.01
         assert watch.ask(2.1, RTT, link, the_job, 1, missing) == Missing((), ())
-        assert watch.ask(2.25, RTT, link, the_job, 1, missing) == Missing(((0, 99),), ())
+        assert watch.ask(2.35, RTT, link, the_job, 1, missing) == missing
 
     def test_quiet_link(self):
         """On a link that has gone quiet everything missing is asked for."""
@@ -103,8 +103,8 @@ class TestStalls:
         assert kind.stopped(3.0 + 4.1, PATIENCE)
 
     def test_backoff(self):
-        """A chunk is asked for again after pauses that double up to five seconds; others do not wait."""
-        kind = KindWatch()
+        """A chunk is sent again after pauses that double up to five seconds; others do not wait."""
+        kind = Again()
         times = [tenth / 10 for tenth in range(200) if kind.choose(tenth / 10, PATIENCE, [(0, 1)])]
         pauses = np.diff(times)
         assert pauses[:4] == pytest.approx([0.3, 0.6, 1.2, 2.4], abs=0.11)
@@ -123,6 +123,36 @@ class TestStalls:
             link.tick(tenth / 10, stats)
         assert link.stalled(1.0, RTT, 0.0) == [0]
         assert link.stalled(1.0, 1.0, 0.0) == []
+
+    def test_usual_pauses(self):
+        """On a path whose streams pause and recover, a pause twice as long as usual is a stall, no shorter
+        one.
+        """
+        link = LinkWatch()
+        for tenth in range(36):
+            moved = tenth >= 8  # the first pause ends after 0.8 s; the next one goes on
+            link.tick(
+                tenth / 10,
+                [
+                    row(0, sent=200_000, unacked=100_000 if moved else 150_000),
+                    row(1, sent=200_000 + tenth, unacked=9),
+                ],
+            )
+            if 8 < tenth < 21:
+                assert link.stalled(tenth / 10, RTT, 0.0) == []
+        assert link.stalled(3.5, RTT, 0.0) == [0]
+
+    def test_moving(self):
+        """Bytes get through while each stream that has some under way is acknowledged; idle ones are no
+        proof.
+        """
+        link = LinkWatch()
+        for tenth in range(11):
+            link.tick(tenth / 10, [row(0, sent=10**6, unacked=10**5 - tenth), row(1, sent=5)])
+        assert link.moving(1.0, RTT)
+        assert not link.moving(1.0 + PATIENCE + 0.05, RTT)
+        link.tick(1.1, [row(0, sent=10**6), row(1, sent=5)])
+        assert not link.moving(1.1, RTT)
 
     def test_all_stand_still(self):
         """When nothing moves at all no stream is to blame; when the control connection moves, they are."""
@@ -287,6 +317,22 @@ class TestRepair:
         pair.begin()
         await poll(lambda: old[0] not in pair.a.engine.streams(link.id))
         await poll(lambda: len(pair.a.engine.streams(link.id)) == 2)
+        await pair.finish()
+
+    @pytest.mark.parametrize("moving", [True, False])
+    async def test_asked_too_early(self, pair_of, monkeypatch, moving):
+        """What is on its way on streams that move is not sent twice; else it is, but not at each request."""
+        pair = await pair_of(2, 1_000_000)
+        monkeypatch.setattr(LinkWatch, "moving", lambda self, *now: moving)
+        sent = []
+        pair.begin((0,))
+        repairs, engine = pair.a.endpoint._repairs, pair.a.engine
+        repairs.tick(time.monotonic(), engine.running())
+        monkeypatch.setattr(engine, "resend", lambda transfer, rank, missing: sent.append(missing))
+        for _ in range(2):
+            repairs.asked(pair.links[0], {"transfer": 7, "contributions": [[1, 3]], "results": []})
+        assert sent == ([] if moving else [Missing(((1, 3),), ()), Missing((), ())])
+        pair.begin((1,))
         await pair.finish()
 
     async def test_all_streams_lost(self, pair_of):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pavg.allreduce.partition import ALIGNMENT, Capacity, chunk_elements, part_counts, shares
-from p2pavg.allreduce.plan import planner
+from p2pavg.allreduce.plan import plan
 
 rates = st.floats(1e5, 1e10)
 
@@ -31,7 +31,7 @@ def test_equal_without_measurements() -> None:
 @given(st.lists(st.tuples(rates, rates), min_size=2, max_size=6))
 @settings(max_examples=60, deadline=None)
 def test_no_coarse_grid_point_is_better(pairs: list[tuple[float, float]]) -> None:
-    """No other split on a grid of tenths ends sooner than the chosen one by more than a thousandth."""
+    """No other split on a grid of tenths ends sooner than the chosen one by more than two hundredths."""
     members = [Capacity(up, down) for up, down in pairs]
     chosen = shares(members)
     assert sum(chosen) == pytest.approx(1.0)
@@ -39,7 +39,7 @@ def test_no_coarse_grid_point_is_better(pairs: list[tuple[float, float]]) -> Non
     steps = 10 if len(members) <= 4 else 4
     for grid in itertools.product(range(steps + 1), repeat=len(members)):
         if sum(grid) == steps:
-            assert best <= round_time(members, tuple(g / steps for g in grid)) * 1.001
+            assert best <= round_time(members, tuple(g / steps for g in grid)) * 1.02
 
 
 def test_a_slow_home_line_owns_less() -> None:
@@ -60,6 +60,33 @@ def test_slow_links_bound_the_shares_of_both_ends() -> None:
     for other in alternatives:
         time = max(round_time(members, other), (other[0] + other[1]) / 1e7)
         assert max(round_time(members, chosen), worst) <= time * 1.02
+
+
+@given(st.integers(2, 4), st.data())
+@settings(max_examples=60, deadline=None)
+def test_links_of_any_rates(members: int, data: st.DataObject) -> None:
+    """With a rate for each ordered pair, no split on a grid ends sooner by more than two hundredths."""
+    pairs = list(itertools.permutations(range(members), 2))
+    links = {pair: data.draw(rates) for pair in pairs}
+
+    def time(x: tuple[float, ...]) -> float:
+        return max((x[i] + x[j]) / rate for (i, j), rate in links.items())
+
+    best = time(shares([Capacity()] * members, links))
+    for grid in itertools.product(range(11), repeat=members):
+        if sum(grid) == 10:
+            assert best <= time(tuple(g / 10 for g in grid)) * 1.02
+
+
+def test_equal_members_own_equal_parts() -> None:
+    """Where many splits end at the same time, because one member is slow, the others own the same."""
+    fast, slow = Capacity(1e9, 1e9), Capacity(1e6, 1e6)
+    assert shares([fast, slow, fast, fast]) == pytest.approx((1 / 3, 0.0, 1 / 3, 1 / 3))
+
+
+def test_what_is_not_known_is_no_limit() -> None:
+    """One member is known to be slow, of the others nothing: they own all."""
+    assert shares([Capacity(), Capacity(1e6, 1e6), Capacity()])[1] == 0.0
 
 
 def test_nobody_may_own() -> None:
@@ -84,12 +111,13 @@ def test_counts_cover_the_vector(numel: int, raw: list[float]) -> None:
 def test_chunks_are_bounded() -> None:
     """Chunks hold 16 Ki to 128 Ki elements, and long parts use the largest."""
     assert chunk_elements([10]) == 16 * 1024
+    assert chunk_elements([64 * 50_000]) == 49 * 1024
     assert chunk_elements([50_000_000]) == 128 * 1024
 
 
 def test_plan_leaves_no_gap() -> None:
     """Parts follow each other and cover the vector; members that own nothing have no part."""
-    parts = planner(1_000_003)([Capacity(), Capacity(owns=False), Capacity()])
+    parts = plan(1_000_003, [Capacity(), Capacity(owns=False), Capacity()], {})
     assert [part.owner for part in parts] == [0, 2]
     assert parts[0].start == 0
     assert parts[0].count == parts[1].start

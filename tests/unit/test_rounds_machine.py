@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from p2pavg.rounds.actions import Commit, Discarded, OpenJob, Resume, Send, WaitAt
-from p2pavg.rounds.events import Event, Healed, JobDone, LocalProgress, PeerUp, Received
+from p2pavg.rounds.events import Applied, Event, Healed, JobDone, LocalProgress, PeerUp, Received
 from p2pavg.rounds.machine import Machine
-from p2pavg.rounds.messages import Progress
-from p2pavg.rounds.words import Generation, Role
+from p2pavg.rounds.messages import Done, Progress, Promise, Ready
+from p2pavg.rounds.words import Generation, PlanMember, Role
 from p2pavg.transport.engine import Part
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
@@ -45,6 +46,32 @@ def test_a_swarm_of_one_needs_nobody() -> None:
     assert (commit.samples, commit.weights, commit.late) == ((10,), (10.0,), False)
     assert machine.epoch == 1
     assert machine.lineage == commit.lineage
+
+
+def test_links_rates_reach_the_next_plan() -> None:
+    """What a member's links took, as it tells with DONE, is known when the leader plans the next epoch."""
+    me, other, lineage = b"a" * 20, b"b" * 20, b"l" * 32
+    plans: list[list[dict[bytes, float]]] = []
+
+    def plan(members: Sequence[PlanMember]) -> tuple[Part, ...]:
+        plans.append([dict(member.link_bps) for member in members])
+        return (Part(0, 0, 5),)
+
+    machine = Machine(me=me, run_id="r", epoch=0, lineage=lineage, target=10, plan=plan, now=0.0)
+    machine.core.sticky = me
+    machine.handle(PeerUp(other, 0, lineage, leader=me), 0.1)
+    for epoch, at in ((0, 0.2), (1, 1.2)):
+        actions = machine.handle(LocalProgress(10, 1.0, at_boundary=True), at)
+        opened = next(a for a in actions if isinstance(a, OpenJob))
+        machine.handle(Received(other, Promise(opened.ballot, None)), at + 0.1)
+        machine.handle(Received(other, Ready(opened.ballot, 10, 10.0)), at + 0.2)
+        machine.handle(JobDone(opened.transfer, (b"d" * 32,), ((other, 5e6),)), at + 0.3)
+        actions = machine.handle(Received(other, Done(opened.ballot, (b"d" * 32,), ((me, 7e6),))), at + 0.4)
+        commit = next(a for a in actions if isinstance(a, Commit))
+        machine.handle(Applied(epoch + 1, commit.lineage), at + 0.5)
+        progress = machine.core.progress()
+        machine.handle(Received(other, replace(progress, boundary=False, samples=0)), at + 0.6)
+    assert plans == [[{}, {}], [{other: 5e6}, {me: 7e6}]]
 
 
 def test_a_peer_stops_at_the_step_that_reaches_the_target() -> None:

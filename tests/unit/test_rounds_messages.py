@@ -32,6 +32,7 @@ VALUES: dict[str, Any] = {
     "tuple[int, ...]": (3, 0),
     "tuple[float, ...]": (3.0, 0.0),
     "tuple[bytes, ...]": (DIGEST,),
+    "tuple[tuple[PeerId, float], ...]": ((b"a" * 20, 1e9),),
     "tuple[tuple[int, int, int], ...]": ((0, 0, 5), (0, 5, 2)),
 }
 

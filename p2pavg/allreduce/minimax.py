@@ -1,0 +1,54 @@
+"""The fractions that make the worst of several sums smallest: a linear program, by the simplex method."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+F64 = npt.NDArray[np.float64]
+
+_PIVOTS = 30  # for each column, at most: what there is by then is a solution too, if not the best
+_ZERO = 1e-11
+
+
+def minimax(costs: F64) -> F64:
+    """float64[columns], not negative, adding up to 1: minimises max(costs @ x).
+
+    costs: float64[rows, columns], not negative; every column has a positive one. With y = x / t it is:
+    maximise sum(y) where costs @ y <= 1, a program that y = 0 fits (Dantzig 1951: games as linear programs).
+    """
+    table = costs / costs.max()
+    rows, columns = table.shape
+    limits = np.ones(rows)  # values of the basic variables, one a row
+    gains = np.ones(columns)  # what the sum gains by each of the others
+    basic, other = (
+        np.arange(columns, columns + rows),
+        np.arange(columns),
+    )  # below `columns`: a y, else a slack
+    for _ in range(_PIVOTS * columns):
+        enters = int(gains.argmax())
+        if gains[enters] <= _ZERO:
+            break
+        slopes = table[:, enters].copy()
+        ratios = np.full(rows, np.inf)
+        np.divide(limits, slopes, out=ratios, where=slopes > _ZERO)
+        leaves = int(ratios.argmin())
+        pivot = slopes[leaves]
+        row = table[leaves] / pivot
+        row[enters] = 1 / pivot
+        slopes[leaves] = 0.0
+        limit = limits[leaves] / pivot
+        table[:, enters] = 0.0
+        table -= np.outer(slopes, row)
+        table[leaves] = row
+        limits -= slopes * limit
+        limits[leaves] = limit
+        gain = gains[enters]
+        gains[enters] = 0.0
+        gains -= gain * row
+        basic[leaves], other[enters] = other[enters], basic[leaves]
+    y: F64 = np.zeros(columns)
+    chosen = basic < columns
+    y[basic[chosen]] = limits[chosen].clip(0)
+    y /= y.sum()
+    return y

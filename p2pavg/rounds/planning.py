@@ -1,0 +1,28 @@
+"""From what the members of a group can move to the parts of the vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from p2pavg.allreduce.partition import Capacity
+from p2pavg.allreduce.plan import plan
+from p2pavg.rounds.core import Plan
+from p2pavg.rounds.words import PlanMember
+from p2pavg.transport.engine import Part
+
+
+def planner(numel: Callable[[], int]) -> Plan:
+    """numel: values of the vector that is averaged next."""
+
+    def parts(members: Sequence[PlanMember]) -> tuple[Part, ...]:
+        capacities = [
+            Capacity(m.upload_bps / 8 or None, m.download_bps / 8 or None, owns=m.voter and m.owns)
+            for m in members
+        ]
+        rank = {m.peer: rank for rank, m in enumerate(members)}
+        links = {
+            (rank[m.peer], rank[to]): bps / 8 for m in members for to, bps in m.link_bps.items() if to in rank
+        }
+        return plan(numel(), capacities, links)
+
+    return parts
