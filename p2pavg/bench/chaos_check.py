@@ -224,18 +224,18 @@ def _lives(events: Sequence[Event]) -> list[tuple[float, float]]:
 
 
 def _capacity(events: Sequence[Event]) -> float:
-    """The share of the full swarm's time in which its peers lived and ran."""
+    """The share of the full swarm's time in which its peers lived, ran, and could reach each other."""
     lives = _lives(events)
     if not lives:
         return 0.0
     begin, end = min(s for s, _ in lives), max(e for _, e in lives)
     full = max((e["peers"] for e in events if e["t"] == "run"), default=1) * (end - begin)
-    stopped = sum(e["until"] - e["at"] for e in events if e["t"] == "fault" and e["fault"] == "stop")
-    return (sum(to - start for start, to in lives) - stopped) / full if full > 0 else 0.0
+    frozen = sum(e["until"] - e["at"] for e in events if e["t"] == "fault" and e["fault"] in FREEZING)
+    return (sum(to - start for start, to in lives) - frozen) / full if full > 0 else 0.0
 
 
 def _throughput(events: Sequence[Event], applied: Sequence[Event], capacity: float) -> float:
-    """Samples in averages per second, over what the full swarm computes without waiting."""
+    """Samples in averages per second, over those of the full swarm without faults."""
     lives = _lives(events)
     if not lives or not applied:
         return 0.0
@@ -243,4 +243,19 @@ def _throughput(events: Sequence[Event], applied: Sequence[Event], capacity: flo
     per_epoch = {e["epoch"]: e["samples"] for e in applied}
     end = max(e["at"] for e in applied)
     peers = max((e["peers"] for e in events if e["t"] == "run"), default=1)
-    return sum(per_epoch.values()) / (capacity * peers * (end - begin)) if end > begin else 0.0
+    usual = _undisturbed(applied, peers) or capacity * peers
+    return sum(per_epoch.values()) / (usual * (end - begin)) if end > begin else 0.0
+
+
+def _undisturbed(applied: Sequence[Event], peers: int) -> float | None:
+    """Samples per second of the median epoch to which, as to the one before, all contributed; None: none."""
+    first: dict[int, Event] = {}
+    for e in applied:
+        if e["epoch"] not in first or e["at"] < first[e["epoch"]]["at"]:
+            first[e["epoch"]] = e
+    rates = [
+        e["samples"] / (e["at"] - first[epoch - 1]["at"])
+        for epoch, e in first.items()
+        if epoch - 1 in first and len(e["members"]) == len(first[epoch - 1]["members"]) == peers
+    ]
+    return statistics.median(rates) if rates else None
