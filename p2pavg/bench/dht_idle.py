@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import heapq
+import itertools
 import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +16,16 @@ from p2pavg.bench.dht_simulation import Network, simulate
 from p2pavg.identity import SIGNATURE_BYTES, Identity, peer_id_of
 from p2pavg.membership import DHT, PeerInfo, View, record, rpc
 from p2pavg.membership.address import format_host_port
+from p2pavg.membership.dht import LONGEST_REFRESH_SECONDS
+from p2pavg.membership.pulse import LONGEST_READ_SECONDS, TABLE_SECONDS
+from p2pavg.membership.roster import FULL_VIEW
+from p2pavg.membership.store import PREFIX_BYTES
+from p2pavg.membership.view import LIFETIME
+from p2pavg.membership.wire import Contact
 
+RUN = "simulated"
+MOST_JOINING = 200  # of more, it is not simulated how they join
+NEAR, FAR = 24, 64  # contacts that a node has then
 WAVE = 50  # peers that join at a time, one second apart
 ONE_WAY_S = 0.02
 GRID_S = 0.005  # what is sent within it arrives together, which is cheaper to simulate
@@ -29,7 +41,7 @@ class IdleCost:
 
 
 def idle_cost(members: int, *, warm_seconds: float, seconds: float) -> IdleCost:
-    """Let `members` peers join one run, in waves, and then idle; measured from `warm_seconds` on.
+    """Let `members` peers be in one run, and idle; measured from `warm_seconds` on.
 
     Signatures are hashes of the same size: nobody lies here, and their cost is not what is measured.
     """
@@ -45,36 +57,85 @@ async def _idle_cost(members: int, warm_seconds: float, seconds: float) -> IdleC
     network = Network(seed=members)
     time = asyncio.get_running_loop().time
     network.delay = lambda source, destination: ONE_WAY_S + GRID_S - time() % GRID_S
-    nodes: list[DHT] = []
-    views: list[View] = []
+    run = await (_joined if members <= MOST_JOINING else _settled)(network, members)
+    await asyncio.sleep(warm_seconds)
+    before, datagrams = [sum(node.traffic) for node, _ in run], network.datagrams
+    await asyncio.sleep(seconds)
+    cost = IdleCost(
+        [(sum(node.traffic) - b) / seconds for (node, _), b in zip(run, before, strict=True)],
+        2 * (network.datagrams - datagrams) / seconds / members,
+        [len(view.peers) for _, view in run],
+    )
+    for _, view in run:
+        view.close()
+    await asyncio.gather(*(node.stop() for node, _ in run))
+    return cost
+
+
+async def _joined(network: Network, members: int) -> list[tuple[DHT, View]]:
+    """All join, in waves, each through one that is there already."""
+    run: list[tuple[DHT, View]] = []
 
     async def join(initial_peers: list[str]) -> None:
         node = await network.start(initial_peers, join_timeout=20.0, identity=_CheapIdentity())
-        view = View(node, "simulated")
+        view = View(node, RUN)
         await view.refresh_now()
-        addresses = tuple(node.external_addresses())
-        await view.announce(PeerInfo(node.identity.peer_id, addresses, region="eu", lineage=bytes(20)))
-        nodes.append(node)
-        views.append(view)
+        await view.announce(_info(node))
+        run.append((node, view))
 
     await join([])
-    while len(nodes) < members:
-        wave = min(len(nodes), WAVE, members - len(nodes))
-        ways_in = [format_host_port(*network.rng.choice(nodes).external_addresses()[0]) for _ in range(wave)]
+    while len(run) < members:
+        wave = min(len(run), WAVE, members - len(run))
+        ways_in = [format_host_port(*network.rng.choice(run)[0].external_addresses()[0]) for _ in range(wave)]
         await asyncio.gather(*(join([way_in]) for way_in in ways_in))
         await asyncio.sleep(1.0)
-    await asyncio.sleep(warm_seconds)
-    before, datagrams = [sum(node.traffic) for node in nodes], network.datagrams
-    await asyncio.sleep(seconds)
-    cost = IdleCost(
-        [(sum(node.traffic) - b) / seconds for node, b in zip(nodes, before, strict=True)],
-        2 * (network.datagrams - datagrams) / seconds / members,
-        [len(view.peers) for view in views],
-    )
-    for view in views:
-        view.close()
-    await asyncio.gather(*(node.stop() for node in nodes))
-    return cost
+    return run
+
+
+async def _settled(network: Network, members: int) -> list[tuple[DHT, View]]:
+    """All are there, and know whom they would know in the end: simulating how so many join takes too long.
+
+    Each has proven contacts near to it and far from it, and the records of its sample of the run. When it
+    next looks around, which is seldom, is random.
+    """
+    run: list[tuple[DHT, View]] = []
+    for _ in range(members):
+        node = await network.start(identity=_CheapIdentity())
+        view = View(node, RUN)
+        view._pulse.value = view._encode(_info(node))
+        view._pulse._publication.advance(view._pulse.value, LIFETIME)
+        run.append((node, view))
+    ranked: list[list[tuple[int, int]]] = [[] for _ in run]
+    for i, j in itertools.combinations(range(members), 2):
+        rank = run[i][1]._roster._rank(run[j][0].identity.peer_id[:PREFIX_BYTES])
+        ranked[i].append((rank, j))
+        ranked[j].append((rank, i))
+    everybody = [Contact(node.identity.peer_id, node.external_addresses()[0]) for node, _ in run]
+    for (node, view), ranks in zip(run, ranked, strict=True):
+        own = int.from_bytes(node.identity.peer_id, "big")
+        near = sorted(everybody, key=lambda contact: contact.long_id ^ own)[1 : NEAR + 1]
+        for contact in (*near, *network.rng.sample(everybody, FAR)):
+            node.node.rpc._proven[contact.id, contact.address] = None
+            node.node._heard_from(contact)
+        for _, j in heapq.nsmallest(FULL_VIEW, ranks):
+            publication = run[j][1]._pulse._publication
+            assert publication.record is not None
+            node.node.store.offer(publication.record, publication.refresh, LIFETIME, node.clock())
+        _look_around_later(node, view, network.rng)
+    return run
+
+
+def _look_around_later(node: DHT, view: View, rng: random.Random) -> None:
+    now, pulse = node.clock(), view._pulse
+    node._refresh_interval = LONGEST_REFRESH_SECONDS
+    node._next_refresh = now + rng.uniform(0.0, LONGEST_REFRESH_SECONDS)
+    pulse._table_read_at = now - rng.uniform(0.0, TABLE_SECONDS)
+    pulse._read_due = now + rng.uniform(0.0, LONGEST_READ_SECONDS)
+    pulse._reveal_due = now + rng.uniform(0.0, view._roster.interval)
+
+
+def _info(node: DHT) -> PeerInfo:
+    return PeerInfo(node.identity.peer_id, tuple(node.external_addresses()), region="eu", lineage=bytes(20))
 
 
 class _CheapIdentity(Identity):

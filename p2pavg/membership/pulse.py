@@ -31,6 +31,7 @@ QUARREL_SECONDS = 4.0
 SAMPLE_SYNC_SECONDS = 30.0
 READ_SECONDS_PER_MEMBER = 2.0
 LONGEST_READ_SECONDS = 120.0
+TABLE_SECONDS = 600.0  # between reads of the table, whose few holders could not answer all of a large run
 WATCH_SECONDS = 2.0
 MERGE_SECONDS = 2.0
 EARLY_LOOKS = 3  # so often
@@ -70,6 +71,7 @@ class Pulse:
         self._tell_due = float("inf")
         self._read_due = dht.clock() + 1.0
         self._table_grew_at = float("-inf")
+        self._table_read_at = float("-inf")
         self._looks = 0  # into the table, since it began to grow
         self._asked = self._synced = self._published = self._introduced = self._read_at = float("-inf")
         self._disagree_since: float | None = None
@@ -112,12 +114,15 @@ class Pulse:
 
     def table_grew(self) -> None:
         """The table has new nodes, perhaps those of a swarm that started apart: look there soon, and less and
-        less often while it goes on growing.
+        less often while it goes on growing. In a large run the regular reads are enough: what one peer finds,
+        it tells those whom it keeps in view.
         """
         now = self._dht.clock()
         if now - self._table_grew_at > CALM_SECONDS:
             self._looks = 0
         self._table_grew_at = now
+        if self._roster.is_sample:
+            return
         pause = min(MERGE_SECONDS * 2 ** max(0, self._looks - EARLY_LOOKS), LONGEST_READ_SECONDS)
         self._read_due = min(self._read_due, max(now + 0.5, self._read_at + pause))
 
@@ -210,15 +215,20 @@ class Pulse:
         pause = min(READ_SECONDS_PER_MEMBER * (1 + len(self._roster)), LONGEST_READ_SECONDS)
         if self.value is None:
             pause = WATCH_SECONDS
+        table = self.value is None or not self._roster.is_sample
+        if not table and self._table_grew_at >= self._table_read_at:
+            table = now - self._table_read_at >= TABLE_SECONDS
+        self._table_read_at = now if table else self._table_read_at
         self._read_at = now
         self._looks = min(self._looks + 1, 2 * EARLY_LOOKS + 3)
         self._read_due = now + pause * random.uniform(0.8, 1.2)
-        self._spawn(self._read_table())
+        self._spawn(self._read_again(table=table))
 
-    async def _read_table(self) -> None:
+    async def _read_again(self, *, table: bool) -> None:
         before = set(self._roster.members)
-        reading = Reading(self._dht.node, self._key, want=self._roster.wants)
-        self._publication.use_holders(await reading.run(brief=self.value is not None))
+        if table:
+            reading = Reading(self._dht.node, self._key, want=self._roster.wants)
+            self._publication.use_holders(await reading.run(brief=self.value is not None))
         if self.value is None or self._roster.is_sample:
             for contact in self._contacts(self._roster.fresh(self._dht.clock(), 1)):
                 await self._read_from(contact)

@@ -14,7 +14,7 @@ from p2pavg.membership.record import Refresh, parse_record
 from p2pavg.membership.store import PREFIX_BYTES, Entry, Outcome, decode_entries
 from p2pavg.membership.wire import Contact, Kind, Message, matches
 
-LARGE_KEY = 256  # records; of a larger key only some holders are read to the end
+LARGE_KEY = 128  # records; of a larger key only some holders are read to the end
 PAGED_HOLDERS = 3
 MAX_PAGES = 512
 FETCH_AT_ONCE = 4  # records that usually fit one datagram
