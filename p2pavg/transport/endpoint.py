@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -25,11 +24,9 @@ from p2pavg.transport.pairing import Pairing
 from p2pavg.transport.repair import Repairs
 from p2pavg.transport.stream_counts import StreamCounts
 from p2pavg.transport.stream_keeper import MAX_STREAMS, StreamKeeper, accept_stream
+from p2pavg.transport.upkeep import keep_up
 
 logger = logging.getLogger("p2pavg.transport")
-
-PING_INTERVAL_S = 1.0
-_WATCH_INTERVAL_S = 0.1  # while jobs run
 
 
 class EndpointEvents(Protocol):
@@ -118,7 +115,9 @@ class Endpoint:
         sock = listening.bind(listen_host, listen_port, port_is_default=port_is_default)
         endpoint._listener = listening.Listener(sock, endpoint._welcome)
         endpoint.port = endpoint._listener.port
-        endpoint._ticker = endpoint._loop.create_task(endpoint._tick())
+        endpoint._ticker = endpoint._loop.create_task(
+            keep_up(engine, endpoint._ping_all, endpoint._repairs, endpoint._counts)
+        )
         return endpoint
 
     _listener: listening.Listener
@@ -387,25 +386,6 @@ class Endpoint:
         self._engine.detach(link.id, stream)
         if link.id in self._keepers:
             self._keepers[link.id].check()
-
-    async def _tick(self) -> None:
-        pinged_at, running = -math.inf, False
-        while True:
-            now = time.monotonic()
-            due = now - pinged_at >= PING_INTERVAL_S
-            jobs = self._engine.running()
-            try:
-                if due:
-                    pinged_at = now
-                    self._ping_all()
-                if due or jobs or running:
-                    self._repairs.tick(now, jobs)
-                    if self._counts is not None:
-                        self._counts.tick(now, jobs)
-            except Exception:  # links must be watched on, whatever was wrong with one of them
-                logger.exception("watching the links failed")
-            running = bool(jobs)
-            await asyncio.sleep(min(_WATCH_INTERVAL_S, PING_INTERVAL_S))
 
     def _ping_all(self) -> None:
         for link in list(self._links.values()):

@@ -447,7 +447,7 @@ class TestMessages:
 
     async def test_rtt(self, hosts, monkeypatch):
         """Pings keep the round-trip time and the time last heard up to date."""
-        monkeypatch.setattr("p2pavg.transport.endpoint.PING_INTERVAL_S", 0.01)
+        monkeypatch.setattr("p2pavg.transport.upkeep.PING_INTERVAL_S", 0.01)
         a, b = await hosts(), await hosts()
         link = await a.connect(b)
         link._rtt = link.rtt_min = 5.0
