@@ -1,19 +1,28 @@
-"""Bars of the optimizer on one CPU. `python -m bench.optimizer_bars --json PATH [--only tasks step swap]`.
+"""Bars of the optimizer on one CPU. `python -m bench.optimizer_bars --json PATH [--only step swap ...]`.
 
 tasks: two real tasks trained with updates delayed by a whole epoch, beside five synchronous seeds.
 step: AdamW on offloaded masters, beside what 28 bytes per parameter take at the copy rate; one thread.
 swap: the masters' way into the model at a step(), beside one copy of the same bytes.
+link: two peers on an emulated link whose averaging takes 0.8 of the calculation: epochs with and without
+delay, with peers that sleep instead of computing, and with torch computing on both cores.
+
+A section that is not measured now stays in PATH as it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import random
+import subprocess
+import sys
 import sysconfig
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -29,6 +38,7 @@ from p2pavg.optim.layout import exchange_layout
 from p2pavg.optim.masters import Masters
 
 MICROBATCHES = 4  # per epoch
+LINK = "six-100ms"
 STEP_BYTES = 28  # per parameter: gradient, parameter and two moments read, the latter three written
 
 
@@ -102,72 +112,106 @@ def language(epochs: int) -> Task:
 
 
 class Slow:
-    """Lets a round begin only when its peer has accumulated the next epoch but for its last microbatch."""
+    """Brings a round's outcome only when its peer has all but the last microbatch of the next epoch.
 
-    def __init__(self, optimizer: CollaborativeOptimizer) -> None:
-        self._counted = 0
+    So every update comes as late as delayed updates allow.
+    """
+
+    def __init__(self, optimizer: CollaborativeOptimizer, warmup: int) -> None:
+        self._counted = self._wanted = 0
+        self._over = False
         self._changed = threading.Condition()
         training: Any = optimizer._training
-        arrive = training.arrive
+        update: Any = optimizer._update
+        arrive, submit = training.arrive, update._submit
+
+        def handed_in(contribution: Any, taken: Any) -> None:
+            delayed = optimizer.epoch >= warmup
+            self._wanted = self._counted + (MICROBATCHES - 1 if delayed else 0)
+            submit(contribution, taken)
 
         def late(contribution: Any, *arguments: Any) -> Any:
+            outcome = arrive(contribution, *arguments)
             if contribution.samples:
                 with self._changed:
-                    wanted = self._counted + MICROBATCHES - 1
-                    self._changed.wait_for(lambda: self._counted >= wanted, 60)
-            return arrive(contribution, *arguments)
+                    self._changed.wait_for(lambda: self._over or self._counted >= self._wanted)
+            return outcome
 
-        training.arrive = late
+        training.arrive, update._submit = late, handed_in
 
     def microbatch(self) -> None:
         with self._changed:
             self._counted += 1
             self._changed.notify_all()
 
+    def end(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
 
-def train(task: Task, seed: int, delayed: bool) -> float:
-    """The validation loss after task.epochs epochs. The samples depend on the seed alone."""
+
+def train(task: Task, seed: int, warmup: int | None) -> float:
+    """The validation loss after task.epochs epochs, delayed after `warmup` of them; None: not delayed.
+
+    The samples depend on the seed alone.
+    """
     torch.manual_seed(seed)
     model, rng = task.make(), np.random.default_rng(1000 + seed)
+    inner = torch.optim.AdamW(model.parameters(), lr=task.lr)
     optimizer = CollaborativeOptimizer(
-        torch.optim.AdamW(model.parameters(), lr=task.lr),
+        inner,
+        scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(inner, task.epochs),
         run_id=f"bars-{random.getrandbits(64):x}",
         target_batch_size=MICROBATCHES * task.samples,
         batch_size_per_step=task.samples,
         initial_peers=[],
         listen="127.0.0.1:0",
-        delay_updates=delayed,
+        delay_updates=warmup is not None,
+        delay_warmup_epochs=warmup or 0,
     )
-    slow = Slow(optimizer) if delayed else None
+    slow = Slow(optimizer, warmup) if warmup is not None else None
     for _ in range(task.epochs * MICROBATCHES):
         inputs, targets = task.batch(rng)
         nn.functional.cross_entropy(model(inputs), targets).backward()
         if slow is not None:
             slow.microbatch()
         optimizer.step()
+    if slow is not None:
+        slow.end()
     optimizer.close(0.0)
     with torch.no_grad():
         inputs, targets = task.validation
         return float(nn.functional.cross_entropy(model(inputs), targets))
 
 
+TASKS: dict[str, Callable[[], Task]] = {
+    "digits": lambda: digits(300),
+    "standard library": lambda: language(400),
+}
+
+
+def loss_of(name: str, seed: int, warmup: int | None) -> float:
+    """`train`, in a process of its own."""
+    torch.set_num_threads(1)
+    return train(TASKS[name](), seed, warmup)
+
+
 def tasks(seeds: int) -> dict[str, Any]:
-    """Delayed and synchronous validation losses of both tasks."""
+    """Delayed and synchronous validation losses of both tasks, as many at once as there are cores."""
+    runs = [(name, seed, warmup) for name in TASKS for warmup in (None, 1) for seed in range(seeds)]
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        losses = dict(zip(runs, pool.map(loss_of, *zip(*runs, strict=True)), strict=True))
     found: dict[str, Any] = {}
-    for name, make in (("digits", lambda: digits(300)), ("standard library", lambda: language(300))):
-        try:
-            task = make()
-        except ImportError as error:
-            found[name] = {"skipped": f"{error}"}
-            continue
-        synchronous = [train(task, seed, delayed=False) for seed in range(seeds)]
-        delayed = [train(task, seed, delayed=True) for seed in range(seeds)]
+    for name in TASKS:
+        synchronous = [losses[name, seed, None] for seed in range(seeds)]
+        delayed = [losses[name, seed, 1] for seed in range(seeds)]
         spread = max(synchronous) - min(synchronous)
         apart = abs(median(delayed) - median(synchronous))
         found[name] = {
-            "samples": task.epochs * MICROBATCHES * task.samples,
             "synchronous": synchronous,
             "delayed": delayed,
+            "synchronous_median": median(synchronous),
+            "delayed_median": median(delayed),
             "spread": spread,
             "median_apart": apart,
             "within": apart <= spread,
@@ -237,20 +281,67 @@ def swap(params: int, rounds: int) -> dict[str, Any]:
     }
 
 
+def penalty(steps: int, step_seconds: float, epochs: int, *more: str) -> dict[str, Any]:
+    """`p2pavg bench penalty` between two hosts of LINK."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "penalty.json"
+        command = [sys.executable, "-m", "p2pavg", "bench", "penalty", "--lab", LINK, "--peers", "2"]
+        command += ["--params", "4000000", "--steps", f"{steps}", "--step-seconds", f"{step_seconds}"]
+        command += ["--epochs", f"{epochs}", "--json", f"{out}", *more]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=280)
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def link(epochs: int) -> dict[str, Any]:
+    """Epochs with delayed updates, beside the longer of calculation and communication; and without."""
+    steps, step_seconds = 10, 0.05
+    for _ in range(2):  # communication depends a little on where in an epoch steps end
+        found = penalty(steps, step_seconds, 8)
+        communication = found["epoch_seconds_median"] - found["calculating_seconds_median"]
+        step_seconds = communication / 0.8 / steps
+    waiting = penalty(steps, step_seconds, epochs)
+    delayed = penalty(steps, step_seconds, epochs, "--delay")
+    computing = penalty(steps, step_seconds, epochs, "--delay", "--compute", "torch", "--batch", "64")
+    calculation = waiting["calculating_seconds_median"]
+    communication = waiting["epoch_seconds_median"] - calculation
+    mean = sum(delayed["epoch_seconds"]) / len(delayed["epoch_seconds"])
+    return {
+        "topology": LINK,
+        "epochs": epochs,
+        "calculation_seconds": calculation,
+        "communication_seconds": communication,
+        "waiting_epoch_seconds": waiting["epoch_seconds_median"],
+        "delayed_epoch_seconds_mean": mean,
+        "delayed_epoch_seconds_median": delayed["epoch_seconds_median"],
+        "delayed_over_longer": mean / max(calculation, communication),
+        "bar": 1.05,
+        "computing_epoch_seconds": computing["epoch_seconds_median"],
+        "computing_calculation_seconds": computing["calculating_seconds_median"],
+        "computing_averaging_cpu_seconds": computing["averaging_cpu_seconds_per_epoch"],
+        "computing_local_over_baseline": computing["local_over_baseline"],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path, help="write all figures there")
-    parser.add_argument("--only", nargs="*", choices=("tasks", "step", "swap"))
+    parser.add_argument("--only", nargs="*", choices=("step", "swap", "tasks", "link"))
     parser.add_argument("--params", type=int, default=100_000_000)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=20, help="of link")
     args = parser.parse_args()
     sections: dict[str, Callable[[], Any]] = {
         "step": lambda: step(args.params, args.rounds),
         "swap": lambda: swap(args.params, args.rounds),
         "tasks": lambda: tasks(args.seeds),
+        "link": lambda: link(args.epochs),
     }
-    result: dict[str, Any] = {"environment": common.environment()}
+    result: dict[str, Any] = {}
+    if args.json is not None and args.json.exists():
+        result = json.loads(args.json.read_text())
+    result["environment"] = common.environment()
     for name, section in sections.items():
         if args.only is not None and name not in args.only:
             continue

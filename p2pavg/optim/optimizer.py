@@ -20,7 +20,6 @@ from p2pavg.optim import arguments, preflight, sigterm
 from p2pavg.optim.behind import BehindUpdate
 from p2pavg.optim.buffers import AveragedBuffers
 from p2pavg.optim.flat import FlatGradients
-from p2pavg.optim.loss_scale import LossScale
 from p2pavg.optim.masters import Masters, replace_parameters
 from p2pavg.optim.microbatches import Microbatches
 from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
@@ -29,6 +28,7 @@ from p2pavg.optim.resume import SOFTWARE, Resumable, Stateful, numbered, saving
 from p2pavg.optim.resync import Resync
 from p2pavg.optim.state import TrainingState, parameters_of, schema
 from p2pavg.optim.update import FOUND_INF, Shared, Update, WaitingUpdate
+from p2pavg.optim.wrapper import Wrapper
 from p2pavg.peer import Peer
 from p2pavg.report import RoundReport
 from p2pavg.rounds.checkpoints import About
@@ -38,7 +38,7 @@ from p2pavg.settings import check_rate
 log = logging.getLogger("p2pavg.optim")
 
 
-class CollaborativeOptimizer(torch.optim.Optimizer):
+class CollaborativeOptimizer(Wrapper):
     """Trains one model on many machines: peers accumulate samples, average gradients, and step together.
 
     `step()` counts this peer's samples. When the swarm has `target_batch_size` of them, it averages the
@@ -80,8 +80,6 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     Raises ConfigurationError for arguments that cannot work, UnreachableError when no initial peer answers,
     and IncompatiblePeerError when the swarm trains another model.
     """
-
-    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -128,8 +126,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         arguments.check_checkpoints(checkpoint_dir, checkpoint_epochs)
         if offload_optimizer:
             preflight.check(optimizer, compression, grad_dtype, delayed=delay_updates)
-        super().__init__([{"params": parameters_of(optimizer)}], {})
-        self.inner = optimizer
+        super().__init__(optimizer)
         self._closed = False
         self._leave_notice_s = leave_notice_s
         check_rate("max_state_upload_mbps", max_state_upload_mbps)
@@ -140,7 +137,6 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         self._max_grad_norm = max_grad_norm
         self._delay = delay_updates
         self._warmup = delay_warmup_epochs
-        self._scale = LossScale()
         params = parameters_of(optimizer)
         modules = owning_modules(params) if model is None else [model]
         self._buffers = AveragedBuffers(
@@ -148,7 +144,6 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         )
         self._flat = FlatGradients(params, grad_dtype, self._buffers.size, open_cuda_path(compression))
         self._flat.before_backward = self._scale.follow
-        self._masters: Masters | None = None
         if delay_updates or offload_optimizer:
             self._masters = Masters(optimizer, offload_optimizer)
         self._mirror_inner()
@@ -234,13 +229,6 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         else:
             self._update = BehindUpdate(shared, self._masters, self._delay, self._warmup)
         self._update.join()
-
-    def _mirror_inner(self) -> None:
-        """Be seen as the inner optimizer: schedulers and users read and write its groups through us."""
-        groups = self.inner.param_groups
-        self.param_groups = groups if self._masters is None else self._masters.groups()
-        self.state = self.inner.state
-        self.defaults = self.inner.defaults
 
     def _leads(self) -> bool:
         return self._training.leads
@@ -332,29 +320,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         weight = self._microbatches.weight(samples)
         return loss if weight == 1.0 else loss * weight
 
-    @property
-    def grad_scale(self) -> Any:
-        """For torch.amp.GradScaler alone."""
-        return self._scale.offered
-
-    @grad_scale.setter
-    def grad_scale(self, value: Any) -> None:
-        self._scale.give(value)
-
-    @grad_scale.deleter
-    def grad_scale(self) -> None:
-        self._scale.give(None)
-
     # ---------------------------------------------------------------- what a torch optimizer has
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises ConfigurationError: all peers agreed on the parameters when they joined."""
-        if hasattr(self, "inner"):
-            raise ConfigurationError(
-                "parameters cannot be added while the swarm trains; call add_param_group() on the inner "
-                "optimizer, with requires_grad=False until needed, before wrapping it"
-            )
-        super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner state_dict, and under "p2pavg" where the run stands, with its scheduler and extras.
@@ -383,10 +349,6 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         self._buffers.read_agreed()
         self._flat.clear()
         self._join(start)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Raises ConfigurationError: copies of a place in a swarm would speak for one peer."""
-        raise ConfigurationError("a CollaborativeOptimizer cannot be copied or pickled; use its state_dict()")
 
     @property
     def epoch(self) -> int:

@@ -86,11 +86,18 @@ def test_training_goes_on_while_the_round_lasts(swarm: FakeSwarm) -> None:
     assert torch.equal(vector(model), before)
     assert opt.epoch == 0
     swarm.before_arrival = lambda: None
-    timer = threading.Timer(0.2, gate.set)
-    timer.start()
+    job: Any = opt._update._job  # type: ignore[attr-defined]
+    result = job.result
+
+    def waited_for() -> Any:
+        gate.set()  # step() waits by now
+        return result()
+
+    job.result = waited_for
     loss_of(model, [12, 13, 14, 15]).backward()
     opt.step()
     assert opt.epoch == 1
+    assert swarm.joined[0].extra["seconds_step_waited"] > 0
     opt.close()
     assert opt.epoch == 2
     assert relative(model, _two_epochs_at_once()) <= 1e-6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 from collections.abc import Callable
@@ -111,6 +112,41 @@ def test_every_scheduler_counts_epochs(swarm: FakeSwarm, name: str) -> None:
     """Each scheduler steps once per epoch, as in one process."""
     model, alone = swarm_and_alone(MAKERS["sgd"], SCHEDULERS[name])
     assert relative(model, alone) <= 1e-6
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_plateau_lowers_the_rate(swarm: FakeSwarm, offload: bool) -> None:
+    """ReduceLROnPlateau, stepped with a metric by the training script, sets the next step's rate."""
+    model, alone = net(), net()
+    inner, optimizer = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, alone))
+    plateaus = [lr_scheduler.ReduceLROnPlateau(o, factor=0.1, patience=0) for o in (inner, optimizer)]
+    with CollaborativeOptimizer(inner, "test", 8, 8, compression="none", offload_optimizer=offload) as opt:
+        for ids in EPOCHS:
+            loss_of(model, ids).backward()
+            opt.step()
+            plateaus[0].step(1.0)
+        assert opt.param_groups[0]["lr"] == pytest.approx(1e-4)
+    for ids in EPOCHS:
+        optimizer.zero_grad()
+        loss_of(alone, ids).backward()
+        optimizer.step()
+        plateaus[1].step(1.0)
+    assert relative(model, alone) <= 1e-6
+
+
+async def test_a_cell_of_a_notebook() -> None:
+    """In a Jupyter kernel an event loop runs on the main thread: it trains there, and again when rerun."""
+    for _ in range(2):
+        model = net()
+        with CollaborativeOptimizer(
+            MAKERS["sgd"](model.parameters()), "cell", 8, 4, initial_peers=[], listen="127.0.0.1:0"
+        ) as opt:
+            before = vector(model).clone()
+            while opt.epoch < 2:
+                loss_of(model, [0, 1, 2, 3]).backward()
+                opt.step()
+        assert not torch.equal(vector(model), before)
+    await asyncio.sleep(0)
 
 
 def test_groups_with_their_own_rates(swarm: FakeSwarm) -> None:
