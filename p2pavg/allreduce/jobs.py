@@ -12,6 +12,7 @@ import numpy.typing as npt
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.allreduce.partition import chunk_elements
+from p2pavg.allreduce.result_memory import ResultMemory
 from p2pavg.transport.engine import NOBODY, SELF, Begin, Engine, JobProgress, Part, ReduceJob
 
 F32 = npt.NDArray[np.float32]
@@ -72,7 +73,7 @@ class Job:
 
 
 class Jobs:
-    """Opens, begins and ends attempts. Reuses the result buffers of earlier ones."""
+    """Opens, begins and ends attempts."""
 
     def __init__(
         self,
@@ -84,11 +85,10 @@ class Jobs:
         """allocate: host memory for results, uint8[n]; None: ordinary memory."""
         self._engine = engine
         self.codec = codec
-        self._allocate = allocate
         self._result_codec = codecs.get("fp16") if codec.name == "int8" else codec
         self._numel = numel
         self._open: dict[int, Job] = {}
-        self._free: list[U8] = []
+        self._memory = ResultMemory(allocate)
 
     def get(self, transfer: int) -> Job | None:
         """The open job, if there is one."""
@@ -123,7 +123,7 @@ class Jobs:
             codec = result_codec = codecs.get("none")
         chunk = chunk_elements([part.count for part in parts])
         layout = Layout(tuple(parts), chunk, result_codec)
-        result = self._buffer(layout.nbytes)
+        result = self._memory.take(layout.nbytes)
         job = Job(transfer, peers.index(me), tuple(ids), peers, voters, layout, result, codec=codec)
         self._engine.open_reduce(
             ReduceJob(
@@ -180,29 +180,15 @@ class Jobs:
 
     def cancel(self, transfer: int) -> None:
         """Forget the attempt; idempotent."""
-        job = self._open.pop(transfer, None)
-        if job is not None:
+        if self._open.pop(transfer, None) is not None:
             self._engine.cancel(transfer)
-            self.release(job)
 
     def finish(self, transfer: int) -> Job:
-        """The attempt was committed. Its result buffer is the caller's until `release`."""
+        """The attempt was committed."""
         self._engine.finish(transfer)
         return self._open.pop(transfer)
-
-    def release(self, job: Job) -> None:
-        """A result was decoded: its buffer may serve again, unless joiners may still be receiving from it."""
-        if all(job.voters):
-            self._free.append(job.result)
-            del self._free[:-2]
 
     def cancel_all(self) -> None:
         """Forget every attempt."""
         for transfer in list(self._open):
             self.cancel(transfer)
-
-    def _buffer(self, nbytes: int) -> U8:
-        for index, free in enumerate(self._free):
-            if free.nbytes == nbytes:
-                return self._free.pop(index)
-        return np.empty(nbytes, np.uint8) if self._allocate is None else self._allocate(nbytes)
