@@ -2,6 +2,9 @@
 
 All contestants are started, then take turns: one round of each, again and again, so that a busy moment of the
 machine hits all alike. `python bench/versus.py --peers 2 4 --numel 25000000 --hivemind /path/of/venv`
+
+With --streams, p2pavg in fp16 also plays with each of these numbers of streams a link. --plot draws seconds
+over peers, over values and over streams, of all that --json has gathered.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from contestant import DEADLINE_S, Contestant  # noqa: E402
+from versus_plot import plot  # noqa: E402
 
 from p2pavg.bench.common import environment  # noqa: E402
 from p2pavg.bench.workers import Workers  # noqa: E402
@@ -37,11 +41,14 @@ def medians(contestant: Contestant) -> dict[str, Any]:
     }
 
 
-def ours(stack: ExitStack, peers: int, numel: int, lab: str | None, compression: str) -> Contestant:
+def ours(
+    stack: ExitStack, peers: int, numel: int, lab: str | None, compression: str, streams: int | str = "auto"
+) -> Contestant:
     """p2pavg with one codec."""
     workers = stack.enter_context(Workers(peers, OURS, topology=lab))
-    workers.join(numel=numel, peers=peers, compression=compression, streams="auto", beside="none")
-    return Contestant(f"p2pavg {compression}", workers)
+    workers.join(numel=numel, peers=peers, compression=compression, streams=streams, beside="none")
+    name = f"p2pavg {compression}"
+    return Contestant(name if streams == "auto" else f"{name}, {streams} streams", workers)
 
 
 def theirs(
@@ -82,15 +89,19 @@ def compete(args: argparse.Namespace, peers: int, numel: int) -> list[dict[str, 
         if args.pccl:
             python = str(Path(args.pccl) / "bin" / "python")
             contestants.append(theirs(stack, "pccl float32", "versus_pccl.py", python, *shared))
+        fixed = {streams: ours(stack, *shared, "fp16", streams) for streams in args.streams}
+        contestants += fixed.values()
         for _ in range(args.rounds + 1):
             for contestant in contestants:
                 contestant.play()
         rows = [medians(contestant) for contestant in contestants]
     base = next(row for row in rows if row["name"] == "gloo float32")
     for row in rows:
-        row.update(peers=peers, numel=numel, lab=args.lab)
+        row.update(peers=peers, numel=numel, lab=args.lab, streams=None)
         row["time_over_gloo"] = row["seconds_median"] / base["seconds_median"]
         row["cpu_over_gloo"] = row["cpu_seconds_per_peer"] / base["cpu_seconds_per_peer"]
+    for streams, contestant in fixed.items():
+        rows[contestants.index(contestant)]["streams"] = streams
     return rows
 
 
@@ -100,14 +111,17 @@ def main() -> int:
     )
     parser.add_argument("--peers", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--numel", type=int, nargs="+", default=[25_000_000])
+    parser.add_argument("--streams", type=int, nargs="+", default=[], metavar="K")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lab", help="a lab topology instead of loopback")
     parser.add_argument("--hivemind", metavar="VENV", help="a virtual environment with hivemind")
     parser.add_argument("--pccl", metavar="VENV", help="a virtual environment with pccl")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="rows are added to those that the file holds")
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    if args.json and args.json.exists():
+        rows = json.loads(args.json.read_text())["rows"]
     for peers in args.peers:
         for numel in args.numel:
             for row in compete(args, peers, numel):
@@ -118,31 +132,13 @@ def main() -> int:
                     f"({row['cpu_over_gloo']:.2f}), error {row['max_abs_error']:.2g}",
                     flush=True,
                 )
-    if args.json:
-        args.json.write_text(json.dumps({"rows": rows, "environment": environment()}, indent=1) + "\n")
+            if args.json:
+                args.json.write_text(
+                    json.dumps({"rows": rows, "environment": environment()}, indent=1) + "\n"
+                )
     if args.plot:
         plot(rows, args.plot)
     return 0
-
-
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Seconds by system, one group for each size."""
-    from p2pavg.bench.common import save_plot
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        sizes = list(dict.fromkeys((row["peers"], row["numel"]) for row in rows))
-        names = list(dict.fromkeys(row["name"] for row in rows))
-        for at, name in enumerate(names):
-            mine = [row for row in rows if row["name"] == name]
-            places = [sizes.index((row["peers"], row["numel"])) + 0.8 * at / len(names) for row in mine]
-            axes.bar(places, [row["seconds_median"] for row in mine], width=0.8 / len(names), label=name)
-        axes.set_xticks(range(len(sizes)), [f"{p} peers, {n / 1e6:g}M" for p, n in sizes])
-        axes.set_ylabel("seconds")
-        axes.set_yscale("log")
-        axes.legend()
-
-    save_plot(path, draw)
 
 
 if __name__ == "__main__":
