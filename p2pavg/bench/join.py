@@ -101,13 +101,17 @@ def _train(donors: list[Worker], config: dict[str, Any]) -> str:
 
 def _words(result: dict[str, Any]) -> list[str]:
     same = "the same bits everywhere" if result["bit_identical"] else "PEERS DIFFER"
-    share = result["share_of_links"]
+    share, kept = result["share_of_links"], result["donor_sps_ratio"]
     lines = [
         f"{result['joiners']} newcomers had {result['state_bytes'] / 1e6:.0f} MB from {result['donors']} "
         f"donors {result['seconds']:.2f} s after they started, at {result['gbps']:.2f} Gb/s, and contributed "
         f"{result['epochs_missed']} epochs later; {same}",
-        f"the donors kept {result['donor_sps_ratio']:.1%} of their samples/s, and used "
-        f"{result['donor_extra_memory_bytes'] / 1e6:.0f} MB more memory",
+        f"the donors used {result['donor_extra_memory_bytes'] / 1e6:.0f} MB more memory, and kept "
+        + (
+            "their samples/s: it took less than an epoch"
+            if kept is None
+            else f"{kept:.1%} of their samples/s"
+        ),
     ]
     if share is not None:
         lines.append(f"that is {share:.2f} of what the epochs' own traffic leaves of the links")

@@ -21,7 +21,7 @@ def figures(
 
     `seconds` count from a newcomer's start to its loaded state, `transfer_seconds` from the manifests to the
     last chunk. A donor's samples/s are those of whole epochs: of those before, and of all in which a newcomer
-    joined and none contributed yet, as more peers make shorter epochs.
+    joined and none contributed yet, as more peers make shorter epochs (None: there was none).
     """
     slowest = max(joined, key=lambda answer: answer["loaded_at"] - answer["began"])
     began = min(answer["began"] for answer in joined)
