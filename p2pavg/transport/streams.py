@@ -5,8 +5,11 @@ allow. So k streams carry min(k W/RTT, the rate of the path), and the useful num
 
     k* = ceil(rate RTT / W)
 
-where the rate is the link's share of what the machine has. Before the first transfer rate and W are priors.
-Then every transfer measures the goodput that k streams reached, slow start included. As long as round trips
+where the rate is the link's share of what the machine has. Before the first transfer rate and W are priors,
+and over a path so long that each stream may be held to a rate of its own there are ten at least: a stream's
+own queue cannot be told from a full path's, and whether fewer carry as much is tried later.
+
+Every transfer measures the goodput that k streams reached, slow start included. As long as round trips
 show no queue, windows are the limit: the number doubles, and stays doubled if that carried clearly more. It
 settles on the least number that carries nearly as much as any tried (each stream then moves more, and keeps a
 larger window), and now and then tries its neighbours again, in case the path has changed.
@@ -23,6 +26,7 @@ LEAST_IN_ALL = 4  # fewer would leave the threads that serve them idle
 PRIOR_RATE_BPS = 1e9  # bit/s of a machine, all its links together, until measured
 PRIOR_WINDOW_BYTES = 2.5e6  # what clouds give a stream; this machine's own limits may allow less
 _ANY_RATE_BPS = 2e10  # no path is faster
+_LONG_PATH_S, _LONG_PATH_STREAMS = 0.1, 10  # round trip; between continents one stream gets a tenth at most
 _HEADROOM = 1.25  # streams are not all equally fast
 
 _CLEARLY = 1.06  # this much more goodput makes more streams worth it
@@ -103,7 +107,10 @@ class StreamCount:
         if self._settled:
             return max(least, min(most, self._settled))
         rate = PRIOR_RATE_BPS / max(1, links)
-        return max(least, min(most, useful_streams(rate, self.rtt_s, self._window)))
+        useful = useful_streams(rate, self.rtt_s, self._window)
+        if self.rtt_s >= _LONG_PATH_S:
+            useful = max(useful, _LONG_PATH_STREAMS)
+        return max(least, min(most, useful))
 
     def measured(self, transfer: Transfer, links: int) -> None:
         """A transfer over this link is over."""
