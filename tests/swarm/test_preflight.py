@@ -55,13 +55,15 @@ opt.close(0.0)
 @pytest.mark.parametrize("delayed", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_the_forecast_is_near_the_peak(name: str, delayed: bool) -> None:
-    """Peak resident memory of a training process is near what was forecast before it wrapped: by 10% on an
-    idle machine, by 20% where others delay its threads.
+    """Peak resident memory of a training process is within 10% of what was forecast before it wrapped.
+
+    Memory is counted as it is in use: left to itself, glibc keeps some of what PyTorch frees in a backward,
+    up to about 100 MB, whatever the size of the model and with any optimizer.
     """
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, name, str(delayed)],
         cwd=Path(__file__).resolve().parents[2],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"},
         capture_output=True,
         text=True,
         timeout=110,
@@ -70,7 +72,7 @@ def test_the_forecast_is_near_the_peak(name: str, delayed: bool) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])
     expected = told["before"] + told["forecast"]
-    assert abs(told["peak"] - expected) <= 0.2 * expected, told
+    assert abs(told["peak"] - expected) <= 0.1 * expected, told
 
 
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,30 @@ DEADLINE_S = 100.0
 BATCH = 4
 
 
-def net() -> nn.Sequential:
+class Attentive(nn.Module):
+    """Reads 8 values as 8 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(1, 16)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.out = nn.Linear(16, 4)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        tokens = self.read(values.unsqueeze(2))
+        mixed, _ = self.attention(tokens, tokens, tokens, need_weights=False)
+        found: torch.Tensor = self.out((tokens + mixed).mean(dim=1))
+        return found
+
+
+KEY_BIASES = slice(816, 832)
+"""Where those of the attention stand among an Attentive's parameters."""
+
+
+def net(attentive: bool = False) -> nn.Module:
     torch.manual_seed(0)
+    if attentive:
+        return Attentive()
     return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
 
 
@@ -37,6 +59,8 @@ def loss_of(model: nn.Module, ids: Sequence[int]) -> torch.Tensor:
 def inner_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
     if name == "sgd":
         return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if name == "rmsprop":
+        return torch.optim.RMSprop(model.parameters(), lr=1e-3)
     return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=1e-2)
 
 
@@ -50,6 +74,7 @@ class Job:
 
     rank: int
     optimizer: str = "sgd"
+    attentive: bool = False
     codec: str = "none"
     target: int = 24
     epochs: int = 20
@@ -79,7 +104,7 @@ class Outcome:
 def train(job: Job, pipe: Connection) -> None:
     """The body of a trainer process."""
     torch.set_num_threads(1)
-    model = net()
+    model = net(job.attentive)
     inner = inner_of(job.optimizer, model)
     opt = CollaborativeOptimizer(
         inner,
