@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from p2pavg.rounds import succession
@@ -74,7 +74,7 @@ def _trust_digests(original: Original) -> Original:
         proposal = self.proposal
         if proposal is not None and proposal.done:
             first = next(iter(proposal.done.values()))
-            message = type(message)(message.ballot, first)
+            message = replace(message, digests=first)
         original(self, peer, message)
 
     return on_done
