@@ -6,7 +6,7 @@ import time
 
 import hivemind
 import torch
-from versus_lines import own_host, serve, timed
+from versus_lines import children_cpu_seconds, own_host, serve, timed
 
 
 class Hivemind:
@@ -39,20 +39,12 @@ class Hivemind:
             torch.mul(self.base, self.index + 1, out=tensors[0])
 
     def round(self, command):
-        seconds, cpu = timed(self._average)
+        before = children_cpu_seconds()
+        seconds, cpu = timed(lambda: self.averager.step(timeout=300))
+        cpu += children_cpu_seconds() - before
         with self.averager.get_tensors() as tensors:
             error = (tensors[0] - (self.peers + 1) / 2 * self.base).abs().max().item()
-        return {"seconds": seconds, "cpu_seconds": cpu + self._children(), "max_abs_error": error}
-
-    def _average(self):
-        import psutil
-
-        self.processes = psutil.Process().children(recursive=True)
-        self.before = sum(sum(p.cpu_times()[:2]) for p in self.processes)
-        self.averager.step(timeout=300)
-
-    def _children(self):
-        return sum(sum(p.cpu_times()[:2]) for p in self.processes) - self.before
+        return {"seconds": seconds, "cpu_seconds": cpu, "max_abs_error": error}
 
 
 if __name__ == "__main__":
