@@ -14,7 +14,7 @@ inline __m512i fold(__m512i a, __m512i k, __m512i b) {
     return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(a, k, 0x00), _mm512_clmulepi64_epi128(a, k, 0x11), b, kXor3);
 }
 
-inline __m512i distance(int64_t high, int64_t low) { return _mm512_broadcast_i32x4(_mm_set_epi64x(high, low)); }
+inline __m512i distance(int64_t high, int64_t low) { return _mm512_set4_epi64(high, low, high, low); }
 
 }  // namespace
 

@@ -27,9 +27,9 @@ std::deque<Item> &Link::queue_of(const Item &item) {
 
 std::vector<std::shared_ptr<Stream>> Link::take_idle(size_t most) {
     std::vector<std::shared_ptr<Stream>> taken;
-    while (!idle_.empty() && taken.size() < most) {
-        taken.push_back(std::move(idle_.back()));
-        idle_.pop_back();
+    while (!idle_.empty() && taken.size() < most) {  // whose queue in the kernel has had the longest time to drain
+        taken.push_back(std::move(idle_.front()));
+        idle_.pop_front();
     }
     return taken;
 }

@@ -87,7 +87,8 @@ class Link {
     mutable std::mutex mutex_;
     std::deque<Item> contributions_, results_, joiners_, blobs_;
     std::optional<uint64_t> ping_, pong_;
-    std::vector<std::shared_ptr<Stream>> streams_, idle_;
+    std::vector<std::shared_ptr<Stream>> streams_;
+    std::deque<std::shared_ptr<Stream>> idle_;
     bool detached_ = false;
     uint64_t retired_sent_ = 0, retired_received_ = 0;
 };

@@ -765,6 +765,19 @@ class TestEngine:
         assert sum(row.bytes_sent > 0 for row in swarm.engines[0].stats(swarm.link(0, 1))) > 1
 
 
+@pytest.mark.skipif(("pump",) not in KINDS, reason="needs the native module")
+async def test_the_pump_s_idle_streams_take_turns():
+    """Chunks that come one by one go over all streams: two in a row would queue behind each other."""
+    swarm, chunks, size = Swarm(("pump",), 2, streams=4), 400, 1000
+    link = swarm.link(0, 1)
+    swarm.engines[1].open_blob(5, memoryview(bytearray(size * chunks)), size)
+    for chunk in range(chunks):
+        swarm.engines[0].send_blob(link, 5, chunk, memoryview(bytes(size)))
+        await swarm.events[1].until(lambda n=chunk + 1: len(swarm.events[1].chunks) == n)
+    assert min(row.bytes_sent for row in swarm.engines[0].stats(link)) > size * chunks / 10
+    swarm.close()
+
+
 def test_tcp_pair_is_tcp():
     """The tests' streams are real TCP connections."""
     one, other = tcp_pair()
