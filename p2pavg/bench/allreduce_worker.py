@@ -24,33 +24,40 @@ class Beside:
     """A thread that computes all the time, as a training loop would, and counts what it got done."""
 
     def __init__(self, kind: str) -> None:
+        """kind: "none", "python" or "torch"; returns when the first unit of work is done."""
         self.units = 0
-        self._stop = False
-        work: dict[str, Callable[[], None]] = {"python": self._python, "torch": self._torch}
-        self._thread = threading.Thread(target=work[kind], daemon=True) if kind in work else None
-        if self._thread is not None:
-            self._thread.start()
+        self._at_work = threading.Event()
+        makers: dict[str, Callable[[], Callable[[], None]]] = {"python": _python, "torch": _torch}
+        if kind in makers:
+            threading.Thread(target=self._run, args=(makers[kind],), daemon=True).start()
+            self._at_work.wait()
 
-    def _python(self) -> None:
-        while not self._stop:
-            sum(i * i for i in range(1000))
+    def _run(self, make: Callable[[], Callable[[], None]]) -> None:
+        work = make()
+        while True:
+            work()
             self.units += 1
+            self._at_work.set()
 
-    def _torch(self) -> None:
-        import torch
 
-        torch.set_num_threads(1)
-        model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
-        batch = torch.randn(64, 256)
-        while not self._stop:
-            model(batch).square().mean().backward()
-            self.units += 1
+def _python() -> Callable[[], None]:
+    def work() -> None:
+        sum(i * i for i in range(1000))
 
-    def stop(self) -> None:
-        """End the thread."""
-        self._stop = True
-        if self._thread is not None:
-            self._thread.join()
+    return work
+
+
+def _torch() -> Callable[[], None]:
+    import torch
+
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+    batch = torch.randn(64, 256)
+
+    def work() -> None:
+        model(batch).square().mean().backward()
+
+    return work
 
 
 class Averaging:
@@ -79,6 +86,12 @@ class Averaging:
         """Peer i holds (i + 1)·base, so that the mean is (N + 1)/2·base."""
         np.multiply(self.base, np.float32(self.config["index"] + 1), out=self.vector)
         return {}
+
+    def rest(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Average nothing for some seconds: what else computes has the machine for itself."""
+        units, start = self.beside.units, time.monotonic()
+        time.sleep(command["seconds"])
+        return {"beside_rate": (self.beside.units - units) / (time.monotonic() - start)}
 
     def round(self, command: dict[str, Any]) -> dict[str, Any]:
         """Average once."""
@@ -147,4 +160,4 @@ def peak() -> int:
 
 if __name__ == "__main__":
     worker = Averaging()
-    sys.exit(serve({"start": worker.start, "fill": worker.fill, "round": worker.round}))
+    sys.exit(serve({"start": worker.start, "fill": worker.fill, "rest": worker.rest, "round": worker.round}))

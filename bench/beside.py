@@ -1,0 +1,78 @@
+"""Averaging beside other work: `python bench/beside.py --help`.
+
+Two peers average 25M values in fp16, over loopback and over an emulated 300 ms: idle, beside a thread that
+never leaves Python's bytecode in every peer, and beside a torch training loop in every peer. As medians:
+
+rate_of_idle          seconds of an idle round over those of this one
+bytes_per_cpu_of_idle bytes for each CPU second of averaging, over those of idle peers
+lost_over_used        what the other work lost while a round ran, in its own seconds, over the CPU seconds
+                      that averaging used
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from contestant import DEADLINE_S, Contestant  # noqa: E402
+
+from p2pavg.bench.common import environment  # noqa: E402
+from p2pavg.bench.workers import Workers  # noqa: E402
+
+NETWORKS = {"loopback": None, "two-300ms": "two-300ms"}
+REST_S = 1.0
+
+
+def play(kind: str, topology: str | None, rounds: int) -> dict[str, float]:
+    """Medians over rounds and peers."""
+    with Workers(2, "p2pavg.bench.allreduce_worker", topology=topology) as workers:
+        workers.join(
+            numel=25_000_000, peers=2, compression="fp16", streams="auto", beside=kind, credentials=None
+        )
+        contestant, alone = Contestant(kind, workers), []
+        for _ in range(rounds + 1):
+            contestant.play()
+            alone += [a["beside_rate"] for a in workers.all(deadline_s=DEADLINE_S, do="rest", seconds=REST_S)]
+        answers = [answer for round_ in contestant.measured for answer in round_]
+        found = {
+            "seconds": median(contestant.seconds()),
+            "averaging_cpu_seconds": median(a["averaging_cpu_seconds"] for a in answers),
+            "gb_per_cpu_second": median(1e-9 * a["bytes_sent"] / a["averaging_cpu_seconds"] for a in answers),
+        }
+        usual = median(alone)
+        if usual:
+            lost = median(a["seconds"] * (1 - a["beside_rate"] / usual) for a in answers)
+            found["lost_over_used"] = lost / found["averaging_cpu_seconds"]
+        return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    found: dict[str, Any] = {}
+    for network, topology in NETWORKS.items():
+        rows = {kind: play(kind, topology, args.rounds) for kind in ("none", "python", "torch")}
+        idle = rows["none"]
+        for row in rows.values():
+            row["rate_of_idle"] = idle["seconds"] / row["seconds"]
+            row["bytes_per_cpu_of_idle"] = row["gb_per_cpu_second"] / idle["gb_per_cpu_second"]
+        found[network] = rows
+        print(network, json.dumps(rows), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps({**found, "environment": environment()}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
