@@ -16,9 +16,8 @@ def planner(numel: Callable[[], int]) -> Plan:
 
     def parts(members: Sequence[PlanMember]) -> tuple[Part, ...]:
         capacities = [
-            Capacity(m.upload_bps / 8 or None, m.download_bps / 8 or None, owns=m.voter and m.owns)
-            for m in members
-        ]
+            Capacity(m.upload_bps / 8 or None, owns=m.voter and m.owns) for m in members
+        ]  # what a member receives says what others sent; where it is the limit, the links to it show that
         rank = {m.peer: rank for rank, m in enumerate(members)}
         links = {
             (rank[m.peer], rank[to]): bps / 8 for m in members for to, bps in m.link_bps.items() if to in rank

@@ -57,6 +57,9 @@ class Pulse:
                 meter.round_over()
             return
         self._to = {peer: self._to.get(peer) or RateMeter() for peer in self._links}
+        jobs = [self._jobs.get(transfer) for transfer in self._jobs.running()]
+        members = {link for job in jobs if job is not None for link in job.links}
+        full = True  # more waits for every member: what goes out is all that can
         sent = received = 0
         now = time.monotonic()
         for peer, link in self._links.items():
@@ -65,9 +68,10 @@ class Pulse:
             unsent = sum(stream.unsent_bytes for stream in streams)
             out -= unsent + sum(stream.unacked_bytes for stream in streams)
             self._to[peer].observe(now, out, busy=unsent > 0, least_s=2 * link.rtt_min)
+            full = full and (unsent > 0 or link.id not in members)
             sent += out
             received += into
-        self._upload.observe(now, sent)
+        self._upload.observe(now, sent, busy=full)
         self._download.observe(now, received)
 
     def job(self, transfer: int) -> ev.JobProgressed | None:
