@@ -112,6 +112,8 @@ class ToyTrainer:
             self.session.applied(time.monotonic() - begin)
             seconds = time.monotonic() - start
             report = self.session.last_report
+            if report is not None and report.epoch != outcome.epoch:
+                report = self.session.last_report  # this process was stopped while it waited for the report
             counted = () if outcome.late else tuple(self._counted_at)
             if not outcome.late:
                 self._counted_at.clear()

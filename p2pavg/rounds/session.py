@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Protocol
 
 from p2pavg.errors import ClosedError
@@ -235,8 +235,12 @@ class Session:
         """What the last applied epoch measured."""
         recorded = self._recorded
         if recorded is not None:
-            with suppress(TimeoutError, CancelledError):
+            try:
                 self._last_report = recorded.result(REPORT_TIMEOUT_S) or self._last_report
+            except TimeoutError:
+                return self._last_report  # the next caller gets it
+            except CancelledError:
+                pass
             self._recorded = None
         return self._last_report
 

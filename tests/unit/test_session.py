@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -90,3 +91,16 @@ def test_who_has_nothing_to_compute_is_woken_by_the_next_word(how: str) -> None:
         session.fail(ClosedError("over"))
     waiting.join(30.0)
     assert woken == [True]
+
+
+def test_a_report_that_was_not_there_in_time_comes_with_the_next_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that was stopped while it waited for an epoch's report still gets it, not the one before."""
+    monkeypatch.setattr(module, "REPORT_TIMEOUT_S", 0.0)
+    session, _ = connected(100, None)
+    session._recorded = recorded = Future()
+    assert session.last_report is None
+    report: Any = object()
+    recorded.set_result(report)
+    assert session.last_report is report
