@@ -51,7 +51,6 @@ class Task:
     validation: tuple[torch.Tensor, torch.Tensor]
     epochs: int
     samples: int  # per microbatch
-    lr: float
 
 
 def digits(epochs: int) -> Task:
@@ -71,7 +70,7 @@ def digits(epochs: int) -> Task:
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
-    return Task(make, batch, (x[train:], y[train:]), epochs, size, 2e-3)
+    return Task(make, batch, (x[train:], y[train:]), epochs, size)
 
 
 class Language(nn.Module):
@@ -108,7 +107,7 @@ def language(epochs: int) -> Task:
         return cut(rng.integers(0, split - length - 1, size))
 
     fixed = np.random.default_rng(1).integers(split, len(data) - length - 1, 256)
-    return Task(Language, batch, cut(fixed), epochs, size, 2e-3)
+    return Task(Language, batch, cut(fixed), epochs, size)
 
 
 class Slow:
@@ -157,7 +156,7 @@ def train(task: Task, seed: int, warmup: int | None) -> float:
     """
     torch.manual_seed(seed)
     model, rng = task.make(), np.random.default_rng(1000 + seed)
-    inner = torch.optim.AdamW(model.parameters(), lr=task.lr)
+    inner = torch.optim.AdamW(model.parameters())
     optimizer = CollaborativeOptimizer(
         inner,
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(inner, task.epochs),
