@@ -24,7 +24,7 @@ def summarise(events: Sequence[Event], *, epochs: int, capacity: float) -> dict[
     """
     applied = [e for e in events if e["t"] == "epoch"]
     survivors = _survivors(events)
-    surviving = _surviving_lineage(applied, survivors)
+    surviving = _surviving_lineage(applied, [e for e in events if e["t"] == "finished"])
     stalls = _stalls(applied, events)
     lost, doubled = _samples(events, surviving)
     crashes = _crashes(events)
@@ -82,20 +82,18 @@ def _crashes(events: Sequence[Event]) -> list[str]:
     ]
 
 
-def _surviving_lineage(applied: Sequence[Event], survivors: set[str]) -> dict[int, str]:
-    """Epoch -> lineage, of the history that the survivors agree on at the end."""
-    furthest = max((e for e in applied if e["who"] in survivors), key=lambda e: e["epoch"], default=None)
-    if furthest is None:
-        return {}
-    chain: dict[int, str] = {}
-    own = [e for e in applied if e["who"] == furthest["who"]]
-    for e in own:
-        chain[e["epoch"]] = e["lineage"]
-    for epoch in range(furthest["epoch"] + 1):  # a late joiner has no early epochs: most peers' word counts
-        if epoch not in chain:
-            votes = [e["lineage"] for e in applied if e["epoch"] == epoch]
-            if votes:
-                chain[epoch] = statistics.mode(votes)
+def _surviving_lineage(applied: Sequence[Event], finished: Sequence[Event]) -> dict[int, str]:
+    """Epoch -> lineage, of the history that the survivors hold at the end.
+
+    One that healed from another lineage has applied epochs that are not in its history: its own reports do
+    not tell. For epochs that nobody remembers, or when nobody finished, most peers' word counts.
+    """
+    votes: dict[int, list[str]] = defaultdict(list)
+    for e in applied:
+        votes[e["epoch"]].append(e["lineage"])
+    chain = {epoch: statistics.mode(voted) for epoch, voted in votes.items()}
+    for e in sorted(finished, key=lambda e: max(map(int, e["history"]), default=-1)):
+        chain |= {int(epoch): lineage for epoch, lineage in e["history"].items()}
     return chain
 
 

@@ -86,8 +86,13 @@ class Chaos:
         assert driver is not None
         _ = trainer.session.last_report  # once it is there, the loop has heard of the last outcome
         lost = sum(samples for samples, _ in driver._discarded)
-        pending = trainer.session.samples()
-        self.say("finished", counted=self._own_samples, pending=pending, discarded=lost)
+        self.say(
+            "finished",
+            counted=self._own_samples,
+            pending=trainer.session.samples(),
+            discarded=lost,
+            history={made.epoch: made.lineage.hex() for made in driver.machine.history},
+        )
 
     def _epoch(self, epoch: Epoch) -> None:
         report = epoch.report

@@ -1,0 +1,52 @@
+"""What is counted as lost or doubled in a chaos run's events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from p2pavg.bench.chaos_check import summarise
+
+WON = {epoch: f"won{epoch}" for epoch in range(4)}
+
+
+def applied(who: str, epoch: int, lineage: str, counted: int, discarded: int = 0) -> dict[str, Any]:
+    """Five samples in every average."""
+    return {
+        "who": who,
+        "t": "epoch",
+        "at": float(epoch),
+        "epoch": epoch,
+        "lineage": lineage,
+        "local_samples": 5,
+        "counted": counted,
+        "pending": 0,
+        "discarded": discarded,
+        "result": lineage,
+        "parameters": lineage,
+        "wrong": "",
+        "samples": 10,
+        "members": {"a": 5, "b": 5},
+        "attempts": 1,
+        "seconds_in_step": 0.01,
+    }
+
+
+def healed(discarded: int) -> list[dict[str, Any]]:
+    """Peer b applies epochs 1 and 2 on a side that gives way, heals to epoch 3, and applies that first."""
+    events: list[dict[str, Any]] = [{"who": who, "t": "joined", "at": 0.0, "epoch": 0} for who in "ab"]
+    events += [applied("b", 0, WON[0], 5), applied("b", 1, "gone1", 10), applied("b", 2, "gone2", 15)]
+    events.append(applied("b", 3, WON[3], 20, discarded))
+    events += [applied("a", epoch, WON[epoch], 5 * (epoch + 1)) for epoch in range(4)]
+    ended = {"t": "finished", "at": 5.0, "counted": 20, "pending": 0, "discarded": 0}
+    return [*events, *({**ended, "who": who, "history": WON} for who in "ba")]
+
+
+@pytest.mark.parametrize(("discarded", "lost", "doubled"), [(10, 0, 0), (7, 3, 0), (12, 0, 2)])
+def test_a_peer_that_healed_named_what_it_lost(discarded: int, lost: int, doubled: int) -> None:
+    """What it gave to the side that gave way is lost unless named, also when its own reports come first."""
+    result = summarise(sorted(healed(discarded), key=lambda e: e["at"]), epochs=4, capacity=1.0)
+    assert (result["samples_lost"], result["samples_doubled"]) == (lost, doubled)
+    assert result["finished_by_all"]
+    assert result["divergences"] == 0
