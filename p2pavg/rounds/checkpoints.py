@@ -32,7 +32,7 @@ from p2pavg.rounds.training import State
 logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
 
-MAGIC = b"p2pavg checkpoint 1\n"
+MAGIC = b"p2pavg checkpoint 2\n"
 MAX_HEAD_BYTES = 1 << 28
 KEPT = 3
 SUFFIX = ".p2pavg"
