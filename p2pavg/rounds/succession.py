@@ -69,8 +69,15 @@ class Succession:
         """We promised somebody else's ballot."""
         self.expected = None
         if self.inquest is not None and self.inquest.ballot < ballot:
-            self.inquest = None
-            self.core.disarm("query")
+            self._give_up(self.inquest)
+
+    def _give_up(self, inquest: Inquest) -> None:
+        """Those that we asked are free to answer others."""
+        self.inquest = None
+        self.core.disarm("query")
+        given_up = Aborted(inquest.ballot, inquest.ballot, "the question was given up", (), False)
+        for asked in inquest.asked:
+            self.core.send(asked, given_up)
 
     def start(self) -> None:
         """Whoever decides our ballot is lost: find out who comes next. Idempotent."""
@@ -83,15 +90,14 @@ class Succession:
         if not held.voter or core.out:
             self.machine.member.abandon("its leader is lost")
             return
-        if held.stage is Stage.OPEN and not held.begun:
-            # Without our DONE nobody commits it, and who knows whether a successor holds it at all?
-            self.machine.member.freeze()
-            self.machine.member.drop("its leader was lost before it began")
-            return
         candidates = tuple(peer for peer in held.voters if peer == core.me or self._usable(peer))
         successor = rendezvous(core.config.run, core.epoch, candidates)
         if successor == core.me:
             self._open(held.voters)
+        elif held.stage is Stage.OPEN and not held.begun:
+            # Without our DONE nobody commits it, and who knows whether a successor holds it at all?
+            self.machine.member.freeze()
+            self.machine.member.drop("its leader was lost before it began")
         elif successor is not None:
             self.expected = successor
             core.disarm("word")
@@ -147,17 +153,13 @@ class Succession:
         if message.why in ("busy", "promised") and message.promised is not None:
             # Somebody else decides, or the leader that we thought lost still leads the others.
             other = message.promised
-            self.inquest = None
-            core.disarm("query")
             core.promise_void = True
-            given_up = Aborted(inquest.ballot, inquest.ballot, "the question was given up", (), False)
-            for asked in inquest.asked:
-                core.send(asked, given_up)
+            self._give_up(inquest)
             if other.epoch == core.epoch:
                 self.machine.leading.floor = max(self.machine.leading.floor, other.attempt)
             yields = other > inquest.ballot or other == self._busy_with
             self._busy_with = other
-            if yields and other.leader != core.me and core.view.alive(other.leader):
+            if yields and other.leader not in inquest.answers and core.view.alive(other.leader):
                 self.expected = other.leader
                 core.suspects.discard(other.leader)
                 core.disarm("word")

@@ -57,6 +57,18 @@ def test_a_crash_costs_the_others_no_deadline(seed: int) -> None:
     assert Schedule(seed, only="crash").run().longest_stall < 0.5  # virtual seconds; it was 1.8 and 3.5
 
 
+@pytest.mark.parametrize(
+    ("seed", "most", "was"),
+    [
+        (8732, 5.0, 16.6),  # of two successors the one that gave way left those it had asked waiting
+        (5182, 3.0, 6.0),  # the successor had not heard of the beginning, and dropped what others held
+    ],
+)
+def test_nobody_waits_for_one_that_waits(seed: int, most: float, was: float) -> None:
+    """Whoever gives something up tells those that wait for it, or takes up something else."""
+    assert Schedule(seed).run().longest_stall < most  # virtual seconds
+
+
 def test_a_new_leader_speaks_to_those_that_wait() -> None:
     """Peers that told a new leader where they stand before it led do not wait for its word in vain."""
     assert Schedule(416, only="stop").run().longest_stall < 1.3  # virtual seconds; it was 3.8
