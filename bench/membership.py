@@ -8,6 +8,7 @@ members over loopback, until each sees all and all see it. far: one joins 50 ove
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -27,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 from p2pavg.bench.common import environment  # noqa: E402
 from p2pavg.bench.toy import Epoch, ToyTrainer  # noqa: E402
 from p2pavg.bench.workers import Worker, Workers, serve  # noqa: E402
+from p2pavg.errors import ClosedError  # noqa: E402
 from p2pavg.identity import Identity  # noqa: E402
 from p2pavg.loop_thread import LoopThread  # noqa: E402
 from p2pavg.membership import DHT, PeerInfo, View  # noqa: E402
@@ -107,8 +109,9 @@ class Trainer:
         self._epochs.append((epoch.epoch, epoch.parameters, time.monotonic()))
 
     def _train(self) -> None:
-        while True:
-            self._trainer.step()
+        with contextlib.suppress(ClosedError):
+            while True:
+                self._trainer.step()
 
     def see(self, command: dict[str, Any]) -> dict[str, Any]:
         """Wait until this peer sees `count` others; when that was."""

@@ -10,6 +10,7 @@ void bind_pump(nb::module_ &m);
 
 NB_MODULE(_native, m) {
     m.doc() = "Native kernels and byte pump of p2pavg; import p2pavg.native instead.";
+    nb::set_leak_warnings(false);  // a script may end while a pump still runs: nothing that it should hear about
     bind_kernels(m);
 #ifdef P2PAVG_HAVE_PUMP
     bind_pump(m);

@@ -8,6 +8,7 @@ from typing import Any
 from p2pavg.bench import join_figures
 from p2pavg.bench.common import add_output_options, emit, positive_int, progress
 from p2pavg.bench.workers import Worker, Workers
+from p2pavg.errors import ConfigurationError
 
 EXAMPLE = "example: p2pavg bench join --state-mb 200 --lab join-4"
 BEFORE_EPOCHS = 12
@@ -34,9 +35,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    if args.kill_donor and args.peers < 2:
+        raise ConfigurationError("--kill-donor needs a second donor; say --peers 2 or more")
     result = measure(args)
     emit(args, result, _words(result), lambda figure: _draw(figure, result))
-    return 0
+    return 0 if result["bit_identical"] else 1
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

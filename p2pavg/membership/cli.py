@@ -102,7 +102,12 @@ def run_peers(args: argparse.Namespace) -> int:
         if args.json == "-":
             print(document)
             return 0
-        Path(args.json).write_text(document + "\n")
+        try:
+            Path(args.json).write_text(document + "\n")
+        except OSError as error:
+            raise ConfigurationError(
+                f"the table cannot be written to {args.json}: {error.strerror}"
+            ) from None
     _print_table(args.run_id, rows)
     return 0
 

@@ -111,6 +111,23 @@ def check_checkpoints(checkpoint_dir: object, checkpoint_epochs: object) -> None
         raise ConfigurationError("checkpoint_epochs needs checkpoint_dir: name a directory")
 
 
+def check_warmup(delay_warmup_epochs: object) -> None:
+    """Raises ConfigurationError unless it is a number of epochs."""
+    whole = isinstance(delay_warmup_epochs, int) and not isinstance(delay_warmup_epochs, bool)
+    if not whole or delay_warmup_epochs < 0:  # type: ignore[operator]
+        raise ConfigurationError(
+            f"delay_warmup_epochs must be a whole number of epochs, at least 0, not {delay_warmup_epochs!r}"
+        )
+
+
+def check_grad_dtype(grad_dtype: object) -> None:
+    """Raises ConfigurationError unless it is None or a torch.dtype of floats."""
+    if grad_dtype is not None and not (isinstance(grad_dtype, torch.dtype) and grad_dtype.is_floating_point):
+        raise ConfigurationError(
+            f"grad_dtype must be a float dtype such as torch.float32, not {grad_dtype!r}"
+        )
+
+
 def check_resync(resync_epochs: object) -> None:
     """Raises ConfigurationError unless it is None or a number of epochs."""
     whole = isinstance(resync_epochs, int) and not isinstance(resync_epochs, bool)

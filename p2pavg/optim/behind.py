@@ -102,10 +102,12 @@ class BehindUpdate:
                 return
 
     def close(self) -> None:
-        if self._job is not None:
-            with suppress(P2PAvgError):
-                self._finish()
-        self._pool.shutdown()
+        try:
+            if self._job is not None:
+                with suppress(P2PAvgError):
+                    self._finish()
+        finally:
+            self._pool.shutdown()
 
     # ---------------------------------------------------------------------- on the training thread
 

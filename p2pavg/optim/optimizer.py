@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -120,6 +120,8 @@ class CollaborativeOptimizer(Wrapper):
         arguments.check_scheduler(scheduler, optimizer)
         arguments.check_reduction(loss_reduction)
         arguments.check_clipping(max_grad_norm)
+        arguments.check_warmup(delay_warmup_epochs)
+        arguments.check_grad_dtype(grad_dtype)
         arguments.check_resync(resync_epochs)
         arguments.check_buffers(buffers)
         arguments.check_notice(leave_notice_s)
@@ -375,15 +377,16 @@ class CollaborativeOptimizer(Wrapper):
             return
         self._closed = True
         sigterm.forget(self)
-        if hasattr(self, "_update"):
-            self._hand_over(self._leave_notice_s if notice_s is None else notice_s)
-        if hasattr(self, "peer"):
-            self.peer.close()
-        if hasattr(self, "_update"):
-            self._update.close()
-        if self._masters is not None:
-            self._masters.restore()
-        self._flat.close()
+        with ExitStack() as ending:  # from the last to the first, whatever one of them raises
+            ending.callback(self._flat.close)
+            if self._masters is not None:
+                ending.callback(self._masters.restore)
+            if hasattr(self, "_update"):
+                ending.callback(self._update.close)
+            if hasattr(self, "peer"):
+                ending.callback(self.peer.close)
+            if hasattr(self, "_update"):
+                self._hand_over(self._leave_notice_s if notice_s is None else notice_s)
 
     def _hand_over(self, notice_s: float) -> None:
         if self._flat.pending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from p2pavg.rounds.history import Generations, from_rows, to_rows
 from p2pavg.rounds.training import State
 from p2pavg.rounds.words import Role
 from p2pavg.transport.link import Link
+
+logger = logging.getLogger("p2pavg.rounds")
 
 KINDS = frozenset({"state", "state-chunks", "state-done"})
 
@@ -76,6 +79,10 @@ class StateExchange:
             manifest = await self.donor.manifest(link.id, since if type(since) is int else 0)
         except StateError as error:
             link.reply(request, {"error": str(error)})
+            return
+        except Exception as error:  # from a user's state_dict(), or no memory for the copy
+            logger.warning("this peer cannot give its state to a newcomer: %s", error or type(error).__name__)
+            link.reply(request, {"error": "its donor could not copy the state"})
             return
         if manifest is None:
             link.reply(request, {"busy": True})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,6 +52,7 @@ class States:
         self._feed = feed
         self._deliver = deliver
         self._healing: asyncio.Task[None] | None = None
+        self._failures = Counter[str]()  # reasons why downloads failed, since the last that did not
         self.healed: Generations = ()  # the history that came with the last state
         self._background = snapshot.executor()
         donor = Donor(
@@ -122,12 +124,20 @@ class States:
             state, history = await self._exchange.fetch(action)
         except StateError as error:
             self._over()
+            self._say_why(str(error))
             self._feed(ev.HealFailed(str(error)))
         else:
             self._over()
+            self._failures.clear()
             self.healed = history
             self._deliveries.put_state(state)
         self._deliver()
+
+    def _say_why(self, reason: str) -> None:
+        """Once a reason comes again it will not pass by itself: a person should hear of it, once."""
+        self._failures[reason] += 1
+        if self._failures[reason] == 2:
+            logger.warning("no state yet, it is asked for again and again: %s", reason)
 
     def _over(self) -> None:
         self._healing = None

@@ -148,7 +148,7 @@ class Succession:
 
     def on_refuse(self, peer: PeerId, message: Refuse) -> None:
         inquest, core = self.inquest, self.core
-        if inquest is None or inquest.ballot != message.ballot:
+        if inquest is None or inquest.ballot != message.ballot or peer not in inquest.asked:
             return
         if message.why in ("busy", "promised") and message.promised is not None:
             # Somebody else decides, or the leader that we thought lost still leads the others.

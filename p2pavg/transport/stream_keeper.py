@@ -138,10 +138,10 @@ async def accept_stream(
         if link is None or link.dialled:
             raise ProtocolError("a data stream of an unknown link")
         answer = proofs.stream_answer(link.secret, hello)
+        link.first_use(hello["nonce"])  # first: hellos travel in the clear, and others may repeat them
         if not admits(link):
             link.close("it opens far more data streams than it needs")
             raise ProtocolError("a data stream too many")
-        link.first_use(hello["nonce"])
         await wire.send(sock, handshake.preamble(handshake.DATA, party) + handshake.pack(answer))
         await wire.warm_up(sock, hello["warm"])
         streams = engine.streams(link.id)

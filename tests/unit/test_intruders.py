@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from p2pavg.rounds.events import Received
 from p2pavg.rounds.member import Holding
 from p2pavg.rounds.messages import Begin, Committed, Ready
 from p2pavg.transport import handshake, proofs
+from p2pavg.transport.stream_keeper import accept_stream
 from tests.simulation.calm import Calm
 from tests.unit.endpoints import DEADLINE_S, Host
 from tests.unit.test_membership_store import KEY, Publisher, offer, values
@@ -273,6 +275,26 @@ async def test_a_replayed_stream_hello(monkeypatch: pytest.MonkeyPatch) -> None:
         link.first_use(hello["nonce"])
         with pytest.raises(P2PAvgError, match="used before"):
             link.first_use(hello["nonce"])
+
+
+async def test_replayed_stream_hellos_do_not_use_up_the_budget_of_who_made_them() -> None:
+    """Whoever sends a recorded hello again is refused before its maker is charged for a stream."""
+    authority = Authority.new(RUN)
+    async with hosts(authority.member(), authority.member()) as (one, two):
+        await one.connect(two)
+        await two.until(lambda: two.up)
+        (link,) = two.up
+        hello = proofs.stream_hello(link.secret, 3)
+        link.first_use(hello["nonce"])
+        charged: list[object] = []
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.sendall(handshake.pack(hello))
+            theirs.setblocking(False)
+            with pytest.raises(P2PAvgError, match="used before"):
+                await accept_stream(theirs, {hello["link"]: link}, two.engine, link.party, charged.append)
+        assert not charged
+        assert not link.closed
 
 
 def done_follower(calm: Calm) -> tuple[Any, Holding]:

@@ -403,6 +403,8 @@ def test_close_ends_training_and_frees_the_parameters(swarm: FakeSwarm) -> None:
         ({"max_grad_norm": float("nan")}, "max_grad_norm"),
         ({"buffers": "mine"}, "buffers"),
         ({"resync_epochs": 0}, "resync_epochs"),
+        ({"delay_warmup_epochs": None}, "delay_warmup_epochs"),
+        ({"grad_dtype": "float32"}, "grad_dtype"),
     ],
 )
 def test_bad_arguments_name_the_fix(swarm: FakeSwarm, change: dict[str, Any], message: str) -> None:
