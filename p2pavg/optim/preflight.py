@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +65,8 @@ def state_bytes_per_parameter(optimizer: torch.optim.Optimizer) -> float:
     """What the optimizer keeps for a float32 parameter of PROBE's shape once it has stepped, per element."""
     param = torch.nn.Parameter(torch.zeros(PROBE))
     param.grad = torch.ones(PROBE)
-    probe: Any = copy.copy(optimizer)
+    probe: Any = object.__new__(type(optimizer))
+    probe.__dict__.update(optimizer.__dict__)  # copy.copy() would leave out what a subclass added
     probe.state = defaultdict(dict)
     group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
     probe.param_groups = [{**group, "params": [param], "capturable": False, "fused": None}]

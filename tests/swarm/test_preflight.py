@@ -115,3 +115,21 @@ def test_state_is_found_by_trying(make: object, expected: float) -> None:
     assert preflight.state_bytes_per_parameter(optimizer) == pytest.approx(expected, abs=0.01)
     assert not optimizer.state
     assert optimizer.param_groups[0]["params"] == params
+
+
+def test_what_a_subclass_adds_is_there_when_it_shows_its_state():
+    """An optimizer of one's own, whose step() reads attributes of its own, is asked like any other."""
+
+    class Halved(torch.optim.SGD):
+        def __init__(self, params):
+            super().__init__(params, lr=0.1, momentum=0.9)
+            self.part = 0.5
+
+        def step(self, closure=None):
+            for group in self.param_groups:
+                group["lr"] *= self.part
+            return super().step(closure)
+
+    optimizer = Halved([torch.nn.Parameter(torch.zeros(4))])
+    assert preflight.state_bytes_per_parameter(optimizer) == pytest.approx(4.0, abs=0.01)
+    assert optimizer.param_groups[0]["lr"] == 0.1
