@@ -98,14 +98,19 @@ def test_datagrams_are_lost_at_the_loss_rate(loss: float, traffic: Wire) -> None
         assert got["packets"] + counters.lost_packets == sent
 
 
+def thirty_megabytes(lab: Lab, traffic: Wire) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what a says it sent to b over three TCP streams, what b says it got)."""
+    wire = traffic(lab)
+    with wire.server("b", "tcp-sink", 5000, 3, 0, 0) as sink:
+        sent = wire.client("a", "tcp-send", lab.address("b"), 5000, 3, 10)
+        return sent, wire.result(sink)
+
+
 def test_loss_hits_single_segments_of_tcp(traffic: Wire) -> None:
     """Loss is drawn per MTU segment, inside super-packets too, and TCP's data arrive intact all the same."""
     loss = 0.02
     with Lab(two(f"rtt_ms = 4\nloss = {loss}")) as lab:
-        wire = traffic(lab)
-        with wire.server("b", "tcp-sink", 5000, 3, 0, 0) as sink:
-            sent = wire.client("a", "tcp-send", lab.address("b"), 5000, 3, 10)
-            got = wire.result(sink)
+        sent, got = thirty_megabytes(lab, traffic)
         counters = lab.stats().paths["a", "b"]
         assert got["bytes"] == 30_000_000
         assert got["digests"] == sent["digests"]
@@ -118,10 +123,7 @@ def test_corruption_passes_the_checksum(traffic: Wire) -> None:
     """A share of TCP's segments is damaged as the topology says; all arrive, and the bytes are wrong."""
     corrupt = 0.002
     with Lab(two(f"rtt_ms = 4\ncorrupt = {corrupt}")) as lab:
-        wire = traffic(lab)
-        with wire.server("b", "tcp-sink", 5000, 3, 0, 0) as sink:
-            sent = wire.client("a", "tcp-send", lab.address("b"), 5000, 3, 10)
-            got = wire.result(sink)
+        sent, got = thirty_megabytes(lab, traffic)
         counters = lab.stats().paths["a", "b"]
         assert got["bytes"] == 30_000_000
         assert got["digests"] != sent["digests"]
