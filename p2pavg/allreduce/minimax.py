@@ -21,10 +21,8 @@ def minimax(costs: F64) -> F64:
     rows, columns = table.shape
     limits = np.ones(rows)  # values of the basic variables, one a row
     gains = np.ones(columns)  # what the sum gains by each of the others
-    basic, other = (
-        np.arange(columns, columns + rows),
-        np.arange(columns),
-    )  # below `columns`: a y, else a slack
+    basic = np.arange(columns, columns + rows)  # below `columns`: a y, else a slack
+    other = np.arange(columns)
     for _ in range(_PIVOTS * columns):
         enters = int(gains.argmax())
         if gains[enters] <= _ZERO:
