@@ -54,7 +54,7 @@ def check_sizes(target_batch_size: object, batch_size_per_step: object) -> None:
     ):
         if value is None and name == "batch_size_per_step":
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not _is_whole(value, 1):
             raise ConfigurationError(f"{name} must be a whole number of samples, at least 1, not {value!r}")
     if isinstance(batch_size_per_step, int) and isinstance(target_batch_size, int):
         check_step_fits(batch_size_per_step, target_batch_size)
@@ -103,7 +103,7 @@ def check_checkpoints(checkpoint_dir: object, checkpoint_epochs: object) -> None
     """Raises ConfigurationError unless checkpoint_epochs is None or a whole number, with a directory."""
     if checkpoint_epochs is None:
         return
-    if isinstance(checkpoint_epochs, bool) or not isinstance(checkpoint_epochs, int) or checkpoint_epochs < 1:
+    if not _is_whole(checkpoint_epochs, 1):
         raise ConfigurationError(
             f"checkpoint_epochs must be a whole number of at least 1, not {checkpoint_epochs!r}"
         )
@@ -113,8 +113,7 @@ def check_checkpoints(checkpoint_dir: object, checkpoint_epochs: object) -> None
 
 def check_warmup(delay_warmup_epochs: object) -> None:
     """Raises ConfigurationError unless it is a number of epochs."""
-    whole = isinstance(delay_warmup_epochs, int) and not isinstance(delay_warmup_epochs, bool)
-    if not whole or delay_warmup_epochs < 0:  # type: ignore[operator]
+    if not _is_whole(delay_warmup_epochs, 0):
         raise ConfigurationError(
             f"delay_warmup_epochs must be a whole number of epochs, at least 0, not {delay_warmup_epochs!r}"
         )
@@ -130,8 +129,7 @@ def check_grad_dtype(grad_dtype: object) -> None:
 
 def check_resync(resync_epochs: object) -> None:
     """Raises ConfigurationError unless it is None or a number of epochs."""
-    whole = isinstance(resync_epochs, int) and not isinstance(resync_epochs, bool)
-    if resync_epochs is not None and (not whole or resync_epochs < 1):  # type: ignore[operator]
+    if resync_epochs is not None and not _is_whole(resync_epochs, 1):
         raise ConfigurationError(
             f"resync_epochs must be a whole number of epochs, at least 1, or None, not {resync_epochs!r}"
         )
@@ -141,3 +139,8 @@ def check_buffers(buffers: object) -> None:
     """Raises ConfigurationError unless it is "average" or "leader"."""
     if buffers not in ("average", "leader"):
         raise ConfigurationError(f'buffers must be "average" or "leader", not {buffers!r}')
+
+
+def _is_whole(value: object, least: int) -> bool:
+    """True and False are no numbers here."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
