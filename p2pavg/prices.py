@@ -43,7 +43,7 @@ class PriceTable:
             table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigurationError(f"cannot read the price table {str(path)!r}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigurationError(f"the price table {str(path)!r} is no TOML: {error}") from None
         unknown = table.keys() - {"peer_hour", "gb"}
         if unknown:

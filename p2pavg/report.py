@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -11,6 +11,8 @@ from p2pavg.distance import Distance
 from p2pavg.errors import ConfigurationError
 
 VERSION = 1  # of the JSON; grows when a field changes its meaning, not when one is added
+
+MOST = 1e18  # a number in a report is less
 
 PHASES = ("calculation", "waiting", "matchmaking", "transfer", "commit", "update")
 
@@ -157,14 +159,16 @@ class RoundReport:
             )
         try:
             made = _only(cls, data)
+            made["extra"] = dict(data.get("extra", {}))
             made["members"] = tuple(MemberReport(**_only(MemberReport, row)) for row in data["members"])
             made["links"] = tuple(_link(row) for row in data.get("links", ()))
             made["failed_attempts"] = tuple(
-                AttemptReport(**{**_only(AttemptReport, row), "members": tuple(row["members"])})
+                AttemptReport(**{**_only(AttemptReport, row), "members": _texts(row["members"])})
                 for row in data.get("failed_attempts", ())
             )
-            for name in ("discarded_why", "failed_members", "causes", "discarded_samples"):
-                made[name] = tuple(data.get(name, ()))
+            for name in ("discarded_why", "failed_members", "causes"):
+                made[name] = _texts(data.get(name, ()))
+            made["discarded_samples"] = tuple(int(count) for count in data.get("discarded_samples", ()))
             return cls(**made)
         except (TypeError, KeyError, ValueError, AttributeError):
             raise ConfigurationError("that is no report of an epoch") from None
@@ -179,10 +183,20 @@ def _only(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
         value = made[item.name] = data[item.name]
         if item.type == "str" and not isinstance(value, str):
             raise TypeError(item.name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if item.type in ("int", "float") and not number:
+        if item.type in ("int", "float") and not is_number(value):
             raise TypeError(item.name)
     return made
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one that sums and ratios can be made of: neither NaN nor beyond all measure."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < MOST
+
+
+def _texts(values: Sequence[Any]) -> tuple[str, ...]:
+    if not all(isinstance(value, str) for value in values):
+        raise TypeError(values)
+    return tuple(values)
 
 
 def _link(row: Mapping[str, Any]) -> LinkReport:

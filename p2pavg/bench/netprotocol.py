@@ -176,7 +176,7 @@ class _Session:
         bundle = self._wait(step)
         if do == "send":
             allowance = request.get("bytes")
-            if not isinstance(allowance, int):
+            if not isinstance(allowance, int) or allowance < 0:
                 raise ProtocolError("The request does not say how many bytes to send.")
             left = self._budget.left
             bundle.send(self._budget, Budget(allowance))

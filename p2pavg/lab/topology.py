@@ -170,7 +170,7 @@ def parse(text: str, name: str) -> Topology:
     try:
         document = tomllib.loads(text)
         return _build(document, name)
-    except (tomllib.TOMLDecodeError, ConfigurationError, TypeError, ValueError, AttributeError) as error:
+    except (ConfigurationError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigurationError(f"Topology {name!r}: {error}") from None
     except LookupError as error:
         raise ConfigurationError(f"Topology {name!r}: {error} is not between two of its hosts") from None

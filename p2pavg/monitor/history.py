@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from p2pavg.distance import Distance
 from p2pavg.errors import ConfigurationError
 from p2pavg.monitor.shown import duration
 from p2pavg.prices import PriceTable, per_hour, per_million
-from p2pavg.report import PHASES, RoundReport
+from p2pavg.report import PHASES, RoundReport, is_number
 
 MOST_CAUSES = 5
 
@@ -89,7 +88,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[list[RoundReport], bool]:
             reports.append(RoundReport.from_dict(data))
         except ConfigurationError as error:
             raise ConfigurationError(f"line {number} of {name!r}: {error}") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines) and reports:
                 return reports, False
             raise ConfigurationError(f"line {number} of {name!r} is no JSON of a report") from None
@@ -104,8 +103,7 @@ def losses(run: Run) -> list[tuple[int, float]]:
     """(epoch, mean over the peers) of what was logged as "loss"."""
     found = []
     for epoch, reports in run.epochs().items():
-        values = [r.extra["loss"] for r in reports if isinstance(r.extra.get("loss"), (int, float))]
-        values = [value for value in values if math.isfinite(value)]
+        values = [r.extra["loss"] for r in reports if is_number(r.extra.get("loss"))]
         if values:
             found.append((epoch, sum(values) / len(values)))
     return found

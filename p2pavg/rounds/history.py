@@ -23,10 +23,14 @@ def to_rows(history: Iterable[Generation], epoch: int) -> list[list[Any]]:
 
 def from_rows(rows: Any) -> Generations:
     """Raises StateError for anything but what `to_rows` gives."""
-    try:
-        parsed = [tuple(row) for row in rows[-MOST_ROWS:]]
-    except TypeError:
-        parsed = [()]
-    if any(tuple(type(field) for field in row) != KINDS for row in parsed):
+    sound = isinstance(rows, list) and all(isinstance(row, (list, tuple)) for row in rows)
+    parsed = [tuple(row) for row in rows[-MOST_ROWS:]] if sound else [()]
+    if not all(_is_sound(row) for row in parsed):
         raise StateError("the history of a state is malformed; another one will be used")
     return tuple(Generation(*row) for row in parsed)
+
+
+def _is_sound(row: tuple[Any, ...]) -> bool:
+    if tuple(type(field) for field in row) != KINDS:
+        return False
+    return all(0 <= field < 2**63 for field in row if type(field) is int)

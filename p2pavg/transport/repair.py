@@ -16,7 +16,7 @@ from p2pavg.errors import ProtocolError
 from p2pavg.identity import short_id
 from p2pavg.transport.engine import SELF, Engine, Missing, ReduceJob
 from p2pavg.transport.link import Link
-from p2pavg.transport.stalls import LinkWatch, RankWatch, patience
+from p2pavg.transport.stalls import Chunk, LinkWatch, RankWatch, patience
 
 logger = logging.getLogger("p2pavg.transport")
 
@@ -79,7 +79,7 @@ class Repairs:
 
     def asked(self, link: Link, message: Mapping[str, Any]) -> None:
         """The other side lacks chunks. Raises ProtocolError when the request is malformed."""
-        contributions, results = _pairs(message.get("contributions")), _pairs(message.get("results"))
+        contributions, results = _chunks(message.get("contributions")), _chunks(message.get("results"))
         watch, now, wait = self._watches.get(link.id), time.monotonic(), patience(link.rtt_min)
         if watch is not None and watch.moving(now, link.rtt_min):
             return  # it is on its way, and would only be later with its duplicate before it
@@ -88,23 +88,32 @@ class Repairs:
                 rank = job.links.index(link.id)
                 told = self._ranks.setdefault((job.transfer, rank), RankWatch(now))
                 again = Missing(
-                    told.contributions_again.choose(now, wait, contributions),
-                    told.results_again.choose(now, wait, results),
+                    told.contributions_again.choose(now, wait, _of(job, contributions)),
+                    told.results_again.choose(now, wait, _of(job, results)),
                 )
                 logger.debug("sending %d chunks again", len(again.contributions) + len(again.results))
                 self._engine.resend(job.transfer, rank, again)
 
 
-def _pairs(value: object) -> tuple[tuple[int, int], ...]:
+def _chunks(value: object) -> list[Chunk]:
     if not isinstance(value, list) or len(value) > _MOST_CHUNKS:
         raise ProtocolError("a malformed request to send again")
-    pairs = []
+    chunks = []
     for pair in value:
         if (
             not isinstance(pair, list)
             or len(pair) != 2
-            or not all(isinstance(number, int) and 0 <= number < 2**32 for number in pair)
+            or not all(type(number) is int and 0 <= number < 2**32 for number in pair)
         ):
             raise ProtocolError("a malformed request to send again")
-        pairs.append((pair[0], pair[1]))
-    return tuple(pairs)
+        chunks.append((pair[0], pair[1]))
+    return chunks
+
+
+def _of(job: ReduceJob, chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Those that the job has: what is remembered of a request is bounded by it."""
+    return [
+        (part, index)
+        for part, index in chunks
+        if part < len(job.parts) and index * job.chunk_elements < job.parts[part].count
+    ]

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import atheris
 
-_MODULES = ["p2pavg", "tests.fuzz.targets"]
+_MODULES = ["p2pavg", "tests.fuzz"]
 
 # It names every module on stderr.
 with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=_MODULES):

@@ -6,53 +6,26 @@ of memory for each byte of input, beyond `SLACK_BYTES`.
 
 from __future__ import annotations
 
-import base64
 import functools
-import os
 import struct
-import tempfile
+import time
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import msgpack
-import numpy as np
 
-from p2pavg import credentials
-from p2pavg.credentials import Authority, Credentials, texts
-from p2pavg.errors import ConfigurationError, CredentialError, ProtocolError, StateError
+from p2pavg.errors import ProtocolError
 from p2pavg.identity import Identity
-from p2pavg.lab import topology
 from p2pavg.membership import beat, peerinfo, record, store, wire
-from p2pavg.rounds import checkpoints, messages, state
-from p2pavg.rounds.ballot import Ballot
+from p2pavg.membership.node import Node
+from p2pavg.membership.reading import Reading
 from p2pavg.transport import frames, handshake, proofs
 from p2pavg.transport.sealing import Opener, Sealer
+from tests.fuzz import files, told
+from tests.fuzz.target import Target, quiet
 
 MOST_BYTES_PER_BYTE = 256  # a one-byte msgpack item becomes a Python object
 SLACK_BYTES = 4 << 20
-
-Parser = Callable[[bytes], object]
-
-
-@dataclass(frozen=True)
-class Target:
-    name: str
-    parse: Parser
-    seeds: Callable[[], list[bytes]]
-
-
-def _quiet(parser: Parser, *expected: type[Exception]) -> Parser:
-    """Errors that the parser documents are no bugs."""
-
-    def parse(data: bytes) -> object:
-        try:
-            return parser(data)
-        except expected:
-            return None
-
-    return parse
 
 
 # -- membership
@@ -163,152 +136,89 @@ def _parse_sealed(data: bytes) -> None:
     opener.body(memoryview(body), memoryview(data[40 + header.length :][:16].ljust(16, b"\0")))
 
 
-# -- rounds
+# -- the table
 
 
-def _rounds() -> list[bytes]:
-    ballot = Ballot(3, 1, b"p" * 20)
-    made = [
-        messages.Prepare(ballot, b"l" * 32, (b"p" * 20, b"q" * 20), (True, True), ((0, 0, 5), (1, 5, 5))),
-        messages.Begin(ballot, (1.0, 2.0), (1, 2), (True, False)),
-        messages.Committed(ballot, (1.0,), (1,), (b"d" * 32,)),
-        messages.Query(ballot, b"l" * 32),
-        messages.Promise(ballot, None),
-        messages.Aborted(ballot, ballot, "why", (b"p" * 20,), False),
-        messages.Stalled(ballot, (0,), (1,), True),
-        messages.Leaving(4),
-    ]
-    return [msgpack.packb(messages.to_dict(message)) for message in made]
+def _entry() -> bytes:
+    made = _record()
+    held = store.RecordStore()
+    held.offer(made, record.Refresh(0, made.anchor), 9.0, 0.0)
+    entries, _ = held.page(made.key, b"", 1000, 0.0)
+    return b"".join(entry.encode() for entry in entries)
 
 
-def _parse_round(data: bytes) -> None:
-    parsed = messages.from_dict(handshake.unpack(data))
-    assert messages.from_dict(messages.to_dict(parsed)) == parsed
+class _Node(Node):
+    """Asks nobody: what others answer is another target."""
 
-
-def _manifests() -> list[bytes]:
-    made = state.describe(3, b"l" * 32, 10, np.zeros(100, np.uint8))
-    return [msgpack.packb(made.signed(Identity.generate().sign).to_message())]
-
-
-def _parse_manifest(data: bytes) -> None:
-    made = state.Manifest.from_message(handshake.unpack(data))
-    made.check(b"k" * 32)
-
-
-def _states() -> list[bytes]:
-    packed = {"dict": [["a", {"tensor": ["float32", [2, 3], 0]}]]}
-    meta = msgpack.packb({"meta": packed, "buffers": [["t", 64]]})
-    return [struct.pack("<H", len(meta)) + meta + bytes(64)]
-
-
-def _parse_state(data: bytes) -> None:
-    """What a donor sent, hashes right: its own metadata, then the trees inside it."""
-    from p2pavg.optim import tree
-
-    head, blob = data[:2].ljust(2, b"\0"), np.frombuffer(data[2:], np.uint8)
-    meta_bytes = min(struct.unpack("<H", head)[0], blob.nbytes)
-    manifest = state.describe(1, b"l" * 32, meta_bytes, blob)
-    inside = state.unpack(manifest, blob)
-    for section in (*inside.buffers.values(), blob[:0]):
-        tree.unpack(inside.meta, section)
-
-
-# -- files
+    def _check_sender(self, message: wire.Message, address: tuple[str, int]) -> None: ...
 
 
 @functools.cache
-def _memory_file() -> tuple[int, Path]:
-    """(descriptor, path) of a private file; in memory where that can be, for disks are slow."""
-    if not hasattr(os, "memfd_create"):
-        descriptor, name = tempfile.mkstemp()
-        return descriptor, Path(name)
-    descriptor = os.memfd_create("fuzz")
-    os.fchmod(descriptor, 0o600)
-    return descriptor, Path(f"/proc/self/fd/{descriptor}")
+def _node() -> Node:
+    """One for all inputs: what it stores of them needs signatures, which they cannot make."""
+    node = _Node(Identity.generate(), k=4, client_only=False, clock=time.monotonic)
+    node.dial = lambda host, port: 1
+    return node
 
 
-def _file_with(data: bytes) -> Path:
-    descriptor, path = _memory_file()
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, data, 0)
-    return path
+_ROOM = 1000
 
 
-_ABOUT = checkpoints.About("run", b"s" * 32, "a model", "torch")
-
-
-class _OneFile(checkpoints.Checkpoints):
-    """Finds the file in memory, however it is named."""
-
-    def paths(self) -> list[Path]:
-        return [_memory_file()[1]]
-
-
-def _checkpoint_files() -> list[bytes]:
-    packed = msgpack.packb({"meta": {}, "buffers": [["t", 64]]}) + bytes(64)
-    blob = np.frombuffer(packed, np.uint8)
-    manifest = state.describe(3, b"l" * 32, len(packed) - 64, blob)
-    with tempfile.TemporaryDirectory() as folder:
-        saved = checkpoints.Checkpoints(folder, _ABOUT)
-        path = saved.save(manifest, blob, [[2, b"l" * 32, 7, 8, 24, b"p" * 20]])
-        assert path is not None
-        return [path.read_bytes()]
-
-
-def _parse_checkpoint(data: bytes) -> None:
-    _OneFile(_file_with(data).parent, _ABOUT).newest()
-
-
-_AUTHORITY = Authority.new("run")
-_KEPT, _REQUEST = credentials.new_request()
-_INVITATION = _AUTHORITY.invite(_REQUEST)
-
-
-def _credentials() -> list[bytes]:
-    lines = [
-        _AUTHORITY.to_text(),
-        credentials.new_secret("run"),
-        _KEPT,
-        _REQUEST,
-        _INVITATION,
-        _AUTHORITY.member().to_text(),
+def _requests() -> list[bytes]:
+    made, key, link = _record(), b"k" * 20, bytes(record.LINK_BYTES)
+    prefix = made.peer_id[: store.PREFIX_BYTES]
+    asked: list[tuple[wire.Kind, list[Any]]] = [
+        (wire.Kind.PING, []),
+        (wire.Kind.FIND, [b"p" * 20]),
+        (wire.Kind.STORE, [made.encoded, 0, made.anchor, 9000]),
+        (wire.Kind.INDEX, [key, b"", b""]),
+        (wire.Kind.INDEX, [key, prefix, b"d" * store.DIGEST_BYTES]),
+        (wire.Kind.FETCH, [key, prefix]),
+        (wire.Kind.ENTRIES, [key, prefix]),
+        (wire.Kind.DIAL, [31330]),
+        (wire.Kind.REFRESH, [key, prefix, made.incarnation, made.sequence, 3, link]),
     ]
-    bodies = []
-    for text in lines:
-        kind, fields = texts.from_text(text)
-        bodies.append(bytes([texts.KINDS.index(kind)]) + msgpack.packb(fields))
-    return bodies
+    head = (bytes(wire.TRANSACTION_BYTES), b"p" * 20, wire.NO_TOKEN)
+    return [wire.encode(kind, 0, *head, body) for kind, body in asked]
 
 
-def _parse_credentials(data: bytes) -> None:
-    """As what its kind is for; when the first byte has its highest bit, as everything that it is not, too."""
-    kind = texts.KINDS[data[0] % len(texts.KINDS)] if data else "member"
-    text = f"p2pavg-{kind}:" + base64.urlsafe_b64encode(data[1:]).decode()
-    users: dict[str, Callable[[], object]] = {
-        "member": lambda: Credentials.load(text).context(server=True),
-        "authority": lambda: Authority.load(text).invite(_REQUEST),
-        "request": lambda: _AUTHORITY.invite(text),
-        "invitation": lambda: credentials.accept(_KEPT, text),
-        "request-key": lambda: credentials.accept(text, _INVITATION),
-        "secret": lambda: Credentials.load(text),
-        "certificate": lambda: credentials.certificate_key(data),
-    }
-    for use in users.values() if data[:1] >= b"\x80" else (users[kind], users["certificate"]):
-        _quiet(lambda _, use=use: use(), CredentialError)(data)  # type: ignore[misc]
+async def _take_request(data: bytes) -> None:
+    """From somebody that has proved its address, and from somebody else: the answer fits its datagram."""
+    message = wire.decode(data)
+    for returnable in (True, False) if message is not None else ():
+        answer = _node().handle(message, ("192.0.2.1", 31330), returnable, _ROOM)
+        assert answer is None or len(msgpack.packb(answer)) <= _ROOM + 160
 
 
-def _parse_credentials_file(data: bytes) -> None:
-    Credentials.load(_file_with(data))
+def _answers() -> list[bytes]:
+    made = _record()
+    contacts = wire.pack_contacts([wire.Contact(b"c" * 20, ("192.0.2.2", 31330))])
+    bodies: list[list[Any]] = [
+        [_entry(), b"", 1, b"d" * store.DIGEST_BYTES, contacts],
+        [_entry(), b"c" * store.PREFIX_BYTES, 1, b"d" * store.DIGEST_BYTES, contacts],
+        [[made.encoded, 0, made.anchor, 9000]],
+        [contacts],
+    ]
+    return [msgpack.packb(body) for body in bodies]
 
 
-def _topologies() -> list[bytes]:
-    files = Path(topology.__file__).parent / "topologies"
-    return [path.read_bytes() for path in sorted(files.glob("*.toml"))]
-
-
-def _parse_topology(data: bytes) -> None:
-    topology.parse(data.decode(errors="replace"), "fuzzed").configuration()
+async def _take_answer(data: bytes) -> None:
+    """As an answer to everything that is asked in the table."""
+    try:
+        body = msgpack.unpackb(data)
+    except wire.MALFORMED:
+        return
+    if not isinstance(body, list):
+        return
+    node, asked = _node(), wire.Contact(b"a" * 20, ("192.0.2.1", 31330))
+    message = wire.Message(wire.Kind.INDEX, wire.Flag.ANSWER, b"", asked.id, b"", body, b"")
+    node._closer_contacts(message, asked)
+    reading = Reading(node, b"k" * 20)
+    reading._first_page(asked, body)
+    for item in body:
+        reading._keep(item)
+    reading._cancel()  # what it would ask next
+    await reading._finish()
 
 
 TARGETS = {
@@ -320,27 +230,14 @@ TARGETS = {
         Target("datagram", wire.decode, _datagrams),
         Target("contacts", lambda data: wire.unpack_contacts(data, 20), lambda: [bytes(26)]),
         Target("peerinfo", lambda data: peerinfo.PeerInfo.decode(data, b"p" * 20, 1), _infos),
-        Target("preamble", _quiet(_parse_preamble, ProtocolError, handshake.Refusal), _preambles),
-        Target("hello", _quiet(_parse_hello, ProtocolError, handshake.Refusal), _hellos),
-        Target("stream", _quiet(_parse_stream, ProtocolError), _streams),
-        Target("frame", _quiet(_parse_frame, ProtocolError), _frames),
-        Target("sealed", _quiet(_parse_sealed, ProtocolError), _sealed),
-        Target("round", _quiet(_parse_round, ProtocolError), _rounds),
-        Target("manifest", _quiet(_parse_manifest, ProtocolError, StateError), _manifests),
-        Target("state", _quiet(_parse_state, StateError), _states),
-        Target("credentials", _parse_credentials, _credentials),
-        Target(
-            "credentials-file", _quiet(_parse_credentials_file, CredentialError), lambda: [_KEPT.encode()]
-        ),
-        Target("checkpoint", _quiet(_parse_checkpoint, StateError), _checkpoint_files),
-        Target("topology", _quiet(_parse_topology, ConfigurationError), _topologies),
+        Target("table-request", told.in_loop(_take_request), _requests),
+        Target("table-answer", told.in_loop(_take_answer), _answers),
+        Target("preamble", quiet(_parse_preamble, ProtocolError, handshake.Refusal), _preambles),
+        Target("hello", quiet(_parse_hello, ProtocolError, handshake.Refusal), _hellos),
+        Target("stream", quiet(_parse_stream, ProtocolError), _streams),
+        Target("frame", quiet(_parse_frame, ProtocolError), _frames),
+        Target("sealed", quiet(_parse_sealed, ProtocolError), _sealed),
+        *told.TARGETS,
+        *files.TARGETS,
     )
 }
-
-
-def _entry() -> bytes:
-    made = _record()
-    held = store.RecordStore()
-    held.offer(made, record.Refresh(0, made.anchor), 9.0, 0.0)
-    entries, _ = held.page(made.key, b"", 1000, 0.0)
-    return b"".join(entry.encode() for entry in entries)

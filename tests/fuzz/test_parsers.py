@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import tracemalloc
 
+import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from p2pavg.rounds import bequest, messages
 from tests.fuzz.targets import MOST_BYTES_PER_BYTE, SLACK_BYTES, TARGETS, Target
 
 
@@ -46,6 +48,13 @@ def test_seeds_are_understood(name: str) -> None:
     """The seeds of a target are what its parser is there for: they pass without an error."""
     for seed in TARGETS[name].seeds():
         TARGETS[name].parse(seed)
+
+
+@pytest.mark.parametrize("name", ["round", "bequest"])
+def test_every_kind_of_message_is_a_seed(name: str) -> None:
+    """Whoever adds a message to the rounds or to bequests gives the fuzzers one."""
+    kinds = {"round": messages.NAMES, "bequest": bequest.KINDS}[name]
+    assert {msgpack.unpackb(seed)["t"] for seed in TARGETS[name].seeds()} == kinds
 
 
 @pytest.mark.parametrize("name", TARGETS)

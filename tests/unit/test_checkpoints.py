@@ -132,7 +132,9 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         Checkpoints(tmp_path / "file" / "dir", ABOUT)
 
 
-@pytest.mark.parametrize("rows", [None, 3, [[1]], [[1, "x", 2, 3, 4, b""]], [3], "ab"])
+@pytest.mark.parametrize(
+    "rows", [None, 3, [[1]], [[1, "x", 2, 3, 4, b""]], [3], "ab", {}, [[-1, b"", 2, 3, 4, b""]]]
+)
 def test_a_malformed_history_is_refused(rows: Any) -> None:
     """Whatever a file or a donor says: StateError and nothing else."""
     with pytest.raises(StateError):

@@ -114,6 +114,7 @@ def test_prices_by_region_and_class_of_link(tmp_path: Path) -> None:
         ("[gb]\nmoon = 1", "moon"),
         ("[hours]\n", "hours"),
         ("=", "no TOML"),
+        ("a = " + "[" * 100_000, "no TOML"),
         (None, "cannot read"),
     ],
 )

@@ -125,6 +125,17 @@ def test_what_a_leaving_peer_tells_counts_as_discarded_only(tmp_path: Path) -> N
         ("[1]\n", "line 1 of"),
         ('{"a": 1}\n', "no report of an epoch"),
         (json.dumps({**asdict(report()), "version": 1, "epoch": "x"}) + "\n", "no report of an epoch"),
+        ("[" * 100_000, "line 1 of"),
+        *(
+            (json.dumps({**report().to_dict(), name: value}) + "\n", "no report of an epoch")
+            for name, value in [
+                ("seconds_total", float("nan")),
+                ("finished_at", 10**400),
+                ("extra", 3),
+                ("causes", [["why"]]),
+                ("discarded_samples", ["many"]),
+            ]
+        ),
         (json.dumps({"version": 9}) + "\n", "version 9"),
         (report().to_json() + "\ngarbage\n" + report().to_json() + "\n", "line 2 of"),
         (report().to_json() + "\n" + report(run_id="other").to_json() + "\n", "--run"),

@@ -74,6 +74,7 @@ def test_the_routers_configuration_is_in_base_units() -> None:
         ('hosts = ["a", "b"]\n[[paths]]\nbetween = ["a", "c"]', "neither a host nor a group"),
         ('hosts = ["a", "b"]\n[sysctl]\n"kernel.panic" = 1', "only net"),
         ("hosts = [", "t"),
+        ("hosts = " + "[" * 100_000, "recursion"),
     ],
 )
 def test_mistakes_are_named(text: str, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -221,6 +222,21 @@ class TestStalls:
         """A malformed request to send again is a ProtocolError."""
         with pytest.raises(ProtocolError):
             Repairs(None, {}, lambda link, stream: None).asked(None, message)
+
+    def test_chunks_that_the_job_lacks(self):
+        """Whatever else is asked for, only chunks of the job are looked for, and remembered."""
+        job = ReduceJob(7, 0, (SELF, 1), (True, True), (Part(0, 0, 25), Part(1, 25, 25)), 10, 1, 1, None)
+        sent = []
+        engine = SimpleNamespace(
+            running=lambda: [job], resend=lambda transfer, rank, missing: sent.append(missing)
+        )
+        repairs = Repairs(engine, {}, lambda link, stream: None)
+        everything = [[part, chunk] for part in range(50) for chunk in range(100)]
+        link = SimpleNamespace(id=1, rtt_min=0.1)
+        repairs.asked(link, {"transfer": 7, "contributions": everything, "results": everything})
+        whole = tuple((part, chunk) for part in range(2) for chunk in range(3))
+        assert sent == [Missing(whole, whole)]
+        assert len(repairs._ranks[7, 1].results_again.sent) == len(whole)
 
 
 class Pair:
