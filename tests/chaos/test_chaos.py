@@ -7,7 +7,7 @@ from p2pavg.bench.chaos_check import summarise
 from p2pavg.bench.chaos_swarm import Swarm
 
 EPOCH_SECONDS = 0.5
-EPOCHS = 60
+EPOCHS = 105
 
 
 def test_a_minute_of_faults() -> None:

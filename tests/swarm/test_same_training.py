@@ -139,7 +139,9 @@ def test_all_peers_hold_the_same_bits(codec: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(n, marks=pytest.mark.long) for n in range(8, 20))]
+)
 def test_survivors_finish_equal(seed: int) -> None:
     """Whichever peer is killed at whatever moment, the others finish with the same bits."""
     rng = random.Random(seed)
