@@ -37,7 +37,8 @@ class ControlConnection(asyncio.Protocol):
         self._reader: asyncio.Future[None] | None = None
         self._on_message: Callable[[dict[str, Any]], None] | None = None
         self._on_lost: Callable[[str], None] | None = None
-        self._admits: Callable[[int], bool] = lambda nbytes: True
+        self._pause_s: Callable[[int], float] = lambda nbytes: 0.0
+        self._paused = False
         self._lost: str | None = None
 
     @classmethod
@@ -98,14 +99,15 @@ class ControlConnection(asyncio.Protocol):
         self,
         on_message: Callable[[dict[str, Any]], None],
         on_lost: Callable[[str], None],
-        admits: Callable[[int], bool],
+        pause_s: Callable[[int], float],
     ) -> None:
         """From now on: on_message(message) for each; on_lost(reason) once, unless closed from this side.
 
-        admits(bytes of a message): whether it is still read; else the connection is lost.
+        pause_s(bytes of a message): how many seconds nothing is read after it. What the other side goes on
+        sending waits with it, and in the sockets' buffers.
         """
         self.trust()
-        self._on_message, self._on_lost, self._admits = on_message, on_lost, admits
+        self._on_message, self._on_lost, self._pause_s = on_message, on_lost, pause_s
         if self._lost is not None:
             asyncio.get_running_loop().call_soon(on_lost, self._lost)
         self._deliver()
@@ -137,6 +139,10 @@ class ControlConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.last_heard = time.monotonic()
         self._buffer += data
+        if not self._paused:
+            self._take()
+
+    def _take(self) -> None:
         try:
             if self._limit <= handshake.MAX_HELLO_BYTES and len(self._buffer) > _MOST_UNTRUSTED_BYTES:
                 raise ProtocolError("more than a hello before it has proved itself")
@@ -151,18 +157,29 @@ class ControlConnection(asyncio.Protocol):
 
     def _parse(self) -> None:
         at = 0
-        while len(self._buffer) - at >= handshake.HEAD_BYTES:
+        while not self._paused and len(self._buffer) - at >= handshake.HEAD_BYTES:
             begin = at + handshake.HEAD_BYTES
             length, crc = handshake.parse_head(self._buffer[at:begin], self._limit)
             if len(self._buffer) < begin + length:
                 break
-            if not self._admits(length):
-                raise ProtocolError("it sends far more messages than it needs")
             body = bytes(self._buffer[begin : begin + length])
             handshake.check_body(body, crc)
             self._inbox.append(handshake.unpack(body))
             at = begin + length
+            self._pause(self._pause_s(length))
         del self._buffer[:at]
+
+    def _pause(self, seconds: float) -> None:
+        if seconds > 0 and self._transport is not None and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        self._paused = False
+        if self._lost is None and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._take()
 
     def _deliver(self) -> None:
         while self._on_message is not None and self._inbox:

@@ -15,7 +15,7 @@ from p2pavg.errors import ClosedError, P2PAvgError, ProtocolError, UnreachableEr
 from p2pavg.forkguard import guard
 from p2pavg.identity import Identity, short_id
 from p2pavg.transport import greeting, handshake, listening, proofs, wire
-from p2pavg.transport.budget import MAX_LINKS, OUT_S, Budget
+from p2pavg.transport.budget import MAX_LINKS, Budget
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.greeting import Met
 from p2pavg.transport.handshake import Hello, Refusal
@@ -258,7 +258,7 @@ class Endpoint:
         return address
 
     def _admits_stream(self, link: Link) -> bool:
-        return self._admits(link, self._budget.admits_stream(link.peer_id, time.monotonic()))
+        return self._budget.admits_stream(link.peer_id, time.monotonic())
 
     async def _kind(self, sock: socket.socket) -> int:
         try:
@@ -276,10 +276,6 @@ class Endpoint:
     def _check(self, mine: Hello, theirs: Hello, expect: bytes | None = None) -> None:
         """Raises Refusal when no link is made with them, whether or not they prove themselves."""
         handshake.check(mine, theirs, expect)
-        if self._budget.is_out(theirs.peer_id, time.monotonic()):
-            raise Refusal(
-                "flood", "a peer sent far more messages than it needs; it may come back in a minute"
-            )
         if len(self._links) >= MAX_LINKS and theirs.peer_id not in self._links:
             raise Refusal(
                 "full", f"that peer has {MAX_LINKS} links, the most that it keeps; name another one"
@@ -329,21 +325,20 @@ class Endpoint:
         connection.start(
             lambda message: self._received(link, message),
             link.close,
-            lambda nbytes: self._admits(
-                link, self._budget.admits_message(link.peer_id, nbytes, time.monotonic())
-            ),
+            lambda nbytes: self._pause_s(link, nbytes),
         )
         return link
 
-    def _admits(self, link: Link, within: bool) -> bool:
-        """within: its budget. Names whoever is not."""
-        if not within:
+    def _pause_s(self, link: Link, nbytes: int) -> float:
+        """How many seconds nothing more of the link is read, after a message of so many bytes."""
+        pause = self._budget.pause_s(link.peer_id, nbytes, time.monotonic())
+        if pause > 0 and not link.slowed:
+            link.slowed = True
             logger.warning(
-                "peer %s sends far more messages than it needs; it is out for %.0f s",
+                "peer %s sends far more messages than it needs; they are read more slowly",
                 short_id(link.peer_id),
-                OUT_S,
             )
-        return within
+        return pause
 
     def _link_closed(self, link: Link, reason: str) -> None:
         if self._links.get(link.peer_id) is link:

@@ -53,6 +53,7 @@ class Link:
         self.streams_asked = 0  # by the other side
         self.rtt_min = rtt_s
         self.closed = False
+        self.slowed = False  # it has sent more than its budget, and was named for it
         self._rtt = rtt_s
         self._connection = connection
         self._on_close = on_close

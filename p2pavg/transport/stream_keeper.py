@@ -128,7 +128,8 @@ async def accept_stream(
     party: Party,
     admits: Callable[[Link], bool],
 ) -> None:
-    """The other side of opening one. links: by tag. admits: whether a link may have another, else it closes.
+    """The other side of opening one. links: by tag. admits: whether a link may have another now.
+
     Raises ProtocolError, UnreachableError, OSError.
     """
     try:
@@ -140,8 +141,7 @@ async def accept_stream(
         answer = proofs.stream_answer(link.secret, hello)
         link.first_use(hello["nonce"])  # first: hellos travel in the clear, and others may repeat them
         if not admits(link):
-            link.close("it opens far more data streams than it needs")
-            raise ProtocolError("a data stream too many")
+            raise ProtocolError("data streams are opened too fast; the other side tries again")
         await wire.send(sock, handshake.preamble(handshake.DATA, party) + handshake.pack(answer))
         await wire.warm_up(sock, hello["warm"])
         streams = engine.streams(link.id)

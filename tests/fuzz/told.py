@@ -301,9 +301,18 @@ def _resends() -> list[bytes]:
     return _packed({"t": "_resend", "transfer": 9, "contributions": [[1, 0], [1, 4]], "results": [[0, 2]]})
 
 
-async def _take_resend(data: bytes) -> None:
+async def _new_link() -> Link:
+    return _link(ControlConnection(), lambda link, reason: None)
+
+
+@functools.cache
+def _old_link() -> Link:
+    return loop().run_until_complete(_new_link())
+
+
+def _parse_resend(data: bytes) -> None:
     """However much is asked for, what is remembered of it is bounded by the job."""
-    link = _link(ControlConnection(), lambda link, reason: None)
+    link = _old_link()
     repairs = Repairs(_Reducing(), {1: link}, lambda link, stream: None)  # type: ignore[arg-type]
     for _ in range(2):
         repairs.asked(link, handshake.unpack(data))
@@ -457,7 +466,7 @@ TARGETS = (
     Target("history", quiet(_parse_history, ProtocolError, StateError), _histories),
     Target("state-chunks", quiet(_parse_chunk_request, ProtocolError, StateError), _chunk_requests),
     Target("bequest", quiet(in_loop(_take_bequest), ProtocolError), _bequests),
-    Target("resend", quiet(in_loop(_take_resend), ProtocolError), _resends),
+    Target("resend", quiet(_parse_resend, ProtocolError), _resends),
     Target("link", in_loop(_take_said), _said),
     Target("watched", quiet(_parse_status, ProtocolError), _statuses),
     Target("bench-net", quiet(_parse_question, ProtocolError, ConnectionResetError), _questions),
