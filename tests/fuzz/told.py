@@ -359,7 +359,7 @@ async def _take_said(data: bytes) -> None:
     wire, connection, endpoint = _Wire(), ControlConnection(), _endpoint()
     link = _link(connection, lambda link, reason: None)
     connection.connection_made(wire)  # type: ignore[arg-type]
-    connection.start(lambda message: endpoint._received(link, message), link.close, lambda nbytes: True)
+    connection.start(lambda message: endpoint._received(link, message), link.close, lambda nbytes: 0.0)
     link._answers[1] = asyncio.get_running_loop().create_future()
     framed = handshake.make_head(len(data), zlib.crc32(data)) + data
     carried = data[1:] if data[:1] == _RAW else framed
