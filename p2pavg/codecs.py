@@ -20,7 +20,7 @@ infinity stays infinite and NaN stays NaN (in int8 their whole block becomes NaN
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -41,7 +41,9 @@ class Codec(Protocol):
     """How n float32 travel. Implement it to bring your own; take a `wire_id` from 64 to 255.
 
     F32 arguments are contiguous 1-D float32 arrays in host memory, buffers are contiguous bytes.
-    Methods are called from several threads at once.
+    Methods are called from several threads at once, and decoding the same bytes gives the same floats on all
+    peers. One that rounds coarsely may have `feedback = True`: then training adds what a contribution lost to
+    the next one, and averages travel as fp16.
     """
 
     @property
@@ -66,14 +68,21 @@ class Codec(Protocol):
 
 
 @dataclass(frozen=True)
-class NativeCodec:
-    """A built-in codec on the C++ kernels. All calls release the GIL."""
-
+class _BuiltIn:
     name: str
     wire_id: int
 
+    @property
+    def feedback(self) -> bool:
+        """Whether what a contribution lost is added to the next one."""
+        return self.wire_id == WIRE_IDS["int8"]
+
     def encoded_size(self, n: int) -> int:
         return codecs_twin.encoded_size(self.wire_id, n)
+
+
+class NativeCodec(_BuiltIn):
+    """A built-in codec on the C++ kernels. All calls release the GIL."""
 
     def encode(self, src: F32, dst: Buffer, scale: float) -> bool:
         return bool(native.module().encode(self.wire_id, src, dst, scale))
@@ -85,15 +94,8 @@ class NativeCodec:
         return bool(native.module().decode_add(self.wire_id, src, acc, weight))
 
 
-@dataclass(frozen=True)
-class TwinCodec:
+class TwinCodec(_BuiltIn):
     """A built-in codec in NumPy (and torch for float16): the same bytes, slower."""
-
-    name: str
-    wire_id: int
-
-    def encoded_size(self, n: int) -> int:
-        return codecs_twin.encoded_size(self.wire_id, n)
 
     def encode(self, src: F32, dst: Buffer, scale: float) -> bool:
         return codecs_twin.encode(self.wire_id, src, dst, scale)
@@ -110,13 +112,19 @@ class StochasticInt8:
     """int8 that rounds up or down by chance, so that the expected error is 0; decoded as int8.
 
     Element i of a run draws from a counter RNG keyed by (seed, epoch, first + i): the same on every machine.
+    Training takes `StochasticInt8(seed)`, counts epoch and elements itself, and keeps no residual. Peers with
+    seeds of their own err independently of each other; they and peers with "int8" understand each other.
     """
 
     seed: int
-    epoch: int
+    epoch: int = 0
     first: int = 0
     name: str = "int8"
     wire_id: int = WIRE_IDS["int8"]
+
+    def at(self, epoch: int, first: int) -> StochasticInt8:
+        """The same for a run that begins at element `first`, in this epoch."""
+        return replace(self, epoch=epoch, first=first)
 
     def encoded_size(self, n: int) -> int:
         return codecs_twin.encoded_size(self.wire_id, n)
@@ -150,25 +158,49 @@ def get(codec: str | Codec) -> Codec:
             raise ConfigurationError(f"There is no compression {codec!r}; choose one of {known}.") from None
     if not isinstance(codec, Codec):
         raise ConfigurationError(f"{codec!r} is not a Codec; it lacks a member of p2pavg.codecs.Codec.")
-    if not 0 <= codec.wire_id <= 255:
+    if isinstance(codec, (_BuiltIn, StochasticInt8)):
+        return codec
+    if not 64 <= codec.wire_id <= 255:
         raise ConfigurationError(
             f"Codec {codec.name!r} has wire_id {codec.wire_id}; choose one from 64 to 255."
+        )
+    if codec.name in WIRE_IDS:
+        raise ConfigurationError(
+            f"A Codec of your own cannot be called {codec.name!r}; give it another name."
         )
     return codec
 
 
-def prepare(codec: str | Codec) -> None:
-    """Load now what the codec needs: the twin's float16 takes torch, whose import no event loop may wait for.
-
-    Raises ConfigurationError like `get`.
+def prepare(codec: str | Codec) -> Codec:
+    """As `get`, and load now what it needs: the twin's float16 takes torch, whose import no event loop may
+    wait for.
     """
-    if isinstance(get(codec), TwinCodec) and get(codec).name in ("fp16", "int8"):  # int8 returns as fp16
+    found = get(codec)
+    returned = for_results(found)
+    if isinstance(returned, TwinCodec) and returned.name == "fp16":
         codecs_twin.load_torch()
+    return found
 
 
 def is_built_in(codec: Codec) -> bool:
     """Whether the native pump knows this codec by its wire id."""
     return codec.wire_id in WIRE_IDS.values()
+
+
+def has_feedback(codec: Codec) -> bool:
+    """Whether training keeps what a contribution lost, for the next one."""
+    return getattr(codec, "feedback", False) is True
+
+
+def for_results(codec: Codec) -> Codec:
+    """What averages travel in, and sums that are handed over: nobody keeps what those lose."""
+    coarse = codec.wire_id == WIRE_IDS["int8"] or has_feedback(codec)
+    return get("fp16") if coarse else codec
+
+
+def label(codec: Codec) -> str:
+    """What peers compare: they must call a codec by the same name and the same wire id."""
+    return codec.name if is_built_in(codec) else f"{codec.name} (wire id {codec.wire_id})"
 
 
 def decode_runs(
@@ -221,33 +253,3 @@ def mean_encode(
     for data, weight in zip(inputs, weights, strict=True):
         codec_in.decode_add(data, total, weight)
     return codec_out.encode(total, dst, scale)
-
-
-class ErrorFeedback:
-    """What rounding took from this peer's contribution, added to the next: over epochs int8 has no bias.
-
-    Holds one float32 residual per element. `encode` never changes it, so an attempt can be repeated; `commit`
-    makes the loss of the committed attempt the residual, from the same gradient, untouched until then.
-    """
-
-    def __init__(self, codec: Codec, n: int) -> None:
-        self.codec = codec
-        self.residual: F32 = np.zeros(n, np.float32)
-
-    def encode(self, start: int, src: F32, dst: Buffer, scale: float) -> bool:
-        """dst <- encode(src·scale + residual) for the chunk of len(src) elements that begins at `start`."""
-        return self.codec.encode(self._wanted(start, src, scale), dst, 1.0)
-
-    def commit(self, start: int, src: F32, scale: float) -> None:
-        """Keep what `encode` with these arguments lost; nothing when the chunk was not finite."""
-        wanted = self._wanted(start, src, scale)
-        encoded = np.empty(self.codec.encoded_size(len(src)), np.uint8)
-        if self.codec.encode(wanted, encoded, 1.0):
-            sent = np.empty_like(wanted)
-            self.codec.decode(encoded, sent)
-            np.subtract(wanted, sent, out=self.residual[start : start + len(src)])
-
-    def _wanted(self, start: int, src: F32, scale: float) -> F32:
-        wanted = src * np.float32(scale)
-        wanted += self.residual[start : start + len(src)]
-        return wanted

@@ -38,7 +38,7 @@ class Peer:
     listen: "host:port"; with the default the next free port is taken, port 0 is any free one.
     announce: the "host:port" that others reach this peer at, when it is not the listening one.
     client_only: others cannot connect to this peer.
-    compression: "none", "fp16", "bf16", "int8" or a Codec.
+    compression: "none", "fp16", "bf16", "int8" or a `p2pavg.codecs.Codec`; the same on all peers.
     streams: TCP streams per link, or "auto": as many as transfers call for.
     on_round: called with every RoundReport, on a background thread.
     reports: append every RoundReport to this JSONL file; `P2PAVG_REPORTS` is used when None.
@@ -61,7 +61,7 @@ class Peer:
         announce: str | None = None,
         client_only: bool = False,
         region: str | None = None,
-        compression: Any = "fp16",
+        compression: str | codecs.Codec = "fp16",
         streams: int | str = "auto",
         on_round: Callable[[RoundReport], None] | None = None,
         reports: str | os.PathLike[str] | None = None,
@@ -100,10 +100,10 @@ class Peer:
             raise ClosedError("this peer was closed; build a new one")
         if self._place is not None:
             return self
-        codecs.prepare(self.compression)
+        codec = codecs.prepare(self.compression)
         _check_writable(self._reports)
         thread = LoopThread(f"p2pavg-{self.run_id}")
-        place = Place(self._settings, self._own_identity(), self._publish)
+        place = Place(self._settings, self._own_identity(), self._publish, codec)
         try:
             thread.run(place.start())
         except BaseException:

@@ -36,9 +36,10 @@ from p2pavg.rounds.training import Start, TrainingSpec
 from p2pavg.rounds.watching import WATCH, Watching, status
 from p2pavg.rounds.words import Role
 from p2pavg.settings import Settings
-from p2pavg.transport import handshake, pump_engine
+from p2pavg.transport import handshake
 from p2pavg.transport.endpoint import Endpoint
 from p2pavg.transport.engine import Engine
+from p2pavg.transport.engines import make_engine
 from p2pavg.transport.handshake import Party
 from p2pavg.transport.link import Link
 
@@ -63,9 +64,14 @@ class Place:
     """One peer's links, table node, view and, once it trains, rounds. All methods run on the loop."""
 
     def __init__(
-        self, settings: Settings, identity: Identity, publish: Callable[[RoundReport], None]
+        self,
+        settings: Settings,
+        identity: Identity,
+        publish: Callable[[RoundReport], None],
+        codec: codecs.Codec,
     ) -> None:
         self.settings = settings
+        self._codec = codec
         self._identity = identity
         self.driver: Driver | None = None
         self.watching = Watching(self._status)
@@ -81,7 +87,7 @@ class Place:
 
     async def start(self) -> None:
         """Open the ports and join the table. Raises P2PAvgError with what to do."""
-        self._engine = make_engine(self, encrypted=self.settings.credentials is not None)
+        self._engine = make_engine(self, self._codec, encrypted=self.settings.credentials is not None)
         try:
             await self._open_ports()
         except BaseException:
@@ -243,13 +249,14 @@ class Place:
         """Enter the run: link to everybody who trains in it, then open the rounds. Raises
         IncompatiblePeerError.
         """
+        codec = codecs.get(spec.compression)
         fresh = Start(0, first_lineage(self.settings.run_id.encode(), spec.initial_digest))
         start = spec.start or fresh
         self.endpoint.hello.update(
             schema=spec.schema,
             terms={
                 "target_batch_size": spec.target_batch_size,
-                "compression": spec.compression,
+                "compression": codecs.label(codec),
                 "model": ", ".join(spec.describe) or f"{spec.numel} values",
                 **spec.terms,
             },
@@ -290,7 +297,6 @@ class Place:
             now=time.monotonic(),
             weighted=spec.weighted,
         )
-        codec = codecs.get(spec.compression)
         region = self.settings.region
         meter = LinkMeter(self._engine, region, self._is_here)
         run_id = self.settings.run_id
@@ -443,12 +449,3 @@ class Place:
             await self.endpoint.close()
             await self.dht.stop()
             self._engine.close()
-
-
-def make_engine(events: Any, *, encrypted: bool = False) -> Engine:
-    """The native pump where it is built, and can encrypt if need be; else its Python twin."""
-    if pump_engine.can_encrypt() if encrypted else pump_engine.available():
-        return pump_engine.PumpEngine(events)
-    from p2pavg.transport.python_engine import PythonEngine
-
-    return PythonEngine(events)

@@ -38,7 +38,7 @@ class NoState:
 class Averager:
     """Carries tensors into a flat float32 vector, through one round, and back."""
 
-    def __init__(self, compression: Any) -> None:
+    def __init__(self, compression: str | codecs.Codec) -> None:
         self._codec = codecs.get(compression)
         self._session: Session | None = None
         self._vector: F32 = np.empty(0, np.float32)
@@ -89,7 +89,7 @@ class Averager:
                 numel=numel,
                 schema=hashlib.sha256(b"tensors" + digest).digest(),
                 initial_digest=digest,
-                compression=self._codec.name,
+                compression=self._codec,
                 state=NoState(),
                 weighted=True,
             )

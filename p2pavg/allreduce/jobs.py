@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
+from p2pavg.allreduce.encoding import Encodable, HostEncoding, HostGradient
+from p2pavg.allreduce.feedback import Residual
 from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.allreduce.result_memory import ResultMemory
 from p2pavg.transport.engine import NOBODY, SELF, Begin, Engine, JobProgress, Part, ReduceJob
@@ -50,6 +52,7 @@ class Job:
     voters: tuple[bool, ...]
     layout: Layout
     result: U8
+    exact: bool
     begun: bool = False
     weights: tuple[float, ...] = ()
     codec: codecs.Codec = field(default_factory=lambda: codecs.get("none"))  # of contributions
@@ -81,11 +84,16 @@ class Jobs:
         codec: codecs.Codec,
         numel: int,
         allocate: Callable[[int], U8] | None = None,
+        feedback: bool = False,
     ) -> None:
-        """allocate: host memory for results, uint8[n]; None: ordinary memory."""
+        """allocate: host memory for results, uint8[n]; None: ordinary memory. feedback: add to contributions
+        what the codec took from earlier ones, where it takes that much.
+        """
         self._engine = engine
         self.codec = codec
-        self._result_codec = codecs.get("fp16") if codec.name == "int8" else codec
+        self._result_codec = codecs.for_results(codec)
+        self._residual = Residual(numel) if feedback and codecs.has_feedback(codec) else None
+        self._outgoing = ResultMemory()
         self._numel = numel
         self._open: dict[int, Job] = {}
         self._memory = ResultMemory(allocate)
@@ -102,8 +110,10 @@ class Jobs:
         parts: Sequence[Part],
         links: Mapping[bytes, int],
         exact: bool = False,
+        epoch: int = 0,
     ) -> Job:
         """members: (peer id, votes) in rank order. exact: the vector goes uncompressed, with more behind it.
+        epoch: what chance is drawn for.
         Raises NoLinkError when one of the parts' owners, or, if we own a part, a member has no link to us.
         """
         peers = tuple(peer for peer, _ in members)
@@ -121,10 +131,12 @@ class Jobs:
         codec, result_codec = self.codec, self._result_codec
         if exact:
             codec = result_codec = codecs.get("none")
+        elif isinstance(codec, codecs.StochasticInt8):
+            codec = codec.at(epoch, 0)
         chunk = chunk_elements([part.count for part in parts])
         layout = Layout(tuple(parts), chunk, result_codec)
         result = self._memory.take(layout.nbytes)
-        job = Job(transfer, peers.index(me), tuple(ids), peers, voters, layout, result, codec=codec)
+        job = Job(transfer, peers.index(me), tuple(ids), peers, voters, layout, result, exact, codec=codec)
         self._engine.open_reduce(
             ReduceJob(
                 transfer=transfer,
@@ -140,6 +152,31 @@ class Jobs:
         )
         self._open[transfer] = job
         return job
+
+    def prepared(self, transfer: int, weights: Sequence[float], gradient: F32 | Encodable) -> F32 | Encodable:
+        """The gradient, or one that is encoded here because it takes more than the engine knows.
+
+        When all parts are our own, nothing is rounded, and the residual waits.
+        """
+        job, residual = self._open[transfer], self._residual
+        alone = all(part.owner == job.rank for part in job.layout.parts if part.count)
+        if job.exact or alone:
+            return gradient
+        if residual is not None:
+            share = weights[job.rank] / sum(weights)
+            return HostGradient(
+                gradient,
+                lambda codec, start, mean, out: residual.encode(codec, start, mean, out, share),
+                self._outgoing.take,
+            )
+        if isinstance(job.codec, codecs.StochasticInt8) and isinstance(gradient, np.ndarray):
+            chance = job.codec
+            return HostGradient(
+                gradient,
+                lambda codec, start, mean, out: chance.at(chance.epoch, start).encode(mean, out, 1.0),
+                self._outgoing.take,
+            )
+        return gradient
 
     def begin(
         self,
@@ -180,13 +217,24 @@ class Jobs:
 
     def cancel(self, transfer: int) -> None:
         """Forget the attempt; idempotent."""
-        if self._open.pop(transfer, None) is not None:
+        job = self._open.pop(transfer, None)
+        if job is not None:
             self._engine.cancel(transfer)
+            if isinstance(job.growing, HostEncoding):
+                job.growing.stop()
 
     def finish(self, transfer: int) -> Job:
         """The attempt was committed."""
         self._engine.finish(transfer)
-        return self._open.pop(transfer)
+        job = self._open.pop(transfer)
+        if self._residual is not None and isinstance(job.growing, HostEncoding) and job.growing.whole():
+            self._residual.commit()
+        return job
+
+    def healed(self) -> None:
+        """This peer loaded another one's state."""
+        if self._residual is not None:
+            self._residual.forget()
 
     def cancel_all(self) -> None:
         """Forget every attempt."""

@@ -84,7 +84,7 @@ class ToyTrainer:
         self._average: F32 = np.empty(numel, np.float32)
         self._counted_at: list[float] = []
         schema = hashlib.sha256(b"toy" + numel.to_bytes(8, "big")).digest()
-        spec = TrainingSpec(target, numel, schema, b"\0" * 32, str(peer.compression), self)
+        spec = TrainingSpec(target, numel, schema, b"\0" * 32, peer.compression, self)
         self.session = peer.training(spec)
         while not isinstance(outcome := self.session.arrive(Contribution(None, 1.0, 0)), KeepGoing):
             self._apply(outcome, time.monotonic())

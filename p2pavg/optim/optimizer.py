@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from p2pavg.codecs import Codec
 from p2pavg.errors import ClosedError, ConfigurationError, P2PAvgError
 from p2pavg.membership import PeerInfo
 from p2pavg.optim import arguments, preflight, sigterm
@@ -53,7 +54,8 @@ class CollaborativeOptimizer(Wrapper):
     batch_size_per_step: samples per backward(); None: taken from the first step(batch_size=n).
     initial_peers: "host:port" of any members; empty: start a new swarm; None: from P2PAVG_INITIAL_PEERS.
     scheduler: an LRScheduler on `optimizer`, stepped once per epoch.
-    compression: "none", "fp16" or "bf16", what gradients look like on the wire.
+    compression: "none", "fp16", "bf16", "int8" or a `p2pavg.codecs.Codec`, what gradients look like on the
+    wire; the same on all peers. "int8" adds what it took from a contribution to the next one.
     streams: TCP streams per link, or "auto".
     delay_updates: average and step behind the next epoch's computation, with gradients one epoch old.
     delay_warmup_epochs: epochs at the start without delay.
@@ -89,7 +91,7 @@ class CollaborativeOptimizer(Wrapper):
         batch_size_per_step: int | None = None,
         initial_peers: Sequence[str] | None = None,
         scheduler: LRScheduler | None = None,
-        compression: str = "fp16",
+        compression: str | Codec = "fp16",
         streams: str | int = "auto",
         *,
         delay_updates: bool = False,
@@ -203,6 +205,7 @@ class CollaborativeOptimizer(Wrapper):
                 schema=self._resumable.schema,
                 initial_digest=self._state.initial_digest(),
                 compression=self._compression,
+                feedback=True,
                 state=self._state,
                 inherits=True,
                 saving=self._saving,

@@ -12,11 +12,10 @@ import torch
 
 from p2pavg import codecs, device
 from p2pavg.allreduce.encoded import EncodedResult
+from p2pavg.allreduce.encoding import Encodable, Encoding
 from p2pavg.codecs import Codec
 from p2pavg.optim.tree import U8
-from p2pavg.rounds.training import Encodable, Encoding
 
-BUFFERS = 3  # what one epoch needs at once: a contribution, its result, and the result before, still in use
 HEADERS = 1.02  # encoded chunks have headers, whose size depends on where parts begin
 
 
@@ -105,6 +104,11 @@ class _CudaGradient:
         return _HostEncoding(out, chunks, finite)
 
 
+def _whole(codec: Codec, numel: int) -> int:
+    """Bytes of the encoded vector, wherever parts begin."""
+    return int(HEADERS * device.encoded_bytes(codec, [(0, numel)], 1 << 17)) + (1 << 16)
+
+
 class CudaPath:
     """Chunks are scaled, checked and encoded on the device, and copied into page-locked memory, on streams of
     their own. Uses `device.SLOTS` * `device.SLOT_BYTES` of device memory.
@@ -115,8 +119,11 @@ class CudaPath:
         self._pool = device.PinnedPool()
         self._stream = torch.cuda.Stream(self.staging.device)  # type: ignore[no-untyped-call]
         self._forked: torch.cuda.Event | None = None
-        nbytes = int(HEADERS * device.encoded_bytes(codec, [(0, numel)], 1 << 17)) + (1 << 16)
-        reserve = [self._pool.take(nbytes) for _ in range(BUFFERS)]  # later, locking would hold a round up
+        # What one epoch needs at once: a contribution, its result, and the result before, still in use. With
+        # feedback the contribution comes as floats. Later, locking would hold a round up.
+        contribution = codecs.get("none") if codecs.has_feedback(codec) else codec
+        result = codecs.for_results(codec)
+        reserve = [self._pool.take(_whole(it, numel)) for it in (contribution, result, result)]
         del reserve
 
     def allocate(self, nbytes: int) -> U8:
@@ -151,7 +158,7 @@ class CudaPath:
                 self._stream.synchronize()
 
 
-def open_cuda_path(compression: str) -> PathOpener:
+def open_cuda_path(compression: str | Codec) -> PathOpener:
     """Opens paths for a run with this compression."""
     codec = codecs.get(compression)
 

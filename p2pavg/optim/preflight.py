@@ -14,6 +14,7 @@ from p2pavg import codecs, device
 from p2pavg.errors import ConfigurationError
 
 PROBE = (64, 64)  # the shape of the parameter on which an optimizer shows what state it keeps
+RESIDUAL = 4  # bytes of an element's, with feedback
 MARGIN = 1.02  # alignment, small buffers, allocators
 
 
@@ -39,6 +40,7 @@ def forecast(
     wire_bytes: float,
     *,
     accelerator: bool,
+    sent_bytes: float = 0,
     live_bytes: int = 4,
     gradient_bytes: int = 4,
     gradients_held: int = 0,
@@ -46,16 +48,17 @@ def forecast(
 ) -> Forecast:
     """Offload of `numel` parameters.
 
-    state_bytes: what the optimizer keeps, wire_bytes: what the codec sends, live_bytes, gradient_bytes: what
-    the model and its sums take, all per parameter. gradients_held: bytes of `.grad` now, which are let go.
-    delayed: a round's result may still be in use when the next round begins.
+    state_bytes: what the optimizer keeps, wire_bytes: what a result takes, sent_bytes: what is held of
+    contributions, live_bytes, gradient_bytes: what the model and its sums take, all per parameter.
+    gradients_held: bytes of `.grad` now, which are let go. delayed: a round's result may still be in use when
+    the next round begins.
     """
     sums = {"gradient sums": max(0, 2 * gradient_bytes * numel - gradients_held)}
     host = {"master parameters": 4 * numel, "optimizer state": int(state_bytes * numel)}
     if not accelerator:
         results = 2 if delayed else 1
-        return Forecast(host | sums | {"rounds": int(results * wire_bytes * numel)}, {})
-    host |= {"averages": 4 * numel, "rounds": int(3 * wire_bytes * numel)}
+        return Forecast(host | sums | {"rounds": int((results * wire_bytes + sent_bytes) * numel)}, {})
+    host |= {"averages": 4 * numel, "rounds": int((2 * wire_bytes + sent_bytes) * numel)}
     if live_bytes != 4:
         host["rounded parameters"] = live_bytes * numel
     return Forecast(host, sums | {"staging": device.SLOTS * device.SLOT_BYTES})
@@ -104,7 +107,11 @@ def device_available(place: torch.device) -> int | None:
 
 
 def check(
-    optimizer: torch.optim.Optimizer, compression: str, grad_dtype: torch.dtype | None, *, delayed: bool
+    optimizer: torch.optim.Optimizer,
+    compression: str | codecs.Codec,
+    grad_dtype: torch.dtype | None,
+    *,
+    delayed: bool,
 ) -> Forecast:
     """The forecast for this optimizer. Raises ConfigurationError, with numbers, when it does not fit."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -114,8 +121,9 @@ def check(
     expected = forecast(
         numel,
         state_bytes_per_parameter(optimizer),
-        codec.encoded_size(1 << 17) / (1 << 17),
+        _wire_bytes(codecs.for_results(codec)),
         accelerator=bool(places),
+        sent_bytes=_sent_bytes(codec, bool(places)),
         live_bytes=_mean([param.element_size() for param in params], params),
         gradient_bytes=_mean([_gradient_size(param, grad_dtype) for param in params], params),
         gradients_held=sum(p.grad.numel() * p.grad.element_size() for p in params if p.grad is not None),
@@ -125,6 +133,18 @@ def check(
     for place in places:
         _compare(str(place), expected.device, expected.device_bytes, device_available(place))
     return expected
+
+
+def _wire_bytes(codec: codecs.Codec) -> float:
+    return codec.encoded_size(1 << 17) / (1 << 17)
+
+
+def _sent_bytes(codec: codecs.Codec, accelerator: bool) -> float:
+    """What is held of contributions, per parameter: on the host alone they are encoded while they leave."""
+    encoded = _wire_bytes(codec)
+    if codecs.has_feedback(codec):
+        return RESIDUAL + encoded + (4 if accelerator else 0)
+    return encoded if accelerator or isinstance(codec, codecs.StochasticInt8) else 0
 
 
 def _gradient_size(param: torch.Tensor, grad_dtype: torch.dtype | None) -> int:

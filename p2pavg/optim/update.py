@@ -13,6 +13,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from p2pavg.allreduce.encoded import EncodedResult
+from p2pavg.allreduce.encoding import Encodable
 from p2pavg.optim.buffers import AveragedBuffers
 from p2pavg.optim.flat import FlatGradients
 from p2pavg.optim.loss_scale import LossScale
@@ -24,7 +25,6 @@ from p2pavg.optim.vectors import all_finite, flat, tail
 from p2pavg.rounds.training import (
     Average,
     Contribution,
-    Encodable,
     Heal,
     Inheritance,
     Outcome,

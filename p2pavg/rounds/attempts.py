@@ -37,8 +37,9 @@ class Attempts:
         members = [(seat.peer, seat.voter) for seat in action.members]
         links = {peer: link.id for peer, link in self._links.items()}
         try:
-            exact = self._exact(action.ballot.epoch) > 0
-            self._jobs.open(action.transfer, self._me, members, action.parts, links, exact)
+            epoch = action.ballot.epoch
+            exact = self._exact(epoch) > 0
+            self._jobs.open(action.transfer, self._me, members, action.parts, links, exact, epoch)
         except NoLinkError as error:
             return ev.JobFailed(action.transfer, str(error), error.rank)
         except (ValueError, MemoryError) as error:
@@ -57,6 +58,8 @@ class Attempts:
             source, scale = contribution.gradient, contribution.scale
         if isinstance(source, np.ndarray) and len(source) != job.layout.numel:
             return ev.JobFailed(action.transfer, "the contribution has another length")
+        if source is not None:
+            source = self._jobs.prepared(action.transfer, action.weights, source)
         if source is None or isinstance(source, np.ndarray):
             self._jobs.begin(action.transfer, action.weights, source, scale)
         else:

@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
+from p2pavg.allreduce.encoding import Encodable
 from p2pavg.errors import P2PAvgError
 from p2pavg.identity import short_id
 from p2pavg.rounds.leaving import Verdict
 from p2pavg.rounds.state import CHUNK_BYTES
-from p2pavg.rounds.training import Contribution, Encodable, Inheritance
+from p2pavg.rounds.training import Contribution, Inheritance
 from p2pavg.transport.engine import Engine, Part
 from p2pavg.transport.link import Link
 
@@ -63,7 +64,7 @@ class Bequests:
         """links: by peer, a live view. judge(epoch, lineage): whether samples of there may count here."""
         self._engine = engine
         self._links = links
-        self._codec = codecs.get("fp16") if codec.name == "int8" else codec
+        self._codec = codecs.for_results(codec)
         self._numel = numel
         self._judge = judge
         self._take = take

@@ -76,7 +76,8 @@ class Driver:
         self._target = spec.target_batch_size
         self.machine = machine
         self.recorder = recorder
-        self._jobs = Jobs(peer.engine, codecs.get(spec.compression), spec.numel, spec.allocate)
+        codec = codecs.get(spec.compression)
+        self._jobs = Jobs(peer.engine, codec, spec.numel, spec.allocate, spec.feedback)
         self._loop = asyncio.get_running_loop()
         supply = Supply(self._loop, self._jobs, self.job_refused)
         self._attempts = Attempts(peer.peer_id, peer.links, self._jobs, supply, spec.exact)
@@ -90,7 +91,7 @@ class Driver:
         self.bequests = Bequests(
             peer.engine,
             peer.links,
-            codecs.get(spec.compression),
+            codec,
             spec.numel,
             lambda *where: machine.departure.verdict(*where) if spec.inherits else Verdict.NEVER,
             self._inherit,
@@ -222,6 +223,7 @@ class Driver:
             self.feed(ev.Applied(commit.ballot.epoch + 1, commit.lineage))
         elif isinstance(outcome, Heal):
             self.recorder.healed(time.monotonic())
+            self._jobs.healed()
             inherited = self._deliveries.drop_inheritances()
             if inherited:
                 self._discarded.append((inherited, "healed"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from p2pavg.allreduce.encoding import Encodable, Encoding
 from p2pavg.allreduce.jobs import Jobs
-from p2pavg.rounds.training import Encodable, Encoding
 
 INTERVAL_S = 0.001  # between two looks at what is encoded: tens of MB
 

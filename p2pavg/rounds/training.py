@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg.allreduce.encoded import EncodedResult
+from p2pavg.allreduce.encoding import Encodable
 from p2pavg.codecs import Codec
 from p2pavg.rounds.words import Generation
 
@@ -28,28 +29,6 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 PIECE_BYTES = 1 << 22  # of a snapshot, copied at a time
-
-
-class Encoding(Protocol):
-    """A gradient that is being encoded into host memory, chunk by chunk, in layout order."""
-
-    @property
-    def data(self) -> U8:
-        """The encoded chunks without gaps; unchanged from when they are in place."""
-
-    def chunks_done(self) -> int:
-        """How many are in place, from the first. Does not wait."""
-
-    def finite(self) -> bool:
-        """Whether all values were finite. Waits for the last chunk."""
-
-
-class Encodable(Protocol):
-    """A flat gradient that is encoded where it is, on an accelerator."""
-
-    def encode(self, codec: Codec, parts: Sequence[tuple[int, int]], chunk: int, scale: float) -> Encoding:
-        """Begin to encode gradient * scale: parts of (start, count) elements in chunks of `chunk`. Does not
-        wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +217,7 @@ class TrainingSpec:
         bytes  # 32 bytes: sha256 over names, shapes and dtypes of the parameters, and the optimizer's class
     )
     initial_digest: bytes  # 32 bytes: sha256 of the initial parameters and buffers
-    compression: str
+    compression: str | Codec
     state: StateSource
     saving: Saving | None = None  # checkpoints; None: none are written
     state_upload_bps: float | None = None  # most bit/s that all newcomers together get of the state
@@ -250,3 +229,4 @@ class TrainingSpec:
     # Epoch -> elements of the vector when it goes uncompressed, state behind the gradient; 0: it does not.
     exact: Callable[[int], int] = lambda epoch: 0
     allocate: Callable[[int], U8] | None = None  # host memory for results: uint8[n]; None: ordinary memory
+    feedback: bool = False  # what a coarse codec took from a contribution is added to the next one

@@ -124,7 +124,7 @@ def test_a_peer_that_sends_nan_is_left_out(
     credentials = identities if closed else (None, None, None)
     one = trainers([], compression=compression, credentials=credentials[0])
     two = trainers([one.address], compression=compression, credentials=credentials[1])
-    monkeypatch.setattr(place, "make_engine", lambda events, encrypted: PythonEngine(events))
+    monkeypatch.setattr(place, "make_engine", lambda events, codec, encrypted: PythonEngine(events))
     bad = trainers([one.address], compression=compression, credentials=credentials[2])
     assert bad.opt.peer.engine_name == "python"  # its sender is easily changed
     truly, poisonous = Reducer.contribution, threading.Event()

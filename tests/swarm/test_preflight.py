@@ -88,7 +88,9 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_device_memory_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a model on an accelerator its memory is forecast as well: sums twice, and staging."""
-    expected = preflight.forecast(10**9, 8.0, 2.0, accelerator=True, live_bytes=2, gradients_held=2 * 10**9)
+    expected = preflight.forecast(
+        10**9, 8.0, 2.0, accelerator=True, sent_bytes=2.0, live_bytes=2, gradients_held=2 * 10**9
+    )
     assert expected.device == {"gradient sums": 6 * 10**9, "staging": 32 << 20}
     assert expected.host == {
         "master parameters": 4 * 10**9,

@@ -1,4 +1,4 @@
-"""What is built on the codecs: stochastic rounding, error feedback, many runs, means, codecs of others."""
+"""What is built on the codecs: stochastic rounding, many runs, means, codecs of others."""
 
 from __future__ import annotations
 
@@ -60,48 +60,6 @@ class TestStochastic:
             data, finite = encoded(codecs.StochasticInt8(seed, epoch, first), x, 0.3)
         assert data.tobytes() == expected.tobytes()
         assert finite == told
-
-
-class TestErrorFeedback:
-    def test_it_removes_the_bias(self) -> None:
-        """The mean of 200 epochs of one gradient is right to 1/200 of a step, which it never is without."""
-        n, epochs = 3000, 200
-        x = np.random.default_rng(1).standard_normal(n).astype(np.float32)
-        int8 = codecs.get("int8")
-        feedback = codecs.ErrorFeedback(int8, n)
-        total = np.zeros(n)
-        data = np.empty(int8.encoded_size(n), np.uint8)
-        for _ in range(epochs):
-            assert feedback.encode(0, x, data, 0.5)
-            total += decoded(int8, data, n)
-            feedback.commit(0, x, 0.5)
-        step = np.abs(x).max() * 0.5 / 127
-        with_feedback = np.abs(total / epochs - x * 0.5).max()
-        without = np.abs(decoded(int8, encoded(int8, x, 0.5)[0], n) - x * 0.5).max()
-        assert with_feedback < step / epochs
-        assert without > 0.4 * step
-
-    def test_an_attempt_can_be_repeated(self) -> None:
-        """Encoding changes no residual: until COMMIT every attempt of an epoch sends the same bytes."""
-        x = np.random.default_rng(2).standard_normal(2048).astype(np.float32)
-        feedback = codecs.ErrorFeedback(codecs.get("int8"), 4096)
-        feedback.commit(2048, x, 1.0)
-        first, second = (np.empty(feedback.codec.encoded_size(2048), np.uint8) for _ in range(2))
-        feedback.encode(2048, x, first, 1.0)
-        feedback.encode(2048, x, second, 1.0)
-        assert (first == second).all()
-        assert not feedback.residual[:2048].any()
-        assert feedback.residual[2048:].any()
-
-    def test_a_non_finite_chunk_leaves_the_residual(self) -> None:
-        """A chunk that was not finite, and so was not sent, costs no residual."""
-        feedback = codecs.ErrorFeedback(codecs.get("int8"), 1024)
-        feedback.commit(0, np.linspace(0, 1, 1024, dtype=np.float32), 1.0)
-        before = feedback.residual.copy()
-        bad = np.full(1024, np.inf, np.float32)
-        assert not feedback.encode(0, bad, np.empty(feedback.codec.encoded_size(1024), np.uint8), 1.0)
-        feedback.commit(0, bad, 1.0)
-        assert (feedback.residual == before).all()
 
 
 @pytest.mark.parametrize("which", IMPLEMENTATIONS)
@@ -195,6 +153,17 @@ class TestGet:
         codecs.decode_runs(codec, np.array([1, 255, 0], np.uint8), at, dst, at, np.array([3]), 2.0)
         assert dst.tolist() == [2, -2, 0]
         assert not codecs.is_built_in(codec)
+        assert codecs.label(codec) == "sign (wire id 64)"
+        assert codecs.for_results(codec) is codec
+
+    def test_coarse_codecs_return_as_fp16(self) -> None:
+        """Nobody keeps what rounding takes from a result."""
+        for coarse in ("int8", codecs.StochasticInt8(1)):
+            assert codecs.for_results(codecs.get(coarse)).name == "fp16"
+            assert codecs.label(codecs.get(coarse)) == "int8"
+        assert codecs.for_results(codecs.get("bf16")).name == "bf16"
+        assert codecs.has_feedback(codecs.get("int8"))
+        assert not codecs.has_feedback(codecs.StochasticInt8(1))
 
     def test_what_is_no_codec_is_refused(self) -> None:
         """Unknown names, incomplete objects and impossible wire ids each get an error that names the fix."""
@@ -202,5 +171,8 @@ class TestGet:
             codecs.get("fp8")
         with pytest.raises(ConfigurationError, match="not a Codec"):
             codecs.get(object())  # type: ignore[arg-type]
-        with pytest.raises(ConfigurationError, match="choose one from 64 to 255"):
-            codecs.get(SignCodec(wire_id=300))
+        for wire_id in (3, 300):
+            with pytest.raises(ConfigurationError, match="choose one from 64 to 255"):
+                codecs.get(SignCodec(wire_id=wire_id))
+        with pytest.raises(ConfigurationError, match="cannot be called 'fp16'; give it another name"):
+            codecs.get(SignCodec(name="fp16"))
