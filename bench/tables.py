@@ -220,7 +220,8 @@ def size(content: dict[str, Any]) -> str:
 
 
 def network(content: dict[str, Any]) -> str:
-    return content.get("topology") or content.get("lab") or "loopback"
+    where = content.get("topology") or content.get("lab") or "loopback"
+    return f"{where}, encrypted" if content.get("encrypted") is True else where
 
 
 VERSUS = ["peers × values", "network", "system", "seconds", "of gloo", "CPU s a peer", "of gloo", "max error"]

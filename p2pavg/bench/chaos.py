@@ -30,6 +30,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help=f"of {','.join(FAULTS)}; {', '.join(LAB_FAULTS)} need --lab (default kill,stop,leader,join)",
     )
     parser.add_argument("--lab", metavar="TOPOLOGY", help="run on the hosts of a lab topology")
+    parser.add_argument(
+        "--encrypted", action="store_true", help="a closed run, whose members have credentials"
+    )
     parser.add_argument("--events", metavar="PATH", type=output_path, help="write every event as JSONL")
     add_output_options(parser)
     parser.set_defaults(func=run)
@@ -51,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
             epoch_seconds=args.epoch_seconds,
             topology=args.lab,
             seed=args.seed,
+            encrypted=args.encrypted,
         ) as swarm:
             swarm.run(faults, args.fault_every, advance)
         events = swarm.events
@@ -65,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
             "seed": args.seed,
             "faults": faults,
             "topology": args.lab,
+            "encrypted": args.encrypted,
         }
     )
     emit(args, result, _words(result), lambda figure: _draw(figure, events, result))

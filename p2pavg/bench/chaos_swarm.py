@@ -22,6 +22,7 @@ from typing import Any
 
 from p2pavg.bench.chaos_check import HANG_S
 from p2pavg.bench.workers import WorkerError, start, tell
+from p2pavg.credentials import Authority
 
 PHASES = ("proposed", "begun", "done", "committed")  # of a round, as its leader passes them
 FAULTS = (
@@ -35,6 +36,7 @@ BREAKS: dict[str, tuple[str, float]] = {  # what becomes of the paths of a host
     "slow": ("rate_mbps", 0.008),
     "corrupt": ("corrupt", 0.01),
 }
+RUN = "chaos"
 START_S = 60.0
 STOP_S = (0.5, 8.0)
 CUT_S = (1.0, 8.0)
@@ -48,6 +50,7 @@ class Member:
     who: str
     host: str | None
     process: subprocess.Popen[bytes]
+    own: dict[str, str]  # what tells it from others: `identity` or `credentials` of a Peer
     address: str = ""
     peer: str = ""
     joined: bool = False
@@ -62,14 +65,24 @@ class Swarm(AbstractContextManager["Swarm"]):
     """Keeps `peers` processes training until all have applied `epochs` epochs, and breaks them meanwhile."""
 
     def __init__(
-        self, *, peers: int, epochs: int, steps: int, epoch_seconds: float, topology: str | None, seed: int
+        self,
+        *,
+        peers: int,
+        epochs: int,
+        steps: int,
+        epoch_seconds: float,
+        topology: str | None,
+        seed: int,
+        encrypted: bool,
     ) -> None:
+        """encrypted: in a closed run."""
         self.events: list[dict[str, Any]] = []
         self._peers = peers
         self._epochs = epochs
         self._config = {"target": peers * steps, "step_seconds": epoch_seconds / steps, "epochs": epochs}
         self._topology = topology
         self._random = random.Random(seed)
+        self._authority = Authority.new(RUN) if encrypted else None
         self._members: dict[str, Member] = {}
         self._queue: queue.Queue[tuple[str, dict[str, Any] | None]] = queue.Queue()
         self._stack = ExitStack()
@@ -158,7 +171,12 @@ class Swarm(AbstractContextManager["Swarm"]):
     def _living(self) -> list[Member]:
         return [m for m in self._members.values() if m.process.poll() is None]
 
-    def _spawn(self, identity: str | None = None, host: str | None = None) -> Member:
+    def _own(self, who: str) -> dict[str, str]:
+        if self._authority is not None:
+            return {"credentials": self._authority.member().to_text()}
+        return {"identity": str(self._folder / f"{who}.key")}
+
+    def _spawn(self, own: dict[str, str] | None = None, host: str | None = None) -> Member:
         who = f"p{self._born}"
         self._born += 1
         argv = [sys.executable, "-m", "p2pavg.bench.chaos_worker"]
@@ -167,13 +185,13 @@ class Swarm(AbstractContextManager["Swarm"]):
             used = {m.host for m in self._living()}
             host = host or next((h for h in self._lab.hosts if h not in used), self._lab.hosts[0])
         process = start(argv, env, lab=self._lab, host=host)
-        member = Member(who, host, process, heard_at=time.monotonic())
+        member = Member(who, host, process, own or self._own(who), heard_at=time.monotonic())
         known = [m.address for m in self._living() if m.address]
         config = {
             **self._config,
-            "run_id": "chaos",
+            "run_id": RUN,
             "initial_peers": self._random.sample(known, min(3, len(known))),
-            "identity": identity or str(self._folder / f"{who}.key"),
+            "own": member.own,
         }
         tell(process, config)
         threading.Thread(target=self._read, args=(member,), daemon=True).start()
@@ -258,7 +276,7 @@ class Swarm(AbstractContextManager["Swarm"]):
                     self._break_link(name, victim)
                 self._garbage(victim)
             case "duplicate" if victim is not None and len(self._living()) <= self._peers and self._room():
-                double = self._spawn(identity=str(self._folder / f"{victim.who}.key"))
+                double = self._spawn(own=victim.own)
                 self._log(name, "", 0.0, share=[victim.who, double.who])
                 double.finished = True  # it is not waited for
                 self._undo.append((time.monotonic() + 3.0, lambda: self._kill_quietly(double)))

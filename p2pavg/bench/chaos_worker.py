@@ -38,13 +38,12 @@ class Chaos:
         """The whole life of the peer."""
         config = self.config
         host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
-        with_identity = {"identity": config["identity"]} if config.get("identity") else {}
         peer = Peer(
             config["run_id"],
             initial_peers=config["initial_peers"],
             listen=f"{host}:0",
             compression="none",
-            **with_identity,
+            **config["own"],
         ).start()
         self.say("up", address=peer.address, peer=peer.peer_id.hex())
         trainer = ToyTrainer(

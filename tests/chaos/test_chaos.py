@@ -16,7 +16,13 @@ def test_a_minute_of_faults() -> None:
     """
     faults = ("kill", "stop", "leader", "join", "corrupt")
     with Swarm(
-        peers=4, epochs=EPOCHS, steps=STEPS, epoch_seconds=EPOCH_SECONDS, topology=None, seed=7
+        peers=4,
+        epochs=EPOCHS,
+        steps=STEPS,
+        epoch_seconds=EPOCH_SECONDS,
+        topology=None,
+        seed=7,
+        encrypted=False,
     ) as swarm:
         swarm.run(faults, 2.0, lambda _: None)
     result = summarise(swarm.events, epochs=EPOCHS, capacity=STEPS / EPOCH_SECONDS)
