@@ -70,7 +70,7 @@ class PeerHealth:
     """One link's heartbeats, as seconds of age now."""
 
     peer: PeerId
-    heard_s: float  # since anything was heard
+    heard_s: float  # since anything was heard, or, if that is longer ago, anything of ours was acknowledged
     loop_s: float  # since its event loop was last known to turn
     trainer_s: float  # since its training thread last called step()
     rtt_s: float = 0.0  # 0.0: unknown

@@ -77,7 +77,7 @@ class Peers:
         silent = quiet > SILENCE_FLOOR and quiet > core.deadlines.silence(health.peer)
         deaf = min(health.loop_s, lived) > LOOP_LIMIT + 2 * core.deadlines.rtt(health.peer)
         if (silent or deaf) and not facts.silent:
-            why = "no heartbeat" if silent else "its event loop does not turn"
+            why = "the link to it fell silent" if silent else "its event loop does not turn"
             facts.silent = True
             core.trace("silent", peer=health.peer, why=why)
             self._lost(health.peer, why)

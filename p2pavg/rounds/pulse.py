@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from p2pavg.allreduce.jobs import Jobs
 from p2pavg.allreduce.rates import RateMeter
 from p2pavg.rounds import events as ev
+from p2pavg.rounds.acknowledged import Acknowledged
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.link import Link
 
@@ -22,6 +23,7 @@ class Pulse:
         self._jobs = jobs
         self._upload, self._download = RateMeter(), RateMeter()
         self._to: dict[bytes, RateMeter] = {}
+        self._acknowledged: dict[int, Acknowledged] = {}  # by link
 
     @property
     def upload_bps(self) -> float:
@@ -40,14 +42,21 @@ class Pulse:
         return tuple((peer, rate) for peer, rate in rates if rate > 0)
 
     def health(self) -> ev.Health:
-        """How long ago each peer was heard."""
+        """How long ago each link was last known to work, in both directions."""
         now = time.monotonic()
         healths = []
+        known = self._acknowledged
+        self._acknowledged = {}
         for peer, link in self._links.items():
-            health = self._engine.health(link.id)
-            heard = max(0.0, now - max(health.last_heard_at, link.last_heard))
-            rtt = link.rtt or health.rtt_s
-            healths.append(ev.PeerHealth(peer, heard, health.loop_age_s, health.trainer_age_s, rtt))
+            health, streams = self._engine.health(link.id), self._engine.stats(link.id)
+            acknowledged = self._acknowledged[link.id] = known.get(link.id) or Acknowledged(now)
+            unheard = acknowledged.age(now, self._engine.traffic(link.id)[0], streams)
+            silent = max(0.0, now - max(health.last_heard_at, link.last_heard))
+            # What the kernel measures leaves out how long a cut lasted.
+            rtt = min((s.rtt_s for s in streams if s.rtt_s > 0), default=link.rtt or health.rtt_s)
+            healths.append(
+                ev.PeerHealth(peer, max(silent, unheard), health.loop_age_s, health.trainer_age_s, rtt)
+            )
         return ev.Health(tuple(healths))
 
     def measure_rates(self) -> None:

@@ -86,6 +86,7 @@ class Schedule:
             state_seconds=dice.choice((0.01, 0.1, 1.0)),
             trace=trace,
             through_wire=seed % 10 == 0,
+            acknowledged=seed % 5 != 2,
         )
         for _ in range(self.peers):
             self.swarm.add(Role.TRAINER, step * dice.choice((1.0, 1.0, 1.0, 1.5, 4.0)), batch)
@@ -176,6 +177,7 @@ class Schedule:
         elif kind == "jump":
             node.clock_offset += dice.choice((-3.0, 0.2, 3.0, 1000.0))
             node.disturbed_at = world.now
+            node.struck = True
         elif kind == "join" and len(swarm.nodes) < self.peers + 3:
             swarm.add(Role.JOINER, self.step, self.batch)
         elif kind == "corrupt":
@@ -188,14 +190,17 @@ class Schedule:
             if kind == "reset":
                 far = far[:1]
                 near = [node]
-            self._disturb([*near, *far])
+            cut_off = min(near, far, key=len) if kind in ("cut", "oneway") else [*near, *far]
+            self._disturb([*near, *far], struck=cut_off)
             self._between(kind, near, far, lasts)
 
-    def _disturb(self, nodes: list[Node]) -> None:
-        """The fault may show until long after it is over."""
+    def _disturb(self, nodes: list[Node], struck: list[Node] | None = None) -> None:
+        """The fault may show until long after it is over. struck: of them; None: all."""
         until = self.swarm.world.now + 1e6
         for node in nodes:
             node.disturbed_at = until
+        for node in nodes if struck is None else struck:
+            node.struck = True
 
     def _between(self, kind: str, near: list[Node], far: list[Node], lasts: float) -> None:
         swarm, world = self.swarm, self.swarm.world

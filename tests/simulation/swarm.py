@@ -34,7 +34,9 @@ class Swarm:
         beat: float = 0.25,
         trace: Callable[[str], None] | None = None,
         through_wire: bool = False,
+        acknowledged: bool = True,
     ) -> None:
+        """acknowledged: kernels tell when nothing that a node sends arrives."""
         self.world = World(seed)
         self.network = Network(self.world)
         self.latency = latency
@@ -46,6 +48,7 @@ class Swarm:
         self.nodes: dict[PeerId, Node] = {}
         self.trace = trace
         self.through_wire = through_wire
+        self.acknowledged = acknowledged
         self.corrupting: set[PeerId] = set()
         self.checks = Checks(self)
         self.messages = 0
@@ -144,14 +147,20 @@ class Swarm:
         peers = list(node.links)
         if len(peers) <= SMALL:
             return peers
-        ill = [peer for peer in peers if not self.nodes[peer].running or self._cut(self.nodes[peer], node)]
+        ill = [peer for peer in peers if not self.nodes[peer].running or self._broken_since(node, peer)]
         return ill + self.world.random.sample(peers, 4)
 
     def health(self, node: Node, peer: PeerId) -> ev.PeerHealth:
-        other, way = self.nodes[peer], self.network.ways[peer, node.me]
-        since = [t for t in (way.cut_at, other.stopped_at if not other.running else None) if t is not None]
-        heard = self.world.now - min(since) if since else self.world.random.random() * 0.1 + self.latency
+        since = self._broken_since(node, peer)
+        heard = self.world.random.random() * 0.1 + self.latency if since is None else self.world.now - since
         return ev.PeerHealth(peer, heard, heard, heard, 2 * self.latency)
+
+    def _broken_since(self, node: Node, peer: PeerId) -> float | None:
+        """When `node` last heard `peer`, or was heard where the kernels tell so; None: now."""
+        other, ways = self.nodes[peer], self.network.ways
+        cuts = [ways[peer, node.me].cut_at, ways[node.me, peer].cut_at if self.acknowledged else None]
+        since = [at for at in (*cuts, None if other.running else other.stopped_at) if at is not None]
+        return min(since, default=None)
 
     def send(self, node: Node, peer: PeerId, message: Message) -> None:
         if peer not in node.links:

@@ -55,7 +55,8 @@ class Node:
         self.running = True  # not stopped
         self.alive = True  # neither dead nor gone
         self.stopped_at = 0.0
-        self.disturbed_at = -1e9  # when a fault last touched this process
+        self.disturbed_at = -1e9  # when a fault last touched this process or its links
+        self.struck = False  # it has been the victim of one: its stalls are its own
         self.backlog: list[Any] = []
         self.events: deque[ev.Event] = deque()
         self.feeding = False
@@ -165,6 +166,7 @@ class Node:
 
     def stop(self) -> None:
         self.running = False
+        self.struck = True
         self.stopped_at = self.world.now
         self.disturbed_at = self.world.now
 
@@ -294,7 +296,7 @@ class Node:
 
     def _released(self) -> None:
         self.waiting = False
-        if self.disturbed_at < self.waiting_since:
+        if not self.struck:
             self.longest_stall = max(self.longest_stall, self.world.now - self.waiting_since)
 
     def _resume(self) -> None:

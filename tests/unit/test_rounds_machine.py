@@ -314,3 +314,25 @@ def _committed(calm: Calm) -> list[tuple[object, ...]]:
         (before, members, weights, tuple(int(weight) for weight in weights))
         for before, members, weights, _ in calm.swarm.checks.average.values()
     ]
+
+
+@pytest.mark.parametrize("latency", [LOOPBACK, WAN])
+@pytest.mark.parametrize("incoming", [True, False])
+def test_a_leader_cut_off_in_one_direction_costs_the_others_one_deadline(
+    latency: float, incoming: bool
+) -> None:
+    """A leader that is heard but hears nobody is lost to the others as one that is not heard: they go on
+    without it within two seconds, though its words still come.
+    """
+    calm = Calm(4, latency=latency)
+    calm.epochs(2)
+    leader = calm.leader
+    others = [node for node in calm.nodes if node is not leader]
+    for node in others:
+        node.longest_stall = 0.0
+        calm.swarm.network.cut(*((node.me, leader.me) if incoming else (leader.me, node.me)))
+    calm.swarm.checks.forks_allowed = True
+    before = max(node.parameters.epoch for node in others)
+    calm.run(10.0, lambda: all(node.parameters.epoch > before + 3 for node in others))
+    assert all(node.parameters.epoch > before + 3 for node in others)
+    assert max(node.longest_stall for node in others) < 2.0
