@@ -12,10 +12,10 @@ stall     two-300ms, 8 streams, 100M values: one stream is black-holed in mid-ro
 capped    lan-4, max_upload_mbps: what the lab counts
 encrypted two-300ms: a closed run beside an open one
 
---scale 0.1 multiplies all rates of `clouds` and of clouds-4 in `streams`, and the number of values, so that
-seconds stay comparable: eight peers and the router need more than two cores at the full rates. Needs root or
-unprivileged user namespaces, and scipy for `shares` and `clouds`. Every figure is a median of rounds after a
-first one; it is void when the lab's router was late (`void_reason`).
+--scale 0.1 multiplies all rates of `clouds`, of clouds-4 in `streams` and of `encrypted`, and the number of
+values, so that seconds stay comparable: peers and router need more than two cores at the full rates. Needs
+root or unprivileged user namespaces, and scipy for `shares` and `clouds`. Every figure is a median of rounds
+after a first one; it is void when the lab's router was late (`void_reason`).
 """
 
 from __future__ import annotations
@@ -380,13 +380,15 @@ def capped(rounds: int, options: argparse.Namespace) -> dict[str, Any]:
 
 def encrypted(rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     """Open beside closed."""
+    shape, numel = load("two-300ms").scaled(options.scale), int(options.scale * 100_000_000)
     found = in_turn(
         {
-            "plain": partial(averaging, "two-300ms", 2, 100_000_000),
-            "encrypted": partial(averaging, "two-300ms", 2, 100_000_000, encrypted=True),
+            "plain": partial(averaging, shape, 2, numel),
+            "encrypted": partial(averaging, shape, 2, numel, encrypted=True),
         },
         rounds,
     )
+    found["scale"] = options.scale
     found["rate_over_plain"] = found["plain"]["phases"]["transfer"] / found["encrypted"]["phases"]["transfer"]
     return found
 
@@ -402,7 +404,7 @@ def main() -> int:
     )
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; none: all")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0, help="of rates and values, for clouds-4")
+    parser.add_argument("--scale", type=float, default=1.0, help="of rates and values")
     parser.add_argument("--topologies", nargs="*", help="of `streams`; what the file holds of others stays")
     parser.add_argument("--json", type=Path, help="sections are added to what the file holds")
     args = parser.parse_args()
