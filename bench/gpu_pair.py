@@ -224,7 +224,7 @@ class Pair:
 WAYS: tuple[tuple[str, dict[str, Any], str, float], ...] = (
     ("waiting none", {}, "none", 1e-6),
     ("waiting fp16", {}, "fp16", 1e-3),
-    ("waiting int8", {}, "int8", 3e-2),
+    ("waiting int8", {}, "int8", 3e-3),  # 8e-3 without the residual
     ("delayed fp16", {"delay_updates": True}, "fp16", 1e-3),
     ("offload fp16", {"offload_optimizer": True}, "fp16", 1e-3),
     ("both fp16", {"delay_updates": True, "offload_optimizer": True}, "fp16", 1e-3),

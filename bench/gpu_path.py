@@ -13,6 +13,8 @@ from torch import nn
 
 from p2pavg import CollaborativeOptimizer, codecs, device
 from p2pavg.allreduce.encoded import EncodedResult, Layout
+from p2pavg.allreduce.encoding import HostGradient
+from p2pavg.allreduce.feedback import Residual
 from p2pavg.bench.accumulate import NEVER
 from p2pavg.optim.path import CudaPath
 from p2pavg.optim.vectors import all_finite, clip_norm
@@ -70,6 +72,50 @@ def check_bits() -> dict[str, Any]:
         bad[numel - 1] = float("inf")
         assert not path.gradient(bad).encode(codec, parts, chunk, 1.0).finite(), f"{name}: infinity unseen"
     return {"codecs": list(codecs.WIRE_IDS), "numel": numel}
+
+
+def check_feedback() -> dict[str, Any]:
+    """int8 with its residual: the gradient comes from the device, is encoded as the CPU's would be, and over
+    epochs of changing weights nothing is lost; by chance, the device encodes, each epoch anew.
+    """
+    numel, chunk, int8 = 3_000_017, 1 << 17, codecs.get("int8")
+    place, layout = torch.device("cuda", 0), _layout(numel, chunk, int8)
+    parts = [(part.start, part.count) for part in layout.parts]
+    path, x = CudaPath(place, numel, int8), torch.randn(numel, device="cuda")
+    host = x.cpu().numpy()
+    here, there = Residual(numel), Residual(numel)
+    total, exact = np.zeros(numel), np.zeros(numel)
+    for epoch in range(30):
+        share, found = (0.9, 0.05, 0.4)[epoch % 3], []
+        for residual, source in ((here, host), (there, path.gradient(x))):
+
+            def encode(
+                codec: codecs.Codec, start: int, mean: Any, out: Any, residual: Residual = residual
+            ) -> bool:
+                return residual.encode(codec, start, mean, out, share)  # noqa: B023
+
+            encoding = HostGradient(source, encode, path.allocate).encode(int8, parts, chunk, 0.37)
+            assert encoding.finite()
+            found.append(encoding.data)
+            residual.commit()
+        assert (found[0] == found[1]).all(), "other bytes than the CPU's"
+        values = np.empty(numel, np.float32)
+        EncodedResult(layout, found[1]).decode_into(values)
+        total += share * values
+        exact += share * (host * np.float32(0.37)).astype(np.float64)
+    off, step = float(np.abs(total - exact).max()), 0.37 * float(np.abs(host).max()) / 127
+    assert off < 0.6 * step, f"{off / step} steps are lost"
+    chance = codecs.StochasticInt8(seed=5)
+    for epoch in (1, 2):
+        drawn = path.gradient(x).encode(chance.at(epoch, 0), parts, chunk, 0.37)
+        assert drawn.finite()
+        expected, at = np.zeros(layout.nbytes, np.uint8), 0
+        for start, count in layout.chunks():
+            size = int8.encoded_size(count)
+            chance.at(epoch, start).encode(host[start : start + count], expected[at : at + size], 0.37)
+            at += size
+        assert (drawn.data == expected).all(), "other draws than the CPU's"
+    return {"epochs": 30, "steps_off": off / step}
 
 
 def check_vectors() -> dict[str, Any]:
@@ -253,6 +299,7 @@ def rates() -> dict[str, Any]:
 
 CHECKS: tuple[Callable[[], dict[str, Any]], ...] = (
     check_bits,
+    check_feedback,
     check_vectors,
     check_memory,
     check_asynchronous,

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from p2pavg.bench.common import add_output_options, emit, percentile, positive_int, progress
-from p2pavg.errors import ConfigurationError
+from p2pavg.bench.common import add_output_options, emit, percentile, positive_int, progress, torch_device
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 
 NEVER = 1 << 50
@@ -184,12 +183,7 @@ def measure(bench: Bench, pairs: int, advance: Callable[[float], None]) -> dict[
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb."""
-    try:
-        device = torch.device(args.device)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        why = str(error).splitlines()[0]
-        raise ConfigurationError(f"Cannot use the device {args.device!r}: {why}") from None
+    device = torch_device(args.device)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     torch.manual_seed(0)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg import __version__
+from p2pavg.errors import ConfigurationError
 from p2pavg.plot import save_plot
 
 PROGRESS_AFTER_S = 2.0
@@ -167,3 +168,16 @@ def progress(text: str, total: float | None = None) -> Iterator[Callable[[float]
         timer.cancel()
         timer.join()
         bar.stop()
+
+
+def torch_device(name: str) -> Any:
+    """The torch.device of this name. Raises ConfigurationError when there is none here."""
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0]
+        raise ConfigurationError(f"Cannot use the device {name!r}: {why}") from None
+    return device

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
-from p2pavg.bench.common import add_output_options, emit, positive_int, progress
+from p2pavg.bench.common import add_output_options, emit, positive_int, progress, torch_device
 from p2pavg.bench.workers import Workers
 
 WORKER = "p2pavg.bench.penalty_worker"
@@ -32,6 +32,12 @@ def register(subparsers: Any) -> None:
         "--epochs", type=positive_int, default=10, help="measured epochs, after two of warm-up"
     )
     parser.add_argument("--compute", choices=("sleep", "torch"), default="sleep")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="a torch device (default: cpu); on another one peers compute, and share it: plain training is "
+        "then measured with as many processes. `cuda` spreads them over all GPUs",
+    )
     parser.add_argument("--compression", default="fp16")
     parser.add_argument("--delay", action="store_true", help="delayed parameter updates")
     parser.add_argument("--offload", action="store_true", help="optimizer on the CPU")
@@ -43,10 +49,14 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb."""
+    shared = args.device != "cpu"
+    if shared:
+        torch_device(args.device)
     job = {
         "params": args.params,
         "batch": args.batch,
-        "compute": args.compute,
+        "compute": "torch" if shared else args.compute,
+        "device": args.device,
         "step_seconds": args.step_seconds,
         "threads": args.threads,
     }
@@ -55,9 +65,10 @@ def run(args: argparse.Namespace) -> int:
     calculating = args.steps * args.step_seconds
     deadline = START_DEADLINE_S + 60 * (args.epochs + 2) * max(1.0, calculating)
     with progress("training", None), Workers(args.peers, WORKER, topology=args.lab) as workers:
-        first = workers.workers[0]
-        first.send(do="baseline", steps=args.steps, epochs=args.epochs, **job)
-        baseline = first.receive(deadline)["sps"]
+        plain = workers.workers if shared else workers.workers[:1]
+        for worker in plain:
+            worker.send(do="baseline", index=worker.index, steps=args.steps, epochs=args.epochs, **job)
+        baseline = mean(worker.receive(deadline)["sps"] for worker in plain)
         workers.join(
             target=target,
             peers=args.peers,
@@ -96,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         **lab,
     }
     lines = [
-        f"{args.peers} peers, {args.params / 1e6:.1f}M parameters, {args.compression}"
+        f"{args.peers} peers, {args.params / 1e6:.1f}M parameters on {args.device}, {args.compression}"
         f"{', delayed' if args.delay else ''}{', offloaded' if args.offload else ''}",
         f"one process {baseline:.1f} samples/s; a peer alone with its microbatches {locals_[0]:.1f} "
         f"({result['local_over_baseline']:.3f}); the swarm {global_sps:.1f} "

@@ -17,24 +17,42 @@ from p2pavg.optim.optimizer import CollaborativeOptimizer
 LAYER = 512
 
 
+def place_of(device: str, index: int) -> torch.device:
+    """The device of the peer of this index: `cuda` is one of the GPUs, in turn."""
+    if device == "cuda":
+        return torch.device("cuda", index % torch.cuda.device_count())
+    return torch.device(device)
+
+
 class Job:
     """A model whose microbatches take a known time: asleep, as beside an accelerator, or computing here."""
 
-    def __init__(self, params: int, batch: int, compute: str, seconds: float) -> None:
+    def __init__(self, config: dict[str, Any], seconds: float) -> None:
         torch.manual_seed(0)
+        device = place_of(config["device"], config["index"])
+        params, batch = config["params"], config["batch"]
         depth = max(1, round(params / (LAYER * LAYER)))
-        self.model = nn.Sequential(*(nn.Linear(LAYER, LAYER, bias=False) for _ in range(depth)))
+        self.model = nn.Sequential(
+            *(nn.Linear(LAYER, LAYER, bias=False, device=device) for _ in range(depth))
+        )
         self.params = list(self.model.parameters())
-        self._inputs = torch.randn(batch, LAYER)
+        self._inputs = torch.randn(batch, LAYER, device=device)
         self._grads = [torch.full_like(p, 1e-3) for p in self.params]
+        self._device = device
         self._seconds = seconds
-        self.microbatch: Callable[[], None] = self._compute if compute == "torch" else self._sleep
+        self.microbatch: Callable[[], None] = self._compute if config["compute"] == "torch" else self._sleep
 
     def inner(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.params, lr=1e-4, momentum=0.9)
 
     def _compute(self) -> None:
         self.model(self._inputs).square().mean().backward()
+        self.wait()  # or its time would count where something else waits for it
+
+    def wait(self) -> None:
+        """Until the device has done what it was given."""
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
 
     def _sleep(self) -> None:
         end = time.monotonic() + self._seconds
@@ -50,7 +68,7 @@ class Penalty:
         torch.set_num_threads(config["threads"])
         slow = config["slow"] if config["index"] == config["peers"] - 1 else 1.0
         self.batch = config["batch"]
-        self.job = Job(config["params"], self.batch, config["compute"], config["step_seconds"] * slow)
+        self.job = Job(config, config["step_seconds"] * slow)
         host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
         self.opt = CollaborativeOptimizer(
             self.job.inner(),
@@ -68,7 +86,7 @@ class Penalty:
     def baseline(self, command: dict[str, Any]) -> dict[str, Any]:
         """Plain PyTorch, alone: samples per second, with an optimizer step every `steps` microbatches."""
         torch.set_num_threads(command["threads"])
-        job = Job(command["params"], command["batch"], command["compute"], command["step_seconds"])
+        job = Job(command, command["step_seconds"])
         inner = job.inner()
         begun = 0.0
         for epoch in range(command["epochs"] + 1):
@@ -78,6 +96,7 @@ class Penalty:
                 job.microbatch()
             inner.step()
             inner.zero_grad()
+        job.wait()
         seconds = time.perf_counter() - begun
         return {"sps": command["epochs"] * command["steps"] * command["batch"] / seconds}
 

@@ -44,3 +44,10 @@ def test_penalty_reports_local_and_global_throughput(capsys: pytest.CaptureFixtu
     assert len(result["local_sps"]) == 2
     assert result["baseline_sps"] > 0
     assert 0 < result["global_over_local"] <= 1.01
+
+
+@pytest.mark.parametrize("verb", ["penalty", "accumulate"])
+def test_a_device_that_is_not_there_is_one_line(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both say which device they cannot use, and end with 1."""
+    assert main([verb, "--device", "cuda:99"]) == 1
+    assert "Cannot use the device 'cuda:99'" in capsys.readouterr().err
