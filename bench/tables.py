@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bars import bars
@@ -191,6 +192,58 @@ def gpu_models() -> str:
         table(head, rows)
         + (f"\n{beside}" if beside else "")
         + f"\n`gpu.json`: {device}; {measured(content)}.\n"
+    )
+
+
+def gpu_epochs() -> str:
+    content = result("gpu")
+    if content is None:
+        return ""
+    found = {name: entry["found"] for name, entry in content["sections"].items() if "found" in entry}
+    ends = [
+        [
+            name.removeprefix("model "),
+            f"{model['parameters'] / 1e6:.0f}M",
+            number(median(model["boundary"]["waiting_seconds"])),
+            number(median(model["boundary"]["delayed_seconds_per_step"])),
+            number(max(model["boundary"]["delayed_seconds_per_step"])),
+        ]
+        for name, model in found.items()
+        if model.get("boundary")
+    ]
+    head = ["one peer", "parameters", "seconds, waiting", "delayed: median step", "longest step"]
+    pair, beside = found.get("pair together"), []
+    if pair is not None:
+        plain, peers = pair["plain"], pair["peers"]
+        waited = [seconds for worker in peers["workers"] for seconds in worker["waited"][2:]]
+        beside = [
+            [
+                f"{plain['workers'][0]['parameters'] / 1e6:.0f}M",
+                number(plain["samples_per_second"]),
+                number(peers["samples_per_second"]),
+                number(pair["ratio"]),
+                number(max(waited)),
+                number(pair["memory_saved"] / 1e9),
+            ]
+        ]
+    words = [
+        "plain, samples/s",
+        "peers, samples/s",
+        "of plain",
+        "longest wait of a step, s",
+        "GB less on the device",
+    ]
+    exact = [
+        [name, f"{max(worker['relative_error'] for worker in workers):.1e}"]
+        for name, workers in found.get("pair exact", {}).items()
+    ]
+    return "\n".join(
+        [
+            table(head, ends),
+            table(["two processes, parameters", *words], beside),
+            table(["two peers on one GPU, six epochs", "relative error to float64"], exact),
+            f"`gpu.json`: {measured(content)}.\n",
+        ]
     )
 
 
@@ -539,6 +592,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu_kernels": gpu_kernels,
     "pump_loopback": pump_loopback,
     "gpu_models": gpu_models,
+    "gpu_epochs": gpu_epochs,
     "cpu_kernels": cpu_kernels,
     "lab_truth": lab_truth,
     "line_rate": line_rate,
