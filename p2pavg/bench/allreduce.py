@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from p2pavg.bench.allreduce_worker import RUN_ID
-from p2pavg.bench.common import add_output_options, emit, positive_int, progress
+from p2pavg.bench.common import add_output_options, at_least, emit, positive_int, progress
 from p2pavg.bench.workers import Workers
 from p2pavg.credentials import new_secret
 
@@ -33,16 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--numel", type=positive_int, default=25_000_000, help="float32 elements (default 25 million)"
     )
     parser.add_argument("--compression", choices=CHOICES, default="fp16")
-    parser.add_argument("--streams", default="auto", help="TCP streams per link, or auto")
+    parser.add_argument("--streams", type=_streams, default="auto", help="TCP streams per link, or auto")
     parser.add_argument(
         "--rounds", type=positive_int, default=5, help="measured rounds, after one to warm up"
     )
-    parser.add_argument("--idle-seconds", type=float, default=0.0, help="pause before every round")
+    parser.add_argument("--idle-seconds", type=at_least(0.0), default=0.0, help="pause before every round")
     parser.add_argument(
         "--beside", choices=("none", "python", "torch"), default="none", help="what else every peer computes"
     )
     parser.add_argument("--encrypted", action="store_true", help="as a closed run, with credentials")
     parser.add_argument("--lab", metavar="TOPOLOGY", help="run on the hosts of a lab topology")
+
+
+def _streams(text: str) -> str | int:
+    return text if text == "auto" else positive_int(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The result as JSON data. Raises P2PAvgError when a worker fails."""
-    streams = args.streams if args.streams == "auto" else int(args.streams)
     rounds: list[list[dict[str, Any]]] = []
     with (
         progress("averaging", args.rounds + 1) as advance,
@@ -64,7 +67,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             numel=args.numel,
             peers=args.peers,
             compression=args.compression,
-            streams=streams,
+            streams=args.streams,
             beside=args.beside,
             credentials=new_secret(RUN_ID) if args.encrypted else None,
         )

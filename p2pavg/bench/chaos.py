@@ -9,7 +9,7 @@ from typing import Any
 
 from p2pavg.bench.chaos_check import summarise
 from p2pavg.bench.chaos_swarm import FAULTS, LAB_FAULTS, Swarm
-from p2pavg.bench.common import add_output_options, emit, output_path, positive_int, progress
+from p2pavg.bench.common import add_output_options, at_least, emit, output_path, positive_int, progress
 from p2pavg.errors import ConfigurationError
 
 EXAMPLE = "example: p2pavg bench chaos --peers 4 --epochs 100 --fault-every 2 --faults kill,stop"
@@ -21,8 +21,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser("chaos", help="a swarm under injected faults", epilog=EXAMPLE)
     parser.add_argument("--peers", type=positive_int, default=4, help="peers that the swarm is kept at")
     parser.add_argument("--epochs", type=positive_int, default=100)
-    parser.add_argument("--epoch-seconds", type=float, default=0.5)
-    parser.add_argument("--fault-every", type=float, default=2.0, help="seconds between faults (default 2)")
+    parser.add_argument("--epoch-seconds", type=at_least(0.001), default=0.5)
+    parser.add_argument(
+        "--fault-every", type=at_least(0.1), default=2.0, help="seconds between faults (default 2)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the choice of faults and victims")
     parser.add_argument(
         "--faults",

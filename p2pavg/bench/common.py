@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import sys
@@ -48,6 +49,18 @@ def positive_int(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def at_least(least: float) -> Callable[[str], float]:
+    """An argparse type: a finite number, and not less."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {least:g}")
+        return value
+
+    return number
 
 
 def add_output_options(parser: argparse.ArgumentParser, *, plot: bool = True) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from p2pavg.bench.common import add_output_options, emit, percentile, positive_int, progress
+from p2pavg.bench.common import add_output_options, at_least, emit, percentile, positive_int, progress
 from p2pavg.bench.workers import Workers
 from p2pavg.errors import ConfigurationError
 
@@ -33,13 +33,23 @@ def register(subparsers: Any) -> None:
     add("--k", type=positive_int, default=8, metavar="K", help="copies and bucket size; default: %(default)s")
     add("--loss", type=_fraction, default=0.0, metavar="P", help="datagrams lost each way, 0 to 1")
     add("--kill", type=_fraction, default=0.0, metavar="FRACTION", help="nodes killed, the bootstrap first")
-    add("--lifetime", type=float, default=15.0, metavar="SECONDS", help="of a record; default: %(default)s")
     add(
-        "--idle-seconds", type=float, default=0.0, metavar="S", help="also: what N idle members of a run cost"
+        "--lifetime",
+        type=at_least(1.0),
+        default=15.0,
+        metavar="SECONDS",
+        help="of a record; default: %(default)s",
+    )
+    add(
+        "--idle-seconds",
+        type=at_least(0.0),
+        default=0.0,
+        metavar="S",
+        help="also: what N idle members of a run cost",
     )
     add(
         "--settle-seconds",
-        type=float,
+        type=at_least(0.0),
         default=SETTLE_S,
         metavar="S",
         help="from when all have joined until a run counts as idle; default: %(default)s",
@@ -104,9 +114,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The whole benchmark; its result as JSON data."""
     rng = random.Random(args.seed)
     owners = [[n for n in range(args.nodes) if n % PROCESSES == p] for p in range(PROCESSES)]
+    publishers = rng.sample(range(args.nodes), args.publishers)
+    dead = _victims(rng, args)
+    if dead.issuperset(publishers):
+        raise ConfigurationError("all publishers would be killed; lower --kill or raise --publishers")
     with Workers(PROCESSES, "p2pavg.bench.dht_worker") as workers, progress("bench dht") as _:
         joins = _join(workers, owners, args)
-        publishers = rng.sample(range(args.nodes), args.publishers)
         stores = _each(workers, "store", owners, publishers)
         result: dict[str, Any] = {
             "nodes": args.nodes,
@@ -122,7 +135,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "store_seconds": _seconds(stores),
         }
         ids = {int(n): peer_id for answer in stores for n, peer_id in answer["ids"].items()}
-        dead = _victims(rng, args)
         result |= _kill_and_read(workers, owners, args, publishers, ids, dead)
         if args.idle_seconds:
             result |= _idle(workers, args.settle_seconds, args.idle_seconds)

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from p2pavg.bench import join_figures
-from p2pavg.bench.common import add_output_options, emit, positive_int, progress
+from p2pavg.bench.common import add_output_options, at_least, emit, positive_int, progress
 from p2pavg.bench.workers import Worker, Workers
 from p2pavg.errors import ConfigurationError
 
@@ -26,7 +26,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--numel", type=positive_int, default=1_000_000, help="parameters (default 1 million)"
     )
-    parser.add_argument("--epoch-seconds", type=float, default=1.0, help="length of an epoch (default 1)")
+    parser.add_argument(
+        "--epoch-seconds", type=at_least(0.001), default=1.0, help="length of an epoch (default 1)"
+    )
     parser.add_argument("--kill-donor", action="store_true", help="kill one donor when half is downloaded")
     parser.add_argument("--lab", metavar="TOPOLOGY", help="run on the hosts of a lab topology")
     add_output_options(parser)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from p2pavg.bench.common import add_output_options, emit, percentile, positive_int, progress
+from p2pavg.bench.common import add_output_options, at_least, emit, percentile, positive_int, progress
 from p2pavg.bench.workers import Workers
 
 EXAMPLE = "example: p2pavg bench rounds --peers 4 --epochs 100 --epoch-seconds 0.2"
@@ -17,7 +17,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser("rounds", help="the cost of coordination alone", epilog=EXAMPLE)
     parser.add_argument("--peers", type=positive_int, default=4, help="processes (default 4)")
     parser.add_argument("--epochs", type=positive_int, default=100, help="epochs (default 100)")
-    parser.add_argument("--epoch-seconds", type=float, default=0.2, help="length of an epoch (default 0.2)")
+    parser.add_argument(
+        "--epoch-seconds", type=at_least(0.001), default=0.2, help="length of an epoch (default 0.2)"
+    )
     parser.add_argument("--lab", metavar="TOPOLOGY", help="run on the hosts of a lab topology")
     add_output_options(parser)
     parser.set_defaults(func=run)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pavg import cli
 from p2pavg.bench import common
 from p2pavg.errors import ConfigurationError
 
@@ -49,6 +50,35 @@ def test_missing_folder_is_a_usage_error_before_the_run(capsys):
         parse("--json", "/nonexistent/folder/result.json")
     assert left.value.code == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "join --epoch-seconds -1",
+        "join --epoch-seconds nan",
+        "rounds --epoch-seconds 0",
+        "chaos --epoch-seconds inf",
+        "chaos --fault-every 0",
+        "allreduce --idle-seconds -1",
+        "allreduce --streams 0",
+        "allreduce --streams many",
+        "dht --lifetime 0",
+        "dht --settle-seconds -1",
+    ],
+)
+def test_impossible_numbers_are_usage_errors(words, capsys):
+    """A number that no run can have leaves with code 2 and one sentence, before anything starts."""
+    with pytest.raises(SystemExit) as left:
+        cli.main(["bench", *words.split()])
+    assert left.value.code == 2
+    assert "of at least" in capsys.readouterr().err
+
+
+def test_a_table_without_publishers_is_refused(capsys):
+    """--kill that would leave nobody whose record could be found."""
+    assert cli.main(["bench", "dht", "--nodes", "20", "--publishers", "1", "--kill", "0.95"]) == 1
+    assert "all publishers would be killed" in capsys.readouterr().err
 
 
 def test_plot_is_drawn(tmp_path):
