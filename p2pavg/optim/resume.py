@@ -111,7 +111,8 @@ def numbered(value: Any) -> Any:
 def load_extras(extras: Mapping[str, Stateful], saved: Mapping[str, Any]) -> None:
     """Give each extra what was saved under its name, if anything was."""
     for name, extra in extras.items():
-        if saved.get(name):
-            extra.load_state_dict(saved[name])
+        if name in saved:
+            if saved[name]:  # what keeps nothing may refuse to load it
+                extra.load_state_dict(saved[name])
         else:
             log.warning("the state that is loaded has no %r among its extras", name)

@@ -110,13 +110,14 @@ class TrainingState:
                 for name in ("parameters", "buffers", "options", "optimizer", "scheduler", "extras")
             }
         except KeyError as error:
-            raise StateError(f"a downloaded state has no {error}; the donor runs another version") from error
+            raise StateError(f"a state has no {error}; another version of p2pavg wrote it") from error
         _check_tensors("parameters", parts["parameters"], params)
         _check_tensors("buffers", parts["buffers"], model_buffers)
         groups = self._optimizer.param_groups
+        _check_form(parts)
         if len(parts["options"]) != len(groups) or len(parts["optimizer"]) != len(params):
             raise StateError(
-                "the swarm's optimizer has other parameter groups; build it as the other peers do"
+                "the state is of an optimizer with other parameter groups; build it as the other peers do"
             )
         with torch.no_grad():
             for target, source in zip(
@@ -137,12 +138,30 @@ class TrainingState:
         load_extras(self._extras, parts["extras"])
 
 
-def _check_tensors(what: str, downloaded: Sequence[Any], live: Sequence[torch.Tensor]) -> None:
+def _check_form(parts: Mapping[str, Any]) -> None:
+    """Raises StateError unless all is where `snapshot` puts it, without what belongs to a peer alone."""
+    options, states = parts["options"], parts["optimizer"]
+    if not (
+        isinstance(options, list)
+        and all(isinstance(group, dict) and LOCAL_OPTIONS.isdisjoint(group) for group in options)
+        and isinstance(states, list)
+        and all(isinstance(state, dict) for state in states)
+        and isinstance(parts["scheduler"], dict | None)
+        and isinstance(parts["extras"], dict)
+    ):
+        raise StateError("a state is malformed (its parts); the donor's copy, or the checkpoint, is broken")
+
+
+def _check_tensors(what: str, loaded: Any, live: Sequence[torch.Tensor]) -> None:
     def kind(tensor: Any) -> Any:
         return (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, torch.Tensor) else None
 
-    if [kind(tensor) for tensor in downloaded] != [kind(tensor) for tensor in live]:
-        raise StateError(f"the swarm's model has other {what}; build the same model as the other peers")
+    if not isinstance(loaded, list) or [kind(tensor) for tensor in loaded] != [
+        kind(tensor) for tensor in live
+    ]:
+        raise StateError(
+            f"the state is of a model with other {what}; build the same model as the other peers"
+        )
 
 
 def _placed(entries: dict[str, Any], device: torch.device, step_on_device: bool) -> dict[str, Any]:

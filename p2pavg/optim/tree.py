@@ -114,11 +114,11 @@ def unpack(data: Any, buffer: U8, *, depth: int = 0) -> Any:
     Raises StateError when `data` and `buffer` are not what a TreeWriter makes.
     """
     if depth > MAX_DEPTH:
-        raise StateError("a downloaded state is nested too deeply; the donor's copy is broken")
+        raise StateError("a state is nested too deeply; the donor's copy, or the checkpoint, is broken")
     if data is None or isinstance(data, bool | int | float | str | bytes):
         return data
     if not isinstance(data, Mapping) or len(data) != 1:
-        raise StateError("a downloaded state is malformed; the donor's copy is broken")
+        raise _malformed("no mapping")
     ((tag, body),) = data.items()
     try:
         match tag:
@@ -135,8 +135,12 @@ def unpack(data: Any, buffer: U8, *, depth: int = 0) -> Any:
             case "tensor":
                 return _untensor(body, buffer)
     except (TypeError, ValueError, KeyError, IndexError, RuntimeError, OverflowError) as error:
-        raise StateError(f"a downloaded state is malformed ({error}); the donor's copy is broken") from error
-    raise StateError(f"a downloaded state has an unknown part {tag!r}; the donor runs another version")
+        raise _malformed(str(error)) from error
+    raise StateError(f"a state has an unknown part {tag!r}; another version of p2pavg wrote it")
+
+
+def _malformed(why: str) -> StateError:
+    return StateError(f"a state is malformed ({why}); the donor's copy, or the checkpoint, is broken")
 
 
 def _untensor(body: Any, buffer: U8) -> torch.Tensor:

@@ -96,6 +96,7 @@ QUIET = (  # in the guide as the beginnings of messages of one kind
     "a blob chunk",
     "a data stream",
     "a downloaded state",
+    "a state",
     "a donor",
     "this is a p2pavg",
     "scheduler must be",

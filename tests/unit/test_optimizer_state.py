@@ -10,6 +10,7 @@ from torch import nn
 
 from p2pavg.errors import StateError
 from p2pavg.optim.modules import owning_modules, persistent_buffers
+from p2pavg.optim.resume import load_extras
 from p2pavg.optim.state import TrainingState, schema
 from p2pavg.optim.tree import TreeWriter, unpack
 from p2pavg.rounds.training import copied
@@ -116,6 +117,49 @@ def test_deep_nesting_is_refused() -> None:
         bomb = {"list": [bomb]}
     with pytest.raises(StateError):
         unpack(bomb, np.zeros(0, dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("part", "bad"),
+    [
+        ("parameters", None),
+        ("parameters", [1]),
+        ("buffers", {}),
+        ("options", None),
+        ("options", [3]),
+        ("options", [{"params": []}]),
+        ("optimizer", [[]]),
+        ("optimizer", {}),
+        ("scheduler", [1]),
+        ("extras", None),
+    ],
+)
+def test_a_state_of_another_form_changes_nothing(part: str, bad: object) -> None:
+    """A part that is not what a snapshot has there is a StateError before anything was loaded."""
+    donor, here = net(), net()
+    optimizers = [OPTIMIZERS["sgd"](model.parameters()) for model in (donor, here)]
+    step(donor, optimizers[0])
+    states = [
+        TrainingState(optimizer, None, lambda model=model: persistent_buffers([model]))
+        for model, optimizer in zip((donor, here), optimizers, strict=True)
+    ]
+    meta, buffers = copied(states[0].snapshot())
+    before, digest = here.state_dict()["0.weight"].clone(), states[1].initial_digest()
+    with pytest.raises(StateError):
+        states[1].load({**meta, part: TreeWriter().pack(bad)}, buffers)
+    assert torch.equal(here.state_dict()["0.weight"], before)
+    assert states[1].initial_digest() == digest
+    states[1].load(meta, buffers)
+    assert states[1].initial_digest() == states[0].initial_digest()
+
+
+def test_an_extra_that_keeps_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """An empty state of an extra is no missing one, and is not loaded: a GradScaler refuses it."""
+    kept = torch.amp.GradScaler("cpu")
+    load_extras({"scaler": kept}, {"scaler": {}})
+    assert not caplog.records
+    load_extras({"scaler": kept}, {})
+    assert "has no 'scaler' among its extras" in caplog.text
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
