@@ -81,7 +81,7 @@ class Healing:
         core = self.core
         if core.joining is not None and ballot.epoch > core.joining[0]:
             self.machine.member.abandon("a result was missed")
-            self._start(Camp(ballot.epoch, lineage, 0, 0), "a result was missed")
+            self._start(Camp(ballot.epoch, lineage, 0, 0), "a result was missed", ballot.leader)
 
     def _keep_up(self) -> None:
         """While we download: a ballot that we hold may have been decided without us."""
@@ -148,14 +148,16 @@ class Healing:
         there = self.core.view.standing(camp.epoch, camp.lineage)
         return [f.peer for f in sorted(there, key=lambda f: (f.client_only, f.pending, rtt(f.peer), f.peer))]
 
-    def _start(self, camp: Camp, why: str) -> None:
+    def _start(self, camp: Camp, why: str, leader: PeerId | None = None) -> None:
+        """leader: stands there for sure, though it has not told us yet."""
         core = self.core
         self.machine.abandon_round(why)
         core.joining = core.joined_at = (camp.epoch, camp.lineage)
         core.followed.clear()
         core.resume()
         core.wait_at(None)
-        donors = self._donors(camp)
+        core.deadlines.scale = 1.0  # the round in which it grew is over for us
+        donors = self._donors(camp) or ([leader] if leader is not None else [])
         core.trace("heal", to=camp.epoch, lineage=camp.lineage, why=why)
         core.act(StartHeal(camp.epoch, camp.lineage, tuple(donors), why))
         core.broadcast_progress()
@@ -208,9 +210,11 @@ class Healing:
             core.arm("heal", core.now + RETRY_S)
 
     def on_heal_timer(self) -> None:
-        """Try again: with whoever wins now."""
-        core = self.core
+        """Try again: with whoever wins now. What was followed is of no use without the state."""
+        core, held = self.core, self.machine.member.holding
         core.joining = None
+        if held is not None and (held.ballot.epoch, held.lineage) != core.standing:
+            self.machine.member.abandon("the state that it follows on could not be downloaded")
         self.consider()
         if core.joining is None:
             core.wait_at(0)

@@ -241,6 +241,9 @@ class Leading:
                 if core.now < last:
                     core.arm("patience", last)
                     return
+        if core.now < (due := self._joiners_due()):
+            core.arm("patience", due)
+            return
         core.disarm("patience", "promise")
         if not contributes:
             core.must_go = False
@@ -256,6 +259,16 @@ class Leading:
         message = Begin(proposal.ballot, proposal.weights, proposal.samples, ready)
         for peer in proposal.members:
             core.send(peer, message)
+
+    def _joiners_due(self) -> float:
+        """Until when members without a vote get time to open their side: what comes before that is lost to
+        them, and with it the state that they download.
+        """
+        proposal, core = self.proposal, self.core
+        assert proposal is not None
+        expected = proposal.promised.union(proposal.voting)
+        late = [p for p in proposal.members if p not in expected and core.view.alive(p)]
+        return proposal.asked_at + max(map(core.deadlines.retry, late), default=0.0)
 
     def _patience(self, peer: PeerId) -> float:
         """How long after the proposal this straggler is waited for."""

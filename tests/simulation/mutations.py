@@ -153,6 +153,10 @@ def _never_forgive(_: Original) -> Original:
     return lambda self, others: False
 
 
+def _never_for_joiners(_: Original) -> Original:
+    return lambda self: 0.0
+
+
 def _cancel_nothing(original: Original) -> Original:
     def drop(self: Member, why: str) -> None:
         held = self.holding
@@ -185,6 +189,11 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("a fact that is told twice is applied twice", Decisions, "_commit", _hold_on, (0,)),),
     (Mutation("a peer on another lineage never heals", Healing, "consider", _never_heal, (0,)),),
     (Mutation("who missed a proposal stays out", Counting, "_readmit", _never_forgive),),
+    (
+        Mutation(
+            "results flow before joiners can take them", Leading, "_joiners_due", _never_for_joiners, (2054,)
+        ),
+    ),
     (Mutation("an aborted result can be committed later", Member, "drop", _cancel_nothing, (0, 13)),),
 )
 

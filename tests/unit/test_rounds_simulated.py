@@ -62,6 +62,8 @@ def test_a_crash_costs_the_others_no_deadline(seed: int) -> None:
     [
         (8732, 5.0, 16.6),  # of two successors the one that gave way left those it had asked waiting
         (5182, 3.0, 6.0),  # the successor had not heard of the beginning, and dropped what others held
+        (2470, 3.0, 13.7),  # a download had no donor though a leader asked, and its round was held on to
+        (1392, 1.0, 3.3),
     ],
 )
 def test_nobody_waits_for_one_that_waits(seed: int, most: float, was: float) -> None:
