@@ -252,6 +252,10 @@ class Credentials:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # members are known by their keys: see certificates.certificate_key
         context.verify_mode = ssl.CERT_REQUIRED
+        if server:
+            context.num_tickets = (
+                0  # who resumes a session shows no certificate, which may have ended meanwhile
+            )
         chain = certificates.pem(self.certificate) + self.identity.private_pem()
         try:
             context.load_verify_locations(cadata=self.authority)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import msgpack
 from p2pavg.errors import ConfigurationError, CredentialError
 
 MAX_TEXT = 1 << 16
+_SECRET = re.compile(r"[\w+=-]{40}")
 KINDS = ("authority", "secret", "request-key", "request", "invitation", "member")
 
 
@@ -52,8 +54,10 @@ def read(source: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode  # of what is read, whatever the name stands for later
             content = file.read(MAX_TEXT + 1).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CredentialError(f"cannot read the credentials file {path} ({error})") from None
+    except (OSError, ValueError) as error:  # a text that is not UTF-8, a path that cannot be one
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        name = "" if _SECRET.search(text) else f" {path}"  # a line whose beginning is damaged may stand there
+        raise CredentialError(f"cannot read the credentials file{name} ({why})") from None
     if mode & 0o077 and from_text(content)[0] not in ("request", "invitation"):
         raise CredentialError(f"others can read {path}; run 'chmod 600 {path}' first")
     return from_text(content)

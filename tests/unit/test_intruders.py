@@ -26,7 +26,8 @@ from p2pavg.rounds.ballot import Stage
 from p2pavg.rounds.events import Received
 from p2pavg.rounds.member import Holding
 from p2pavg.rounds.messages import Begin, Committed, Ready
-from p2pavg.transport import handshake, proofs
+from p2pavg.transport import handshake, proofs, wire
+from p2pavg.transport.link import Link
 from p2pavg.transport.stream_keeper import accept_stream
 from tests.simulation.calm import Calm
 from tests.unit.endpoints import DEADLINE_S, Host
@@ -111,6 +112,31 @@ async def test_with_expired_credentials(monkeypatch: pytest.MonkeyPatch) -> None
         assert await gets_in(expired, authority.member())
     assert not await gets_in(expired, authority.member())
     assert not await gets_in(authority.member(), expired)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_with_a_session_of_before(checked: bool) -> None:
+    """Nobody resumes a TLS session, for which no certificate is looked at any more."""
+    authority = Authority.new(RUN)
+    server, client = authority.member().context(server=True), authority.member().context(server=False)
+    if not checked:
+        server.num_tickets = 2
+
+    def meet(session: ssl.SSLSession | None) -> ssl.SSLObject:
+        forth, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ours = client.wrap_bio(back, forth, session=session)
+        theirs = server.wrap_bio(forth, back, server_side=True)
+        for side in (ours, theirs, ours, theirs, ours):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        theirs.write(b"x")
+        assert ours.read(1) == b"x"
+        return ours
+
+    first = meet(None)
+    assert first.session is not None
+    assert first.session.has_ticket is not checked
+    assert meet(first.session).session_reused is not checked
 
 
 async def test_with_credentials_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,20 +287,25 @@ async def test_a_man_in_the_middle_who_is_a_member_of_nothing(monkeypatch: pytes
         assert await victim.connect(attacker)
 
 
-async def test_a_replayed_stream_hello(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recorded hello of a data stream, sent again once that stream is closed, takes no stream."""
-    secret = b"s" * 32
-    hello = proofs.stream_hello(secret, 3)
-    proofs.stream_answer(secret, hello)
-    assert proofs.stream_answer(secret, hello)["nonce"]  # alone, the MAC does not see that it came before
+@pytest.mark.parametrize("checked", [False, True])
+async def test_a_replayed_stream_hello(checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorded hello of a data stream, sent again, takes a stream only where its nonce was forgotten."""
+    if not checked:
+        monkeypatch.setattr(Link, "first_use", lambda self, nonce: None)
     authority = Authority.new(RUN)
     async with hosts(authority.member(), authority.member()) as (one, two):
-        await one.connect(two)
+        link = await one.connect(two)
         await two.until(lambda: two.up)
-        link = two.up[0]
-        link.first_use(hello["nonce"])
-        with pytest.raises(P2PAvgError, match="used before"):
-            link.first_use(hello["nonce"])
+        hello = handshake.preamble(handshake.DATA, link.party) + handshake.pack(
+            proofs.stream_hello(link.secret, 99)
+        )
+        answers = []
+        for _ in range(2):
+            sock = await wire.dial("127.0.0.1", two.endpoint.port)
+            with sock, contextlib.suppress(P2PAvgError, OSError):
+                await wire.send(sock, hello)
+                answers.append(await wire.receive(sock, handshake.PREAMBLE_BYTES))
+        assert len(answers) == (1 if checked else 2)
 
 
 async def test_replayed_stream_hellos_do_not_use_up_the_budget_of_who_made_them() -> None:

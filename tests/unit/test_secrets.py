@@ -103,6 +103,17 @@ def test_no_secret_in_an_error(damage: str) -> None:
     assert not _shows("".join(traceback.format_exception(caught.value)), made)
 
 
+@pytest.mark.parametrize("begin", ["", "credentials ", "p2pavg-membr:", "p2pavg-member "])
+def test_no_secret_in_the_name_of_a_file(begin: str) -> None:
+    """A line whose beginning is damaged is taken for a file's name, which the error does not repeat."""
+    made = Authority.new("r").member()
+    with pytest.raises(CredentialError, match="cannot read the credentials file") as caught:
+        Credentials.load(begin + made.to_text().partition(":")[2])
+    assert not _shows("".join(traceback.format_exception(caught.value)), made)
+    with pytest.raises(CredentialError, match=r"no/such/file\.credentials"):
+        Credentials.load("no/such/file.credentials")
+
+
 async def test_no_secret_in_logs_or_table(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     """Two members meet and average with every logger at debug level: no key in a log line, nor in the report,
     nor in the records of the table.
