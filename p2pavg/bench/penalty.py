@@ -6,7 +6,7 @@ import argparse
 from statistics import mean, median
 from typing import Any
 
-from p2pavg.bench.common import add_output_options, emit, positive_int, progress, torch_device
+from p2pavg.bench.common import add_output_options, at_least, emit, positive_int, progress, torch_device
 from p2pavg.bench.workers import Workers
 
 WORKER = "p2pavg.bench.penalty_worker"
@@ -27,7 +27,9 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--params", type=positive_int, default=1_000_000, help="parameters of the model")
     parser.add_argument("--batch", type=positive_int, default=8, help="samples per microbatch")
     parser.add_argument("--steps", type=positive_int, default=10, help="microbatches per peer and epoch")
-    parser.add_argument("--step-seconds", type=float, default=0.05, help="a microbatch with --compute sleep")
+    parser.add_argument(
+        "--step-seconds", type=at_least(0.0), default=0.05, help="a microbatch with --compute sleep"
+    )
     parser.add_argument(
         "--epochs", type=positive_int, default=10, help="measured epochs, after two of warm-up"
     )
@@ -41,7 +43,9 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--compression", default="fp16")
     parser.add_argument("--delay", action="store_true", help="delayed parameter updates")
     parser.add_argument("--offload", action="store_true", help="optimizer on the CPU")
-    parser.add_argument("--slow", type=float, default=1.0, help="how many times slower the last peer is")
+    parser.add_argument(
+        "--slow", type=at_least(0.01), default=1.0, help="how many times slower the last peer is"
+    )
     parser.add_argument("--threads", type=positive_int, default=1, help="torch threads per peer")
     add_output_options(parser)
     parser.set_defaults(func=run)

@@ -63,6 +63,8 @@ def test_missing_folder_is_a_usage_error_before_the_run(capsys):
         "allreduce --idle-seconds -1",
         "allreduce --streams 0",
         "allreduce --streams many",
+        "penalty --step-seconds -1",
+        "penalty --slow 0",
         "dht --lifetime 0",
         "dht --settle-seconds -1",
     ],
