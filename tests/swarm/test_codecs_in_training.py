@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,39 @@ async def test_a_codec_of_ones_own_averages() -> None:
             assert np.abs(values[0] - np.linspace(-1.5, 1.5, 5000)).max() < 0.1
             seen.append(values[0])
         assert np.array_equal(*seen)
+
+
+def test_who_heals_owes_nothing() -> None:
+    """A peer that was away while the others went on loads their state, and owes nothing from before."""
+    swarm = Swarm("heals", "int8")
+    opt, weight = swarm.opts[1], swarm.weights[1]
+    driver = opt.peer._running().driver
+    assert driver is not None
+    residual, forget = driver._jobs._residual, driver._jobs.healed
+    assert residual is not None
+    owed: list[tuple[bool, bool]] = []
+
+    def forgetting() -> None:
+        before = bool(residual._committed.any())
+        forget()
+        owed.append((before, bool(residual._committed.any())))
+
+    driver._jobs.healed = forgetting  # type: ignore[method-assign]
+    away = threading.Event()
+
+    def stays() -> None:
+        swarm.train(0, 9)
+        away.set()
+        swarm.train(0, 14)
+
+    def goes() -> None:
+        swarm.train(1, 4)
+        assert away.wait(DEADLINE_S)
+        while not owed and opt.epoch < 14:
+            (weight * constant()).sum().backward()
+            opt.step()
+
+    together([stays, goes])
+    for one in swarm.opts:
+        one.close(0.0)
+    assert owed == [(True, False)]
