@@ -143,16 +143,17 @@ def _as_json(info: PeerInfo) -> dict[str, Any]:
 def _print_table(run_id: str, rows: list[PeerInfo]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     if not rows:
         print(f"nobody is in run {run_id!r} (the swarm itself answered)")
         return
-    table = Table(title=f"run {run_id}: {len(rows)} peers")
+    table = Table(title=Text(f"run {run_id}: {len(rows)} peers"))
     for column in ("peer", "address", "region", "role", "epoch", "lineage", "samples/s"):
         table.add_column(column, justify="right" if column in ("epoch", "samples/s") else "left")
     for info in rows:
         address = format_host_port(*info.addresses[0]) if info.addresses else "-"
-        table.add_row(
+        cells = (
             short_id(info.peer_id),
             f"{address} (client only)" if info.client_only else address,
             info.region or "-",
@@ -161,6 +162,7 @@ def _print_table(run_id: str, rows: list[PeerInfo]) -> None:
             info.lineage.hex()[:8] or "-",
             f"{info.samples_per_second:.1f}",
         )
+        table.add_row(*map(Text, cells))  # as it is: others wrote some of it
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 

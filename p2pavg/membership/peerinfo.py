@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgpack
 
+from p2pavg.foreign import printable
 from p2pavg.membership.wire import MALFORMED
 
 Role = Literal["trainer", "watcher"]
@@ -102,7 +103,7 @@ class PeerInfo:
             peer_id,
             tuple((host, port) for host, port in addresses),
             client_only,
-            region,
+            printable(region),
             epoch,
             lineage,
             rate,
@@ -123,6 +124,7 @@ def _are_addresses(value: Any) -> bool:
             and len(item) == 2
             and isinstance(item[0], str)
             and 0 < len(item[0]) <= 253
+            and item[0].isprintable()
             and type(item[1]) is int
             and 0 < item[1] < 65536
             for item in value

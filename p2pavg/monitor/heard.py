@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pavg.distance import Distance
+from p2pavg.foreign import printable
 from p2pavg.identity import PEER_ID_BYTES
 
 MOST_ROWS = 1024
@@ -166,4 +167,4 @@ def _number(value: object) -> float:
 def _text(value: object) -> str:
     if not isinstance(value, str) or len(value) > MOST_TEXT:
         raise _Malformed
-    return "".join(letter if letter.isprintable() else " " for letter in value)
+    return printable(value)

@@ -31,7 +31,7 @@ def _peers(shown: Shown) -> Table:
         left = name in ("peer", "region", "state")
         table.add_column(name, justify="left" if left else "right", no_wrap=True)
     for peer in shown.peers:
-        table.add_row(
+        cells = (
             peer.name + (" *" if peer.peer == shown.leader else ""),
             peer.region or "-",
             str(peer.epoch),
@@ -41,8 +41,8 @@ def _peers(shown: Shown) -> Table:
             rate(peer.upload_bps),
             peer.state,
             "now" if peer.last_seen_s < 2 else f"{duration(peer.last_seen_s)} ago",
-            style=STYLES.get(peer.state),
         )
+        table.add_row(*map(Text, cells), style=STYLES.get(peer.state))  # as it is: others wrote some of it
     return table
 
 

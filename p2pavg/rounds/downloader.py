@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg.errors import P2PAvgError, StateError
+from p2pavg.foreign import printable
 from p2pavg.identity import short_id
 from p2pavg.rounds import state
 from p2pavg.rounds.fetching import Fetching, allowance, choose
@@ -32,6 +33,7 @@ BUSY_TRIES = 60
 GRACE_S = 0.3  # how much longer than the first manifest the others may take, at least
 STALL_S = 5.0  # a donor from which nothing comes for so long is dropped
 TICK_S = 0.05
+MOST_WORDS = 200  # of a donor, why it does not give its state
 
 
 @dataclass(slots=True)
@@ -135,7 +137,7 @@ class Downloader:
         for _ in range(BUSY_TRIES):
             answer = await link.request({"t": "state", "since": since}, ASK_TIMEOUT_S)
             if "error" in answer:
-                raise StateError(str(answer["error"])[:200])
+                raise StateError(printable(str(answer["error"])[:MOST_WORDS]))
             if not answer.get("busy"):
                 return answer
         raise StateError("a donor was busy with other newcomers for too long")
@@ -237,7 +239,7 @@ class Downloader:
         request = {"t": "state-chunks", "transfer": transfer, "chunks": list(chunks), "root": manifest.root}
         answer = await link.request(request, ASK_TIMEOUT_S)
         if "error" in answer:
-            raise StateError(str(answer["error"])[:200])
+            raise StateError(printable(str(answer["error"])[:MOST_WORDS]))
 
 
 def _broken(manifest: Manifest, blob: U8, chunks: Sequence[int]) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from p2pavg.errors import ProtocolError
+from p2pavg.foreign import printable
 
 MAX_MEMBERS = 1024
 MAX_TEXT = 400
@@ -44,10 +45,10 @@ def boolean(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """At most MAX_TEXT characters."""
+    """At most MAX_TEXT characters, those that cannot be printed as spaces."""
     if type(value) is not str or len(value) > MAX_TEXT:
         raise malformed("a text is missing or too long")
-    return value
+    return printable(value)
 
 
 def sized(size: int) -> Check:

@@ -28,6 +28,7 @@ from p2pavg.errors import (
     ProtocolError,
     UnreachableError,
 )
+from p2pavg.foreign import printable
 from p2pavg.identity import PEER_ID_BYTES, PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, short_id
 
 WIRE_VERSION = (2, 0)  # major, minor: see "Versions" in docs/design.md
@@ -267,7 +268,7 @@ def raise_refusal(message: Mapping[str, Any]) -> None:
         why, since = message.get("why"), message.get("since")
         raise Refusal(
             code,
-            why if isinstance(why, str) else "the other peer refuses without saying why",
+            printable(why) if isinstance(why, str) else "the other peer refuses without saying why",
             since if isinstance(since, int) and since > 0 else 0,
         )
 

@@ -18,6 +18,8 @@ from p2pavg.monitor.cli import Lines
 from p2pavg.monitor.picture import KEPT_S, Picture
 from p2pavg.monitor.shown import Shown, duration, run_line
 from p2pavg.prices import PriceTable
+from p2pavg.transport import handshake
+from p2pavg.transport.handshake import Refusal
 from tests.unit.reports import link, report
 
 A, B, C = b"a" * 20, b"b" * 20, b"c" * 20
@@ -253,10 +255,33 @@ def test_impossible_numbers_are_no_status(value: Any) -> None:
 
 
 def test_text_of_members_cannot_move_the_cursor() -> None:
-    """Control characters in what a member tells do not reach the terminal."""
+    """Control characters in what a member tells, or says of itself, do not reach the terminal."""
     told = heard.event(event("down", peer=B, why="\x1b[2Jgone\n"))
     assert told is not None
     assert told.why == " [2Jgone "
+    listed = PeerInfo.decode(PeerInfo(B, region="\x1b[2J").encode(), B, 1)
+    assert listed is not None
+    assert listed.region == " [2J"
+    assert PeerInfo.decode(PeerInfo(B, (("\x1b[2J", 1),)).encode(), B, 1) is None
+    with pytest.raises(Refusal) as refused:
+        handshake.raise_refusal({"refuse": "run", "why": "\x1b[2J"})
+    assert refused.value.text == " [2J"
+
+
+def test_text_of_members_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    """A region or a state that looks like the terminal's markup is shown as it is."""
+    from rich.console import Console
+
+    from p2pavg.membership.cli import _print_table
+    from p2pavg.monitor.screen import screen
+
+    picture = three()
+    picture.told(A, status(region="[/x]", state="[red]"), 0.5)
+    Console(width=150).print(screen(picture.show(1.0)))
+    _print_table("[/run]", [PeerInfo(B, region="[/y]")])
+    shown = capsys.readouterr().out
+    for part in ("[/x]", "[red]", "[/y]", "[/run]"):
+        assert part in shown
 
 
 def test_the_run_line() -> None:
