@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from p2pavg.codecs import Codec, StochasticInt8
     from p2pavg.errors import P2PAvgError
     from p2pavg.optim.optimizer import CollaborativeOptimizer
     from p2pavg.peer import Peer
@@ -13,13 +14,23 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["CollaborativeOptimizer", "P2PAvgError", "Peer", "RoundReport", "__version__"]
+__all__ = [
+    "Codec",
+    "CollaborativeOptimizer",
+    "P2PAvgError",
+    "Peer",
+    "RoundReport",
+    "StochasticInt8",
+    "__version__",
+]
 
 _HOME = {
+    "Codec": "p2pavg.codecs",
     "CollaborativeOptimizer": "p2pavg.optim.optimizer",
     "P2PAvgError": "p2pavg.errors",
     "Peer": "p2pavg.peer",
     "RoundReport": "p2pavg.report",
+    "StochasticInt8": "p2pavg.codecs",
 }
 
 

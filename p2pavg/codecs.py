@@ -157,7 +157,7 @@ def get(codec: str | Codec) -> Codec:
             known = ", ".join(_BUILT_IN)
             raise ConfigurationError(f"There is no compression {codec!r}; choose one of {known}.") from None
     if not isinstance(codec, Codec):
-        raise ConfigurationError(f"{codec!r} is not a Codec; it lacks a member of p2pavg.codecs.Codec.")
+        raise ConfigurationError(f"{codec!r} is not a Codec; it lacks a member of p2pavg.Codec.")
     if isinstance(codec, (_BuiltIn, StochasticInt8)):
         return codec
     if not 64 <= codec.wire_id <= 255:

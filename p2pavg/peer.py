@@ -38,7 +38,7 @@ class Peer:
     listen: "host:port"; with the default the next free port is taken, port 0 is any free one.
     announce: the "host:port" that others reach this peer at, when it is not the listening one.
     client_only: others cannot connect to this peer.
-    compression: "none", "fp16", "bf16", "int8" or a `p2pavg.codecs.Codec`; the same on all peers.
+    compression: "none", "fp16", "bf16", "int8" or a `p2pavg.Codec`; the same on all peers.
     streams: TCP streams per link, or "auto": as many as transfers call for.
     on_round: called with every RoundReport, on a background thread.
     reports: append every RoundReport to this JSONL file; `P2PAVG_REPORTS` is used when None.

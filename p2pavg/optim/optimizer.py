@@ -54,7 +54,7 @@ class CollaborativeOptimizer(Wrapper):
     batch_size_per_step: samples per backward(); None: taken from the first step(batch_size=n).
     initial_peers: "host:port" of any members; empty: start a new swarm; None: from P2PAVG_INITIAL_PEERS.
     scheduler: an LRScheduler on `optimizer`, stepped once per epoch.
-    compression: "none", "fp16", "bf16", "int8" or a `p2pavg.codecs.Codec`, what gradients look like on the
+    compression: "none", "fp16", "bf16", "int8" or a `p2pavg.Codec`, what gradients look like on the
     wire; the same on all peers. "int8" adds what it took from a contribution to the next one.
     streams: TCP streams per link, or "auto".
     delay_updates: average and step behind the next epoch's computation, with gradients one epoch old.

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2pavg import CollaborativeOptimizer, codecs
+from p2pavg import CollaborativeOptimizer, StochasticInt8
 from p2pavg.errors import IncompatiblePeerError
 from p2pavg.peer import Peer
 from p2pavg.rounds import events as ev
@@ -127,7 +127,7 @@ def test_int8_loses_nothing_over_epochs(engine: str, monkeypatch: pytest.MonkeyP
 
 def test_chance_can_be_chosen() -> None:
     """StochasticInt8 trains, beside a peer that rounds to nearest: small gradients arrive on the average."""
-    swarm = Swarm("chance", codecs.StochasticInt8(3))
+    swarm = Swarm("chance", StochasticInt8(3))
     found = swarm.run()
     small = constant() != 1.0
     wanted = -EPOCHS * constant(0.0)
