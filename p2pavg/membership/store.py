@@ -17,6 +17,7 @@ DIGEST_BYTES = 8
 MAX_RECORDS = 16384
 MAX_RECORDS_PER_KEY = 8192
 TOMBSTONE_SECONDS = 600.0
+LOOK_SECONDS = 1.0  # between two looks of a full store for what has expired
 
 _ENTRY = struct.Struct(f">{PREFIX_BYTES}sHIIB{LINK_BYTES}sH")
 ENTRY_BYTES = _ENTRY.size
@@ -121,6 +122,7 @@ class RecordStore:
         self._max_records = max_records
         self._max_records_per_key = max_records_per_key
         self._count = 0
+        self._look_again_at = float("-inf")
 
     def __len__(self) -> int:
         return self._count
@@ -240,7 +242,9 @@ class RecordStore:
 
     def _make_room(self, key: bytes, now: float) -> bool:
         entry = self._keys.get(key)
-        if self._count >= self._max_records or (entry and len(entry.held) >= self._max_records_per_key):
+        full = self._count >= self._max_records or (entry and len(entry.held) >= self._max_records_per_key)
+        if full and now >= self._look_again_at:
+            self._look_again_at = now + LOOK_SECONDS
             self.purge(now, tombstone_seconds=0.0)
             entry = self._keys.get(key)
         return self._count < self._max_records and (

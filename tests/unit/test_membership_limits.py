@@ -7,12 +7,13 @@ import hashlib
 import pytest
 
 from p2pavg.identity import Identity
+from p2pavg.membership import store
 from p2pavg.membership.beat import BEAT_BYTES, BEAT_MARK
 from p2pavg.membership.node import Node
-from p2pavg.membership.record import Chain, sign_record
+from p2pavg.membership.record import Chain, Refresh, sign_record
 from p2pavg.membership.routing import Contacts
 from p2pavg.membership.rpc import BEAT_WORK, REQUESTS_AT_ONCE
-from p2pavg.membership.store import Outcome
+from p2pavg.membership.store import Outcome, RecordStore
 from p2pavg.membership.throttle import Throttle, network_of
 from p2pavg.membership.wire import Contact
 
@@ -89,6 +90,32 @@ async def test_records_of_other_regions_are_refused() -> None:
     assert node._store(record.encoded, 0, record.anchor, 9000) == [Outcome.REFUSED, b""]
     node.store.watch(key, lambda held: None)
     assert node._store(record.encoded, 0, record.anchor, 9000) == [Outcome.NEW, b""]
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_full_store_is_not_searched_for_every_record(
+    checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a hundred records a second that find no room, one has all others looked through."""
+    if not checked:
+        monkeypatch.setattr(store, "LOOK_SECONDS", 0.0)
+    held, looks, purge = RecordStore(max_records=1), 0, RecordStore.purge
+
+    def counted(*args: object, **options: object) -> None:
+        nonlocal looks
+        looks += 1
+        purge(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RecordStore, "purge", counted)
+    made = [
+        sign_record(Identity.generate(), bytes(20), b"", incarnation=1, sequence=1, lifetime=9.0, anchor=link)
+        for link in (Chain().anchor for _ in range(3))
+    ]
+    for number in range(200):
+        for record in made[:2]:
+            held.offer(record, Refresh(0, record.anchor), 9.0, number / 100)
+    assert looks == (2 if checked else 200)
+    assert held.offer(made[2], Refresh(0, made[2].anchor), 9.0, 20.0) is Outcome.NEW
 
 
 @pytest.mark.parametrize("checked", [False, True])
