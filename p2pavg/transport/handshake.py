@@ -316,7 +316,7 @@ def _check_training(mine: Hello, theirs: Hello) -> None:
     ours, others = _terms(mine.facts), _terms(theirs.facts)
     me, them = short_id(mine.peer_id), short_id(theirs.peer_id)
     told = ", ".join(
-        f"{name} is {ours[name]} at peer {me} and {others[name]} at peer {them}"
+        f"{name} is {ours[name]} at peer {me} and {printable(str(others[name]))} at peer {them}"
         for name in sorted(ours.keys() & others.keys())
         if ours[name] != others[name]
     )
