@@ -70,7 +70,7 @@ void decode_runs(int codec, Bytes src, Indices src_offsets, FloatsOut dst, Indic
     nb::gil_scoped_release release;
     for (size_t i = 0; i < runs; i++)
         p2pavg_decode(codec, src.data() + src_offsets.data()[i], static_cast<size_t>(counts.data()[i]), scale,
-                      dst.data() + dst_offsets.data()[i]);
+                      dst.data() + dst_offsets.data()[i], true);
 }
 
 bool mean_encode(int codec_in, const std::vector<Bytes> &inputs, const std::vector<float> &weights, size_t n,

@@ -1,6 +1,8 @@
 // AVX2 + F16C, eight elements a step; the rest of a run goes through the portable twin.
 #include <immintrin.h>
 
+#include <algorithm>
+
 #include "scalar.h"
 #include "spans.h"
 
@@ -37,16 +39,44 @@ uint32_t max_abs(const float *x, size_t n) {
     return larger(reduce(all), portable_spans.max_abs(x + i, n - i));
 }
 
+// Around the cache (kStream), y must lie at a multiple of 32 bytes.
+template <bool kStream>
+inline void store(float *y, __m256 v) {
+    if (kStream) _mm256_stream_ps(y, v);
+    else _mm256_storeu_ps(y, v);
+}
+
+// Elements before y lies so; all n when it never does.
+size_t before_lines(const float *y, size_t n) {
+    const size_t beyond = reinterpret_cast<uintptr_t>(y) % 32;
+    return beyond % 4 ? n : std::min(n, (32 - beyond) % 32 / 4);
+}
+
+template <bool kStream>
 uint32_t scale_f32(const float *x, size_t n, float s, float *y) {
     const __m256 vs = _mm256_set1_ps(s);
     __m256i m = _mm256_setzero_si256();
-    size_t i = 0;
+    size_t i = kStream ? before_lines(y, n) : 0;
+    const uint32_t head = kStream ? portable_spans.scale_f32(x, i, s, y) : 0;
     for (; i + 8 <= n; i += 8) {
         const __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + i), vs);
-        _mm256_storeu_ps(y + i, v);
+        store<kStream>(y + i, v);
         m = max_of(m, v);
     }
-    return larger(reduce(m), portable_spans.scale_f32(x + i, n - i, s, y + i));
+    return larger(larger(head, reduce(m)), portable_spans.scale_f32(x + i, n - i, s, y + i));
+}
+
+uint32_t sum_f32(const float *x, float a, const float *y, float b, size_t n, float s, float *z) {
+    const __m256 va = _mm256_set1_ps(a), vb = _mm256_set1_ps(b), vs = _mm256_set1_ps(s);
+    __m256i m = _mm256_setzero_si256();
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256 p = _mm256_mul_ps(_mm256_loadu_ps(x + i), va), q = _mm256_mul_ps(_mm256_loadu_ps(y + i), vb);
+        const __m256 v = _mm256_mul_ps(_mm256_add_ps(p, q), vs);
+        _mm256_storeu_ps(z + i, v);
+        m = max_of(m, v);
+    }
+    return larger(reduce(m), portable_spans.sum_f32(x + i, a, y + i, b, n - i, s, z + i));
 }
 
 uint32_t add_f32(const float *x, size_t n, float s, float *acc) {
@@ -79,10 +109,12 @@ inline __m256 load_f16(const uint16_t *h) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(h)));
 }
 
+template <bool kStream>
 void decode_f16(const uint16_t *h, size_t n, float s, float *y) {
     const __m256 vs = _mm256_set1_ps(s);
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, _mm256_mul_ps(load_f16(h + i), vs));
+    size_t i = kStream ? before_lines(y, n) : 0;
+    if (kStream) portable_spans.decode_f16(h, i, s, y);
+    for (; i + 8 <= n; i += 8) store<kStream>(y + i, _mm256_mul_ps(load_f16(h + i), vs));
     portable_spans.decode_f16(h + i, n - i, s, y + i);
 }
 
@@ -122,10 +154,12 @@ inline __m256 load_bf16(const uint16_t *h) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
+template <bool kStream>
 void decode_bf16(const uint16_t *h, size_t n, float s, float *y) {
     const __m256 vs = _mm256_set1_ps(s);
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, _mm256_mul_ps(load_bf16(h + i), vs));
+    size_t i = kStream ? before_lines(y, n) : 0;
+    if (kStream) portable_spans.decode_bf16(h, i, s, y);
+    for (; i + 8 <= n; i += 8) store<kStream>(y + i, _mm256_mul_ps(load_bf16(h + i), vs));
     portable_spans.decode_bf16(h + i, n - i, s, y + i);
 }
 
@@ -198,10 +232,12 @@ inline __m256 load_i8(const int8_t *q) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(q))));
 }
 
+template <bool kStream>
 void decode_i8(const int8_t *q, size_t n, float s, float *y) {
     const __m256 vs = _mm256_set1_ps(s);
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, _mm256_mul_ps(load_i8(q + i), vs));
+    size_t i = kStream ? before_lines(y, n) : 0;
+    if (kStream) portable_spans.decode_i8(q, i, s, y);
+    for (; i + 8 <= n; i += 8) store<kStream>(y + i, _mm256_mul_ps(load_i8(q + i), vs));
     portable_spans.decode_i8(q + i, n - i, s, y + i);
 }
 
@@ -218,15 +254,23 @@ uint32_t add_i8(const int8_t *q, size_t n, float s, float *acc) {
 }
 
 const Spans in_cache = {
-    "avx2",      max_abs,     scale_f32, add_f32,          encode_f16<false>, decode_f16, add_f16,
-    encode_bf16, decode_bf16, add_bf16,  encode_i8<false>, encode_i8_random,  decode_i8,  add_i8,  nullptr,
+    "avx2",      max_abs,            scale_f32<false>, add_f32,          encode_f16<false>, decode_f16<false>, add_f16,
+    encode_bf16, decode_bf16<false>, add_bf16,         encode_i8<false>, encode_i8_random,  decode_i8<false>,  add_i8,
+    sum_f32,     nullptr,            nullptr,
+};
+
+const Spans streaming = {
+    "avx2",      max_abs,           scale_f32<true>, add_f32,         encode_f16<true>, decode_f16<true>, add_f16,
+    encode_bf16, decode_bf16<true>, add_bf16,        encode_i8<true>, encode_i8_random, decode_i8<true>,  add_i8,
+    sum_f32,     nullptr,           nullptr,
 };
 
 }  // namespace
 
 const Spans avx2_spans = {
-    "avx2",      max_abs,     scale_f32, add_f32,         encode_f16<true>, decode_f16, add_f16,
-    encode_bf16, decode_bf16, add_bf16,  encode_i8<true>, encode_i8_random, decode_i8,  add_i8,  &in_cache,
+    "avx2",      max_abs,            scale_f32<false>, add_f32,         encode_f16<true>, decode_f16<false>, add_f16,
+    encode_bf16, decode_bf16<false>, add_bf16,         encode_i8<true>, encode_i8_random, decode_i8<false>,  add_i8,
+    sum_f32,     &in_cache,          &streaming,
 };
 
 }  // namespace p2pavg

@@ -256,7 +256,6 @@ void take_span(const Spans &k, const P2pavgTerm &term, size_t total, size_t at, 
     switch (run.codec) {
         case P2PAVG_NONE: {
             const auto *x = reinterpret_cast<const float *>(run.body) + at;
-            for (size_t i = 0; i < n; i += 16) __builtin_prefetch(x + 2 * kSpan + i);  // what comes from memory
             if (first) k.scale_f32(x, n, term.weight, y);
             else k.add_f32(x, n, term.weight, y);
             break;
@@ -284,6 +283,14 @@ void take_span(const Spans &k, const P2pavgTerm &term, size_t total, size_t at, 
     }
 }
 
+// dst <- scale * (a + b), of two terms that are plain floats, as plain floats, in one pass.
+bool sum_plain(const Spans &k, const P2pavgTerm &a, const P2pavgTerm &b, size_t n, float scale, float *dst) {
+    const auto *x = reinterpret_cast<const float *>(a.data), *y = reinterpret_cast<const float *>(b.data);
+    if (k.sum_f32(x, a.weight, y, b.weight, n, scale, dst) < kInfBits) return true;
+    for (size_t i = 0; i < n; i++) put(dst, i, canonical(get(dst, i)));
+    return false;
+}
+
 }  // namespace
 }  // namespace p2pavg
 
@@ -306,13 +313,28 @@ int p2pavg_encode_int8_stochastic(const float *src, size_t n, float scale, uint6
     return encode_run(*chosen().load(std::memory_order_relaxed), &draws, P2PAVG_INT8, src, n, scale, dst);
 }
 
-void p2pavg_decode(int codec, const uint8_t *src, size_t n, float scale, float *dst) {
+void p2pavg_decode(int codec, const uint8_t *src, size_t n, float scale, float *dst, bool streaming) {
     if (!known(codec)) return;
     const DefaultFloatMode mode;
-    const Spans &k = *chosen().load(std::memory_order_relaxed);
+    const Spans &all = *chosen().load(std::memory_order_relaxed), &k = streaming && all.streaming ? *all.streaming : all;
     const Run<const uint8_t> run(codec, src, n);
     for (size_t at = 0; at < n; at += kBlock)
         decode_block(k, run, at / kBlock, std::min(kBlock, n - at), scale, dst + at);
+#if defined(__x86_64__)
+    if (streaming) _mm_sfence();  // such stores are not ordered
+#endif
+}
+
+int p2pavg_finite_crc32(const float *src, size_t n, uint32_t *crc) {
+    const Spans &k = *chosen().load(std::memory_order_relaxed);
+    uint32_t m = 0;
+    *crc = 0;
+    for (size_t at = 0; at < n; at += kSpan) {
+        const size_t length = std::min(kSpan, n - at);
+        m = std::max(m, k.max_abs(src + at, length));
+        *crc = p2pavg_crc32(*crc, src + at, length * sizeof(float));
+    }
+    return m < kInfBits;
 }
 
 int p2pavg_decode_add(int codec, const uint8_t *src, size_t n, float weight, float *acc) {
@@ -351,6 +373,8 @@ int p2pavg_sum_encode(const P2pavgTerm *terms, size_t count, size_t n, float sca
     if (!known(codec_out) || count == 0) return 0;
     const DefaultFloatMode mode;
     const Spans &k = *chosen().load(std::memory_order_relaxed);
+    if (count == 2 && terms[0].codec == P2PAVG_NONE && terms[1].codec == P2PAVG_NONE && codec_out == P2PAVG_NONE)
+        return sum_plain(k, terms[0], terms[1], n, scale, reinterpret_cast<float *>(dst));
     const Spans &near = k.in_cache ? *k.in_cache : k;
     const Run<uint8_t> out(codec_out, dst, n);
     std::memset(dst, 0, header_size(codec_out, n));

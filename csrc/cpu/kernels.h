@@ -15,14 +15,17 @@ size_t p2pavg_encoded_size(int codec, size_t n);
 // dst[encoded_size(n)] <- encode(src[n] * scale). Returns 1 when every src * scale is finite, else 0.
 int p2pavg_encode(int codec, const float *src, size_t n, float scale, uint8_t *dst);
 
-// dst[n] <- decode(src[encoded_size(n)]) * scale.
-void p2pavg_decode(int codec, const uint8_t *src, size_t n, float scale, float *dst);
+// dst[n] <- decode(src[encoded_size(n)]) * scale. streaming: around the cache, for runs of a vector far larger than it.
+void p2pavg_decode(int codec, const uint8_t *src, size_t n, float scale, float *dst, bool streaming = false);
 
 // acc[n] += decode(src[encoded_size(n)]) * weight. Returns 1 when every term is finite; else 0, and acc is spoiled.
 int p2pavg_decode_add(int codec, const uint8_t *src, size_t n, float weight, float *acc);
 
 // CRC-32 with zlib's polynomial: crc32(0, ...) starts, a former result continues. Equal to zlib.crc32.
 uint32_t p2pavg_crc32(uint32_t crc, const void *data, size_t length);
+
+// The CRC-32 of n floats, in one pass over memory with: returns 1 when every one is finite.
+int p2pavg_finite_crc32(const float *src, size_t n, uint32_t *crc);
 
 // int8 with stochastic rounding: element i (of src) draws from a counter RNG keyed by (seed, epoch, first + i).
 int p2pavg_encode_int8_stochastic(const float *src, size_t n, float scale, uint64_t seed, uint64_t epoch,

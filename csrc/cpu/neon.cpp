@@ -43,6 +43,18 @@ uint32_t scale_f32(const float *x, size_t n, float s, float *y) {
     return larger(vmaxvq_u32(m), portable_spans.scale_f32(x + i, n - i, s, y + i));
 }
 
+uint32_t sum_f32(const float *x, float a, const float *y, float b, size_t n, float s, float *z) {
+    uint32x4_t m = vdupq_n_u32(0);
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        const float32x4_t p = vmulq_n_f32(load(x + i), a), q = vmulq_n_f32(load(y + i), b);
+        const float32x4_t v = vmulq_n_f32(vaddq_f32(p, q), s);
+        store(z + i, v);
+        m = max_of(m, v);
+    }
+    return larger(vmaxvq_u32(m), portable_spans.sum_f32(x + i, a, y + i, b, n - i, s, z + i));
+}
+
 inline uint32x4_t add_term(uint32x4_t m, float *acc, float32x4_t term) {
     store(acc, vaddq_f32(load(acc), term));
     return max_of(m, term);
@@ -193,7 +205,7 @@ uint32_t add_i8(const int8_t *q, size_t n, float s, float *acc) {
 
 const Spans neon_spans = {
     "neon",      max_abs,     scale_f32, add_f32,   encode_f16,       decode_f16, add_f16,
-    encode_bf16, decode_bf16, add_bf16,  encode_i8, encode_i8_random, decode_i8,  add_i8,  nullptr,
+    encode_bf16, decode_bf16, add_bf16,  encode_i8, encode_i8_random, decode_i8,  add_i8,  sum_f32, nullptr, nullptr,
 };
 
 }  // namespace p2pavg

@@ -23,6 +23,16 @@ uint32_t scale_f32(const float *x, size_t n, float s, float *y) {
     return m;
 }
 
+uint32_t sum_f32(const float *x, float a, const float *y, float b, size_t n, float s, float *z) {
+    uint32_t m = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float p = get(x, i) * a, q = get(y, i) * b, v = (p + q) * s;
+        put(z, i, v);
+        m = larger(m, abs_bits(v));
+    }
+    return m;
+}
+
 uint32_t add_f32(const float *x, size_t n, float s, float *acc) {
     uint32_t m = 0;
     for (size_t i = 0; i < n; i++) {
@@ -107,7 +117,7 @@ uint32_t add_i8(const int8_t *q, size_t n, float s, float *acc) {
 
 const Spans portable_spans = {
     "portable",  max_abs,     scale_f32, add_f32,   encode_f16,       decode_f16, add_f16,
-    encode_bf16, decode_bf16, add_bf16,  encode_i8, encode_i8_random, decode_i8,  add_i8,  nullptr,
+    encode_bf16, decode_bf16, add_bf16,  encode_i8, encode_i8_random, decode_i8,  add_i8,  sum_f32, nullptr, nullptr,
 };
 
 }  // namespace p2pavg

@@ -25,7 +25,10 @@ struct Spans {
                              int8_t *q);                                           // q = floor(x*s + uniform)
     void (*decode_i8)(const int8_t *q, size_t n, float s, float *y);               // y = q*s
     uint32_t (*add_i8)(const int8_t *q, size_t n, float s, float *acc);            // acc += q*s
+    uint32_t (*sum_f32)(const float *x, float a, const float *y, float b, size_t n, float s,
+                        float *z);                                                 // z = (x*a + y*b)*s
     const Spans *in_cache;  // the same for x that is in L1 already, so that nothing is prefetched; nullptr: itself
+    const Spans *streaming;  // the same with decoded y written around the cache; nullptr: itself
 };
 
 extern const Spans portable_spans;

@@ -4,8 +4,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -23,26 +23,6 @@ constexpr size_t kRemembered = 8;  // frames of a stream that are sent again whe
 float age(const std::atomic<double> &seen, double now) {
     const double at = seen.load(std::memory_order_relaxed);
     return at > 0 ? static_cast<float>(std::max(0.0, now - at)) : std::numeric_limits<float>::infinity();
-}
-
-// Whether all values are finite, and the checksum of their bytes: both in one pass over memory.
-bool all_finite(const float *values, size_t count, uint32_t &crc) {
-    constexpr size_t piece = 1024;
-    constexpr uint32_t exponent = 0x7f800000;
-    uint32_t found = 0;
-    crc = 0;
-    for (size_t at = 0; at < count; at += piece) {
-        const size_t n = std::min(piece, count - at);
-        const float *from = values + at;
-        for (size_t i = 0; i < n; i += 16) __builtin_prefetch(from + 2 * piece + i);
-        for (size_t i = 0; i < n; ++i) {
-            uint32_t bits;
-            std::memcpy(&bits, from + i, sizeof bits);
-            found |= (bits & exponent) == exponent;
-        }
-        crc = p2pavg_crc32(crc, from, n * sizeof(float));
-    }
-    return found == 0;
 }
 
 }  // namespace
@@ -179,7 +159,7 @@ void Stream::load_contribution(const Job &job, Header &header, bool &finite) {
         out_.body = start.encoded + chunk.encoded_at;
     } else if (job.spec.contribution_codec == P2PAVG_NONE && start.scale == 1.0) {
         out_.body = reinterpret_cast<const uint8_t *>(start.source + chunk.first);  // as it lies
-        finite = all_finite(start.source + chunk.first, chunk.count, header.body_crc);
+        finite = p2pavg_finite_crc32(start.source + chunk.first, chunk.count, &header.body_crc) != 0;
         if (encrypting_) header.body_crc = 0;
         return;
     } else {

@@ -333,11 +333,14 @@ class TestEngine:
             gradients(rng, 3, numel), [1.0] * 3, [numel // 3] * 3, codec="fp16", chunk_elements=65536
         )
         reduction.open(swarm)
+        for engine in swarm.engines:
+            engine.set_upload_limit(50e6)  # or it may be over before it is cancelled
         reduction.start(swarm)
         await poll(lambda: swarm.engines[1].progress(7).results_received[0] > 0)
         for engine in swarm.engines:
             engine.cancel(7)
             engine.cancel(7)
+            engine.set_upload_limit(None)
         frozen = [result.copy() for result in reduction.results]
         for source in reduction.sources:
             source.fill(np.nan)
