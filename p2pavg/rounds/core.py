@@ -23,6 +23,7 @@ OUTCOMES_KEPT = 64
 UNANSWERED = "a member did not answer the proposal"
 UNLINKED = "members have no link to each other"
 SILENT_TO_SUCCESSOR = "did not answer the successor"
+IMPLAUSIBLE = "it began a round with samples or weights that its members did not declare or cannot have"
 FORGIVABLE = frozenset({UNANSWERED, UNLINKED, SILENT_TO_SUCCESSOR})  # it said nothing wrong
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.actions import Commit, RoundFailed
 from p2pavg.rounds.ballot import PeerId, Stage
+from p2pavg.rounds.core import IMPLAUSIBLE
 from p2pavg.rounds.holding import Holding
 from p2pavg.rounds.lineage import next_lineage
 from p2pavg.rounds.messages import Aborted, Committed, Inquire, Unknown
@@ -37,12 +38,15 @@ class Decisions:
             return
         if held.stage is not Stage.DONE:
             if not held.voter and held.begun and not held.frozen:
-                held.fact = message
+                held.fact = peer, message
                 return
             self.machine.member.drop("committed by the others, and our copy is not whole")
             self.machine.healing.behind(peer, held.ballot.epoch + 1)
             return
         if held.digests != message.digests:
+            if peer not in (core.me, held.ballot.leader, self.machine.member.authority()):
+                self._inquire(held)  # our copy is wrong, or this peer
+                return
             self.machine.member.drop("our copy of the result differs from the committed one")
             self.machine.healing.behind(peer, held.ballot.epoch + 1)
             return
@@ -121,7 +125,7 @@ class Decisions:
     def on_aborted(self, peer: PeerId, message: Aborted) -> None:
         """Forget it, unless somebody with a higher ballot decides."""
         core, held = self.core, self.machine.member.holding
-        if message.ballot.epoch != core.epoch:
+        if message.ballot.epoch != core.epoch or core.excluded.get(message.by.leader) == IMPLAUSIBLE:
             return
         if held is not None and held.ballot != message.ballot:
             core.promise_void = core.promise_void or message.ballot == core.promised
@@ -159,6 +163,12 @@ class Decisions:
         core.boundary = False
         core.told_to_stop = False
         core.wait_at(0)
+
+    def _inquire(self, held: Holding) -> None:
+        """Ask those that decide the ballot what became of it."""
+        core, authority = self.core, self.machine.member.authority()
+        for leader in sorted({held.ballot.leader, authority or held.ballot.leader} - {core.me}):
+            core.send(leader, Inquire(held.ballot, held.lineage))
 
     def on_inquire(self, peer: PeerId, message: Inquire) -> None:
         """Tell what became of a ballot."""

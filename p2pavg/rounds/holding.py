@@ -33,7 +33,7 @@ class Holding:
     weights: tuple[float, ...] = ()
     samples: tuple[int, ...] = ()
     digests: tuple[bytes, ...] = ()
-    fact: Committed | None = None  # committed, but our copy of the result is not whole yet (joiners)
+    fact: tuple[PeerId, Committed] | None = None  # told so, but our copy is not whole yet (joiners)
     watch: TransferWatch | None = None
     told_at: float = 0.0
     stalled_told: tuple[tuple[int, ...], tuple[int, ...], bool] = ((), (), False)

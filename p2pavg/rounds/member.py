@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.actions import BeginJob, CancelJob, OpenJob
 from p2pavg.rounds.ballot import Ballot, Held, Lineage, PeerId, Stage
+from p2pavg.rounds.core import IMPLAUSIBLE
 from p2pavg.rounds.deadlines import MOST_BEHIND
 from p2pavg.rounds.events import JobDone, JobFailed, JobProgressed, JobRefused
 from p2pavg.rounds.holding import Holding
@@ -187,10 +188,12 @@ class Member:
             return
         ready = message.ready[held.rank]
         counted = list(zip(message.samples, message.weights, strict=True))
-        if ready and not (held.said_ready and core.boundary and counted[held.rank] == held.declared):
-            return  # not what we said: the leader's deadline or ours ends it
-        if not all(plausible(*each, core.target, core.config.weighted) for each in counted):
-            return  # nor what anybody can have said
+        forged = ready and held.said_ready and counted[held.rank] != held.declared
+        if forged or not all(plausible(*each, core.target, core.config.weighted) for each in counted):
+            self._distrust(held)
+            return
+        if ready and not (held.said_ready and core.boundary):
+            return  # we do not wait any more: the leader's deadline or ours ends it
         held.begun, held.begun_at, held.ready = True, core.now, ready
         held.weights, held.samples = message.weights, message.samples
         held.watch = TransferWatch(core.now, [seat.peer for seat in held.members], core.me, core.deadlines)
@@ -203,6 +206,11 @@ class Member:
             core.wait_at(None)
         core.trace("begun", attempt=held.ballot.attempt, contributors=sum(w > 0 for w in message.weights))
         core.act(BeginJob(held.transfer, message.weights))
+
+    def _distrust(self, held: Holding) -> None:
+        """Its leader lies about what members declared: this epoch's round is made without it."""
+        self.core.exclude(held.ballot.leader, IMPLAUSIBLE)
+        self.drop(IMPLAUSIBLE)
 
     def _job(self, transfer: int) -> Holding | None:
         held = self.holding
@@ -219,7 +227,7 @@ class Member:
             held.watch.finished(self.core.now)
         self.core.trace("done", attempt=held.ballot.attempt)
         if held.fact is not None:
-            self.machine.decisions.on_committed(held.ballot.leader, held.fact)
+            self.machine.decisions.on_committed(*held.fact)
         elif held.voter:
             self.core.send(held.ballot.leader, Done(held.ballot, event.digests, event.link_bps))
 

@@ -21,15 +21,16 @@ from p2pavg.membership import record as records
 from p2pavg.membership.record import Refresh, SignedRecord, has_valid_signature
 from p2pavg.membership.store import Outcome, RecordStore
 from p2pavg.rounds import leading, member
-from p2pavg.rounds.actions import Commit
+from p2pavg.rounds.actions import Blame, CancelJob, Commit, Send
 from p2pavg.rounds.ballot import Stage
 from p2pavg.rounds.events import Received
 from p2pavg.rounds.member import Holding
-from p2pavg.rounds.messages import Begin, Committed, Ready
+from p2pavg.rounds.messages import Begin, Committed, Inquire, Message, Ready
 from p2pavg.transport import handshake, proofs, wire
 from p2pavg.transport.link import Link
 from p2pavg.transport.stream_keeper import accept_stream
 from tests.simulation.calm import Calm
+from tests.simulation.trainer import Node
 from tests.unit.endpoints import DEADLINE_S, Host
 from tests.unit.test_membership_store import KEY, Publisher, offer, values
 
@@ -366,6 +367,24 @@ def test_a_forged_commit(field: str) -> None:
         assert any(isinstance(action, Commit) for action in actions) is not checked
 
 
+def test_a_forged_commit_costs_no_result() -> None:
+    """A member that is told of other digests by somebody who does not decide keeps its result and asks who
+    does; only of the leader it believes that its copy is wrong.
+    """
+    calm = Calm(3, latency=0.01)
+    calm.epochs(2)
+    node, held = done_follower(calm)
+    machine, leader = node.machine, held.ballot.leader
+    wrong = Committed(held.ballot, held.weights, held.samples, tuple(b"x" * 32 for _ in held.digests))
+    stranger = next(n.me for n in calm.nodes if n is not node and n.me != leader)
+    actions = machine.handle(Received(stranger, wrong), calm.swarm.world.now)
+    assert [a.peer for a in actions if isinstance(a, Send) and isinstance(a.message, Inquire)] == [leader]
+    assert not any(isinstance(action, CancelJob) for action in actions)
+    assert machine.member.holding is held
+    actions = machine.handle(Received(leader, wrong), calm.swarm.world.now)
+    assert any(isinstance(action, CancelJob) for action in actions)
+
+
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize(("samples", "weight"), [(2**50, 2.0**50), (10, 1e15), (10, 0.0)])
 def test_impossible_samples(
@@ -398,7 +417,7 @@ def test_impossible_samples(
 @pytest.mark.parametrize("checked", [False, True])
 def test_a_forged_begin(checked: bool, forged: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader that gives somebody a weight of its choice, or counts other samples than we said, begins no
-    round with us.
+    round with us, and is left out of the epoch.
     """
     calm = Calm(3, latency=0.01)
     calm.epochs(2)
@@ -419,8 +438,35 @@ def test_a_forged_begin(checked: bool, forged: str, monkeypatch: pytest.MonkeyPa
         held.declared = told[held.rank]
     samples, weights = zip(*told, strict=True)
     begin = Begin(held.ballot, weights, samples, (True,) * len(told))
-    node.machine.handle(Received(held.ballot.leader, begin), calm.swarm.world.now)
+    leader = held.ballot.leader
+    actions = node.machine.handle(Received(leader, begin), calm.swarm.world.now)
     assert held.begun is not checked
+    assert any(isinstance(a, Blame) and a.peer == leader for a in actions) is checked
+    assert (node.machine.leader != leader) is checked
+
+
+def test_a_leader_that_lies_blames_nobody() -> None:
+    """A leader tells all members of a weight that nobody can have, and then that they did not answer: they
+    make the average without it at once, and none of them is left out.
+    """
+    calm = Calm(4, latency=0.01)
+    calm.epochs(2)
+    liar = calm.leader
+    send = calm.swarm.send
+
+    def lies(node: Node, peer: bytes, message: Message) -> None:
+        if node is liar and isinstance(message, Begin):
+            message = replace(message, weights=tuple(1e15 for _ in message.weights))
+        send(node, peer, message)
+
+    calm.swarm.send = lies  # type: ignore[method-assign]
+    epoch = liar.machine.epoch
+    honest = [node for node in calm.nodes if node is not liar]
+    calm.run(30.0, lambda: all(node.parameters.epoch > epoch + 1 for node in honest))
+    assert all(node.parameters.epoch > epoch + 1 for node in honest)
+    assert max(node.longest_stall for node in honest) < 1.0
+    traced = [(node, trace) for _, node, trace in calm.traced if trace.kind == "excluded"]
+    assert {trace.fields["peer"] for node, trace in traced if node in honest} == {liar.me}
 
 
 def test_a_replayed_record(monkeypatch: pytest.MonkeyPatch) -> None:
