@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,12 +89,7 @@ def check_feedback() -> dict[str, Any]:
     for epoch in range(30):
         share, found = (0.9, 0.05, 0.4)[epoch % 3], []
         for residual, source in ((here, host), (there, path.gradient(x))):
-
-            def encode(
-                codec: codecs.Codec, start: int, mean: Any, out: Any, residual: Residual = residual
-            ) -> bool:
-                return residual.encode(codec, start, mean, out, share)  # noqa: B023
-
+            encode = partial(residual.encode, share=share)
             encoding = HostGradient(source, encode, path.allocate).encode(int8, parts, chunk, 0.37)
             assert encoding.finite()
             found.append(encoding.data)

@@ -253,3 +253,27 @@ def mean_encode(
     for data, weight in zip(inputs, weights, strict=True):
         codec_in.decode_add(data, total, weight)
     return codec_out.encode(total, dst, scale)
+
+
+def encode_feedback(
+    codec: Codec, src: F32, scale: float, owed: Buffer, share: float, dst: Buffer, kept: Buffer
+) -> bool:
+    """With the mean m = src·scale, and `owed`, bfloat16, what averages lack of it so far: dst <- encode(m +
+    owed/share), and m alone where that is 0; kept, bfloat16, <- owed + share·(m - what was sent). True when
+    all was finite.
+    """
+    if isinstance(codec, NativeCodec):
+        return bool(native.module().encode_feedback(codec.wire_id, src, scale, owed, share, dst, kept))
+    store, by = TwinCodec("bf16", WIRE_IDS["bf16"]), np.float32(share)
+    before, sent = np.empty_like(src), np.empty_like(src)
+    store.decode(owed, before)
+    with np.errstate(all="ignore"):
+        mean = src * np.float32(scale)
+        wanted = before / by
+        wanted[mean == 0] = 0
+        wanted += mean
+        finite = codec.encode(wanted, dst, 1.0)
+        codec.decode(dst, sent)
+        short = (mean - sent) * by + before
+    store.encode(short, kept, 1.0)
+    return finite

@@ -4,6 +4,7 @@
 namespace nb = nanobind;
 
 void bind_kernels(nb::module_ &m);
+void bind_feedback(nb::module_ &m);
 #ifdef P2PAVG_HAVE_PUMP
 void bind_pump(nb::module_ &m);
 #endif
@@ -12,6 +13,7 @@ NB_MODULE(_native, m) {
     m.doc() = "Native kernels and byte pump of p2pavg; import p2pavg.native instead.";
     nb::set_leak_warnings(false);  // a script may end while a pump still runs: nothing that it should hear about
     bind_kernels(m);
+    bind_feedback(m);
 #ifdef P2PAVG_HAVE_PUMP
     bind_pump(m);
 #endif

@@ -43,8 +43,9 @@ class Encodable(Protocol):
         wait."""
 
 
-EncodeChunk = Callable[[Codec, int, F32, U8], bool]
-"""(codec, start, mean, out): out <- the encoded mean, elements from `start` on; whether all were finite."""
+EncodeChunk = Callable[[Codec, int, F32, float, U8], bool]
+"""(codec, start, values, scale, out): out <- the encoded values * scale, which are the elements from `start`
+on; whether all were finite."""
 
 
 class HostGradient:
@@ -87,7 +88,7 @@ class HostEncoding:
         self._codec = codec
         self._runs = runs
         self._source = source
-        self._scale = np.float32(scale)
+        self._scale = scale if isinstance(source, np.ndarray) else 1.0
         self._encode_chunk = encode_chunk
         self._done = 0
         self._finite = True
@@ -114,18 +115,17 @@ class HostEncoding:
     def _work(self) -> None:
         at = 0
         try:
-            for (start, count), mean in zip(self._runs, self._means(), strict=False):
-                size = self._codec.encoded_size(count)
-                self._finite &= self._encode_chunk(self._codec, start, mean, self.data[at : at + size])
-                at += size
+            for (start, count), values in zip(self._runs, self._values(), strict=False):
+                out = self.data[at : at + self._codec.encoded_size(count)]
+                self._finite &= self._encode_chunk(self._codec, start, values, self._scale, out)
+                at += len(out)
                 self._done += 1
         except Exception:  # of a codec that somebody else wrote; the round ends without this contribution
             logger.exception("the codec %r cannot encode this gradient", self._codec.name)
 
-    def _means(self) -> Iterator[F32]:
-        """The runs, scaled, until it is stopped. Each is valid until the next."""
+    def _values(self) -> Iterator[F32]:
+        """The runs, until it is stopped."""
         source, at = self._source, 0
-        scratch = np.empty(max((count for _, count in self._runs), default=0), np.float32)
         for number, (start, count) in enumerate(self._runs):
             while not isinstance(source, np.ndarray) and source.chunks_done() <= number:
                 if self._stopped.wait(LOOK_S):
@@ -133,10 +133,7 @@ class HostEncoding:
             if self._stopped.is_set():
                 return
             if isinstance(source, np.ndarray):
-                mean = scratch[:count]
-                with np.errstate(all="ignore"):
-                    np.multiply(source[start : start + count], self._scale, out=mean)
-                yield mean
+                yield source[start : start + count]
             else:
                 yield source.data[4 * at : 4 * (at + count)].view(np.float32)
             at += count

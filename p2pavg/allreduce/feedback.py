@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from p2pavg import codecs
-from p2pavg.codecs import Codec
+from p2pavg.codecs import Codec, encode_feedback
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
+
+BYTES = 2  # of a bfloat16
 
 
 class Residual:
@@ -26,34 +27,19 @@ class Residual:
     """
 
     def __init__(self, numel: int) -> None:
-        self._store = codecs.get("bf16")
-        self._committed: U8 = np.zeros(self._store.encoded_size(numel), np.uint8)
-        self._pending: U8 = np.empty_like(self._committed)
-        self._scratch: tuple[F32, F32] = (np.empty(0, np.float32), np.empty(0, np.float32))
+        size = BYTES * numel
+        self._committed: U8 = np.zeros(size, np.uint8)
+        self._pending: U8 = np.empty(size, np.uint8)
 
-    def encode(self, codec: Codec, start: int, mean: F32, out: U8, share: float) -> bool:
-        """out <- encode(mean + what is owed); whether all was finite.
+    def encode(self, codec: Codec, start: int, values: F32, scale: float, out: U8, share: float) -> bool:
+        """out <- the encoded values * scale, elements from `start` on, with what is owed; whether all was
+        finite.
 
         An attempt encodes every element once, and `commit` makes what that lost the residual. After one that
         failed, the next begins from the same residual.
         """
-        n, by = len(mean), np.float32(share)
-        if len(self._scratch[0]) < n:
-            self._scratch = (np.empty(n, np.float32), np.empty(n, np.float32))
-        owed, sent = (scratch[:n] for scratch in self._scratch)
-        kept = slice(self._store.encoded_size(start), self._store.encoded_size(start + n))
-        self._store.decode(self._committed[kept], owed)
-        with np.errstate(all="ignore"):
-            wanted = np.divide(owed, by, out=sent)
-            np.copyto(wanted, 0, where=mean == 0)
-            wanted += mean
-            finite = codec.encode(wanted, out, 1.0)
-            codec.decode(out, sent)
-            short = np.subtract(mean, sent, out=sent)
-            short *= by
-            short += owed
-        self._store.encode(short, self._pending[kept], 1.0)
-        return finite
+        kept = slice(BYTES * start, BYTES * (start + len(values)))
+        return encode_feedback(codec, values, scale, self._committed[kept], share, out, self._pending[kept])
 
     def commit(self) -> None:
         """The attempt that was encoded last is in the average."""

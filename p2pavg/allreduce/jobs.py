@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +23,12 @@ U8 = npt.NDArray[np.uint8]
 
 
 MOST_STATE = 8  # the longest exact vector, in gradients: parameters, and what optimizers keep
+
+
+def _by_chance(codec: codecs.Codec, start: int, values: F32, scale: float, out: U8) -> bool:
+    """An `EncodeChunk`."""
+    assert isinstance(codec, codecs.StochasticInt8)
+    return codec.at(codec.epoch, start).encode(values, out, scale)
 
 
 class Growing(Protocol):
@@ -164,18 +171,9 @@ class Jobs:
             return gradient
         if residual is not None:
             share = weights[job.rank] / sum(weights)
-            return HostGradient(
-                gradient,
-                lambda codec, start, mean, out: residual.encode(codec, start, mean, out, share),
-                self._outgoing.take,
-            )
+            return HostGradient(gradient, partial(residual.encode, share=share), self._outgoing.take)
         if isinstance(job.codec, codecs.StochasticInt8) and isinstance(gradient, np.ndarray):
-            chance = job.codec
-            return HostGradient(
-                gradient,
-                lambda codec, start, mean, out: chance.at(chance.epoch, start).encode(mean, out, 1.0),
-                self._outgoing.take,
-            )
+            return HostGradient(gradient, _by_chance, self._outgoing.take)
         return gradient
 
     def begin(

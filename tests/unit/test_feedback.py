@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from p2pavg import codecs
 from p2pavg.allreduce.encoding import HostEncoding, HostGradient
 from p2pavg.allreduce.feedback import Residual
 from p2pavg.allreduce.jobs import Jobs
 from p2pavg.transport.engine import Part
-from tests.unit.codec_cases import IMPLEMENTATIONS, decoded, implementation
+from tests.unit.codec_cases import IMPLEMENTATIONS, briefly, decoded, implementation, runs
 from tests.unit.engine_swarm import ENGINES, Swarm
 from tests.unit.fake_path import FakeGradient
 
@@ -27,7 +30,7 @@ def gradient(seed: int) -> np.ndarray:
 
 def sent(residual: Residual, mean: np.ndarray, share: float, codec: codecs.Codec = INT8) -> np.ndarray:
     out = np.empty(codec.encoded_size(len(mean)), np.uint8)
-    assert residual.encode(codec, 0, mean, out, share)
+    assert residual.encode(codec, 0, mean, 1.0, out, share)
     return decoded(codec, out, len(mean))
 
 
@@ -82,18 +85,22 @@ class TestResidual:
         assert np.array_equal(sent(residual, mean, 0.5), plain)
 
     @pytest.mark.parametrize("which", IMPLEMENTATIONS)
-    def test_twins_lose_alike(self, which: str) -> None:
-        """Compiled kernels and the Python twin send the same bytes, epoch after epoch."""
-        with implementation(which, "int8") as codec, implementation(which, "bf16") as store:
-            told = []
-            for of, within in ((codec, store), (codecs.TwinCodec("int8", 3), codecs.TwinCodec("bf16", 2))):
-                residual = Residual(N)
-                residual._store = within
-                told.append([])
-                for epoch in range(4):
-                    told[-1].append(sent(residual, gradient(epoch), 0.3, of))
-                    residual.commit()
-        assert all(np.array_equal(one, other) for one, other in zip(*told, strict=True))
+    @pytest.mark.parametrize("name", ["int8", "fp16"])
+    @briefly
+    @given(
+        x=st.one_of(runs(), runs(finite=False)), share=st.floats(1e-6, 1), scale=st.floats(-2, 2, width=32)
+    )
+    def test_twins_lose_alike(self, which: str, name: str, x: np.ndarray, share: float, scale: float) -> None:
+        """Compiled code and NumPy send the same bytes and keep the same residual, whatever the values."""
+        twin, found = codecs.TwinCodec(name, codecs.WIRE_IDS[name]), []
+        owed = np.empty(2 * len(x), np.uint8)
+        codecs.get("bf16").encode(x[::-1].copy(), owed, 0.01)
+        with implementation(which, name) as codec:
+            for of in (codec, twin):
+                out, kept = np.empty(codec.encoded_size(len(x)), np.uint8), np.empty(2 * len(x), np.uint8)
+                finite = codecs.encode_feedback(of, x, scale, owed, share, out, kept)
+                found.append((finite, out.tobytes(), kept.tobytes()))
+        assert found[0] == found[1]
 
 
 class TestHostEncoding:
@@ -106,7 +113,7 @@ class TestHostEncoding:
         source = FakeGradient(torch.from_numpy(values)) if accelerator else values
         encoding = HostGradient(
             source,
-            lambda codec, start, mean, out: codec.encode(mean, out, 1.0),
+            lambda codec, start, values, scale, out: codec.encode(values, out, scale),
             lambda nbytes: np.empty(nbytes, np.uint8),
         ).encode(INT8, parts, 1000, 0.5)
         assert encoding.finite()
@@ -145,7 +152,7 @@ class TestHostEncoding:
         values[N - 1] = np.inf
         encoding = HostGradient(
             values,
-            lambda codec, start, mean, out: residual.encode(codec, start, mean, out, 0.5),
+            partial(residual.encode, share=0.5),
             lambda nbytes: np.empty(nbytes, np.uint8),
         ).encode(INT8, [(0, N)], 1000, 1.0)
         assert not encoding.finite()
