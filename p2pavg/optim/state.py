@@ -102,7 +102,9 @@ class TrainingState:
         return [dict(state[param]) if param in state else {} for param in parameters_of(self._optimizer)]
 
     def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:
-        """Replace the state, all or nothing. Raises StateError when it is of another model or optimizer."""
+        """Replace the state. Raises StateError, before anything changed, when it is of another model or
+        optimizer, and afterwards when only the scheduler or an extra does not take its part.
+        """
         params, model_buffers = parameters_of(self._optimizer), list(self._buffers())
         try:
             parts = {
@@ -133,9 +135,15 @@ class TrainingState:
             for param in group["params"]:
                 if state := next(entries):
                     self._optimizer.state[param] = _placed(state, param.device, step_on_device)
-        if self._scheduler is not None and parts["scheduler"] is not None:
-            self._scheduler.load_state_dict(parts["scheduler"])
-        load_extras(self._extras, parts["extras"])
+        try:
+            if self._scheduler is not None and parts["scheduler"] is not None:
+                self._scheduler.load_state_dict(parts["scheduler"])
+            load_extras(self._extras, parts["extras"])
+        except Exception as error:  # whatever PyTorch, or the user's object, makes of what does not fit it
+            raise StateError(
+                f"the state does not fit the scheduler or an extra ({type(error).__name__}: {error}); "
+                "build them as the other peers do"
+            ) from error
 
 
 def _check_form(parts: Mapping[str, Any]) -> None:

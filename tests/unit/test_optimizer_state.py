@@ -153,6 +153,16 @@ def test_a_state_of_another_form_changes_nothing(part: str, bad: object) -> None
     assert states[1].initial_digest() == states[0].initial_digest()
 
 
+def test_a_scheduler_of_another_kind_is_named() -> None:
+    """What a scheduler raises for a state that is not its own comes as a StateError."""
+    models = net(), net()
+    optimizers = [OPTIMIZERS["sgd"](model.parameters()) for model in models]
+    schedulers = SCHEDULERS["multistep"](optimizers[0]), SCHEDULERS["sequential"](optimizers[1])
+    states = [TrainingState(o, s, list) for o, s in zip(optimizers, schedulers, strict=True)]
+    with pytest.raises(StateError, match="does not fit the scheduler"):
+        states[1].load(*copied(states[0].snapshot()))
+
+
 def test_an_extra_that_keeps_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """An empty state of an extra is no missing one, and is not loaded: a GradScaler refuses it."""
     kept = torch.amp.GradScaler("cpu")
