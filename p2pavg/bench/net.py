@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from p2pavg.bench import netfit
-from p2pavg.bench.common import add_output_options, emit, progress
+from p2pavg.bench.common import add_output_options, at_least, emit, progress
 from p2pavg.bench.netprotocol import Client, Server
 from p2pavg.bench.netsweep import Limits, measure
 from p2pavg.errors import AddressInUseError, ConfigurationError, P2PAvgError, ProtocolError
@@ -41,11 +41,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--pair", metavar="A:B", help="with --lab: from which host to which (default: the first two)"
     )
     parser.add_argument(
-        "--seconds", type=float, default=DEFAULT_SECONDS, help="take no longer than this (default 60)"
+        "--seconds", type=at_least(0.1), default=DEFAULT_SECONDS, help="take no longer than this (default 60)"
     )
     parser.add_argument(
         "--gigabytes",
-        type=float,
+        type=at_least(0.001),
         default=DEFAULT_GIGABYTES,
         help="send no more than this, both ways together; with --listen: for each measurement (default 10)",
     )
@@ -55,8 +55,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Listen, or measure and print."""
-    if args.seconds <= 0 or args.gigabytes <= 0:
-        raise ConfigurationError("--seconds and --gigabytes must be more than 0.")
     if args.pair and not args.lab:
         raise ConfigurationError("--pair goes with --lab.")
     if args.listen:

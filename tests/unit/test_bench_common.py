@@ -65,6 +65,8 @@ def test_missing_folder_is_a_usage_error_before_the_run(capsys):
         "allreduce --streams many",
         "penalty --step-seconds -1",
         "penalty --slow 0",
+        "net --listen 127.0.0.1:1 --seconds nan",
+        "net --listen 127.0.0.1:1 --gigabytes 0",
         "dht --lifetime 0",
         "dht --settle-seconds -1",
     ],
