@@ -493,6 +493,7 @@ def readme() -> str:
             words += f"epochs of {content['calculating_seconds_median']:.1f} s"
             words += f", one peer {content['slow']:g} times slower" if content["slow"] != 1 else ""
             words += ", updates delayed" if content["delay"] else ""
+            words += ", on one GPU" if content.get("device", "cpu") != "cpu" else ""
             rows.append([words, f"{content['global_over_local']:.2f}"])
     gpu = result("gpu_kernels")
     if gpu is not None:

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from p2pavg.bench.allreduce_worker import RUN_ID
-from p2pavg.bench.common import add_output_options, at_least, emit, positive_int, progress
+from p2pavg.bench.common import add_output_options, at_least, compression, emit, positive_int, progress
 from p2pavg.bench.workers import Workers
 from p2pavg.credentials import new_secret
 
 EXAMPLE = "example: p2pavg bench allreduce --peers 4 --numel 25000000 --compression fp16 --rounds 5"
 ROUND_DEADLINE_S = 600.0
-CHOICES = ("none", "fp16", "bf16", "int8")
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,7 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--numel", type=positive_int, default=25_000_000, help="float32 elements (default 25 million)"
     )
-    parser.add_argument("--compression", choices=CHOICES, default="fp16")
+    parser.add_argument(
+        "--compression",
+        type=compression,
+        default="fp16",
+        help="none, fp16 (default), bf16, int8, or MODULE:NAME of a Codec of your own",
+    )
     parser.add_argument("--streams", type=_streams, default="auto", help="TCP streams per link, or auto")
     parser.add_argument(
         "--rounds", type=positive_int, default=5, help="measured rounds, after one to warm up"

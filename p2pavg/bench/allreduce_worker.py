@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from p2pavg.bench.common import codec_of
 from p2pavg.bench.workers import serve
 from p2pavg.peer import Peer
 from p2pavg.report import RoundReport
@@ -72,7 +73,7 @@ class Averaging:
             RUN_ID,
             initial_peers=config["initial_peers"],
             listen=f"{host}:0",
-            compression=config["compression"],
+            compression=codec_of(config["compression"]),
             streams=config["streams"],
             credentials=config.get("credentials"),
             max_upload_mbps=config.get("max_upload_mbps"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from p2pavg import __version__
+from p2pavg import __version__, codecs
 from p2pavg.errors import ConfigurationError
 from p2pavg.plot import save_plot
 
@@ -194,3 +195,23 @@ def torch_device(name: str) -> Any:
         why = str(error).splitlines()[0]
         raise ConfigurationError(f"Cannot use the device {name!r}: {why}") from None
     return device
+
+
+def compression(text: str) -> str:
+    """An argparse type: a codec by name, or MODULE:NAME of a class that the workers import."""
+    if ":" not in text and text not in codecs.WIRE_IDS:
+        known = ", ".join(codecs.WIRE_IDS)
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {known}, and no MODULE:NAME of a Codec")
+    return text
+
+
+def codec_of(text: str) -> str | codecs.Codec:
+    """What `compression` took. Raises ConfigurationError when the class is not there, or is no Codec."""
+    module, colon, name = text.partition(":")
+    if not colon:
+        return text
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigurationError(f"Cannot make the codec {text!r}: {error}") from None
+    return codecs.get(made)

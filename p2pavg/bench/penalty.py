@@ -6,7 +6,15 @@ import argparse
 from statistics import mean, median
 from typing import Any
 
-from p2pavg.bench.common import add_output_options, at_least, emit, positive_int, progress, torch_device
+from p2pavg.bench.common import (
+    add_output_options,
+    at_least,
+    compression,
+    emit,
+    positive_int,
+    progress,
+    torch_device,
+)
 from p2pavg.bench.workers import Workers
 
 WORKER = "p2pavg.bench.penalty_worker"
@@ -40,7 +48,12 @@ def register(subparsers: Any) -> None:
         help="a torch device (default: cpu); on another one peers compute, and share it: plain training is "
         "then measured with as many processes. `cuda` spreads them over all GPUs",
     )
-    parser.add_argument("--compression", default="fp16")
+    parser.add_argument(
+        "--compression",
+        type=compression,
+        default="fp16",
+        help="none, fp16 (default), bf16, int8, or MODULE:NAME of a Codec of your own",
+    )
     parser.add_argument("--delay", action="store_true", help="delayed parameter updates")
     parser.add_argument("--offload", action="store_true", help="optimizer on the CPU")
     parser.add_argument(

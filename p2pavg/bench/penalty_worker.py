@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from p2pavg.bench.common import codec_of
 from p2pavg.bench.workers import serve
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 
@@ -76,7 +77,7 @@ class Penalty:
             config["target"],
             self.batch,
             initial_peers=config["initial_peers"],
-            compression=config["compression"],
+            compression=codec_of(config["compression"]),
             delay_updates=config["delay"],
             offload_optimizer=config["offload"],
             listen=f"{host}:0",

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from p2pavg.bench.__main__ import main
+from p2pavg.bench.common import codec_of
+from p2pavg.errors import ConfigurationError
 
 pytestmark = pytest.mark.slow
 
@@ -51,3 +55,24 @@ def test_a_device_that_is_not_there_is_one_line(verb: str, capsys: pytest.Captur
     """Both say which device they cannot use, and end with 1."""
     assert main([verb, "--device", "cuda:99"]) == 1
     assert "Cannot use the device 'cuda:99'" in capsys.readouterr().err
+
+
+def test_a_codec_of_ones_own_can_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`bench allreduce --compression MODULE:NAME` averages with that class; what is not there is one line."""
+    page = (Path(__file__).parents[2] / "docs" / "optimizer.md").read_text()
+    found = re.search(r"<!-- test: codec -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert found
+    (tmp_path / "mycodecs.py").write_text(found[1])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    argv = ["allreduce", "--peers", "2", "--numel", "30000", "--rounds", "1", "--compression"]
+    assert main([*argv, "mycodecs:Float8", "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["bit_identical"]
+    assert 0 < result["max_abs_error"] < 0.5
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match="Cannot make the codec 'mycodecs:Float4'"):
+        codec_of("mycodecs:Float4")
+    with pytest.raises(SystemExit, match="2"):
+        main([*argv, "fp8"])
