@@ -1,12 +1,13 @@
 """Averaging beside other work: `python bench/beside.py --help`.
 
 Two peers average 25M values in fp16, over loopback and over an emulated 300 ms: idle, beside a thread that
-never leaves Python's bytecode in every peer, and beside a torch training loop in every peer. As medians:
+never leaves Python's bytecode in every peer, and beside a torch training loop in every peer.
 
-rate_of_idle          seconds of an idle round over those of this one
-bytes_per_cpu_of_idle bytes for each CPU second of averaging, over those of idle peers
-lost_over_used        what the other work lost while a round ran, in its own seconds, over the CPU seconds
-                      that averaging used
+rate_of_idle          seconds of an idle round over those of this one, as medians
+bytes_per_cpu_of_idle bytes for each CPU second of averaging, over those of idle peers, as medians
+lost_over_used        what the other work lost while rounds ran, in its own seconds at the speed that it had
+                      just before and after, over the CPU seconds that averaging used, in all; over loopback
+                      only, for the lab's router takes processors too
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,29 +29,43 @@ from p2pavg.bench.common import environment  # noqa: E402
 from p2pavg.bench.workers import Workers  # noqa: E402
 
 NETWORKS = {"loopback": None, "two-300ms": "two-300ms"}
-REST_S = 1.0
+ROUNDS = {"loopback": 3, "two-300ms": 1}  # of each that --rounds names: they are short there
+REST_S = 0.5
 
 
 def play(kind: str, topology: str | None, rounds: int) -> dict[str, float]:
-    """Medians over rounds and peers."""
+    """Of all rounds and peers."""
     with Workers(2, "p2pavg.bench.allreduce_worker", topology=topology) as workers:
         workers.join(
             numel=25_000_000, peers=2, compression="fp16", streams="auto", beside=kind, credentials=None
         )
         contestant, alone = Contestant(kind, workers), []
-        for _ in range(rounds + 1):
+
+        def rest() -> None:
+            answers = workers.all(deadline_s=DEADLINE_S, do="rest", seconds=REST_S)
+            alone.append([answer["beside_rate"] for answer in answers])
+
+        contestant.play()
+        rest()
+        for _ in range(rounds):
             contestant.play()
-            alone += [a["beside_rate"] for a in workers.all(deadline_s=DEADLINE_S, do="rest", seconds=REST_S)]
+            rest()
         answers = [answer for round_ in contestant.measured for answer in round_]
+        used = sum(answer["averaging_cpu_seconds"] for answer in answers)
         found = {
             "seconds": median(contestant.seconds()),
             "averaging_cpu_seconds": median(a["averaging_cpu_seconds"] for a in answers),
             "gb_per_cpu_second": median(1e-9 * a["bytes_sent"] / a["averaging_cpu_seconds"] for a in answers),
         }
-        usual = median(alone)
-        if usual:
-            lost = median(a["seconds"] * (1 - a["beside_rate"] / usual) for a in answers)
-            found["lost_over_used"] = lost / found["averaging_cpu_seconds"]
+        if kind != "none" and topology is None:
+            usual = [
+                (before + after) / 2 for pair in pairwise(alone) for before, after in zip(*pair, strict=True)
+            ]
+            lost = [
+                answer["seconds"] * (1 - answer["beside_rate"] / rate)
+                for answer, rate in zip(answers, usual, strict=True)
+            ]
+            found["lost_over_used"] = sum(lost) / used
         return found
 
 
@@ -62,7 +78,8 @@ def main() -> int:
     args = parser.parse_args()
     found: dict[str, Any] = {}
     for network, topology in NETWORKS.items():
-        rows = {kind: play(kind, topology, args.rounds) for kind in ("none", "python", "torch")}
+        rounds = ROUNDS[network] * args.rounds
+        rows = {kind: play(kind, topology, rounds) for kind in ("none", "python", "torch")}
         idle = rows["none"]
         for row in rows.values():
             row["rate_of_idle"] = idle["seconds"] / row["seconds"]

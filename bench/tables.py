@@ -296,6 +296,38 @@ def versus() -> str:
     return table(VERSUS, rows) + ("\n" + "; ".join(when) + ".\n" if when else "")
 
 
+BESIDE = {"none": "nothing", "python": "a Python-bound thread", "torch": "a torch training loop"}
+
+
+def beside() -> str:
+    """Averaging while the peers compute."""
+    content = result("beside")
+    if content is None:
+        return ""
+    rows = [
+        [
+            network,
+            BESIDE[kind],
+            number(row["seconds"]),
+            number(row["rate_of_idle"]),
+            number(row["averaging_cpu_seconds"]),
+            number(row["bytes_per_cpu_of_idle"]),
+            number(row.get("lost_over_used")),
+        ]
+        for network in ("loopback", "two-300ms")
+        for kind, row in content[network].items()
+    ]
+    head = [
+        "network",
+        "in every peer",
+        "seconds",
+        "rate of idle",
+        "CPU s of averaging",
+        "bytes per CPU s of idle",
+    ]
+    return table([*head, "lost over used"], rows) + f"\n`beside.json`: {measured(content)}.\n"
+
+
 def line_rate() -> str:
     content = result("line_rate")
     if content is None:
@@ -396,6 +428,7 @@ def idle() -> str:
 
 TOLD = (
     *("codec", "demo", "seeds", "gpu", "gpu_kernels", "pump_loopback", "lab_truth", "line_rate", "versus"),
+    "beside",
     *SECURITY,
     *("kills", "simulation"),
     *FIELDS,
@@ -598,6 +631,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lab_truth": lab_truth,
     "line_rate": line_rate,
     "versus": versus,
+    "beside": beside,
     "security": security,
     "benches": benches,
     "idle": idle,

@@ -27,15 +27,23 @@ class Beside:
     def __init__(self, kind: str) -> None:
         """kind: "none", "python" or "torch"; returns when the first unit of work is done."""
         self.units = 0
-        self._at_work = threading.Event()
+        self._at_work, self._stopping = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
         makers: dict[str, Callable[[], Callable[[], None]]] = {"python": _python, "torch": _torch}
         if kind in makers:
-            threading.Thread(target=self._run, args=(makers[kind],), daemon=True).start()
+            self._thread = threading.Thread(target=self._run, args=(makers[kind],), daemon=True)
+            self._thread.start()
             self._at_work.wait()
+
+    def stop(self) -> None:
+        """Before the interpreter ends: a thread inside torch would bring the process down."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self, make: Callable[[], Callable[[], None]]) -> None:
         work = make()
-        while True:
+        while not self._stopping.is_set():
             work()
             self.units += 1
             self._at_work.set()
@@ -63,6 +71,9 @@ def _torch() -> Callable[[], None]:
 
 class Averaging:
     """The worker's commands."""
+
+    def __init__(self) -> None:
+        self.beside = Beside("none")
 
     def start(self, config: dict[str, Any]) -> dict[str, Any]:
         """Join the swarm and make the vector."""
@@ -161,4 +172,6 @@ def peak() -> int:
 
 if __name__ == "__main__":
     worker = Averaging()
-    sys.exit(serve({"start": worker.start, "fill": worker.fill, "rest": worker.rest, "round": worker.round}))
+    ended = serve({"start": worker.start, "fill": worker.fill, "rest": worker.rest, "round": worker.round})
+    worker.beside.stop()
+    sys.exit(ended)
