@@ -101,7 +101,7 @@ class HostEncoding:
 
     def finite(self) -> bool:
         self._thread.join()
-        return self._finite
+        return self.whole()
 
     def whole(self) -> bool:
         """Whether all chunks are in place, and were finite."""

@@ -146,6 +146,23 @@ class TestHostEncoding:
         encoding.stop()
         assert not encoding.whole()
 
+    def test_a_codec_that_raises_is_told(self, caplog: pytest.LogCaptureFixture) -> None:
+        """What somebody else's codec raises is logged, and the chunk never counts as in place."""
+
+        def encode(
+            codec: codecs.Codec, start: int, values: np.ndarray, scale: float, out: np.ndarray
+        ) -> bool:
+            if start:
+                raise ZeroDivisionError
+            return True
+
+        encoding = HostGradient(gradient(1), encode, lambda n: np.empty(n, np.uint8)).encode(
+            INT8, [(0, N)], 1000, 1.0
+        )
+        assert not encoding.finite()
+        assert encoding.chunks_done() == 1
+        assert "the codec 'int8' cannot encode this gradient" in caplog.text
+
     def test_infinity_is_told(self) -> None:
         """A value that is not finite is told at the end, and such an attempt leaves no residual."""
         values, residual = gradient(1), Residual(N)
