@@ -14,6 +14,7 @@ from p2pavg.compact import CompactReport
 from p2pavg.dialling import Dialler
 from p2pavg.errors import (
     AddressInUseError,
+    CredentialError,
     IdentityInUseError,
     P2PAvgError,
     ProtocolError,
@@ -37,6 +38,7 @@ from p2pavg.rounds.watching import WATCH, Watching, status
 from p2pavg.rounds.words import Role
 from p2pavg.settings import Settings
 from p2pavg.transport import handshake
+from p2pavg.transport.budget import MAX_LINKS
 from p2pavg.transport.endpoint import Endpoint
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.engines import make_engine
@@ -78,6 +80,8 @@ class Place:
         self._last: RoundReport | None = None
         self._publish = publish
         self._refusals: list[P2PAvgError] = []
+        self._warned_of: dict[bytes, str] = {}  # what was said of a peer that cannot take part
+        self._distrusted: list[P2PAvgError] = []  # of peers whose certificates, or ours, are not accepted
         self._shut_out: set[bytes] = set()  # by whom, because another process uses this one's identity
         self._early: list[tuple[Link, dict[str, Any]]] = []  # from peers that were faster than our start
         self._early_bytes = 0
@@ -271,7 +275,7 @@ class Place:
         self._look()
         await self._dialler.first_links(lambda: bool(self._refusals))
         if not self.links and not self._refusals:
-            self._refusals += await advice.ask(
+            self._refusals += self._distrusted or await advice.ask(
                 self.endpoint, self.settings.initial_peers, self.settings.run_id
             )
         if self._refusals:
@@ -342,11 +346,16 @@ class Place:
             self._dialler.look()
 
     def _refused(self, peer_id: bytes, error: P2PAvgError) -> None:
-        if self.driver is None:
+        if self.driver is None and isinstance(error, CredentialError):
+            self._distrusted.append(error)  # perhaps it is no member any more: the others decide
+        elif self.driver is None:
             self._refusals.append(error)
         elif isinstance(error, IdentityInUseError):
             self._shut_out_by(peer_id, error)
-        else:
+        elif self._warned_of.get(peer_id) != str(error):
+            if len(self._warned_of) >= MAX_LINKS:
+                self._warned_of.clear()
+            self._warned_of[peer_id] = str(error)
             logger.warning("peer %s cannot take part: %s", short_id(peer_id), error)
 
     def _shut_out_by(self, peer_id: bytes, error: IdentityInUseError) -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from p2pavg import credentials
@@ -20,6 +21,7 @@ from p2pavg.identity import Identity
 from p2pavg.membership import record as records
 from p2pavg.membership.record import Refresh, SignedRecord, has_valid_signature
 from p2pavg.membership.store import Outcome, RecordStore
+from p2pavg.peer import Peer
 from p2pavg.rounds import leading, member
 from p2pavg.rounds.actions import Blame, CancelJob, Commit, Send
 from p2pavg.rounds.ballot import Stage
@@ -32,6 +34,7 @@ from p2pavg.transport.stream_keeper import accept_stream
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 from tests.unit.endpoints import DEADLINE_S, Host
+from tests.unit.engine_swarm import poll
 from tests.unit.test_membership_store import KEY, Publisher, offer, values
 
 RUN = "run"
@@ -286,6 +289,33 @@ async def test_a_man_in_the_middle_who_is_a_member_of_nothing(monkeypatch: pytes
     patch_context(monkeypatch, trust_both)
     async with hosts(authority.member(), own.member()) as (victim, attacker):
         assert await victim.connect(attacker)
+
+
+async def test_a_newcomer_passes_by_one_whose_certificate_is_not_accepted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Somebody who knows the run key, and has no valid certificate any more, keeps no newcomer from the
+    others.
+    """
+    authority = Authority.new(RUN)
+    outsiders = replace(Authority.new(RUN), run_key=authority.run_key)
+
+    def peer(of: Authority, *known: Peer) -> Peer:
+        ways = [other.address for other in known]
+        return Peer(RUN, listen="127.0.0.1:0", credentials=of.member().to_text(), initial_peers=ways)
+
+    def average(member: Peer) -> asyncio.Task[Any]:
+        return asyncio.create_task(member.all_reduce(np.ones(100, np.float32), group_size=3))
+
+    async with peer(authority) as one, peer(authority, one) as two, peer(outsiders) as former:
+        tasks = [average(member) for member in (one, two, former)]
+        async with peer(authority, one, former) as newcomer:
+            await poll(lambda: {one.peer_id, two.peer_id, former.peer_id} <= newcomer.peers.keys())
+            async with asyncio.timeout(DEADLINE_S):
+                await asyncio.gather(*tasks[:2], average(newcomer))
+        tasks[2].cancel()
+    told = [record.args[0] for record in caplog.records if "cannot take part" in record.msg]  # type: ignore[index]
+    assert len(told) <= 5  # each of the others, of each side, once
 
 
 @pytest.mark.parametrize("checked", [False, True])
