@@ -26,6 +26,7 @@ ALIGNMENT = 1024  # elements; part borders fall on multiples, so that int8 block
 _NEARLY = 1.01  # rates are not known better
 _WORTH = 0.05  # a part below this share of an equal one is not worth its overhead
 _LEAST = 1.0  # bytes/s: less is no measurement
+_MOST = 1e15  # and more is none either
 _UNKNOWN = 10.0  # what has not been measured is taken to be that much faster than the fastest that has
 
 
@@ -50,7 +51,7 @@ def shares(
     owners = [i for i, member in enumerate(members) if member.owns]
     if not owners:
         raise ValueError("no member of the group can own a part")
-    costs = _costs(members, links or {})
+    costs = _costs(members, links or {}) if len(owners) > 1 else None
     found = np.zeros(len(members))
     found[owners] = 1 / len(owners) if costs is None else _even(costs[:, owners])
     return tuple(float(x) for x in found)
@@ -61,8 +62,9 @@ def _costs(members: Sequence[Capacity], links: Mapping[tuple[int, int], float]) 
     whose it is. None: nothing is known.
     """
     n = len(members)
-    links = {pair: rate for pair, rate in links.items() if rate >= _LEAST and pair[0] != pair[1]}
-    known = [*links.values(), *(rate for m in members for rate in (m.up, m.down) if rate and rate >= _LEAST)]
+    links = {pair: rate for pair, rate in links.items() if _measured(rate) and pair[0] != pair[1]}
+    ups, downs = [_measured(m.up) for m in members], [_measured(m.down) for m in members]
+    known = [rate for rate in (*links.values(), *ups, *downs) if rate is not None]
     if not known:
         return None
     fast = _UNKNOWN * max(known)
@@ -72,13 +74,18 @@ def _costs(members: Sequence[Capacity], links: Mapping[tuple[int, int], float]) 
         contributes = float(member.contributes)
         sent, received = np.full(n, contributes), np.ones(n)
         sent[i], received[i] = n - 1, contributors - contributes
-        rows += [sent / (member.up or fast), received / (member.down or fast)]
+        rows += [sent / (ups[i] or fast), received / (downs[i] or fast)]
     for (i, j), rate in links.items():
         carried = np.zeros(n)
         carried[i] = 1 / rate
         carried[j] = float(members[i].contributes) / rate
         rows.append(carried)
     return np.array(rows)
+
+
+def _measured(rate: float | None) -> float | None:
+    """None: not known, or no rate that a network can have."""
+    return rate if rate is not None and _LEAST <= rate <= _MOST else None
 
 
 def _even(costs: F64) -> F64:
@@ -117,10 +124,9 @@ def part_counts(numel: int, fractions: Sequence[float]) -> tuple[int, ...]:
 
 
 def chunk_elements(counts: Sequence[int]) -> int:
-    """Elements per chunk: 128 Ki (512 KiB of float32) for long parts, shorter so that the longest has about
-    64: several for each stream of a link, so that all streams end together and a lost one costs little.
+    """Elements per chunk: 128 Ki (512 KiB of float32) for long parts, shorter so that a part has about 64:
+    several for each stream of a link, so that all streams end together and a lost one costs little.
     """
-    longest = max(counts, default=0)
-    wanted = -(-longest // 64)
+    wanted = -(-sum(counts) // (64 * max(1, sum(count > 0 for count in counts))))
     aligned = -(-wanted // ALIGNMENT) * ALIGNMENT
-    return max(16 * 1024, min(128 * 1024, aligned))
+    return max(4 * 1024, min(128 * 1024, aligned))

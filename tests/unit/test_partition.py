@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -89,6 +90,25 @@ def test_what_is_not_known_is_no_limit() -> None:
     assert shares([Capacity(), Capacity(1e6, 1e6), Capacity()])[1] == 0.0
 
 
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_shares_are_shares_whatever_was_measured(data: st.DataObject) -> None:
+    """For any rates, be they denormal, negative, infinite or no numbers: finite, not negative, summing to 1,
+    and 0 for those that may not own.
+    """
+    rate = st.none() | st.floats()
+    members = data.draw(
+        st.lists(st.builds(Capacity, rate, rate, st.booleans(), st.booleans()), min_size=1, max_size=6)
+    )
+    ranks = st.integers(0, len(members) - 1)
+    links = data.draw(st.dictionaries(st.tuples(ranks, ranks), st.floats(), max_size=20))
+    if any(member.owns for member in members):
+        chosen = shares(members, links)
+        assert all(0.0 <= x < math.inf for x in chosen)
+        assert sum(chosen) == pytest.approx(1.0)
+        assert not any(x for x, member in zip(chosen, members, strict=True) if not member.owns)
+
+
 def test_nobody_may_own() -> None:
     """A group without an owner is refused."""
     with pytest.raises(ValueError, match="own"):
@@ -109,8 +129,9 @@ def test_counts_cover_the_vector(numel: int, raw: list[float]) -> None:
 
 
 def test_chunks_are_bounded() -> None:
-    """Chunks hold 16 Ki to 128 Ki elements, and long parts use the largest."""
-    assert chunk_elements([10]) == 16 * 1024
+    """Chunks hold 4 Ki to 128 Ki elements; between, a part of the mean size has 64."""
+    assert chunk_elements([10]) == 4 * 1024
+    assert chunk_elements([64 * 40_000, 64 * 60_000, 0]) == 49 * 1024
     assert chunk_elements([64 * 50_000]) == 49 * 1024
     assert chunk_elements([50_000_000]) == 128 * 1024
 
