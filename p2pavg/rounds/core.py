@@ -76,7 +76,7 @@ class Core:
         self.weight: float | None = None
         self.pace = Pace()
         self.upload_bps = self.download_bps = 0.0  # not measured yet
-        self.link_bps: Mapping[PeerId, float] = {}  # to others, where measured
+        self.link_bps: Mapping[PeerId, float] = {}  # from others, where measured
         self.boundary = False
         self.boundary_at = 0.0
         self.waits_at: int | None = None  # what the training thread was told

@@ -109,7 +109,7 @@ class JobDone:
 
     transfer: int
     digests: tuple[bytes, ...]  # one of 32 bytes per part
-    link_bps: tuple[tuple[PeerId, float], ...] = ()  # bit/s that our links take, as measured lately
+    link_bps: tuple[tuple[PeerId, float], ...] = ()  # bit/s that our links bring, as measured lately
 
 
 @dataclass(frozen=True, slots=True)

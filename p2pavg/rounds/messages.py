@@ -134,7 +134,7 @@ class Done:
 
     ballot: Ballot
     digests: tuple[bytes, ...]
-    link_bps: tuple[tuple[PeerId, float], ...]  # what its links to others take, bit/s: for the next plan
+    link_bps: tuple[tuple[PeerId, float], ...]  # what its links bring from others, bit/s: for the next plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,10 @@ def planner(numel: Callable[[], int]) -> Plan:
         ]  # what a member receives says what others sent; where it is the limit, the links to it show that
         rank = {m.peer: rank for rank, m in enumerate(members)}
         links = {
-            (rank[m.peer], rank[to]): bps / 8 for m in members for to, bps in m.link_bps.items() if to in rank
+            (rank[sender], rank[m.peer]): bps / 8
+            for m in members
+            for sender, bps in m.link_bps.items()
+            if sender in rank
         }
         return plan(numel(), capacities, links)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from p2pavg.allreduce.jobs import Jobs
-from p2pavg.allreduce.rates import RateMeter
+from p2pavg.allreduce.rates import LEAST_BYTES, RateMeter
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.acknowledged import Acknowledged
 from p2pavg.transport.engine import Engine
@@ -22,7 +22,8 @@ class Pulse:
         self._links = links
         self._jobs = jobs
         self._upload, self._download = RateMeter(), RateMeter()
-        self._to: dict[bytes, RateMeter] = {}
+        self._from: dict[bytes, RateMeter] = {}
+        self._before: dict[bytes, int] = {}  # bytes that had come from a peer when the round began
         self._acknowledged: dict[int, Acknowledged] = {}  # by link
 
     @property
@@ -37,8 +38,8 @@ class Pulse:
 
     @property
     def link_bps(self) -> tuple[tuple[bytes, float], ...]:
-        """Bit/s that the links to these peers have taken while more waited for them."""
-        rates = ((peer, 8 * meter.bytes_per_second) for peer, meter in self._to.items())
+        """Bit/s that the links have brought from these peers while they had more to send."""
+        rates = ((peer, 8 * meter.bytes_per_second) for peer, meter in self._from.items())
         return tuple((peer, rate) for peer, rate in rates if rate > 0)
 
     def health(self) -> ev.Health:
@@ -62,12 +63,12 @@ class Pulse:
     def measure_rates(self) -> None:
         """What the network takes and brings while gradients flow; bytes count once they are acknowledged."""
         if not self._jobs.running():
-            for meter in (self._upload, self._download, *self._to.values()):
+            for meter in (self._upload, self._download, *self._from.values()):
                 meter.round_over()
+            self._before.clear()
             return
-        self._to = {peer: self._to.get(peer) or RateMeter() for peer in self._links}
-        jobs = [self._jobs.get(transfer) for transfer in self._jobs.running()]
-        members = {link for job in jobs if job is not None for link in job.links}
+        self._from = {peer: self._from.get(peer) or RateMeter() for peer in self._links}
+        members, waiting, coming = self._contributions()
         full = True  # more waits for every member: what goes out is all that can
         sent = received = 0
         now = time.monotonic()
@@ -76,12 +77,32 @@ class Pulse:
             streams = self._engine.stats(link.id)
             unsent = sum(stream.unsent_bytes for stream in streams)
             out -= unsent + sum(stream.unacked_bytes for stream in streams)
-            self._to[peer].observe(now, out, busy=unsent > 0, least_s=2 * link.rtt_min)
-            full = full and (unsent > 0 or link.id not in members)
+            sends = into > self._before.setdefault(peer, into) + LEAST_BYTES  # it has begun, too
+            self._from[peer].observe(now, into, busy=sends and link.id in coming)
+            full = full and (unsent > 0 or link.id in waiting or link.id not in members)
             sent += out
             received += into
         self._upload.observe(now, sent, busy=full)
         self._download.observe(now, received)
+
+    def _contributions(self) -> tuple[set[int], set[int], set[int]]:
+        """The links to members; those to which contributions wait to go out; those from which some have not
+        come.
+        """
+        members, waiting, coming = set[int](), set[int](), set[int]()
+        for transfer in self._jobs.running():
+            job = self._jobs.get(transfer)
+            if job is None:
+                continue
+            progress = self._jobs.progress(transfer)
+            for rank, link in enumerate(job.links):
+                theirs, mine = job.expected(rank)
+                members.add(link)
+                if job.weights[job.rank] > 0 and progress.contributions_sent[rank] < mine:
+                    waiting.add(link)
+                if progress.contributions_received[rank] < theirs:
+                    coming.add(link)
+        return members, waiting, coming
 
     def job(self, transfer: int) -> ev.JobProgressed | None:
         """How far a transfer is; None: there is none."""

@@ -25,7 +25,7 @@ class Facts:
     leader: PeerId | None
     upload_bps: float
     download_bps: float = 0.0
-    link_bps: Mapping[PeerId, float] = field(default_factory=dict)  # to others, where it told
+    link_bps: Mapping[PeerId, float] = field(default_factory=dict)  # from others, where it told
     samples: int = 0
     pace: Pace = field(default_factory=Pace)
     rate: float = 0.0  # samples per second

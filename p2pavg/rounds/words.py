@@ -46,4 +46,4 @@ class PlanMember:
     upload_bps: float  # 0.0: unknown
     download_bps: float
     owns: bool = True  # False: others have no link to it
-    link_bps: Mapping[PeerId, float] = field(default_factory=dict)  # bit/s to others, where known
+    link_bps: Mapping[PeerId, float] = field(default_factory=dict)  # bit/s from others, where known

@@ -1,4 +1,4 @@
-"""What a peer can send is known only from moments in which more waits for every member."""
+"""What a peer and its links can move is known only from moments in which more waits."""
 
 from __future__ import annotations
 
@@ -11,25 +11,54 @@ from p2pavg.rounds import pulse
 from p2pavg.rounds.pulse import Pulse
 from p2pavg.transport.engine import StreamStats
 
+UP = {1: 1.5e6 / 8, 2: 28.5e6 / 8}  # bytes/s
+DOWN = {1: 4e6 / 8, 2: 9e6 / 8}
 
-@pytest.mark.parametrize(("unsent", "known"), [((5000, 5000), 3e7), ((5000, 0), 0.0)])
-def test_upload_counts_while_all_links_are_full(
-    monkeypatch: pytest.MonkeyPatch, unsent: tuple[int, int], known: float
-) -> None:
-    """Links of 1.5 and 28.5 Mb/s: together the upload, unless one of them had nothing left to send."""
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    unsent: tuple[int, int] = (0, 0),
+    sent: tuple[int, int] = (9, 9),
+    arrived: tuple[int, int] = (9, 9),
+) -> Pulse:
+    """One second over links 1 and 2, each with nine chunks of contributions in either direction."""
     now = 0.0
-    rates = {1: 1.5e6 / 8, 2: 28.5e6 / 8}
     engine: Any = SimpleNamespace(
-        traffic=lambda link: (int(rates[link] * now), 0),
+        traffic=lambda link: (int(UP[link] * now), int(DOWN[link] * max(0.0, now - 0.3))),
         stats=lambda link: [StreamStats(0, 0, 0, 0.0, 0, 0.0, 0, 0.0, unsent_bytes=unsent[link - 1])],
     )
-    links: Any = {bytes([link]): SimpleNamespace(id=link, rtt_min=0.01) for link in rates}
-    job = SimpleNamespace(links=(-1, 1, 2))
-    jobs: Any = SimpleNamespace(running=lambda: [7], get=lambda transfer: job)
+    links: Any = {bytes([link]): SimpleNamespace(id=link) for link in UP}
+    job = SimpleNamespace(
+        rank=0, links=(-1, 1, 2), weights=(1.0, 1.0, 1.0), expected=lambda rank: (9, 9) if rank else (0, 0)
+    )
+    progress = SimpleNamespace(contributions_sent=(0, *sent), contributions_received=(0, *arrived))
+    jobs: Any = SimpleNamespace(
+        running=lambda: [7], get=lambda transfer: job, progress=lambda transfer: progress
+    )
     monkeypatch.setattr(pulse.time, "monotonic", lambda: now)
     meters = Pulse(engine, links, jobs)
     for tick in range(11):
         now = tick / 10
         meters.measure_rates()
+    return meters
+
+
+@pytest.mark.parametrize(
+    ("unsent", "sent", "known"),
+    [((5000, 5000), (9, 9), 3e7), ((5000, 0), (9, 9), 0.0), ((5000, 0), (9, 3), 3e7), ((0, 0), (3, 3), 3e7)],
+)
+def test_upload_counts_while_all_links_are_full(
+    monkeypatch: pytest.MonkeyPatch, unsent: tuple[int, int], sent: tuple[int, int], known: float
+) -> None:
+    """Links of 1.5 and 28.5 Mb/s: together the upload, unless one of them had nothing left to send, in the
+    kernel or before it.
+    """
+    meters = measured(monkeypatch, unsent=unsent, sent=sent)
     assert meters.upload_bps == pytest.approx(known, rel=0.01)
-    assert dict(meters.link_bps)[bytes([1])] == pytest.approx(1.5e6, rel=0.01)
+
+
+def test_a_link_counts_while_contributions_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its first bytes on, as long as not all contributions of the other side are in."""
+    meters = measured(monkeypatch, arrived=(3, 9))
+    assert dict(meters.link_bps) == {bytes([1]): pytest.approx(4e6, rel=0.01)}
