@@ -5,9 +5,10 @@ allow. So k streams carry min(k W/RTT, the rate of the path), and the useful num
 
     k* = ceil(rate RTT / W)
 
-where the rate is the link's share of what the machine has. Before the first transfer rate and W are priors,
-and over a path so long that each stream may be held to a rate of its own there are ten at least: a stream's
-own queue cannot be told from a full path's, and whether fewer carry as much is tried later.
+where the rate is the link's share of what the machine has. Before the first transfer rate and W are priors.
+Over a path so long that each stream may be held to a rate of its own there are sixteen at least: a stream's
+own queue cannot be told from a full path's there, and streams that just fill the path leave it idle whenever
+one of them recovers from a loss.
 
 Every transfer measures the goodput that k streams reached, slow start included. As long as round trips
 show no queue, windows are the limit: the number doubles, and stays doubled if that carried clearly more. It
@@ -26,7 +27,7 @@ LEAST_IN_ALL = 4  # fewer would leave the threads that serve them idle
 PRIOR_RATE_BPS = 1e9  # bit/s of a machine, all its links together, until measured
 PRIOR_WINDOW_BYTES = 2.5e6  # what clouds give a stream; this machine's own limits may allow less
 _ANY_RATE_BPS = 2e10  # no path is faster
-_LONG_PATH_S, _LONG_PATH_STREAMS = 0.1, 10  # round trip; between continents one stream gets a tenth at most
+_LONG_PATH_S, _LONG_PATH_STREAMS = 0.1, 16  # round trip; between continents one stream gets a tenth at most
 _HEADROOM = 1.25  # streams are not all equally fast
 
 _CLEARLY = 1.06  # this much more goodput makes more streams worth it
@@ -103,14 +104,15 @@ class StreamCount:
 
     def wanted(self, links: int) -> int:
         """How many streams this link should have, while the peer has `links` links."""
-        least, most = least_streams(links), most_streams(links)
         if self._settled:
-            return max(least, min(most, self._settled))
+            return self._within(self._settled, links)
         rate = PRIOR_RATE_BPS / max(1, links)
-        useful = useful_streams(rate, self.rtt_s, self._window)
-        if self.rtt_s >= _LONG_PATH_S:
-            useful = max(useful, _LONG_PATH_STREAMS)
-        return max(least, min(most, useful))
+        return self._within(useful_streams(rate, self.rtt_s, self._window), links)
+
+    def _within(self, streams: int, links: int) -> int:
+        """The nearest number that such a path, and so many links, allow."""
+        least = max(least_streams(links), _LONG_PATH_STREAMS if self.rtt_s >= _LONG_PATH_S else 1)
+        return min(most_streams(links), max(least, streams))
 
     def measured(self, transfer: Transfer, links: int) -> None:
         """A transfer over this link is over."""
@@ -124,9 +126,7 @@ class StreamCount:
         if fresh:
             return  # new streams still have to grow their windows
         self._note(now, transfer.goodput_bps)
-        self._settled = max(
-            least_streams(links), min(most_streams(links), self._choose(now, transfer.queued))
-        )
+        self._settled = self._within(self._choose(now, transfer.queued), links)
 
     def _note(self, streams: int, goodput: float) -> None:
         old = self._tried.get(streams, goodput)

@@ -77,20 +77,20 @@ class TestStreamCount:
         """Before any measurement the number is k* of a fast machine: never one stream over a long path."""
         assert StreamCount(0.0003, 4e6).wanted(1) == least_streams(1)
         assert 12 <= StreamCount(0.3, 4e6).wanted(1) <= 24
-        assert 5 <= StreamCount(0.1, 4e6).wanted(1) <= 10
+        assert StreamCount(0.1, 4e6).wanted(1) == 16 > StreamCount(0.09, 4e6).wanted(1)
         assert StreamCount(0.09, 4e6).wanted(8) < StreamCount(0.09, 4e6).wanted(2)
         assert StreamCount(0.3, 50e3).wanted(1) == MOST_SOCKETS
 
     def test_grows_and_settles(self):
         """On a path that fits the law, the number grows to k* and stays for a while."""
-        used = run(12, 6.2e9, 0.103, 2.6 * MB, 2000 * MB)
+        used = run(10, 6.2e9, 0.103, 2.6 * MB, 2000 * MB)
         needed = 6.2e9 / 8 * 0.103 / (2.6 * MB)
         assert used[0] < needed <= used[-1] <= 3 * needed
         assert used[-3:] == [used[-1]] * 3
 
     def test_streams_that_have_a_rate_each(self):
         """Over a long path on which each stream is held to a tenth of the rate, and so has a queue of its
-        own, the streams of the first transfer fill it, and later ones keep it full.
+        own, there are always enough to keep it full while some recover from a loss.
         """
         count = StreamCount(0.27, 4e6)
         used = []
@@ -98,8 +98,7 @@ class TestStreamCount:
             used.append(count.wanted(7))
             carried = min(used[-1], 10) * 7e6
             count.measured(Transfer(used[-1], int(carried / 8 * 2), 2.0, 0.27, 0.2), 7)
-        assert used[0] == 10
-        assert sum(k < 10 for k in used) <= 4
+        assert min(used) == 16
 
     def test_short_transfers_say_nothing(self):
         """A transfer of less than two round trips changes nothing."""
