@@ -24,16 +24,17 @@ class RateMeter:
         """0.0: not known yet."""
         return max((*self._best, self._current), default=0.0)
 
-    def observe(self, now: float, total_bytes: int, *, busy: bool = True) -> None:
+    def observe(self, now: float, total_bytes: int, *, busy: bool = True, least_s: float = 0.0) -> None:
         """While a round transfers: all bytes that the network has taken, or brought, so far.
 
-        busy: more wait to be moved; a window without is none.
+        busy: more wait to be moved; a window without is none. least_s: of a window: bytes come in bursts, one
+        each round trip.
         """
         if self._window is None or not busy or total_bytes < self._window[1]:
             self._window = (now, total_bytes) if busy else None
             return
         start, before = self._window
-        if now - start >= WINDOW_S:
+        if now - start >= max(WINDOW_S, least_s):
             if total_bytes - before >= LEAST_BYTES:
                 self._current = max(self._current, (total_bytes - before) / (now - start))
             self._window = (now, total_bytes)

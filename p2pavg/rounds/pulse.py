@@ -78,7 +78,8 @@ class Pulse:
             unsent = sum(stream.unsent_bytes for stream in streams)
             out -= unsent + sum(stream.unacked_bytes for stream in streams)
             sends = into > self._before.setdefault(peer, into) + LEAST_BYTES  # it has begun, too
-            self._from[peer].observe(now, into, busy=sends and link.id in coming)
+            more = sends and link.id in coming
+            self._from[peer].observe(now, into, busy=more, least_s=2 * link.rtt_min)
             full = full and (unsent > 0 or link.id in waiting or link.id not in members)
             sent += out
             received += into

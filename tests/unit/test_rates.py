@@ -55,3 +55,11 @@ def test_an_idle_link_tells_nothing() -> None:
     for tick in range(20, 40):
         meter.observe(tick / 10, int(1e7 * tick / 10), busy=tick % 10 > 2)
     assert meter.bytes_per_second == pytest.approx(1e7, rel=0.01)
+
+
+def test_bursts_are_no_rate() -> None:
+    """Bytes that come in one burst per round trip are spread over the window asked for."""
+    meter = RateMeter()
+    for tick in range(41):
+        meter.observe(tick / 10, 1_000_000 * (tick // 5), least_s=1.0)
+    assert meter.bytes_per_second == pytest.approx(2e6, rel=0.01)

@@ -28,7 +28,7 @@ def measured(
         traffic=lambda link: (int(UP[link] * now), int(DOWN[link] * max(0.0, now - 0.3))),
         stats=lambda link: [StreamStats(0, 0, 0, 0.0, 0, 0.0, 0, 0.0, unsent_bytes=unsent[link - 1])],
     )
-    links: Any = {bytes([link]): SimpleNamespace(id=link) for link in UP}
+    links: Any = {bytes([link]): SimpleNamespace(id=link, rtt_min=0.01) for link in UP}
     job = SimpleNamespace(
         rank=0, links=(-1, 1, 2), weights=(1.0, 1.0, 1.0), expected=lambda rank: (9, 9) if rank else (0, 0)
     )
