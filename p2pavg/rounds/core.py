@@ -88,6 +88,8 @@ class Core:
         self.excluded: dict[PeerId, str] = {}
         self.suspects: set[PeerId] = set()
         self.sticky: PeerId | None = config.history[-1].leader if config.history else None
+        self._choice_of: tuple[object, ...] = ()
+        self._choice: PeerId | None = None
         self.attempts = 0
         self.proposed_at = 0.0  # the first attempt
         self.outcomes: dict[Ballot, Committed | Aborted] = {}
@@ -193,12 +195,21 @@ class Core:
         """Whom we follow: the last leader as long as it can, else the rendezvous choice of those that can."""
         if self.sticky is not None and self.can_lead(self.sticky):
             return self.sticky
+        # Asked for after every event, and mostly as before.
+        able = self.can_lead(self.me)
+        of = (self.view.version, self.epoch, self.lineage, able, frozenset(self.suspects), (*self.excluded,))
+        if of != self._choice_of:
+            self._choice_of, self._choice = of, self._choose(able)
+        return self._choice
+
+    def _choose(self, able: bool) -> PeerId | None:
+        """able: we could lead ourselves."""
         reachable: list[PeerId] = []
         hidden: list[PeerId] = []  # nobody can dial them: they lead only when nobody else is there
         for facts in self.view.standing(self.epoch, self.lineage):
             if facts.peer not in self.suspects and facts.peer not in self.excluded:
                 (hidden if facts.client_only else reachable).append(facts.peer)
-        if self.can_lead(self.me):
+        if able:
             (hidden if self.config.client_only else reachable).append(self.me)
         return rendezvous(self.config.run, self.epoch, tuple(reachable or hidden))
 

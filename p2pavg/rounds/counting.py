@@ -42,7 +42,9 @@ class Counting:
 
     def followers(self) -> list[Facts]:
         """Live trainers that accumulate for our epoch, not counting ourselves."""
-        return [facts for facts in self.core.view if self._follows(facts)]
+        core = self.core
+        here = core.view.standing(core.epoch, core.lineage)
+        return [facts for facts in here if not facts.pending and facts.peer not in core.excluded]
 
     def on_progress(self, peer: PeerId, message: Progress) -> None:
         """A peer of our camp told where it stands; the view has it already."""

@@ -100,11 +100,11 @@ class Decisions:
                 continue
             if not seat.voter:
                 if facts.stands_at(ballot.epoch, held.lineage):
-                    facts.epoch, facts.lineage = ballot.epoch + 1, lineage  # it follows
+                    core.view.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)  # it follows
                 continue
             if not facts.stands_at(ballot.epoch + 1, lineage):
-                facts.epoch, facts.lineage, facts.pending = ballot.epoch + 1, lineage, True
-                facts.samples, facts.boundary, facts.total = 0, False, total
+                core.view.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)
+                facts.samples, facts.boundary, facts.pending, facts.total = 0, False, True, total
             facts.committed_at = core.now
             facts.late = message.weights[rank] == 0
         if core.joining is not None:

@@ -208,9 +208,8 @@ class Leading:
                 self.abort("a member holds another ballot", ())
                 core.arm("retry", core.now + core.deadlines.retry(peer))
         elif message.why == "elsewhere" and facts is not None:
-            if (message.epoch, message.lineage) == (core.epoch, core.lineage):
-                facts.joining = True
-            facts.epoch, facts.lineage = message.epoch, message.lineage
+            joining = facts.joining or (message.epoch, message.lineage) == (core.epoch, core.lineage)
+            core.view.stands(facts, message.epoch, message.lineage, joining=joining)
             self.abort("a member stands elsewhere", ())
         elif message.why == "pending" and facts is not None:
             facts.pending, facts.committed_at = True, core.now

@@ -78,11 +78,11 @@ class Peers:
         deaf = min(health.loop_s, lived) > LOOP_LIMIT + 2 * core.deadlines.rtt(health.peer)
         if (silent or deaf) and not facts.silent:
             why = "the link to it fell silent" if silent else "its event loop does not turn"
-            facts.silent = True
+            core.view.hears(facts, silent=True)
             core.trace("silent", peer=health.peer, why=why)
             self._lost(health.peer, why)
         elif facts.silent and not silent and not deaf:
-            facts.silent = False
+            core.view.hears(facts, silent=False)
             core.trace("heard again", peer=health.peer)
             core.send(health.peer, core.progress())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from p2pavg.rounds.ballot import Lineage, PeerId
@@ -70,10 +70,14 @@ class Camp:
 
 
 class View:
-    """All peers that have a link to this one."""
+    """All peers that have a link to this one. Live trainers are kept by where they stand, so that looking at
+    a camp, or for another one, does not mean looking at everybody: where somebody stands changes only here.
+    """
 
     def __init__(self) -> None:
         self._facts: dict[PeerId, Facts] = {}
+        self._camps: dict[tuple[int, Lineage], dict[PeerId, Facts]] = {}  # live trainers
+        self.version = 0  # counts changes of the camps
 
     def __iter__(self) -> Iterator[Facts]:
         return iter(self._facts.values())
@@ -88,8 +92,34 @@ class View:
         facts = self._facts.get(peer)
         return facts is not None and not facts.silent
 
+    def _enter(self, facts: Facts) -> None:
+        if facts.trains_at(facts.epoch, facts.lineage):
+            self._camps.setdefault((facts.epoch, facts.lineage), {})[facts.peer] = facts
+            self.version += 1
+
+    def _leave(self, facts: Facts) -> None:
+        where = facts.epoch, facts.lineage
+        camp = self._camps.get(where)
+        if camp is not None and camp.pop(facts.peer, None) is not None:
+            self.version += 1
+            if not camp:
+                del self._camps[where]
+
+    def stands(self, facts: Facts, epoch: int, lineage: Lineage, *, joining: bool) -> None:
+        """We know where the peer stands now."""
+        self._leave(facts)
+        facts.epoch, facts.lineage, facts.joining = epoch, lineage, joining
+        self._enter(facts)
+
+    def hears(self, facts: Facts, silent: bool) -> None:
+        """The peer fell silent, or is heard again."""
+        self._leave(facts)
+        facts.silent = silent
+        self._enter(facts)
+
     def up(self, event: PeerUp) -> None:
-        self._facts[event.peer] = Facts(
+        self.down(event.peer)
+        facts = self._facts[event.peer] = Facts(
             event.peer,
             event.epoch,
             event.lineage,
@@ -99,9 +129,12 @@ class View:
             event.leader,
             event.upload_bps,
         )
+        self._enter(facts)
 
     def down(self, peer: PeerId) -> None:
-        self._facts.pop(peer, None)
+        facts = self._facts.pop(peer, None)
+        if facts is not None:
+            self._leave(facts)
 
     def told(self, peer: PeerId, message: Progress, now: float) -> Facts | None:
         """The peer told where it stands."""
@@ -113,41 +146,43 @@ class View:
             facts.pace = Pace(message.step_s, message.step_samples, now)
         if moved:
             facts.told = None
-        facts.epoch, facts.lineage, facts.total = message.epoch, message.lineage, message.total
+        role = facts.role
+        if role is not Role.WATCHER:
+            role = Role.JOINER if message.joining else Role.TRAINER
+        stood = facts.epoch, facts.lineage, facts.joining, facts.role
+        if stood != (message.epoch, message.lineage, message.joining, role):
+            self._leave(facts)
+            facts.role = role
+            self.stands(facts, message.epoch, message.lineage, joining=message.joining)
         facts.samples, facts.rate, facts.boundary = message.samples, message.rate, message.boundary
-        facts.pending, facts.joining, facts.leader = message.pending, message.joining, message.leader
+        facts.pending, facts.leader, facts.total = message.pending, message.leader, message.total
         facts.camp = message.camp
         facts.upload_bps, facts.download_bps = message.up_bps, message.down_bps
         if not message.pending:
             facts.late = False
-        if facts.role is not Role.WATCHER:
-            facts.role = Role.JOINER if message.joining else Role.TRAINER
         return facts
 
     def trainers(self) -> Iterator[Facts]:
         """Those that live and have the state of some (epoch, lineage)."""
         return (f for f in self._facts.values() if not f.silent and f.role is Role.TRAINER and not f.joining)
 
-    def standing(self, epoch: int, lineage: Lineage) -> list[Facts]:
+    def standing(self, epoch: int, lineage: Lineage) -> Collection[Facts]:
         """The live trainers at (epoch, lineage)."""
-        return [f for f in self._facts.values() if f.trains_at(epoch, lineage)]
+        return self._camps.get((epoch, lineage), {}).values()
 
     def rivals(self, epoch: int, lineage: Lineage) -> bool:
         """Whether any live trainer is ahead of (epoch, lineage), or at the same epoch of another lineage."""
-        for f in self._facts.values():
-            if f.epoch < epoch or f.silent or f.joining or f.role is not Role.TRAINER:
-                continue
-            if f.epoch > epoch or f.lineage != lineage:
-                return True
-        return False
+        return any(at > epoch or (at == epoch and other != lineage) for at, other in self._camps)
 
     def camps(self, mine: Camp) -> list[Camp]:
         """The other camps, and ours first; `mine` counts this peer alone."""
-        found: dict[tuple[int, Lineage], tuple[int, int, int]] = {
-            (mine.epoch, mine.lineage): (mine.peers, 0, mine.total)
-        }
-        for facts in self.trainers():
-            seen, told, total = found.get((facts.epoch, facts.lineage), (0, 0, 0))
-            found[facts.epoch, facts.lineage] = (seen + 1, max(told, facts.camp), max(total, facts.total))
-        # Whoever follows another leader tells us where it stands only now and then: its leader knows better.
-        return [Camp(*where, max(seen, told), total) for where, (seen, told, total) in found.items()]
+        found = [mine]
+        for where, camp in self._camps.items():
+            # Whoever follows another leader tells us where it stands only now and then: its leader knows
+            # better.
+            told, total = max(f.camp for f in camp.values()), max(f.total for f in camp.values())
+            if where == (mine.epoch, mine.lineage):
+                found[0] = Camp(*where, max(mine.peers + len(camp), told), max(mine.total, total))
+            else:
+                found.append(Camp(*where, max(len(camp), told), total))
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from p2pavg.rounds import actions as act
@@ -188,8 +189,9 @@ class Checks:
             self.broken("Healing", f"{strays[0].name} ends in another lineage than the others")
         best = max(nodes, key=lambda node: node.machine.epoch)
         final = self.counted[best.machine.lineage]
+        own = Counter(sample[0] for sample in final)
         for node in nodes:
-            inside = sum(1 for sample in final if sample[0] == node.me or sample in node.heir_of)
+            inside = own[node.me] + sum(1 for s in node.heir_of if s in final and s[0] != node.me)
             outside = sum(1 for sample in (*node.samples, *node.inherited) if sample not in final)
             made = node.produced + len(node.heir_of)
             if inside + outside + node.discarded != made:

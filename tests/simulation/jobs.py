@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 CHUNKS = 2  # of each contribution and each result on each way
 SMALL = 16  # up to so many members everything goes chunk by chunk
+NOTHING = ev.RankProgress(0, 0, 0, 0)
 
 
 class Value(tuple[Any, ...]):
@@ -45,14 +46,16 @@ class Job:
         self.begun = False
         self.early: list[tuple[str, int, Any]] = []
         self.weights: tuple[float, ...] = ()
+        self.contributors = 0
         self.contributions: dict[int, Any] = {}
         self.results: dict[int, Any] = {}
-        self.chunks_in = [[0, 0] for _ in self.members]
+        self.chunks_in: dict[int, list[int]] = {}  # by rank: contributions, results
         self.done = False
 
     def begin(self, weights: tuple[float, ...], samples: tuple[Any, ...]) -> None:
         self.begun = True
         self.weights = weights
+        self.contributors = sum(weight > 0 for weight in weights)
         node = self.node
         if weights[self.rank] > 0:
             value = (node.me, node.parameters.epoch, node.parameters.lineage, samples)
@@ -87,7 +90,7 @@ class Job:
         if not self.begun:
             self.early.append((kind, rank, value))
             return
-        self.chunks_in[rank][kind == "result"] += 1
+        self.chunks_in.setdefault(rank, [0, 0])[kind == "result"] += 1
         if value is None:
             return
         if kind == "contribution":
@@ -103,9 +106,9 @@ class Job:
     def _reduce(self) -> None:
         part = self.owned.get(self.rank)
         if part is not None and part not in self.results:
-            needed = [rank for rank, weight in enumerate(self.weights) if weight > 0]
-            if not all(rank in self.contributions for rank in needed):
+            if len(self.contributions) < self.contributors:
                 return
+            needed = [rank for rank, weight in enumerate(self.weights) if weight > 0]
             value = Value((self.contributions[rank], self.weights[rank]) for rank in needed)
             self.results[part] = value
             for rank in range(len(self.members)):
@@ -121,13 +124,16 @@ class Job:
             self.node.feed(ev.JobDone(self.transfer, digests))
 
     def progress(self) -> tuple[ev.RankProgress, ...]:
+        """Ranks that owe nothing and sent nothing share one."""
         owns = self.rank in self.owned
-        return tuple(
-            ev.RankProgress(
-                got[0],
-                got[1],
-                self.chunks if owns and self.weights[rank] > 0 and rank != self.rank else 0,
-                self.chunks if rank in self.owned and rank != self.rank else 0,
+        progress = [NOTHING] * len(self.members)
+        for rank in range(len(self.members)) if owns else sorted({*self.owned, *self.chunks_in}):
+            contributions, results = self.chunks_in.get(rank, (0, 0))
+            other = rank != self.rank
+            progress[rank] = ev.RankProgress(
+                contributions,
+                results,
+                self.chunks if owns and self.weights[rank] > 0 and other else 0,
+                self.chunks if rank in self.owned and other else 0,
             )
-            for rank, got in enumerate(self.chunks_in)
-        )
+        return tuple(progress)

@@ -17,7 +17,7 @@ from p2pavg.rounds.leading import Leading
 from p2pavg.rounds.lineage import History
 from p2pavg.rounds.member import Member
 from p2pavg.rounds.messages import Committed
-from p2pavg.rounds.view import Facts
+from p2pavg.rounds.view import Facts, View
 from p2pavg.rounds.words import Role
 
 Original = Callable[..., Any]
@@ -125,6 +125,12 @@ def _anywhere(_: Original) -> Original:
     )
 
 
+def _all_camps(_: Original) -> Original:
+    return lambda self, epoch, lineage: [
+        facts for (at, _), camp in self._camps.items() if at == epoch for facts in camp.values()
+    ]
+
+
 def _forget_offers(_: Original) -> Original:
     return lambda self, epoch, transfer, samples: None
 
@@ -183,6 +189,7 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
         Mutation("the lineage of a proposal is not looked at", Member, "_cannot", _any_lineage, (62, 65)),
         Mutation("nor that of a member", Core, "stands_here", _same_epoch),
         Mutation("nor that of anybody", Facts, "trains_at", _anywhere),
+        Mutation("nor of all together", View, "standing", _all_camps),
     ),
     (Mutation("what was offered to a lost round is forgotten", History, "offer", _forget_offers, (62, 65)),),
     (Mutation("healing does not name the lost samples", History, "adopt", _forget_losses, (0,)),),

@@ -10,6 +10,7 @@ from p2pavg.rounds.actions import Action, Commit, Send
 from p2pavg.rounds.messages import Begin, Committed, Done, Prepare, Promise, Query, Ready
 from p2pavg.rounds.words import Role
 from tests.simulation.checks import BrokenPromiseError
+from tests.simulation.jobs import SMALL
 from tests.simulation.swarm import Swarm
 from tests.simulation.trainer import Node
 
@@ -30,6 +31,7 @@ FAULTS = (
     ),
     *("trap",) * 8,
 )
+FAR = 7  # at most so many are cut off from the others
 LIMIT_S = 120.0  # virtual seconds until everybody must have finished
 
 
@@ -72,9 +74,10 @@ class Schedule:
         self.dice = dice
         self.only = only
         self.peers = peers or dice.choice((1, 2, 2, 2, 3, 3, 3, 3, 4, 4, 5, 8))
-        step = dice.choice((0.03, 0.08, 0.2))
+        large = self.large = self.peers > SMALL
+        step = 0.2 if large else dice.choice((0.03, 0.08, 0.2))
         batch = dice.choice((1, 4))
-        epoch_steps = dice.choice((2, 4, 8))
+        epoch_steps = 4 if large else dice.choice((2, 4, 8))
         # A joiner catches up only when a result reaches it in less than an epoch (docs/rounds.md).
         latency = min(dice.choice((0.0002, 0.002, 0.02, 0.05, 0.15)), step * epoch_steps / 5)
         chunk_seconds = min(dice.choice((0.0, 0.001, 0.05)), step * epoch_steps / 8) / self.peers
@@ -84,12 +87,16 @@ class Schedule:
             chunk_seconds=chunk_seconds,
             target=max(1, int(batch * epoch_steps * self.peers)),
             state_seconds=dice.choice((0.01, 0.1, 1.0)),
+            beat=0.5 if large else 0.25,
             trace=trace,
             through_wire=seed % 10 == 0,
             acknowledged=seed % 5 != 2,
         )
         for _ in range(self.peers):
-            self.swarm.add(Role.TRAINER, step * dice.choice((1.0, 1.0, 1.0, 1.5, 4.0)), batch)
+            pace = dice.choice((1.0, 1.0, 1.0, 1.5, 4.0))
+            self.swarm.add(Role.TRAINER, step * pace, batch, link=not large)
+        if large:
+            self.swarm.mesh()
         self.step, self.batch = step, batch
         self.focused = seed % 4 == 3  # only traps around the commit
         self.stopping = seed % 8 == 5 and self.peers > 2  # only stops, in long transfers
@@ -151,7 +158,7 @@ class Schedule:
         others = [n for n in swarm.nodes.values() if n.alive and n is not node]
         if node is None:
             return
-        lasts = dice.choice((0.05, 0.3, 1.0, 2.5, 4.0)) * (0.5 + dice.random())
+        lasts = dice.choice((0.05, 0.3, 1.0, *(() if self.large else (2.5, 4.0)))) * (0.5 + dice.random())
         self.calm_at = max(self.calm_at, world.now + lasts)
         if kind in ("crash", "leave") and len(others) == 0:
             kind = "jump"
@@ -185,7 +192,7 @@ class Schedule:
         elif kind == "poison":
             node.poison = True
         elif others and kind in ("cut", "oneway", "slow", "reset"):
-            far = dice.sample(others, dice.randint(1, len(others)))
+            far = dice.sample(others, dice.randint(1, min(len(others), FAR)))
             near = [n for n in [node, *others] if n not in far]
             if kind == "reset":
                 far = far[:1]

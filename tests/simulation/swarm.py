@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from p2pavg.rounds import actions as act
@@ -15,7 +15,7 @@ from p2pavg.rounds.words import Role
 from tests.simulation.checks import Checks
 from tests.simulation.jobs import SMALL, Value
 from tests.simulation.trainer import Node
-from tests.simulation.world import Network, World
+from tests.simulation.world import Network, Way, World
 
 FACTS = frozenset({Committed, Progress, Inquire})  # may be told twice
 
@@ -50,6 +50,7 @@ class Swarm:
         self.through_wire = through_wire
         self.acknowledged = acknowledged
         self.corrupting: set[PeerId] = set()
+        self.stopped: dict[PeerId, None] = {}
         self.checks = Checks(self)
         self.messages = 0
         self.traps: list[
@@ -65,17 +66,30 @@ class Swarm:
 
     # Nodes and links.
 
-    def add(self, role: Role, step_seconds: float, batch: int) -> Node:
+    def add(self, role: Role, step_seconds: float, batch: int, *, link: bool = True) -> Node:
+        """link: to all others, one handshake each."""
         number = len(self.nodes)
         me = hashlib.sha256(b"%d" % number).digest()[:18] + number.to_bytes(2, "big")
         node = Node(self, me, role, step_seconds, batch)
         for other in self.nodes.values():
-            if other.alive:
+            if other.alive and link:
                 self.world.after(
                     self.world.random.random() * 0.02, lambda other=other: self.link(node, other)
                 )
         self.nodes[me] = node
         return node
+
+    def mesh(self) -> None:
+        """All nodes have been linked for a while. Handshakes of a large swarm take longer than its rounds."""
+        self.network.ways.mesh = lambda: Way(self.latency, chunk_seconds=self.chunk_seconds)
+        hellos = [self._hello(node) for node in self.nodes.values()]
+        for node in self.nodes.values():
+            core = node.machine.core
+            for hello in hellos:
+                if hello.peer != node.me:
+                    node.links[hello.peer] = True
+                    core.view.up(hello)
+                    core.deadlines.measured_rtt(hello.peer, hello.rtt_s)
 
     def link(self, a: Node, b: Node) -> None:
         """A handshake: each tells where it stands."""
@@ -142,13 +156,18 @@ class Swarm:
         """Whether a can send to b and hear from it."""
         return a.alive and b.alive and b.me in a.links and not self._cut(a, b) and not self._cut(b, a)
 
-    def watched(self, node: Node) -> list[PeerId]:
-        """Whose health a node looks at: everybody's; in a large swarm a few and those that are not well."""
+    def watched(self, node: Node) -> Iterable[PeerId]:
+        """Whose health a node looks at: everybody's; in a large swarm a few and those that are or were not
+        well.
+        """
         peers = list(node.links)
         if len(peers) <= SMALL:
             return peers
-        ill = [peer for peer in peers if not self.nodes[peer].running or self._broken_since(node, peer)]
-        return ill + self.world.random.sample(peers, 4)
+        before, cuts = node.ill, self.network.cuts
+        node.ill = [peer for peer in self.stopped if peer in node.links]
+        node.ill += [a if b == node.me else b for a, b in cuts if node.me in (a, b)] if cuts else []
+        few = self.world.random.sample(peers, 4)
+        return dict.fromkeys(peer for peer in (*node.ill, *before, *few) if peer in node.links)
 
     def health(self, node: Node, peer: PeerId) -> ev.PeerHealth:
         since = self._broken_since(node, peer)

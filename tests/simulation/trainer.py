@@ -15,12 +15,13 @@ from p2pavg.rounds.leaving import Verdict
 from p2pavg.rounds.machine import Machine
 from p2pavg.rounds.words import Generation, Role
 from p2pavg.transport.engine import Part
-from tests.simulation.jobs import Job
+from tests.simulation.jobs import SMALL, Job
 
 if TYPE_CHECKING:
     from tests.simulation.swarm import Swarm
 
 Sample = tuple[PeerId, int]
+OWNERS = 8  # in a large group
 
 
 @dataclass
@@ -62,6 +63,7 @@ class Node:
         self.feeding = False
         self.interrupted: Callable[[], None] | None = None
         self.links: dict[PeerId, bool] = {}
+        self.ill: list[PeerId] = []  # peers that stood still or were cut off when last looked at
         self.jobs: dict[int, Job] = {}
         # The training thread.
         self.parameters = Parameters(0, swarm.lineage)
@@ -166,6 +168,7 @@ class Node:
 
     def stop(self) -> None:
         self.running = False
+        self.swarm.stopped[self.me] = None
         self.struck = True
         self.stopped_at = self.world.now
         self.disturbed_at = self.world.now
@@ -174,6 +177,7 @@ class Node:
         if self.running or not self.alive:
             return
         self.running = True
+        self.swarm.stopped.pop(self.me, None)
         self.disturbed_at = self.world.now
         interrupted, self.interrupted = self.interrupted, None
         if interrupted is not None:
@@ -467,10 +471,10 @@ PERFORM: dict[type[Any], Callable[[Node, Any], None]] = {
 
 
 def plan(members: Any) -> tuple[Part, ...]:
-    """One part for each voter, of uneven sizes."""
+    """One part for each voter, of uneven sizes; in a large group a few own all."""
     parts, at = [], 0
-    for rank, member in enumerate(members):
-        if member.voter:
-            parts.append(Part(rank, at, rank + 1))
-            at += rank + 1
+    voters = [rank for rank, member in enumerate(members) if member.voter]
+    for rank in voters if len(voters) <= SMALL else voters[:: len(voters) // OWNERS]:
+        parts.append(Part(rank, at, rank + 1))
+        at += rank + 1
     return tuple(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,23 +49,38 @@ class Way:
     data_free_at: float = 0.0
 
 
+class Ways(dict[tuple[Any, Any], Way]):
+    """By (from, to). In a mesh they are made when they are first used."""
+
+    mesh: Callable[[], Way] | None = None
+
+    def __missing__(self, pair: tuple[Any, Any]) -> Way:
+        if self.mesh is None:
+            raise KeyError(pair)
+        way = self[pair] = self.mesh()
+        return way
+
+
 class Network:
     """All links. A link is up or down for both sides; each way can be cut without either side being told."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.ways: dict[tuple[Any, Any], Way] = {}
-        self.session: dict[tuple[Any, Any], int] = {}  # counts connections: a reset loses what is under way
+        self.ways = Ways()
+        self.cuts: dict[tuple[Any, Any], None] = {}  # ways that are cut, in the order of the cuts
+        self.session: dict[tuple[Any, Any], int] = defaultdict(
+            int
+        )  # counts connections: a reset loses what is under way
 
     def connect(self, a: Any, b: Any, latency: float, chunk_seconds: float) -> None:
         for x, y in ((a, b), (b, a)):
             old = self.ways.get((x, y))
             self.ways[x, y] = Way(latency, cut_at=old.cut_at if old else None, chunk_seconds=chunk_seconds)
-            self.session[x, y] = self.session.get((x, y), 0) + 1
+            self.session[x, y] += 1
 
     def disconnect(self, a: Any, b: Any) -> None:
         for pair in ((a, b), (b, a)):
-            self.session[pair] = self.session.get(pair, 0) + 1
+            self.session[pair] += 1
             if pair in self.ways:
                 self.ways[pair].held.clear()
 
@@ -92,10 +108,12 @@ class Network:
     def cut(self, a: Any, b: Any) -> None:
         if self.ways[a, b].cut_at is None:
             self.ways[a, b].cut_at = self.world.now
+            self.cuts[a, b] = None
 
     def mend(self, a: Any, b: Any) -> None:
         way = self.ways[a, b]
         way.cut_at = None
+        self.cuts.pop((a, b), None)
         held, way.held = way.held, []
         for deliver in held:
             self.send(a, b, deliver)

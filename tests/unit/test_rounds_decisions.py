@@ -11,10 +11,11 @@ from p2pavg.rounds.deadlines import SILENCE_FLOOR, SILENCE_PRIOR, Deadlines, K, 
 from p2pavg.rounds.events import PeerUp, RankProgress
 from p2pavg.rounds.leader import rendezvous
 from p2pavg.rounds.lineage import History, first_lineage, next_lineage
+from p2pavg.rounds.messages import Progress
 from p2pavg.rounds.progress import TransferWatch, judge
 from p2pavg.rounds.succession import decide
 from p2pavg.rounds.view import Camp, View
-from p2pavg.rounds.words import Generation
+from p2pavg.rounds.words import Generation, Role
 
 A, B, C, D = (bytes([n]) * 20 for n in range(1, 5))
 L0, L1, L2 = (bytes([n]) * 32 for n in range(1, 4))
@@ -230,6 +231,35 @@ def test_the_view_counts_camps_without_silent_and_joining_peers() -> None:
         view.up(PeerUp(peer, 5, L1))
     silent = view.get(C)
     assert silent is not None
-    silent.silent = True
+    view.hears(silent, silent=True)
     mine, other = view.camps(Camp(5, L0, 1, 0))
     assert (mine.peers, other.peers) == (1, 2)
+
+
+def test_a_view_finds_everybody_who_stands_somewhere() -> None:
+    """Whatever peers tell, and whoever falls silent or leaves: a camp holds just the live trainers there."""
+    dice, view, peers = random.Random(3), View(), [bytes([n]) * 20 for n in range(6)]
+    roles = (Role.TRAINER, Role.TRAINER, Role.JOINER, Role.WATCHER)
+    for _ in range(2000):
+        peer, epoch, lineage = dice.choice(peers), dice.randrange(3), dice.choice((L0, L1))
+        facts = view.get(peer)
+        if facts is None or dice.random() < 0.1:
+            view.up(PeerUp(peer, epoch, lineage, dice.choice(roles)))
+        elif dice.random() < 0.2:
+            view.hears(facts, silent=dice.random() < 0.5)
+        elif dice.random() < 0.2:
+            view.stands(facts, epoch, lineage, joining=dice.random() < 0.3)
+        elif dice.random() < 0.2:
+            view.down(peer)
+        else:
+            view.told(peer, progress(epoch, lineage, joining=dice.random() < 0.3), 0.0)
+        for at in range(3):
+            for line in (L0, L1):
+                there = [f for f in view if f.trains_at(at, line)]
+                assert sorted(f.peer for f in view.standing(at, line)) == sorted(f.peer for f in there)
+        ahead = any(f.trains_at(f.epoch, f.lineage) and (f.epoch, f.lineage) > (1, L0) for f in view)
+        assert view.rivals(1, L0) == ahead
+
+
+def progress(epoch: int, lineage: bytes, *, joining: bool) -> Progress:
+    return Progress(epoch, lineage, 1, 1.0, False, False, joining, 1, 1, 0.1, 1, None, 0.0, 0.0)
