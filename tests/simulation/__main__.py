@@ -9,6 +9,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from statistics import quantiles
 
@@ -37,7 +38,7 @@ def verdicts(seeds: range, peers: int | None, only: str | None, processes: int) 
         yield from map(run, tasks)
         return
     with multiprocessing.get_context("fork").Pool(processes, rarely_collect) as pool:
-        yield from pool.imap_unordered(run, tasks, chunksize=max(1, min(50, len(tasks) // (4 * processes))))
+        yield from pool.imap_unordered(run, tasks, chunksize=max(1, min(50, len(tasks) // (64 * processes))))
 
 
 def main() -> int:
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:1000", help="first:last, the last not included")
     parser.add_argument("--peers", type=int, help="how many (default: drawn from the seed, 1 to 8)")
     parser.add_argument("--only", metavar="FAULT", help="no other faults but this, such as crash or stop")
+    parser.add_argument("--seconds", type=float, default=inf, help="look at no more after so long")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write what came of it here")
     given = parser.parse_args()
@@ -68,6 +70,8 @@ def main() -> int:
             peers += f" --only {given.only}" if given.only else ""
             print(f"seed {verdict.seed}: {verdict.broken}")
             print(f"    replay it: python -m tests.simulation --seed {verdict.seed}{peers}", flush=True)
+        if time.perf_counter() - began > given.seconds:
+            break
     seconds = time.perf_counter() - began
     print(f"{count} schedules in {seconds:.1f} s, {broken} of them broke a promise; {totals}")
     print(f"longest stalls of undisturbed peers (seconds, seed): {sorted(stalls, reverse=True)[:5]}")
