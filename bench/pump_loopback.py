@@ -30,6 +30,7 @@ import torch.distributed as dist
 
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
+from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.bench import common
 from p2pavg.transport.engine import SELF, Begin, Engine, Part, ReduceJob
 from p2pavg.transport.pump_engine import PumpEngine
@@ -86,8 +87,7 @@ class EngineRound:
             Part(owner, owner * share, share if owner < args.peers - 1 else args.numel - owner * share)
             for owner in range(args.peers)
         )
-        chunk = args.chunk // (4 if codec == "none" else 1 if codec == "int8" else 2)
-        self.layout = Layout(parts, chunk, self.codec)
+        self.layout = Layout(parts, chunk_elements([part.count for part in parts]), self.codec)
         self.result = np.zeros(self.layout.nbytes, np.uint8)
         self.transfer = 0
 
@@ -179,9 +179,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--peers", type=common.positive_int, default=2)
     parser.add_argument("--numel", type=common.positive_int, default=25_000_000)
-    parser.add_argument(
-        "--chunk", type=common.positive_int, default=256 << 10, help="encoded bytes of a chunk"
-    )
     parser.add_argument("--streams", type=common.positive_int, default=1, help="of each link")
     parser.add_argument("--threads", type=common.positive_int, default=None, help="of each pump")
     parser.add_argument("--rounds", type=common.positive_int, default=7)
