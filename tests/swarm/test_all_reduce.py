@@ -72,9 +72,9 @@ async def test_a_group_that_does_not_come_together() -> None:
         await peer.all_reduce(values, group_size=1)
 
 
-@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), 2e12])
 async def test_impossible_weights_are_refused(weight: float) -> None:
-    """A weight that is negative or not finite never reaches a round."""
+    """A weight that is negative, not finite or beyond 1e12 never reaches a round."""
     async with Peer("weights", listen=LISTEN) as peer:
         with pytest.raises(ConfigurationError, match="weight"):
             await peer.all_reduce(np.ones(10, np.float32), weight=weight)
