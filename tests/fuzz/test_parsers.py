@@ -58,7 +58,7 @@ def test_every_kind_of_message_is_a_seed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_bytes_are_taken(name: str, data: st.DataObject) -> None:
     """Whatever comes, the parser returns or raises what it documents."""

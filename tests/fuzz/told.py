@@ -123,7 +123,7 @@ def _parse_state(data: bytes) -> None:
     """What a donor sent, hashes right: its own metadata, then the trees inside it."""
     from p2pavg.optim import tree
 
-    head, blob = data[:2].ljust(2, b"\0"), np.frombuffer(data[2:], np.uint8)
+    head, blob = data[:2].ljust(2, b"\0"), np.frombuffer(bytearray(data[2:]), np.uint8)
     meta_bytes = min(struct.unpack("<H", head)[0], blob.nbytes)
     manifest = state.describe(1, LINEAGE, meta_bytes, blob)
     inside = state.unpack(manifest, blob)
