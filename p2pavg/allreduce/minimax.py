@@ -9,6 +9,7 @@ F64 = npt.NDArray[np.float64]
 
 _PIVOTS = 30  # for each column, at most: what there is by then is a solution too, if not the best
 _ZERO = 1e-11
+_LEAST = 1e-7  # of the largest cost: less costs nothing, and would look like nothing to the pivots
 
 
 def minimax(costs: F64) -> F64:
@@ -17,7 +18,7 @@ def minimax(costs: F64) -> F64:
     costs: float64[rows, columns], not negative; every column has a positive one. With y = x / t it is:
     maximise sum(y) where costs @ y <= 1, a program that y = 0 fits (Dantzig 1951: games as linear programs).
     """
-    table = costs / costs.max()
+    table = (costs / costs.max()).clip(_LEAST)
     rows, columns = table.shape
     limits = np.ones(rows)  # values of the basic variables, one a row
     gains = np.ones(columns)  # what the sum gains by each of the others
