@@ -46,7 +46,9 @@ def model_of(params: int, device: torch.device) -> nn.Sequential:
     depth = max(1, round(params / (width * width + width)))
     layers: list[nn.Module] = []
     for _ in range(depth):
-        layers += [nn.Linear(width, width, device=device), nn.ReLU()]
+        linear = nn.Linear(width, width, device=device)
+        nn.init.kaiming_normal_(linear.weight)  # or gradients vanish, and processors are slow at what is left
+        layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers)
 
 

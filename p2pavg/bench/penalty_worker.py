@@ -37,6 +37,8 @@ class Job:
             *(nn.Linear(LAYER, LAYER, bias=False, device=device) for _ in range(depth))
         )
         self.params = list(self.model.parameters())
+        for param in self.params:  # that keep the size of what passes: gradients that vanish are slow to add
+            nn.init.normal_(param, std=LAYER**-0.5)
         self._inputs = torch.randn(batch, LAYER, device=device)
         self._grads = [torch.full_like(p, 1e-3) for p in self.params]
         self._device = device
