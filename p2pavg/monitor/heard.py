@@ -161,7 +161,7 @@ def _count(value: object) -> int:
 def _number(value: object) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < MOST:
         raise _Malformed
-    return float(value)
+    return float(value) if value * MOST > 1 else 0.0  # or what is divided by it overflows
 
 
 def _text(value: object) -> str:

@@ -254,6 +254,14 @@ def test_impossible_numbers_are_no_status(value: Any) -> None:
     assert picture.show(1.0).eta_s == pytest.approx(550 / 150)
 
 
+def test_a_rate_of_next_to_nothing_is_none_at_all() -> None:
+    """Dividing by it would give infinity, which JSON does not have."""
+    picture = three()
+    for peer in (A, B, C):
+        picture.told(peer, status(rate=1e-310), 1.0)
+    assert picture.show(1.0).eta_s is None
+
+
 def test_text_of_members_cannot_move_the_cursor() -> None:
     """Control characters in what a member tells, or says of itself, do not reach the terminal."""
     told = heard.event(event("down", peer=B, why="\x1b[2Jgone\n"))
