@@ -53,11 +53,11 @@ class Pulse:
             acknowledged = self._acknowledged[link.id] = known.get(link.id) or Acknowledged(now)
             unheard = acknowledged.age(now, self._engine.traffic(link.id)[0], streams)
             silent = max(0.0, now - max(health.last_heard_at, link.last_heard))
+            # Heartbeats wait behind chunks, the first of a link perhaps for seconds; control messages do not.
+            loop = min(health.loop_age_s, max(0.0, now - link.last_heard))
             # What the kernel measures leaves out how long a cut lasted.
             rtt = min((s.rtt_s for s in streams if s.rtt_s > 0), default=link.rtt or health.rtt_s)
-            healths.append(
-                ev.PeerHealth(peer, max(silent, unheard), health.loop_age_s, health.trainer_age_s, rtt)
-            )
+            healths.append(ev.PeerHealth(peer, max(silent, unheard), loop, health.trainer_age_s, rtt))
         return ev.Health(tuple(healths))
 
     def measure_rates(self) -> None:

@@ -1,0 +1,49 @@
+"""Whether another peer's event loop turns: its heartbeats say so, and so does every control message."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2pavg.rounds import pulse
+from p2pavg.rounds.deadlines import LOOP_LIMIT
+from p2pavg.rounds.pulse import Pulse
+from p2pavg.transport.engine import LinkHealth
+
+NOW = 100.0
+
+
+def loop_age(monkeypatch: pytest.MonkeyPatch, heartbeat_s: float, control_s: float) -> float:
+    """What the rounds are told. heartbeat_s: the age that the last heartbeat told; control_s: since the last
+    control message, or, if none came, since the link was made.
+    """
+    engine: Any = SimpleNamespace(
+        traffic=lambda link: (0, 0),
+        stats=lambda link: [],
+        health=lambda link: LinkHealth(NOW, 0.1, heartbeat_s, 0.0),
+    )
+    links: Any = {b"p": SimpleNamespace(id=1, last_heard=NOW - control_s, rtt=0.1)}
+    monkeypatch.setattr(pulse.time, "monotonic", lambda: NOW)
+    (health,) = Pulse(engine, links, SimpleNamespace(running=list)).health().peers  # type: ignore[arg-type]
+    return health.loop_s
+
+
+@pytest.mark.parametrize("heartbeat_s", [math.inf, 8.0])
+def test_a_loop_turns_though_its_heartbeats_wait(monkeypatch: pytest.MonkeyPatch, heartbeat_s: float) -> None:
+    """The first heartbeat waits behind chunks, or was sent before its rounds began: control messages came
+    since.
+    """
+    assert loop_age(monkeypatch, heartbeat_s, control_s=0.4) == pytest.approx(0.4)
+
+
+def test_a_loop_that_stands_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats go on from native threads, and tell how long it has stood. It says nothing itself."""
+    assert loop_age(monkeypatch, LOOP_LIMIT + 1.0, control_s=LOOP_LIMIT + 1.5) == LOOP_LIMIT + 1.0
+
+
+def test_a_loop_turns_between_control_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come once a second; heartbeats know better."""
+    assert loop_age(monkeypatch, 0.1, control_s=0.9) == 0.1
