@@ -155,7 +155,7 @@ class Counting:
         followers = self.followers()
         others = sum(f.samples for f in followers)
         if self._readmit(others):
-            others = sum(f.samples for f in self.followers())
+            return
         if not self._is_reached(others):
             self._reached = False
             core.disarm("grace")
@@ -183,7 +183,8 @@ class Counting:
         """Those who failed an attempt that never began come back when the target cannot be reached without
         them.
 
-        Each further attempt that they fail still counts towards the most that an epoch has.
+        Each further attempt that they fail still counts towards the most that an epoch has; so that links of
+        a group that has just met come up before these are used up, each waits longer than the last.
         """
         core = self.core
         if not core.excluded or self._is_reached(others):
@@ -201,7 +202,8 @@ class Counting:
         followers = self.followers()
         for facts in back:
             self._tell(facts, followers, self._total(followers))
-        return bool(back)
+        core.arm("retry", core.now + core.deadlines.readmission(self.machine.leading.failures))
+        return True
 
     def _will_be_reached(self) -> bool:
         """The others are expected to reach the target before another own step would be half done."""

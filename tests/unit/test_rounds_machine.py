@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from p2pavg.rounds.actions import Commit, Discarded, OpenJob, Resume, Send, WaitAt
-from p2pavg.rounds.events import Applied, Event, Healed, JobDone, LocalProgress, PeerUp, Received
+from p2pavg.rounds.events import Applied, Event, Healed, JobDone, LocalProgress, PeerUp, Received, Tick
 from p2pavg.rounds.machine import Machine
-from p2pavg.rounds.messages import Done, Progress, Promise, Ready
+from p2pavg.rounds.messages import Aborted, Done, Prepare, Progress, Promise, Ready, Refuse
 from p2pavg.rounds.words import Generation, PlanMember, Role
 from p2pavg.transport.engine import Part
 from tests.simulation.calm import Calm
@@ -194,6 +195,35 @@ def test_what_the_leader_missed_while_the_link_came_up_is_said_again() -> None:
         ),
         0.4,
     ) == [5]
+
+
+def test_attempts_last_until_links_come_up() -> None:
+    """Two members without a link yet, and a target that needs both: the attempts are not used up at once."""
+    me, one, two, lineage = b"a" * 20, b"b" * 20, b"c" * 20, b"l" * 32
+    machine = Machine(
+        me=me, run_id="r", epoch=0, lineage=lineage, target=3, plan=lambda members: (Part(0, 0, 9),), now=0.0
+    )
+    machine.core.sticky = me
+    now = 0.0
+    told = replace(machine.core.progress(), samples=1, boundary=True, leader=me)
+    queue: list[Event] = [PeerUp(peer, 0, lineage, leader=me) for peer in (one, two)]
+    queue += [Received(peer, told) for peer in (one, two)]
+    queue.append(LocalProgress(1, 1.0, at_boundary=True))
+    asked_at = []
+    for _ in range(200):
+        actions = machine.handle(queue.pop(0) if queue else Tick(), now)
+        messages = [action.message for action in actions if isinstance(action, Send) and action.peer == one]
+        if any(isinstance(message, Aborted) and message.final for message in messages):
+            break
+        for message in messages:
+            if isinstance(message, Prepare):
+                asked_at.append(now)
+                queue.append(Received(one, Refuse(message.ballot, 0, lineage, "no link", None, (two,))))
+        if not queue:
+            assert machine.next_deadline is not None
+            now = max(now, machine.next_deadline)
+    gaps = [later - earlier for earlier, later in pairwise(asked_at)]
+    assert gaps == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8])
 
 
 @pytest.mark.parametrize(("latency", "limit"), [(LOOPBACK, 1.5), (WAN, 2.5)])
