@@ -1,6 +1,6 @@
 # make demo   train a language model over three peers, lose one, gain one (about two minutes)
 # make test   run the tests          make lint   style, types, import rule, documentation
-# make simulation   the rounds under 10,000 seeded schedules of faults (about two minutes on two cores)
+# make simulation   the rounds under 10,000 seeded schedules of faults (about two minutes on two cores), and 40 of swarms of 50
 # make fuzz   every parser and the pump's, about a minute in all
 # The first call creates .venv and installs into it; later calls install nothing.
 
@@ -16,6 +16,7 @@ INSTALLED := .venv/installed-$(HARDWARE)
 BUILT := .venv/built
 
 SEEDS ?= 0:10000
+LARGE_SEEDS ?= 0:40
 
 .PHONY: demo test simulation fuzz lint format install native clean
 
@@ -27,6 +28,7 @@ test: install
 
 simulation: install
 	@$(VENV_PYTHON) -m tests.simulation --seeds $(SEEDS) --processes 2
+	@$(VENV_PYTHON) -m tests.simulation --peers 50 --seeds $(LARGE_SEEDS) --processes 2
 
 # Without atheris (it has wheels for some platforms only) or clang, pytest runs those targets from their seeds.
 fuzz: install .venv/fuzz

@@ -122,6 +122,12 @@ class StochasticInt8:
     name: str = "int8"
     wire_id: int = WIRE_IDS["int8"]
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise ConfigurationError(
+                f"StochasticInt8 takes a whole number from 0 to 2**63 - 1 as seed, not {self.seed!r}."
+            )
+
     def at(self, epoch: int, first: int) -> StochasticInt8:
         """The same for a run that begins at element `first`, in this epoch."""
         return replace(self, epoch=epoch, first=first)
@@ -156,13 +162,17 @@ def get(codec: str | Codec) -> Codec:
         except KeyError:
             known = ", ".join(_BUILT_IN)
             raise ConfigurationError(f"There is no compression {codec!r}; choose one of {known}.") from None
+    if isinstance(codec, type):
+        raise ConfigurationError(f"{codec.__name__} is a class; give an object of it: {codec.__name__}(...).")
     if not isinstance(codec, Codec):
         raise ConfigurationError(f"{codec!r} is not a Codec; it lacks a member of p2pavg.Codec.")
     if isinstance(codec, (_BuiltIn, StochasticInt8)):
         return codec
-    if not 64 <= codec.wire_id <= 255:
+    if not isinstance(codec.name, str):
+        raise ConfigurationError(f"A Codec's name is a str, not {codec.name!r}.")
+    if not isinstance(codec.wire_id, int) or not 64 <= codec.wire_id <= 255:
         raise ConfigurationError(
-            f"Codec {codec.name!r} has wire_id {codec.wire_id}; choose one from 64 to 255."
+            f"Codec {codec.name!r} has wire_id {codec.wire_id!r}; choose a whole number from 64 to 255."
         )
     if codec.name in WIRE_IDS:
         raise ConfigurationError(

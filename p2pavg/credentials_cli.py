@@ -175,7 +175,12 @@ def _details(kind: str, fields: Mapping[str, Any]) -> str:
 def _read(path: str) -> str:
     """The line in a file, or on stdin. Raises CredentialError."""
     if path == STDIO:
-        return sys.stdin.read(texts.MAX_TEXT + 1)
+        try:
+            return sys.stdin.read(texts.MAX_TEXT + 1)
+        except ValueError:
+            raise CredentialError(
+                "stdin holds no text; give the line that 'p2pavg credentials' made"
+            ) from None
     if path.startswith("p2pavg-") and ":" in path:
         raise CredentialError("secrets do not belong on a command line; name a file, or - for stdin")
     kind, fields = texts.read(Path(path))

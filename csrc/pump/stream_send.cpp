@@ -190,7 +190,9 @@ void Stream::delivered() {
 void Stream::forget_acknowledged(size_t keep) {
     int queued = 0;
     if (deliveries_.size() <= keep || ioctl(fd, SIOCOUTQ, &queued) != 0) return;
-    const uint64_t acked = bytes_sent_.load(std::memory_order_relaxed) - static_cast<uint64_t>(queued);
+    // What went out before the stream was attached is queued as well, and not in bytes_sent_.
+    const uint64_t sent = bytes_sent_.load(std::memory_order_relaxed), waiting = static_cast<uint64_t>(queued);
+    const uint64_t acked = sent > waiting ? sent - waiting : 0;
     while (deliveries_.size() > keep && deliveries_.front().end <= acked) deliveries_.pop_front();
 }
 

@@ -31,6 +31,9 @@ class Encoding(Protocol):
     def chunks_done(self) -> int:
         """How many are in place, from the first. Does not wait."""
 
+    def failed(self) -> bool:
+        """Whether no more chunks will come, though some are missing. Does not wait."""
+
     def finite(self) -> bool:
         """Whether all values were finite. Waits for the last chunk."""
 
@@ -92,12 +95,16 @@ class HostEncoding:
         self._encode_chunk = encode_chunk
         self._done = 0
         self._finite = True
+        self._failed = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, name="p2pavg-encode", daemon=True)
         self._thread.start()
 
     def chunks_done(self) -> int:
         return self._done
+
+    def failed(self) -> bool:
+        return self._failed
 
     def finite(self) -> bool:
         self._thread.join()
@@ -121,6 +128,7 @@ class HostEncoding:
                 at += len(out)
                 self._done += 1
         except Exception:  # of a codec that somebody else wrote; the round ends without this contribution
+            self._failed = True
             logger.exception("the codec %r cannot encode this gradient", self._codec.name)
 
     def _values(self) -> Iterator[F32]:

@@ -163,11 +163,11 @@ class Jobs:
     def prepared(self, transfer: int, weights: Sequence[float], gradient: F32 | Encodable) -> F32 | Encodable:
         """The gradient, or one that is encoded here because it takes more than the engine knows.
 
-        When all parts are our own, nothing is rounded, and the residual waits.
+        When all parts are our own and the gradient is here, nothing is rounded, and the residual waits.
         """
         job, residual = self._open[transfer], self._residual
         alone = all(part.owner == job.rank for part in job.layout.parts if part.count)
-        if job.exact or alone:
+        if job.exact or (alone and isinstance(gradient, np.ndarray)):
             return gradient
         if residual is not None:
             share = weights[job.rank] / sum(weights)

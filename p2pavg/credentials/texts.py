@@ -46,16 +46,21 @@ def from_text(text: str) -> tuple[str, dict[str, Any]]:
 
 def read(source: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """From a file, or the text itself. A file that others can read is refused."""
-    text = os.fspath(source)
+    if not isinstance(source, (str, os.PathLike)):
+        raise CredentialError(
+            f"credentials are given as a path, or as the line itself, not as {type(source).__name__}"
+        )
+    text = str(source)
     if any(text.strip().startswith(f"p2pavg-{kind}:") for kind in KINDS):
         return from_text(text)
-    path = Path(text).expanduser()
+    path = Path(text)
     try:
+        path = path.expanduser()
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode  # of what is read, whatever the name stands for later
             content = file.read(MAX_TEXT + 1).decode()
-    except (OSError, ValueError) as error:  # a text that is not UTF-8, a path that cannot be one
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+    except (OSError, ValueError, RuntimeError) as error:  # not UTF-8, a path that cannot be one, no such home
+        why = error.strerror if isinstance(error, OSError) else "it is no text, or no path"
         name = "" if _SECRET.search(text) else f" {path}"  # a line whose beginning is damaged may stand there
         raise CredentialError(f"cannot read the credentials file{name} ({why})") from None
     if mode & 0o077 and from_text(content)[0] not in ("request", "invitation"):

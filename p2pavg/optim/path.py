@@ -52,6 +52,9 @@ class _CudaEncoding:
     def chunks_done(self) -> int:
         return self.transfer.chunks_done()
 
+    def failed(self) -> bool:
+        return False
+
     def finite(self) -> bool:
         return self.transfer.wait()
 
@@ -66,6 +69,9 @@ class _HostEncoding:
 
     def chunks_done(self) -> int:
         return self.chunks
+
+    def failed(self) -> bool:
+        return False
 
     def finite(self) -> bool:
         return self.all_finite

@@ -14,20 +14,22 @@ class Acknowledged:
 
     def __init__(self, now: float) -> None:
         self._at = now
-        self._bytes = 0
+        self._streams: dict[int, int] = {}  # stream -> bytes acknowledged, at the last look
 
-    def age(self, now: float, sent: int, streams: Iterable[StreamStats]) -> float:
-        """Seconds since the other side's kernel last acknowledged more, or nothing was on its way to it.
+    def age(self, now: float, streams: Iterable[StreamStats]) -> float:
+        """Seconds since the other side's kernel last acknowledged more of any stream, or nothing was on its
+        way to it.
 
-        sent: bytes over all streams that the link ever had. Where the kernel does not tell what is on its
-        way, the age is always 0.
+        Only changes count: what went over a stream before it carried frames is under way, and not in its
+        bytes. Where the kernel does not tell what is on its way, the age is always 0.
         """
-        under_way = unsent = 0
+        before, self._streams = self._streams, {}
+        under_way = moved = False
         for stream in streams:
-            under_way += stream.unacked_bytes
-            unsent += stream.unsent_bytes
-        acknowledged = sent - under_way - unsent
-        if acknowledged > self._bytes or not under_way:
+            acknowledged = stream.bytes_sent - stream.unacked_bytes - stream.unsent_bytes
+            moved |= acknowledged > before.get(stream.stream, acknowledged)
+            under_way |= stream.unacked_bytes > 0
+            self._streams[stream.stream] = acknowledged
+        if moved or not under_way:
             self._at = now
-        self._bytes = max(self._bytes, acknowledged)
         return now - self._at

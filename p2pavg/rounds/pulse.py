@@ -51,7 +51,7 @@ class Pulse:
         for peer, link in self._links.items():
             health, streams = self._engine.health(link.id), self._engine.stats(link.id)
             acknowledged = self._acknowledged[link.id] = known.get(link.id) or Acknowledged(now)
-            unheard = acknowledged.age(now, self._engine.traffic(link.id)[0], streams)
+            unheard = acknowledged.age(now, streams)
             silent = max(0.0, now - max(health.last_heard_at, link.last_heard))
             # Heartbeats wait behind chunks, the first of a link perhaps for seconds; control messages do not.
             loop = min(health.loop_age_s, max(0.0, now - link.last_heard))

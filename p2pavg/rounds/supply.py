@@ -17,7 +17,7 @@ class Supply:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, jobs: Jobs, refused: Callable[[int, int, str], None]
     ) -> None:
-        """refused(transfer, own rank, why): a value is not finite."""
+        """refused(transfer, own rank, why): a value is not finite, or the codec failed."""
         self._loop = loop
         self._jobs = jobs
         self._refused = refused
@@ -32,7 +32,10 @@ class Supply:
         self._pass_on(transfer, encoding, job.rank)
 
     def _pass_on(self, transfer: int, encoding: Encoding, rank: int) -> None:
-        if self._jobs.supply(transfer):
+        if encoding.failed():
+            if self._jobs.get(transfer) is not None:
+                self._refused(transfer, rank, "its codec cannot encode its gradient")
+        elif self._jobs.supply(transfer):
             self._loop.call_later(INTERVAL_S, self._pass_on, transfer, encoding, rank)
         elif self._jobs.get(transfer) is not None and not encoding.finite():
             self._refused(transfer, rank, "its gradient is not finite")

@@ -23,6 +23,9 @@ class FakeEncoding:
     done: int = 0
     at: int = 0
 
+    def failed(self) -> bool:
+        return False
+
     def chunks_done(self) -> int:
         if self.done < len(self.pieces):
             piece = self.pieces[self.done]

@@ -171,8 +171,15 @@ class TestGet:
             codecs.get("fp8")
         with pytest.raises(ConfigurationError, match="not a Codec"):
             codecs.get(object())  # type: ignore[arg-type]
-        for wire_id in (3, 300):
-            with pytest.raises(ConfigurationError, match="choose one from 64 to 255"):
-                codecs.get(SignCodec(wire_id=wire_id))
+        for wire_id in (3, 300, "64", 64.5):
+            with pytest.raises(ConfigurationError, match="choose a whole number from 64 to 255"):
+                codecs.get(SignCodec(wire_id=wire_id))  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=r"give an object of it: SignCodec\("):
+            codecs.get(SignCodec)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="name is a str"):
+            codecs.get(SignCodec(name=5))  # type: ignore[arg-type]
+        for seed in (-1, 2**63, "1", 0.5):
+            with pytest.raises(ConfigurationError, match="as seed"):
+                codecs.StochasticInt8(seed)  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError, match="cannot be called 'fp16'; give it another name"):
             codecs.get(SignCodec(name="fp16"))

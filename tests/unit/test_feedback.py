@@ -15,6 +15,7 @@ from p2pavg import codecs
 from p2pavg.allreduce.encoding import HostEncoding, HostGradient
 from p2pavg.allreduce.feedback import Residual
 from p2pavg.allreduce.jobs import Jobs
+from p2pavg.rounds.supply import Supply
 from p2pavg.transport.engine import Part
 from tests.unit.codec_cases import IMPLEMENTATIONS, briefly, decoded, implementation, runs
 from tests.unit.engine_swarm import ENGINES, Swarm
@@ -136,6 +137,9 @@ class TestHostEncoding:
         class Never:
             data = np.empty(0, np.uint8)
 
+            def failed(self) -> bool:
+                return False
+
             def chunks_done(self) -> int:
                 return 0
 
@@ -161,6 +165,7 @@ class TestHostEncoding:
         )
         assert not encoding.finite()
         assert encoding.chunks_done() == 1
+        assert encoding.failed()
         assert "the codec 'int8' cannot encode this gradient" in caplog.text
 
     def test_infinity_is_told(self) -> None:
@@ -270,6 +275,40 @@ def test_chance_draws_anew_in_every_epoch() -> None:
 def _own_parts(jobs: Jobs) -> Callable[[np.ndarray], bool]:
     jobs.open(1, PEERS[0], [(PEERS[0], True)], [Part(0, 0, N)], {})
     return lambda values: jobs.prepared(1, [8.0], values) is values
+
+
+async def test_a_codec_that_raises_gives_its_contribution_up() -> None:
+    """At once, by name, instead of waiting for chunks that never come."""
+    swarm, told = Swarm(["python"], 1), asyncio.Event()
+    try:
+        jobs = Jobs(swarm.engines[0], INT8, N, feedback=True)
+        jobs.open(1, PEERS[0], [(PEERS[0], True)], [Part(0, 0, N)], {})
+
+        def refused(transfer: int, rank: int, why: str) -> None:
+            assert (transfer, rank, why) == (1, 0, "its codec cannot encode its gradient")
+            told.set()
+
+        def encode(*chunk: object) -> bool:
+            raise ZeroDivisionError
+
+        broken = HostGradient(gradient(1), encode, lambda n: np.empty(n, np.uint8))
+        Supply(asyncio.get_running_loop(), jobs, refused).begin(1, [8.0], broken, 1.0)
+        await asyncio.wait_for(told.wait(), 10)
+    finally:
+        swarm.close()
+
+
+async def test_a_gradient_on_an_accelerator_is_made_up_for_alone_too() -> None:
+    """It is encoded on its way to the host, even when all parts are our own: with what is owed."""
+    swarm = Swarm(["python"], 1)
+    try:
+        jobs = Jobs(swarm.engines[0], INT8, N, feedback=True)
+        jobs.open(1, PEERS[0], [(PEERS[0], True)], [Part(0, 0, N)], {})
+        elsewhere = HostGradient(gradient(1), lambda *chunk: True, lambda n: np.empty(n, np.uint8))
+        assert isinstance(jobs.prepared(1, [8.0], elsewhere), HostGradient)
+        assert jobs.prepared(1, [8.0], elsewhere) is not elsewhere
+    finally:
+        swarm.close()
 
 
 async def test_a_peer_alone_loses_nothing() -> None:

@@ -9,6 +9,7 @@ import logging
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,6 +113,14 @@ def test_no_secret_in_the_name_of_a_file(begin: str) -> None:
     assert not _shows("".join(traceback.format_exception(caught.value)), made)
     with pytest.raises(CredentialError, match=r"no/such/file\.credentials"):
         Credentials.load("no/such/file.credentials")
+
+
+@pytest.mark.parametrize("given", [5, b"p2pavg-member:AAAA", "~nobody-of-this-name/file"])
+def test_what_is_no_path_is_refused(given: Any) -> None:
+    """In one sentence, which does not repeat what was given in place of a path."""
+    with pytest.raises(CredentialError, match=r"as a path|cannot read") as caught:
+        Credentials.load(given)
+    assert "AAAA" not in str(caught.value)
 
 
 async def test_no_secret_in_logs_or_table(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
