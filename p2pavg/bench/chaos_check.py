@@ -114,7 +114,8 @@ def _divergences(applied: Sequence[Event]) -> list[str]:
 def _samples(events: Sequence[Event], surviving: Mapping[int, str]) -> tuple[int, int]:
     """(lost, doubled): counted = averaged + discarded + pending, of every process as long as it lived.
 
-    Of one that was killed: at the last epoch that it applied in the surviving lineage.
+    Of one that was killed: at the last epoch that it applied in the surviving lineage. One that finished is
+    judged by the history that it holds: who was cut off in the last epoch has averaged alone.
     """
     lost = doubled = 0
     for mine in _by_process(events).values():
@@ -127,7 +128,8 @@ def _samples(events: Sequence[Event], surviving: Mapping[int, str]) -> tuple[int
             continue
         last = mine[ends[-1]]
         before = [e for e in mine[: ends[-1] + 1] if e["t"] == "epoch"]
-        averaged = sum(e["local_samples"] for e in before if surviving.get(e["epoch"]) == e["lineage"])
+        held = surviving | {int(epoch): lineage for epoch, lineage in last.get("history", {}).items()}
+        averaged = sum(e["local_samples"] for e in before if held.get(e["epoch"]) == e["lineage"])
         named = sum(e["discarded"] for e in mine[: ends[-1] + 1] if e["t"] in ("epoch", "finished"))
         rest = last["counted"] - averaged - named - last["pending"]
         lost += max(0, rest)

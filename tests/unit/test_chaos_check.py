@@ -50,3 +50,18 @@ def test_a_peer_that_healed_named_what_it_lost(discarded: int, lost: int, double
     assert (result["samples_lost"], result["samples_doubled"]) == (lost, doubled)
     assert result["finished_by_all"]
     assert result["divergences"] == 0
+
+
+@pytest.mark.parametrize("last", ["a", "b"])
+def test_two_that_end_apart_have_lost_nothing(last: str) -> None:
+    """A cut in the last epoch leaves two histories, each with its samples, whoever finishes last."""
+    events: list[dict[str, Any]] = [{"who": who, "t": "joined", "at": 0.0, "epoch": 0} for who in "ab"]
+    events += [applied(who, epoch, WON[epoch], 5 * (epoch + 1)) for epoch in range(3) for who in "ab"]
+    events += [applied("a", 3, "a3", 20), applied("b", 3, "b3", 20)]
+    ended = {"t": "finished", "counted": 20, "pending": 0, "discarded": 0}
+    for who in "ab":
+        history = {**WON, 3: f"{who}3"}
+        events.append({**ended, "who": who, "at": 6.0 if who == last else 5.0, "history": history})
+    result = summarise(sorted(events, key=lambda e: e["at"]), epochs=4, capacity=1.0)
+    assert (result["samples_lost"], result["samples_doubled"]) == (0, 0)
+    assert result["finished_by_all"]
