@@ -123,9 +123,9 @@ class StochasticInt8:
     wire_id: int = WIRE_IDS["int8"]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
             raise ConfigurationError(
-                f"StochasticInt8 takes a whole number from 0 to 2**63 - 1 as seed, not {self.seed!r}."
+                f"StochasticInt8 takes a whole number from 0 to 2**64 - 1 as seed, not {self.seed!r}."
             )
 
     def at(self, epoch: int, first: int) -> StochasticInt8:

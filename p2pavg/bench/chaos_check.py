@@ -128,7 +128,7 @@ def _samples(events: Sequence[Event], surviving: Mapping[int, str]) -> tuple[int
             continue
         last = mine[ends[-1]]
         before = [e for e in mine[: ends[-1] + 1] if e["t"] == "epoch"]
-        held = surviving | {int(epoch): lineage for epoch, lineage in last.get("history", {}).items()}
+        held = {**surviving, **{int(epoch): lineage for epoch, lineage in last.get("history", {}).items()}}
         averaged = sum(e["local_samples"] for e in before if held.get(e["epoch"]) == e["lineage"])
         named = sum(e["discarded"] for e in mine[: ends[-1] + 1] if e["t"] in ("epoch", "finished"))
         rest = last["counted"] - averaged - named - last["pending"]

@@ -47,7 +47,8 @@ class ControlConnection(asyncio.Protocol):
     ) -> ControlConnection:
         """Take over a connected socket on which both preambles have passed; with credentials, TLS begins.
 
-        Raises CredentialError when the other side has no right certificate, or none that it accepts.
+        Raises CredentialError when the other side has no right certificate, or none that it accepts,
+        UnreachableError when the handshake went wrong otherwise: bytes may have been damaged on the way.
         """
         loop = asyncio.get_running_loop()
         connection = cls()
@@ -63,6 +64,8 @@ class ControlConnection(asyncio.Protocol):
             else:
                 await loop.connect_accepted_socket(lambda: connection, sock, **tls)
         except ssl.SSLError as error:
+            if not _is_about_certificates(error):
+                raise UnreachableError(f"the TLS handshake failed ({error.reason or error})") from None
             raise CredentialError(
                 f"the other side's credentials are not of this run, or expired ({error.reason or error}); "
                 "check credentials= on both sides"
@@ -206,3 +209,9 @@ class ControlConnection(asyncio.Protocol):
             self._wake()
             if on_lost is not None:
                 on_lost(reason)
+
+
+def _is_about_certificates(error: ssl.SSLError) -> bool:
+    """Of either side: what this one refused, or an alert that says what the other did."""
+    words = error.reason or ""
+    return isinstance(error, ssl.SSLCertVerificationError) or "CERT" in words or "UNKNOWN_CA" in words

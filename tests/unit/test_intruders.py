@@ -16,7 +16,7 @@ import pytest
 
 from p2pavg import credentials
 from p2pavg.credentials import Authority, Credentials, certificates, members, texts
-from p2pavg.errors import CredentialError, P2PAvgError
+from p2pavg.errors import CredentialError, P2PAvgError, UnreachableError
 from p2pavg.identity import Identity
 from p2pavg.membership import record as records
 from p2pavg.membership.record import Refresh, SignedRecord, has_valid_signature
@@ -29,6 +29,7 @@ from p2pavg.rounds.events import Received
 from p2pavg.rounds.member import Holding
 from p2pavg.rounds.messages import Begin, Committed, Inquire, Message, Ready
 from p2pavg.transport import handshake, proofs, wire
+from p2pavg.transport.control import ControlConnection
 from p2pavg.transport.link import Link
 from p2pavg.transport.stream_keeper import accept_stream
 from tests.simulation.calm import Calm
@@ -255,6 +256,17 @@ async def through(relay: Relay, one: Host, two: Host, message: dict[str, Any]) -
     await two.until(lambda: two.messages or two.down)
 
 
+@pytest.mark.parametrize("dialled", [True, False])
+async def test_damage_on_the_way_is_no_wrong_credential(dialled: bool) -> None:
+    """Bytes that were flipped in a handshake say nothing about who sent it: the peer is dialled again."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.sendall(b"\x16\x03\x01\x00\x08damaged!" * 2)
+        with pytest.raises(UnreachableError, match="the TLS handshake failed"):
+            await ControlConnection.over(ours, dialled=dialled, credentials=Authority.new(RUN).member())
+
+
 async def test_a_man_in_the_middle() -> None:
     """Between open peers it reads and changes messages; between members it reads nothing, and a changed
     byte ends the link.
@@ -291,6 +303,7 @@ async def test_a_man_in_the_middle_who_is_a_member_of_nothing(monkeypatch: pytes
         assert await victim.connect(attacker)
 
 
+@pytest.mark.flaky(reruns=2)  # four peers in one process: a busy machine may leave one out of the group
 async def test_a_newcomer_passes_by_one_whose_certificate_is_not_accepted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
