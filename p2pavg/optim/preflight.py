@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from p2pavg import codecs, device
+from p2pavg.allreduce import feedback
 from p2pavg.errors import ConfigurationError
 
 PROBE = (64, 64)  # the shape of the parameter on which an optimizer shows what state it keeps
-RESIDUAL = 4  # bytes of an element's, with feedback
+RESIDUAL = 2 * feedback.BYTES  # of an element, as of the last commit and as of the attempt under way
 MARGIN = 1.02  # alignment, small buffers, allocators
 
 

@@ -26,10 +26,9 @@ class Acknowledged:
         before, self._streams = self._streams, {}
         under_way = moved = False
         for stream in streams:
-            acknowledged = stream.bytes_sent - stream.unacked_bytes - stream.unsent_bytes
-            moved |= acknowledged > before.get(stream.stream, acknowledged)
+            self._streams[stream.stream] = stream.acked_bytes
+            moved |= stream.acked_bytes > before.get(stream.stream, stream.acked_bytes)
             under_way |= stream.unacked_bytes > 0
-            self._streams[stream.stream] = acknowledged
         if moved or not under_way:
             self._at = now
         return now - self._at

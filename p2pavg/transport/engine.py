@@ -119,6 +119,13 @@ class StreamStats:
     retransmits: int = 0
     unsent_bytes: int = 0  # handed to the kernel, and still there because window or path are full
 
+    @property
+    def acked_bytes(self) -> int:
+        """Of those sent, what the other side's kernel has acknowledged; less than it has, and below 0 at
+        first, while something that is not counted as sent is under way.
+        """
+        return self.bytes_sent - self.unacked_bytes - self.unsent_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class LinkHealth:

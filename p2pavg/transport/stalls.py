@@ -50,7 +50,7 @@ class LinkWatch:
             del self.streams[number]
             self.lost_at = now
         for row in stats:
-            acked = row.bytes_sent - row.unacked_bytes - row.unsent_bytes
+            acked = row.acked_bytes
             stream = self.streams.get(row.stream)
             if stream is None:
                 self.streams[row.stream] = _Stream(row.bytes_received, acked, False, 0.0, now, row.rtt_s)
