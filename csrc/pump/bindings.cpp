@@ -93,6 +93,8 @@ void bind_pump(nb::module_ &m) {
              })
         .def("detach", &Pump::detach, unlocked())
         .def("detach_all", &Pump::detach_all, unlocked())
+        .def("repeat", &Pump::repeat)
+        .def("pace", &Pump::pace)
         .def("streams", &Pump::streams)
         .def("open_reduce", &open_reduce, nb::arg("transfer"), nb::arg("rank"), nb::arg("links"), nb::arg("voters"),
              nb::arg("parts"), nb::arg("chunk_elements"), nb::arg("contribution_codec"), nb::arg("result_codec"),

@@ -57,6 +57,16 @@ void Link::push_front(std::vector<Item> items) {
     for (auto &stream : woken) stream->wake();
 }
 
+void Link::push_elsewhere(std::vector<Item> items, const std::shared_ptr<Stream> &than) {
+    {
+        std::lock_guard lock(mutex_);
+        auto found = std::find(idle_.begin(), idle_.end(), than);
+        if (found != idle_.end()) std::rotate(found, found + 1, idle_.end());
+    }
+    for (Item &item : items) item.not_over = than->uid;
+    push_front(std::move(items));
+}
+
 bool Link::pop(Item &out, const std::shared_ptr<Stream> &by) {
     std::lock_guard lock(mutex_);
     if (pong_) {
@@ -70,9 +80,10 @@ bool Link::pop(Item &out, const std::shared_ptr<Stream> &by) {
         return true;
     }
     for (auto *queue : {&contributions_, &results_}) {
-        if (queue->empty()) continue;
-        out = std::move(queue->front());
-        queue->pop_front();
+        auto item = std::find_if(queue->begin(), queue->end(), [&](const Item &i) { return i.not_over != by->uid; });
+        if (item == queue->end()) continue;
+        out = std::move(*item);
+        queue->erase(item);
         return true;
     }
     for (auto item = joiners_.begin(); item != joiners_.end(); ++item) {

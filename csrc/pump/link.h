@@ -36,6 +36,7 @@ struct Item {
     uint64_t stamp = 0;  // of a ping or pong
     std::shared_ptr<Job> job = {};
     std::shared_ptr<OutBlob> blob = {};
+    uint64_t not_over = 0;  // uid of the stream that must not take it
 
     uint64_t transfer() const;
 };
@@ -50,6 +51,8 @@ class Link {
     void push(std::vector<Item> items);
     // Puts back what a lost stream held, before everything else of its kind.
     void push_front(std::vector<Item> items);
+    // The same, for other streams than this one; whose turn for anything else comes last.
+    void push_elsewhere(std::vector<Item> items, const std::shared_ptr<Stream> &than);
     // The next frame for `by`: heartbeats, contributions, results, results for joiners, blobs. When there is none,
     // `by` is remembered as idle and woken when there is.
     bool pop(Item &out, const std::shared_ptr<Stream> &by);

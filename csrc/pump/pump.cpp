@@ -127,6 +127,18 @@ void Pump::detach_all(int64_t id) {
     sweep();
 }
 
+void Pump::repeat(int64_t id, int64_t stream) {
+    auto of = known(id);
+    if (!of || closed_) return;
+    if (auto found = of->find(stream)) found->worker().post([found] { found->repeat(); });
+}
+
+void Pump::pace(int64_t id, double bytes_per_second) {
+    auto of = known(id);
+    if (!of || closed_) return;
+    for (auto &stream : of->streams()) stream->pace(bytes_per_second);
+}
+
 std::vector<int64_t> Pump::streams(int64_t id) const {
     std::vector<int64_t> ids;
     if (auto of = known(id))

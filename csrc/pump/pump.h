@@ -41,6 +41,8 @@ class Pump {
     uint64_t attach(int64_t link, int64_t stream, int fd, Keys keys = {});
     void detach(int64_t link, int64_t stream);
     void detach_all(int64_t link);
+    void repeat(int64_t link, int64_t stream);
+    void pace(int64_t link, double bytes_per_second);  // each stream, at most
     std::vector<int64_t> streams(int64_t link) const;
 
     void open_reduce(JobSpec spec, const std::vector<int64_t> &links);

@@ -22,6 +22,8 @@ namespace {
 
 constexpr uint32_t kShortPathUs = 2000;  // smoothed round trip of a local network, in microseconds
 constexpr int kNotSentLowWater = 256 << 10;  // what a stalled stream may hold beyond its window
+constexpr int kLeastUnsent = 16 << 10;         // and at least, however slow it is
+constexpr double kHeldSeconds = 0.05;          // of what it may send: threads run late on a busy machine
 
 std::unique_ptr<Cipher> cipher(const std::string &key, Cipher::Direction direction) {
     return key.empty() ? nullptr : std::make_unique<Cipher>(key, direction);
@@ -142,6 +144,14 @@ void Stream::close() {
     ::dup2(shared_.events.fd(), fd);
     link_->push_front(std::move(back));
     link_->wake();  // this stream may have been woken for something that it leaves behind
+}
+
+void Stream::pace(double bytes_per_second) {
+    const auto most = static_cast<uint64_t>(bytes_per_second);
+    const double held = std::min(bytes_per_second * kHeldSeconds, static_cast<double>(kNotSentLowWater));
+    const int unsent = std::max(kLeastUnsent, static_cast<int>(held));
+    setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &most, sizeof most);
+    setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
 }
 
 StreamStats Stream::counters() const {

@@ -49,6 +49,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
     // Any thread.
     void wake();  // there may be something to send
+    void pace(double bytes_per_second);  // sends at most so much, and holds little more than it sends soon
     StreamStats stats() const;     // counters, and what the kernel tells
     StreamStats counters() const;  // without system calls
     Worker &worker() const { return worker_; }
@@ -62,6 +63,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     void release_blob(uint64_t transfer);
     void detach();  // takes what has arrived already, then closes
     void close();   // puts back what was not delivered
+    void repeat();  // other streams send what has not arrived over this one, too; each frame once
     bool closed() const { return closed_; }
     double throttled_until() const { return throttled_until_; }
     void unthrottle() { throttled_until_ = 0; }
@@ -88,10 +90,12 @@ class Stream : public std::enable_shared_from_this<Stream> {
         size_t sent = 0;  // of header and body
         Buffer buffer;
         bool loaded = false;
+        bool repeated = false;
     };
     struct Delivery {
         uint64_t end;  // of the frame, in bytes sent over this stream
         Item item;
+        bool repeated = false;
     };
 
     // stream_receive.cpp
@@ -111,6 +115,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     void encrypt(const Header &header);
     void delivered();
     void forget_acknowledged(size_t keep);
+    uint64_t acknowledged() const;
     std::vector<Item> undelivered();
     void detach_body();
 

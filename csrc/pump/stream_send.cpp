@@ -25,6 +25,12 @@ float age(const std::atomic<double> &seen, double now) {
     return at > 0 ? static_cast<float>(std::max(0.0, now - at)) : std::numeric_limits<float>::infinity();
 }
 
+// A chunk's job is not over for the one that it goes to.
+bool wanted_still(const Item &item) {
+    if (item.job->over.load(std::memory_order_acquire)) return false;
+    return !item.job->finished() || !item.job->is_voter(item.rank);
+}
+
 }  // namespace
 
 void Stream::transmit() {
@@ -136,6 +142,7 @@ bool Stream::load() {
         out_.body = out_.heartbeat;
     }
     out_.length = header.length;
+    out_.repeated = false;
     write_header(header, out_.header);
     if (encrypting_) encrypt(header);
     out_.loaded = true;
@@ -179,7 +186,7 @@ void Stream::delivered() {
     out_.item = {};
     if (item.job) {
         item.job->sent(item);
-        deliveries_.push_back({bytes_sent_.load(std::memory_order_relaxed), std::move(item)});
+        deliveries_.push_back({bytes_sent_.load(std::memory_order_relaxed), std::move(item), out_.repeated});
         forget_acknowledged(kRemembered);
     } else if (item.blob) {
         shared_.events.post({Event::Type::blob_sent, link_->id, 0, item.blob->transfer, item.blob->chunk, {}});
@@ -188,12 +195,34 @@ void Stream::delivered() {
 
 // Forgets frames that the other side's kernel has acknowledged, but not the last `keep`.
 void Stream::forget_acknowledged(size_t keep) {
+    if (deliveries_.size() <= keep) return;
+    const uint64_t acked = acknowledged();
+    while (deliveries_.size() > keep && deliveries_.front().end <= acked) deliveries_.pop_front();
+}
+
+// How many of the bytes sent the other side's kernel has; 0 when ours does not tell.
+uint64_t Stream::acknowledged() const {
     int queued = 0;
-    if (deliveries_.size() <= keep || ioctl(fd, SIOCOUTQ, &queued) != 0) return;
+    if (ioctl(fd, SIOCOUTQ, &queued) != 0) return 0;
     // What went out before the stream was attached is queued as well, and not in bytes_sent_.
     const uint64_t sent = bytes_sent_.load(std::memory_order_relaxed), waiting = static_cast<uint64_t>(queued);
-    const uint64_t acked = sent > waiting ? sent - waiting : 0;
-    while (deliveries_.size() > keep && deliveries_.front().end <= acked) deliveries_.pop_front();
+    return sent > waiting ? sent - waiting : 0;
+}
+
+void Stream::repeat() {
+    if (closed_) return;
+    const uint64_t acked = acknowledged();
+    std::vector<Item> items;
+    auto again = [&](const Item &item, bool &repeated) {
+        if (repeated || !wanted_still(item)) return;
+        repeated = true;
+        items.push_back(item);
+        items.back().repeat = true;
+    };
+    for (Delivery &delivery : deliveries_)
+        if (delivery.end > acked) again(delivery.item, delivery.repeated);
+    if (out_.loaded && out_.item.job) again(out_.item, out_.repeated);
+    link_->push_elsewhere(std::move(items), shared_from_this());
 }
 
 // What the other side may not have: the frame half sent, whole ones that its kernel has not acknowledged, and the
@@ -201,8 +230,7 @@ void Stream::forget_acknowledged(size_t keep) {
 std::vector<Item> Stream::undelivered() {
     std::vector<Item> items;
     for (Delivery &delivery : deliveries_) {
-        if (delivery.item.job->over.load(std::memory_order_acquire)) continue;
-        if (delivery.item.job->finished() && delivery.item.job->is_voter(delivery.item.rank)) continue;
+        if (!wanted_still(delivery.item)) continue;
         delivery.item.repeat = true;
         items.push_back(std::move(delivery.item));
     }

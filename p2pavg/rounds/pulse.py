@@ -9,6 +9,7 @@ from p2pavg.allreduce.jobs import Jobs
 from p2pavg.allreduce.rates import LEAST_BYTES, RateMeter
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.acknowledged import Acknowledged
+from p2pavg.rounds.link_pace import LinkPace
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.link import Link
 
@@ -23,6 +24,7 @@ class Pulse:
         self._jobs = jobs
         self._upload, self._download = RateMeter(), RateMeter()
         self._from: dict[bytes, RateMeter] = {}
+        self._paces: dict[bytes, LinkPace] = {}
         self._before: dict[bytes, int] = {}  # bytes that had come from a peer when the round began
         self._acknowledged: dict[int, Acknowledged] = {}  # by link
 
@@ -65,9 +67,12 @@ class Pulse:
         if not self._jobs.running():
             for meter in (self._upload, self._download, *self._from.values()):
                 meter.round_over()
+            for pace in self._paces.values():
+                pace.round_over()
             self._before.clear()
             return
         self._from = {peer: self._from.get(peer) or RateMeter() for peer in self._links}
+        self._paces = {peer: self._paces.get(peer) or LinkPace() for peer in self._links}
         members, waiting, coming = self._contributions()
         full = True  # more waits for every member: what goes out is all that can
         sent = received = 0
@@ -75,6 +80,9 @@ class Pulse:
         for peer, link in self._links.items():
             out, into = self._engine.traffic(link.id)
             streams = self._engine.stats(link.id)
+            limit = self._paces[peer].observe(out, link.rtt_min, streams)
+            if limit is not None:
+                self._engine.pace(link.id, limit)
             unsent = sum(stream.unsent_bytes for stream in streams)
             out -= unsent + sum(stream.unacked_bytes for stream in streams)
             sends = into > self._before.setdefault(peer, into) + LEAST_BYTES  # it has begun, too

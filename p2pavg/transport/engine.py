@@ -176,6 +176,16 @@ class Engine(Protocol):
 
     def streams(self, link: int) -> Sequence[int]: ...
 
+    def repeat(self, link: int, stream: int) -> None:
+        """Send chunks that were handed to this stream, and that the other side's kernel has not acknowledged,
+        over other streams too; each one once.
+        """
+
+    def pace(self, link: int, bytes_per_second: float) -> None:
+        """Each stream that the link has now sends at most so much, and holds little more than it can send
+        soon.
+        """
+
     def open_reduce(self, job: ReduceJob) -> None: ...
 
     def begin(self, transfer: int, begin: Begin) -> None: ...

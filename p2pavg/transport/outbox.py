@@ -34,6 +34,7 @@ class Item:
     data: bytes | memoryview = b""  # of heartbeats and blobs
     job: Reducer | None = None  # of contributions and results
     repeat: bool = False
+    not_over: int | None = None  # the number of a stream: other ones send it
     stale: bool = False  # its transfer is over: nobody is told when it is gone
     scratch: U8 | None = None  # pooled, holds the body while it is being sent
 
@@ -75,13 +76,14 @@ class Outbox:
             if Class.HEARTBEAT < item.order < Class.BLOB:
                 self._waiting.add(item.key)
 
-    def take(self, chunks: bool) -> Item | None:
-        """The next to send; chunks False: only heartbeats, the upload limit is reached."""
+    def take(self, stream: int, chunks: bool) -> Item | None:
+        """The next that this stream sends; chunks False: only heartbeats, the upload limit is reached."""
         for queue in self._queues if chunks else self._queues[: Class.CONTRIBUTION]:
-            if queue:
-                item = queue.popleft()
-                self._waiting.discard(item.key)
-                return item
+            for item in queue:
+                if item.not_over != stream:
+                    queue.remove(item)
+                    self._waiting.discard(item.key)
+                    return item
         return None
 
     def drop(self, unwanted: Callable[[Item], bool]) -> None:

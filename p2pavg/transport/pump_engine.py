@@ -81,6 +81,12 @@ class PumpEngine:
     def streams(self, link: int) -> Sequence[int]:
         return tuple(self._pump.streams(link))
 
+    def repeat(self, link: int, stream: int) -> None:
+        self._pump.repeat(link, stream)
+
+    def pace(self, link: int, bytes_per_second: float) -> None:
+        self._pump.pace(link, bytes_per_second)
+
     # -- jobs
 
     def open_reduce(self, job: ReduceJob) -> None:

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from p2pavg import codecs
 from p2pavg.forkguard import guard
@@ -78,6 +79,22 @@ class PythonEngine:
         peer = self._links.get(link)
         return tuple(peer.open) if peer else ()
 
+    def repeat(self, link: int, stream: int) -> None:
+        peer = self._links.get(link)
+        late = peer.open.get(stream) if peer else None
+        if peer is None or late is None:
+            return
+        for item in late.unacknowledged():
+            run = self._runs.get(item.transfer)
+            if item.job is not None and run is not None and run.reducer is item.job:
+                peer.outbox.put_back(replace(item, repeat=True, not_over=stream, scratch=None))
+        peer.kick()
+
+    def pace(self, link: int, bytes_per_second: float) -> None:
+        peer = self._links.get(link)
+        for stream in peer.open.values() if peer else ():
+            stream.pace(bytes_per_second)
+
     def _peer(self, link: int) -> PeerStreams:
         return self._links.setdefault(link, PeerStreams())
 
@@ -136,6 +153,7 @@ class PythonEngine:
         for peer in self._links.values():
             peer.outbox.drop(over)
         for stream in self._all_streams():
+            stream.forget_handed(over)
             if stream.receiving == transfer:
                 stream.forget_landing()
             if stream.item is not None and over(stream.item):
@@ -186,7 +204,7 @@ class PythonEngine:
         wait = self._bucket.wait_s(time.monotonic()) if self._bucket else 0.0
         if wait and outbox and self._limit_timer is None:
             self._limit_timer = self._loop.call_later(wait, self._limit_over)
-        while (item := outbox.take(chunks=not wait)) is not None:
+        while (item := outbox.take(stream.number, chunks=not wait)) is not None:
             run = self._runs.get(item.transfer)
             try:
                 head, body = sending.frame(item, self._pool)

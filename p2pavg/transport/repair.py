@@ -57,6 +57,8 @@ class Repairs:
         for stream in watch.stalled(now, link.rtt_min, link.last_heard):
             logger.info("stream %d to peer %s is stalled: opening another", stream, short_id(link.peer_id))
             self._replace(link, stream)
+        for stream in watch.late(now, link.rtt_min):
+            self._engine.repeat(link.id, stream)
 
     def _ask(self, job: ReduceJob, rank: int, link: Link, now: float) -> None:
         watch, streams = self._ranks.setdefault((job.transfer, rank), RankWatch(now)), self._watches[link.id]

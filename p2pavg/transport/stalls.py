@@ -21,6 +21,7 @@ _USUAL_PAUSES = (
     2.0  # a path that loses much makes streams pause, and they recover: so often the longest lately
 )
 _PAUSE_KEPT = 0.99  # at each tick
+_LATE_RTTS, _LATE_S = 1.25, 0.05  # an acknowledgement that takes longer follows a loss, or a long queue
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class _Stream:
     busy_at: float  # something was received
     acked_at: float  # the other side acknowledged something, or had nothing to acknowledge
     rtt_s: float  # as the kernel smooths it, under load
+    idle: bool = True  # nothing to send in the kernel
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ class LinkWatch:
             elif not (row.unacked_bytes and stream.waiting):
                 stream.acked_at = now
             stream.received, stream.acked, stream.rtt_s = row.bytes_received, acked, row.rtt_s
-            stream.waiting = row.unacked_bytes > 0
+            stream.waiting, stream.idle = row.unacked_bytes > 0, row.unacked_bytes + row.unsent_bytes == 0
 
     def stalled(self, now: float, rtt_s: float, heard_at: float) -> list[int]:
         """Streams on which nothing has been acknowledged for so long that a fresh one is better.
@@ -81,6 +83,18 @@ class LinkWatch:
             if now - stream.acked_at > wait and moved_at - stream.acked_at > wait / 2:
                 found.append(number)
         return found
+
+    def late(self, now: float, rtt_s: float) -> list[int]:
+        """Streams that hold back chunks which others of the link could deliver sooner: nothing has been
+        acknowledged for longer than a round trip takes now, while others have nothing left to send.
+        """
+        idle = [stream for stream in self.streams.values() if stream.idle]
+        wait = _LATE_RTTS * max(rtt_s, *(stream.rtt_s for stream in idle)) + _LATE_S if idle else math.inf
+        return [
+            number
+            for number, stream in self.streams.items()
+            if stream.waiting and now - stream.acked_at > wait
+        ]
 
     def moving(self, now: float, rtt_s: float) -> bool:
         """Bytes are under way, and on each stream that has any the other side goes on acknowledging them."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import time
+from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
 from p2pavg.errors import ProtocolError
 from p2pavg.native import crc32
-from p2pavg.transport import frames, sealing
+from p2pavg.transport import frames, sealing, tcp_info
 from p2pavg.transport.engine import StreamKeys
 from p2pavg.transport.frames import HEADER_BYTES, Header
 from p2pavg.transport.outbox import Item
@@ -23,6 +26,7 @@ from p2pavg.transport.sealing import TAG_BYTES
 
 _READS_PER_TURN = 8
 _UNSENT_BYTES = 256 << 10  # what may wait unsent in the kernel: a stalled stream holds back no more than this
+_LEAST_UNSENT, _HELD_S = 16 << 10, 0.05  # of a stream that is paced
 _TRASH_BYTES = 64 << 10
 _TAIL_BYTES = TAG_BYTES + HEADER_BYTES
 
@@ -89,9 +93,11 @@ class DataStream:
         self._held = False
         # sending
         self.item: Item | None = None  # being sent
+        self._told: Item | None = None  # while it is being sent, by `unacknowledged`
         self._out_head = b""
         self._out_body = memoryview(b"")
         self._armed = False
+        self._handed: deque[tuple[int, Item]] = deque()  # (end of the frame in bytes sent, what it is)
 
         sock.setblocking(False)
         _tune(sock)
@@ -244,11 +250,42 @@ class DataStream:
         item, self.item = self.item, None
         self._out_body = memoryview(b"")
         assert item is not None
+        self._forget_acknowledged()
+        if item.job is not None and item is not self._told:
+            self._handed.append((self.bytes_sent, item))
         self._owner.handed(self, item)
+
+    def forget_handed(self, unwanted: Callable[[Item], bool]) -> None:
+        self._handed = deque(pair for pair in self._handed if not unwanted(pair[1]))
+
+    def _forget_acknowledged(self) -> None:
+        acked = self.bytes_sent - tcp_info.queued_bytes(self.sock)
+        while self._handed and self._handed[0][0] <= acked:
+            self._handed.popleft()
+
+    def unacknowledged(self) -> list[Item]:
+        """What the other side's kernel does not have yet, the frame under way included, last first. Each is
+        told once.
+        """
+        self._forget_acknowledged()
+        items = [item for _, item in self._handed]
+        self._handed.clear()
+        if self.item is not None and self.item is not self._told:
+            self._told = self.item
+            items.append(self.item)
+        return items[::-1]
 
     def keep_own_copy(self) -> None:
         """The buffer of the frame under way is about to change: send the rest of it from a copy."""
         self._out_body = memoryview(bytes(self._out_body))
+
+    def pace(self, bytes_per_second: float) -> None:
+        """Send at most so much, and hold little more than that soon sends."""
+        if self.sock.family in _INTERNET:
+            unsent = max(_LEAST_UNSENT, min(int(bytes_per_second * _HELD_S), _UNSENT_BYTES))
+            most = struct.pack("=Q", int(bytes_per_second))
+            self.sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, most)
+            self.sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, unsent)
 
     # -- the end
 
@@ -277,10 +314,12 @@ _SEND_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
 
 def _tune(sock: socket.socket) -> None:
     """Never SO_SNDBUF or SO_RCVBUF: setting them turns the kernel's autotuning off."""
-    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+    if sock.family not in _INTERNET:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 
 
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+_SO_MAX_PACING_RATE = getattr(socket, "SO_MAX_PACING_RATE", 47)
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)

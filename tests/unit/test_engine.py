@@ -8,6 +8,7 @@ import math
 import os
 import socket
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -308,6 +309,49 @@ class TestEngine:
         await poll(lambda: engines[0].traffic(swarm.link(0, 1))[1] > before + numel * 2 * 0.9)
         reduction.check(swarm)
         assert engines[0].progress(7).contributions_received == (49, 49)
+
+    async def test_late_stream_is_helped(self, swarm_of):
+        """What one stream holds and does not deliver goes over another as well, once."""
+        rng = np.random.default_rng(9)
+        swarm = swarm_of(2, streams=0)
+        numel, chunk = 8_000_000, 4096
+        reduction = Reduction(gradients(rng, 2, numel), [1.0, 2.0], [0, numel], [1, 1], chunk_elements=chunk)
+        stuck = swarm.wire(0, 1)  # nobody reads it
+        reduction.open(swarm)
+        reduction.start(swarm)
+        link, sender, receiver = swarm.link(0, 1), *swarm.engines
+        stats = lambda: sender.stats(link)[0]  # noqa: E731
+        await poll(lambda: stats().unsent_bytes > 0)
+        swarm.connect(0, 1)
+        size = frames.HEADER_BYTES + 4 * chunk
+        everything = -(-numel // chunk)
+        received = lambda: receiver.progress(7).contributions_received[0]  # noqa: E731
+        held = lambda: everything - stats().bytes_sent // size  # noqa: E731
+        await poll(lambda: held() <= received() + 1)
+        assert received() < everything - stats().acked_bytes // size
+        sender.repeat(link, 0)
+        await poll(lambda: received() >= everything - stats().acked_bytes // size)
+        before = sender.stats(link)[1].bytes_sent
+        sender.repeat(link, 0)
+        sender.send_blob(link, 5, 0, memoryview(b"after everything else"))
+        await swarm.events[0].until(lambda: swarm.events[0].sent)
+        assert sender.stats(link)[1].bytes_sent < before + size
+        stuck.close()
+
+    async def test_paced_stream(self, swarm_of):
+        """Streams that are held back deliver everything, in no less time than that takes."""
+        rng = np.random.default_rng(9)
+        swarm = swarm_of(2)
+        numel = 400_000
+        reduction = Reduction(gradients(rng, 2, numel), [1.0, 2.0], [numel // 2] * 2)
+        for rank in range(2):
+            swarm.engines[rank].pace(swarm.link(rank, 1 - rank), 2e6)
+        reduction.open(swarm)
+        start = time.monotonic()
+        reduction.start(swarm)
+        await reduction.finished(swarm)
+        reduction.check(swarm)
+        assert time.monotonic() - start > 0.1  # 0.4 s, less what the kernel sends at once and holds
 
     async def test_stream_dies_between_frames(self, swarm_of):
         """With one of three streams gone, what was not handed to it goes over the others."""

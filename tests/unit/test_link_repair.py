@@ -174,6 +174,22 @@ class TestStalls:
         link.tick(60.6, [row(0, sent=9000, unacked=8900)])
         assert link.stalled(60.6, RTT, 60.5) == [0]
 
+    def test_late_stream(self):
+        """A stream is late while nothing of it is acknowledged for longer than a loaded round trip takes, and
+        others have nothing to send; busy or alone, it is not.
+        """
+        link = LinkWatch()
+        stuck, idle = row(0, sent=10**5, unacked=5000), row(2, sent=10**5)
+        busy = row(1, sent=10**5, unacked=9)
+        for tenth in range(3):
+            link.tick(tenth / 10, [stuck, dataclasses.replace(busy, bytes_sent=10**5 + tenth), idle])
+        loaded = 0.1 + 1.25 * RTT + 0.05  # its bytes were first seen to wait at 0.1
+        assert link.late(loaded - 0.01, RTT) == []
+        assert link.late(loaded + 0.01, RTT) == [0]
+        assert link.late(loaded + 0.01, 2 * RTT) == []
+        link.tick(0.3, [stuck, busy, dataclasses.replace(idle, unsent_bytes=9)])
+        assert link.late(1.0, RTT) == []
+
     @given(
         st.lists(st.integers(0, 60), min_size=2, max_size=4),
         st.integers(1, 4),

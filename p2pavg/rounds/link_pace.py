@@ -1,0 +1,67 @@
+"""How fast the streams of a link may send, once its path has shown that it is full. Pure.
+
+Streams that do not know their path send whole windows at once, all of them together: what the queue before
+the narrowest hop cannot hold is lost, and the rest waits in it. So after losses, or long queues, a link's
+streams are held to some more than what all of them were seen to deliver. More, because the last ones to have
+something left should still fill the path, and because a path that became faster should be noticed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+
+from p2pavg.transport.engine import StreamStats
+
+ROUNDS_KEPT = 16
+_HEADROOM = 1.5
+_SEGMENT_BYTES = 1448  # of TCP, between clouds as at home
+_LOSS, _FEW_SEGMENTS = 0.005, 8  # less may be chance
+_QUEUE_RTTS, _QUEUE_S = 1.5, 0.02  # round trips under load that take longer have waited in a queue
+_CHANGED = 1.25  # smaller corrections are not worth the calls
+
+
+class LinkPace:
+    """One direction of one link."""
+
+    def __init__(self) -> None:
+        self._best: deque[float] = deque(maxlen=ROUNDS_KEPT)  # bytes/s delivered, a round each
+        self._current = 0.0
+        self._before: tuple[int, int] | None = None  # (bytes sent, segments sent again) when a round began
+        self._full = False
+        self._set = 0.0
+        self._streams: frozenset[int] = frozenset()
+
+    def observe(self, sent: int, rtt_s: float, streams: Sequence[StreamStats]) -> float | None:
+        """While a round transfers. sent: bytes handed to the kernel so far. rtt_s: of the idle path.
+
+        Returns what each stream may send from now on, in bytes/s; None: no change.
+        """
+        if not streams:
+            return None
+        self._current = max(self._current, sum(row.delivery_rate_bps for row in streams) / 8)
+        self._full = self._full or self._is_full(sent, rtt_s, streams)
+        rate = max((self._current, *self._best))
+        if not self._full or rate <= 0:
+            return None
+        wanted, numbers = _HEADROOM * rate / len(streams), frozenset(row.stream for row in streams)
+        if numbers == self._streams and self._set / _CHANGED < wanted < self._set * _CHANGED:
+            return None
+        self._set, self._streams = wanted, numbers
+        return wanted
+
+    def _is_full(self, sent: int, rtt_s: float, streams: Sequence[StreamStats]) -> bool:
+        again = sum(row.retransmits for row in streams)
+        before = self._before = self._before or (sent, again)
+        lost = again - before[1]
+        if lost > _FEW_SEGMENTS and lost * _SEGMENT_BYTES > _LOSS * (sent - before[0]):
+            return True
+        return statistics.median(row.rtt_s for row in streams) > _QUEUE_RTTS * rtt_s + _QUEUE_S
+
+    def round_over(self) -> None:
+        """No round transfers any more."""
+        if self._current > 0:
+            self._best.append(self._current)
+        self._current = 0.0
+        self._before = None
