@@ -230,12 +230,12 @@ void Stream::repeat() {
 std::vector<Item> Stream::undelivered() {
     std::vector<Item> items;
     for (Delivery &delivery : deliveries_) {
-        if (!wanted_still(delivery.item)) continue;
+        if (delivery.repeated || !wanted_still(delivery.item)) continue;
         delivery.item.repeat = true;
         items.push_back(std::move(delivery.item));
     }
     deliveries_.clear();
-    if (out_.loaded && (out_.item.job || out_.item.blob)) items.push_back(std::move(out_.item));
+    if (out_.loaded && !out_.repeated && (out_.item.job || out_.item.blob)) items.push_back(std::move(out_.item));
     out_.loaded = false;
     out_.item = {};
     return items;

@@ -108,7 +108,7 @@ class PythonEngine:
         item, stream.item = stream.item, None
         if item is not None:
             sending.release(item, self._pool)
-            if not item.stale:
+            if not item.stale and not stream.told(item):
                 item.repeat = True
                 peer.outbox.put_back(item)
         peer.kick()

@@ -86,15 +86,20 @@ class LinkWatch:
 
     def late(self, now: float, rtt_s: float) -> list[int]:
         """Streams that hold back chunks which others of the link could deliver sooner: nothing has been
-        acknowledged for longer than a round trip takes now, while others have nothing left to send.
+        acknowledged for longer than a round trip takes now, and others have nothing left to send; or not even
+        for a timeout, while others move.
         """
-        idle = [stream for stream in self.streams.values() if stream.idle]
-        wait = _LATE_RTTS * max(rtt_s, *(stream.rtt_s for stream in idle)) + _LATE_S if idle else math.inf
-        return [
-            number
-            for number, stream in self.streams.items()
-            if stream.waiting and now - stream.acked_at > wait
-        ]
+        found = []
+        for number, stream in self.streams.items():
+            if not stream.waiting:
+                continue
+            others = [other for other in self.streams.values() if other is not stream]
+            loaded = max([rtt_s, *(other.rtt_s for other in others)])
+            unused = any(other.idle for other in others)
+            wait = _LATE_RTTS * loaded + _LATE_S if unused else patience(loaded)
+            if now - stream.acked_at > wait and (unused or self.acked_at - stream.acked_at > wait / 2):
+                found.append(number)
+        return found
 
     def moving(self, now: float, rtt_s: float) -> bool:
         """Bytes are under way, and on each stream that has any the other side goes on acknowledging them."""

@@ -251,9 +251,12 @@ class DataStream:
         self._out_body = memoryview(b"")
         assert item is not None
         self._forget_acknowledged()
-        if item.job is not None and item is not self._told:
+        if item.job is not None and not self.told(item):
             self._handed.append((self.bytes_sent, item))
         self._owner.handed(self, item)
+
+    def told(self, item: Item) -> bool:
+        return item is self._told
 
     def forget_handed(self, unwanted: Callable[[Item], bool]) -> None:
         self._handed = deque(pair for pair in self._handed if not unwanted(pair[1]))
@@ -270,7 +273,7 @@ class DataStream:
         self._forget_acknowledged()
         items = [item for _, item in self._handed]
         self._handed.clear()
-        if self.item is not None and self.item is not self._told:
+        if self.item is not None and not self.told(self.item):
             self._told = self.item
             items.append(self.item)
         return items[::-1]

@@ -176,7 +176,7 @@ class TestStalls:
 
     def test_late_stream(self):
         """A stream is late while nothing of it is acknowledged for longer than a loaded round trip takes, and
-        others have nothing to send; busy or alone, it is not.
+        others have nothing to send. While all are busy it is after a timeout, if others move.
         """
         link = LinkWatch()
         stuck, idle = row(0, sent=10**5, unacked=5000), row(2, sent=10**5)
@@ -187,8 +187,13 @@ class TestStalls:
         assert link.late(loaded - 0.01, RTT) == []
         assert link.late(loaded + 0.01, RTT) == [0]
         assert link.late(loaded + 0.01, 2 * RTT) == []
-        link.tick(0.3, [stuck, busy, dataclasses.replace(idle, unsent_bytes=9)])
-        assert link.late(1.0, RTT) == []
+        for tenth in range(3, 6):
+            moving = dataclasses.replace(busy, bytes_sent=10**5 + tenth)
+            link.tick(tenth / 10, [stuck, moving, dataclasses.replace(idle, unsent_bytes=9)])
+        assert link.late(0.1 + PATIENCE - 0.01, RTT) == []
+        assert link.late(0.1 + PATIENCE + 0.01, RTT) == [0]
+        link.streams[1].acked_at = link.acked_at = 0.1
+        assert link.late(9.0, RTT) == []
 
     @given(
         st.lists(st.integers(0, 60), min_size=2, max_size=4),
