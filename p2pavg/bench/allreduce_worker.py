@@ -163,6 +163,10 @@ def peak_reset() -> int:
             file.write("5")
     except OSError:
         return _status("VmHWM")
+    return resident()
+
+
+def resident() -> int:
     return _status("VmRSS")
 
 
