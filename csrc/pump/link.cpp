@@ -87,7 +87,7 @@ bool Link::pop(Item &out, const std::shared_ptr<Stream> &by) {
         return true;
     }
     for (auto item = joiners_.begin(); item != joiners_.end(); ++item) {
-        if (!item->job->voters_served()) continue;  // joiners come last
+        if (!item->job->voters_served() || item->not_over == by->uid) continue;  // joiners come last
         out = std::move(*item);
         joiners_.erase(item);
         return true;

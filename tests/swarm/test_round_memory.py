@@ -87,6 +87,7 @@ def train(job: Job, pipe: Connection) -> None:
     before = peak_reset()
     pipe.send(opt.peer.engine_name)
     if pipe.recv() == "straggle":
+        assert opt._training.wait_until_wanted(DEADLINE_S)
         opt.step()
         taken, kept = peak() - before, resident() - before
     else:
@@ -107,8 +108,8 @@ def train(job: Job, pipe: Connection) -> None:
 
 @pytest.mark.parametrize(("engine", "codec", "width"), [("pump", "fp16", 2), ("python", "none", 4)])
 def test_memory_of_a_straggler(engine: str, codec: str, width: int) -> None:
-    """A peer that computes while the others average serves its part as they do. Beside that, a second gradient
-    holds the average while it is applied, and no longer.
+    """A peer that computes while the others average serves its part as they do. Beyond that, it holds the
+    average in a second gradient while it applies it, and no longer.
     """
     if engine == "pump" and not native.available():
         pytest.skip("needs the native module")
