@@ -204,7 +204,10 @@ bool Pump::finish(uint64_t transfer) {
     of->finish();
     for (auto &link : of->links())
         if (link) link->purge(transfer, true);
-    if (!of->joiners_served()) return false;
+    if (!of->joiners_served()) {
+        on_all_workers([&](Worker &worker) { worker.settle(of.get()); });
+        return false;
+    }
     cancel(transfer);
     return true;
 }

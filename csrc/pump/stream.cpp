@@ -23,6 +23,7 @@ namespace {
 constexpr uint32_t kShortPathUs = 2000;  // smoothed round trip of a local network, in microseconds
 constexpr int kNotSentLowWater = 256 << 10;  // what a stalled stream may hold beyond its window
 constexpr int kLeastUnsent = 16 << 10;         // and at least, however slow it is
+constexpr double kUnlimited = 1e15;            // bytes/s
 constexpr double kHeldSeconds = 0.05;          // of what it may send: threads run late on a busy machine
 
 std::unique_ptr<Cipher> cipher(const std::string &key, Cipher::Direction direction) {
@@ -101,6 +102,10 @@ void Stream::release_blob(uint64_t transfer) {
     out_.item.blob.reset();
 }
 
+void Stream::settle(const Job *job) {
+    if (out_.loaded && out_.item.job.get() == job && out_.item.kind == Kind::contribution) detach_body();
+}
+
 // The other side was promised the rest of the frame, but the memory that it lies in is about to go.
 void Stream::detach_body() {
     if (out_.sent == 0) {
@@ -147,7 +152,7 @@ void Stream::close() {
 }
 
 void Stream::pace(double bytes_per_second) {
-    const auto most = static_cast<uint64_t>(bytes_per_second);
+    const uint64_t most = bytes_per_second < kUnlimited ? static_cast<uint64_t>(bytes_per_second) : ~0ull;
     const double held = std::min(bytes_per_second * kHeldSeconds, static_cast<double>(kNotSentLowWater));
     const int unsent = std::max(kLeastUnsent, static_cast<int>(held));
     setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &most, sizeof most);

@@ -61,6 +61,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     void resume() { held_ = false; }  // a job began: look again at the frame that was held back
     void release(const Receiver *receiver);  // forget it: its buffers are about to go
     void release_blob(uint64_t transfer);
+    void settle(const Job *job);  // it is over but for joiners: what it contributed may change
     void detach();  // takes what has arrived already, then closes
     void close();   // puts back what was not delivered
     void repeat();  // other streams send what has not arrived over this one, too; each frame once

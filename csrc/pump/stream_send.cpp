@@ -103,7 +103,7 @@ bool Stream::load() {
     out_.sent = 0;
     if (item.job) {
         const Job &job = *item.job;
-        if (job.over.load(std::memory_order_acquire)) {
+        if (!wanted_still(item)) {
             item = {};
             return false;
         }
@@ -210,11 +210,11 @@ uint64_t Stream::acknowledged() const {
 }
 
 void Stream::repeat() {
-    if (closed_) return;
+    if (closed_ || shared_.limiter.on()) return;  // under an upload limit bytes cost more than time
     const uint64_t acked = acknowledged();
     std::vector<Item> items;
     auto again = [&](const Item &item, bool &repeated) {
-        if (repeated || !wanted_still(item)) return;
+        if (repeated || item.not_over || !wanted_still(item)) return;
         repeated = true;
         items.push_back(item);
         items.back().repeat = true;

@@ -117,6 +117,10 @@ void Worker::release_blob(uint64_t transfer) {
     for (auto &stream : streams_) stream->release_blob(transfer);
 }
 
+void Worker::settle(const Job *job) {
+    for (auto &stream : streams_) stream->settle(job);
+}
+
 void Worker::resume_held() {
     for (auto &stream : streams_) {
         stream->resume();

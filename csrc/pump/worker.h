@@ -60,6 +60,7 @@ class Worker {
     void reduce_locally(std::shared_ptr<Job> job);
     void release(const Receiver *receiver);
     void release_blob(uint64_t transfer);
+    void settle(const Job *job);
     void resume_held();
     void unthrottle();  // the upload limit changed
     // Calls `beat` every interval, or no more when it is 0.

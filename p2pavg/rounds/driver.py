@@ -341,6 +341,7 @@ class Driver:
                 self.recorder.opened(action, time.monotonic())
                 self._answer(self._attempts.open(action))
             case act.BeginJob():
+                self._pulse.hold_back()
                 self._answer(self._attempts.begin(action, self._deliveries.contribution))
             case act.CancelJob(transfer, why):
                 self._jobs.cancel(transfer)

@@ -8,6 +8,7 @@ something left should still fill the path, and because a path that became faster
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ _HEADROOM = 1.5
 _SEGMENT_BYTES = 1448  # of TCP, between clouds as at home
 _LOSS, _FEW_SEGMENTS = 0.005, 8  # less may be chance
 _QUEUE_RTTS, _QUEUE_S = 1.5, 0.02  # round trips under load that take longer have waited in a queue
+_ENOUGH_BYTES = 256 << 10  # what is sent before tells nothing of a queue
 _CHANGED = 1.25  # smaller corrections are not worth the calls
 
 
@@ -34,7 +36,8 @@ class LinkPace:
         self._streams: frozenset[int] = frozenset()
 
     def observe(self, sent: int, rtt_s: float, streams: Sequence[StreamStats]) -> float | None:
-        """While a round transfers. sent: bytes handed to the kernel so far. rtt_s: of the idle path.
+        """When a round begins to transfer, and while it does. sent: bytes handed to the kernel so far. rtt_s:
+        of the idle path.
 
         Returns what each stream may send from now on, in bytes/s; None: no change.
         """
@@ -57,11 +60,19 @@ class LinkPace:
         lost = again - before[1]
         if lost > _FEW_SEGMENTS and lost * _SEGMENT_BYTES > _LOSS * (sent - before[0]):
             return True
-        return statistics.median(row.rtt_s for row in streams) > _QUEUE_RTTS * rtt_s + _QUEUE_S
+        loaded = [row.rtt_s for row in streams if row.unacked_bytes]
+        enough = sent - before[0] > _ENOUGH_BYTES and loaded
+        return bool(enough) and statistics.median(loaded) > _QUEUE_RTTS * rtt_s + _QUEUE_S
 
-    def round_over(self) -> None:
-        """No round transfers any more."""
+    def round_over(self) -> float | None:
+        """No round transfers any more: whatever else the streams carry is not held back. Returns as
+        `observe`.
+        """
         if self._current > 0:
             self._best.append(self._current)
         self._current = 0.0
         self._before = None
+        if not self._set:
+            return None
+        self._set, self._streams = 0.0, frozenset()
+        return math.inf

@@ -24,7 +24,7 @@ class Pulse:
         self._jobs = jobs
         self._upload, self._download = RateMeter(), RateMeter()
         self._from: dict[bytes, RateMeter] = {}
-        self._paces: dict[bytes, LinkPace] = {}
+        self._paces: dict[int, LinkPace] = {}  # by link
         self._before: dict[bytes, int] = {}  # bytes that had come from a peer when the round began
         self._acknowledged: dict[int, Acknowledged] = {}  # by link
 
@@ -67,12 +67,12 @@ class Pulse:
         if not self._jobs.running():
             for meter in (self._upload, self._download, *self._from.values()):
                 meter.round_over()
-            for pace in self._paces.values():
-                pace.round_over()
+            for number, pace in self._paces.items():
+                self._pace(number, pace.round_over())
             self._before.clear()
             return
         self._from = {peer: self._from.get(peer) or RateMeter() for peer in self._links}
-        self._paces = {peer: self._paces.get(peer) or LinkPace() for peer in self._links}
+        self.hold_back()
         members, waiting, coming = self._contributions()
         full = True  # more waits for every member: what goes out is all that can
         sent = received = 0
@@ -80,9 +80,6 @@ class Pulse:
         for peer, link in self._links.items():
             out, into = self._engine.traffic(link.id)
             streams = self._engine.stats(link.id)
-            limit = self._paces[peer].observe(out, link.rtt_min, streams)
-            if limit is not None:
-                self._engine.pace(link.id, limit)
             unsent = sum(stream.unsent_bytes for stream in streams)
             out -= unsent + sum(stream.unacked_bytes for stream in streams)
             sends = into > self._before.setdefault(peer, into) + LEAST_BYTES  # it has begun, too
@@ -93,6 +90,18 @@ class Pulse:
             received += into
         self._upload.observe(now, sent, busy=full)
         self._download.observe(now, received)
+
+    def hold_back(self) -> None:
+        """Gradients are about to flow, or flow: pace the streams of full paths."""
+        known = self._paces
+        self._paces = {link.id: known.get(link.id) or LinkPace() for link in self._links.values()}
+        for link in self._links.values():
+            sent, streams = self._engine.traffic(link.id)[0], self._engine.stats(link.id)
+            self._pace(link.id, self._paces[link.id].observe(sent, link.rtt_min, streams))
+
+    def _pace(self, link: int, bytes_per_second: float | None) -> None:
+        if bytes_per_second is not None:
+            self._engine.pace(link, bytes_per_second)
 
     def _contributions(self) -> tuple[set[int], set[int], set[int]]:
         """The links to members; those to which contributions wait to go out; those from which some have not

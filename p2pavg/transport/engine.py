@@ -183,7 +183,7 @@ class Engine(Protocol):
 
     def pace(self, link: int, bytes_per_second: float) -> None:
         """Each stream that the link has now sends at most so much, and holds little more than it can send
-        soon.
+        soon. math.inf: no limit.
         """
 
     def open_reduce(self, job: ReduceJob) -> None: ...

@@ -82,12 +82,10 @@ class PythonEngine:
     def repeat(self, link: int, stream: int) -> None:
         peer = self._links.get(link)
         late = peer.open.get(stream) if peer else None
-        if peer is None or late is None:
-            return
+        if peer is None or late is None or self._bucket is not None:
+            return  # under an upload limit bytes cost more than time
         for item in late.unacknowledged():
-            run = self._runs.get(item.transfer)
-            if item.job is not None and run is not None and run.reducer is item.job:
-                peer.outbox.put_back(replace(item, repeat=True, not_over=stream, scratch=None))
+            peer.outbox.put_back(replace(item, repeat=True, not_over=stream, scratch=None))
         peer.kick()
 
     def pace(self, link: int, bytes_per_second: float) -> None:

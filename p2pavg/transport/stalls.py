@@ -32,7 +32,7 @@ class _Stream:
     busy_at: float  # something was received
     acked_at: float  # the other side acknowledged something, or had nothing to acknowledge
     rtt_s: float  # as the kernel smooths it, under load
-    idle: bool = True  # nothing to send in the kernel
+    idle: bool = True  # nothing but heartbeats in the kernel
 
 
 @dataclass(slots=True)
@@ -66,7 +66,8 @@ class LinkWatch:
             elif not (row.unacked_bytes and stream.waiting):
                 stream.acked_at = now
             stream.received, stream.acked, stream.rtt_s = row.bytes_received, acked, row.rtt_s
-            stream.waiting, stream.idle = row.unacked_bytes > 0, row.unacked_bytes + row.unsent_bytes == 0
+            stream.waiting = row.unacked_bytes > 0
+            stream.idle = row.unacked_bytes + row.unsent_bytes < _QUIET_BYTES
 
     def stalled(self, now: float, rtt_s: float, heard_at: float) -> list[int]:
         """Streams on which nothing has been acknowledged for so long that a fresh one is better.
@@ -86,8 +87,8 @@ class LinkWatch:
 
     def late(self, now: float, rtt_s: float) -> list[int]:
         """Streams that hold back chunks which others of the link could deliver sooner: nothing has been
-        acknowledged for longer than a round trip takes now, and others have nothing left to send; or not even
-        for a timeout, while others move.
+        acknowledged for longer than a round trip takes now, though others moved and have nothing left to
+        send; or not even for a timeout, while others move.
         """
         found = []
         for number, stream in self.streams.items():
@@ -97,7 +98,8 @@ class LinkWatch:
             loaded = max([rtt_s, *(other.rtt_s for other in others)])
             unused = any(other.idle for other in others)
             wait = _LATE_RTTS * loaded + _LATE_S if unused else patience(loaded)
-            if now - stream.acked_at > wait and (unused or self.acked_at - stream.acked_at > wait / 2):
+            moved = self.acked_at - stream.acked_at > (0.0 if unused else wait / 2)
+            if moved and now - stream.acked_at > wait:
                 found.append(number)
         return found
 

@@ -27,6 +27,7 @@ from p2pavg.transport.sealing import TAG_BYTES
 _READS_PER_TURN = 8
 _UNSENT_BYTES = 256 << 10  # what may wait unsent in the kernel: a stalled stream holds back no more than this
 _LEAST_UNSENT, _HELD_S = 16 << 10, 0.05  # of a stream that is paced
+_UNLIMITED = 1e15  # bytes/s
 _TRASH_BYTES = 64 << 10
 _TAIL_BYTES = TAG_BYTES + HEADER_BYTES
 
@@ -253,6 +254,7 @@ class DataStream:
         self._forget_acknowledged()
         if item.job is not None and not self.told(item):
             self._handed.append((self.bytes_sent, item))
+        self._told = None
         self._owner.handed(self, item)
 
     def told(self, item: Item) -> bool:
@@ -267,15 +269,17 @@ class DataStream:
             self._handed.popleft()
 
     def unacknowledged(self) -> list[Item]:
-        """What the other side's kernel does not have yet, the frame under way included, last first. Each is
-        told once.
+        """Chunks that the other side's kernel does not have yet, the one under way included, last first. Each
+        is told once, and what came here from another stream is not.
         """
         self._forget_acknowledged()
-        items = [item for _, item in self._handed]
+        items = [item for _, item in self._handed if item.not_over is None]
         self._handed.clear()
-        if self.item is not None and not self.told(self.item):
-            self._told = self.item
-            items.append(self.item)
+        item = self.item
+        fresh = item is not None and item.job is not None and item.not_over is None and not item.stale
+        if item is not None and fresh and not self.told(item):
+            self._told = item
+            items.append(item)
         return items[::-1]
 
     def keep_own_copy(self) -> None:
@@ -285,9 +289,9 @@ class DataStream:
     def pace(self, bytes_per_second: float) -> None:
         """Send at most so much, and hold little more than that soon sends."""
         if self.sock.family in _INTERNET:
-            unsent = max(_LEAST_UNSENT, min(int(bytes_per_second * _HELD_S), _UNSENT_BYTES))
-            most = struct.pack("=Q", int(bytes_per_second))
-            self.sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, most)
+            unsent = int(max(_LEAST_UNSENT, min(bytes_per_second * _HELD_S, _UNSENT_BYTES)))
+            most = int(bytes_per_second) if bytes_per_second < _UNLIMITED else 2**64 - 1
+            self.sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", most))
             self.sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, unsent)
 
     # -- the end

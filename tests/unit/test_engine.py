@@ -338,6 +338,35 @@ class TestEngine:
         assert sender.stats(link)[1].bytes_sent < before + size
         stuck.close()
 
+    async def test_late_stream_to_a_joiner_is_helped(self, swarm_of):
+        """Results on their way to a joiner go over another stream, too, after the round is over."""
+        rng = np.random.default_rng(9)
+        swarm = swarm_of(2, streams=0)
+        numel, chunk = 8_000_000, 4096
+        reduction = Reduction(
+            [*gradients(rng, 1, numel), None],
+            [1.0, 0.0],
+            [numel],
+            [0],
+            voters=[True, False],
+            chunk_elements=chunk,
+        )
+        stuck = swarm.wire(0, 1)  # nobody reads it
+        reduction.open(swarm)
+        reduction.start(swarm)
+        link, sender, receiver = swarm.link(0, 1), *swarm.engines
+        await swarm.events[0].until(lambda: 7 in swarm.events[0].done)
+        sender.finish(7)
+        stats = lambda: sender.stats(link)[0]  # noqa: E731
+        await poll(lambda: stats().unsent_bytes > 0)
+        size, everything = frames.HEADER_BYTES + 4 * chunk, -(-numel // chunk)
+        swarm.connect(0, 1)
+        received = lambda: receiver.progress(7).results_received[0]  # noqa: E731
+        await poll(lambda: received() >= everything - stats().bytes_sent // size - 1)
+        sender.repeat(link, 0)
+        await poll(lambda: received() >= everything - stats().acked_bytes // size)
+        stuck.close()
+
     async def test_paced_stream(self, swarm_of):
         """Streams that are held back deliver everything, in no less time than that takes."""
         rng = np.random.default_rng(9)

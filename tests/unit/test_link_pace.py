@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from p2pavg.rounds.link_pace import ROUNDS_KEPT, LinkPace
@@ -11,13 +13,25 @@ RTT = 0.1
 
 
 def rows(
-    streams: int = 4, *, rate_bps: float = 8e6, again: int = 0, rtt_s: float = RTT, first: int = 0
+    streams: int = 4,
+    *,
+    rate_bps: float = 8e6,
+    again: int = 0,
+    rtt_s: float = RTT,
+    first: int = 0,
+    unacked: int = 9000,
 ) -> list[StreamStats]:
     """Each stream's statistics."""
     return [
-        StreamStats(first + number, 0, 0, rtt_s, 0, rate_bps, 0, 0.0, retransmits=again)
+        StreamStats(first + number, 0, 0, rtt_s, 0, rate_bps, unacked, 0.0, retransmits=again)
         for number in range(streams)
     ]
+
+
+def full(pace: LinkPace, **facts: float) -> float | None:
+    """What it says once a round has found a long queue."""
+    pace.observe(0, RTT, rows(**facts))  # type: ignore[arg-type]
+    return pace.observe(1_000_000, RTT, rows(rtt_s=1.0, **facts))  # type: ignore[arg-type]
 
 
 def test_path_that_is_not_full_is_left_alone() -> None:
@@ -26,15 +40,19 @@ def test_path_that_is_not_full_is_left_alone() -> None:
     assert pace.observe(0, RTT, rows()) is None
     assert pace.observe(10_000_000, RTT, rows(again=2)) is None  # eight segments may be chance
     assert pace.observe(100_000_000, RTT, rows(again=80)) is None  # 0.46% of the bytes
+    assert pace.observe(100_000_000, RTT, rows(rtt_s=9.0, unacked=0)) is None  # a round trip of earlier
+    assert pace.round_over() is None
 
 
-@pytest.mark.parametrize("full", [rows(again=10), rows(rtt_s=0.171 + 0.001)])
-def test_full_path_holds_streams_back(full: list[StreamStats]) -> None:
+@pytest.mark.parametrize("facts", [{"again": 10}, {"rtt_s": 0.171}])
+def test_full_path_holds_streams_back(facts: dict[str, float]) -> None:
     """After losses or a long queue every stream gets its share of half as much again as all delivered."""
     pace = LinkPace()
     assert pace.observe(0, RTT, rows(rate_bps=8e6)) is None
-    assert pace.observe(1_000_000, RTT, full) == pytest.approx(1.5e6)
-    assert pace.observe(1_000_000, RTT, full) is None
+    if "rtt_s" in facts:
+        assert pace.observe(200_000, RTT, rows(rtt_s=9.0)) is None  # so little tells nothing
+    assert pace.observe(1_000_000, RTT, rows(**facts)) == pytest.approx(1.5e6)  # type: ignore[arg-type]
+    assert pace.observe(1_000_000, RTT, rows()) is None
     assert pace.observe(1_000_000, RTT, rows(rate_bps=9.9e6)) is None
     assert pace.observe(1_000_000, RTT, rows(rate_bps=10.1e6)) == pytest.approx(1.5 * 10.1e6 / 8)
 
@@ -42,10 +60,19 @@ def test_full_path_holds_streams_back(full: list[StreamStats]) -> None:
 def test_new_streams_are_told() -> None:
     """A stream that was opened again, or more of them: all are held back anew."""
     pace = LinkPace()
-    assert pace.observe(0, RTT, rows(rtt_s=1.0)) == pytest.approx(1.5e6)
-    assert pace.observe(0, RTT, rows(rtt_s=1.0, first=1)) == pytest.approx(1.5e6)
+    assert full(pace) == pytest.approx(1.5e6)
+    assert pace.observe(0, RTT, rows(first=1)) == pytest.approx(1.5e6)
     assert pace.observe(0, RTT, rows(8, rate_bps=4e6)) == pytest.approx(0.75e6)
     assert pace.observe(0, RTT, []) is None
+
+
+def test_only_gradients_are_held_back() -> None:
+    """When a round is over nothing is held back; when the next one begins, everything is at once."""
+    pace = LinkPace()
+    assert full(pace) == pytest.approx(1.5e6)
+    assert pace.round_over() == math.inf
+    assert pace.round_over() is None
+    assert pace.observe(1_000_000, RTT, rows(unacked=0)) == pytest.approx(1.5e6)
 
 
 def test_losses_of_earlier_rounds_do_not_count() -> None:
@@ -59,9 +86,10 @@ def test_losses_of_earlier_rounds_do_not_count() -> None:
 def test_best_rate_is_forgotten() -> None:
     """The path is taken to be as fast as in the best of the last rounds."""
     pace = LinkPace()
-    assert pace.observe(0, RTT, rows(rate_bps=16e6, rtt_s=1.0)) == pytest.approx(3e6)
-    pace.round_over()
+    assert full(pace, rate_bps=16e6) == pytest.approx(3e6)
     for _ in range(ROUNDS_KEPT):
-        assert pace.observe(0, RTT, rows()) is None
         pace.round_over()
+        assert pace.observe(0, RTT, rows()) == pytest.approx(3e6)
+    pace.round_over()
+    pace.round_over()
     assert pace.observe(0, RTT, rows()) == pytest.approx(1.5e6)

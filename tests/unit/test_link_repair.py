@@ -180,7 +180,7 @@ class TestStalls:
         """
         link = LinkWatch()
         stuck, idle = row(0, sent=10**5, unacked=5000), row(2, sent=10**5)
-        busy = row(1, sent=10**5, unacked=9)
+        busy = row(1, sent=10**5, unacked=9000)
         for tenth in range(3):
             link.tick(tenth / 10, [stuck, dataclasses.replace(busy, bytes_sent=10**5 + tenth), idle])
         loaded = 0.1 + 1.25 * RTT + 0.05  # its bytes were first seen to wait at 0.1
@@ -189,7 +189,7 @@ class TestStalls:
         assert link.late(loaded + 0.01, 2 * RTT) == []
         for tenth in range(3, 6):
             moving = dataclasses.replace(busy, bytes_sent=10**5 + tenth)
-            link.tick(tenth / 10, [stuck, moving, dataclasses.replace(idle, unsent_bytes=9)])
+            link.tick(tenth / 10, [stuck, moving, dataclasses.replace(idle, unsent_bytes=9000)])
         assert link.late(0.1 + PATIENCE - 0.01, RTT) == []
         assert link.late(0.1 + PATIENCE + 0.01, RTT) == [0]
         link.streams[1].acked_at = link.acked_at = 0.1
