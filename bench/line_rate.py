@@ -12,8 +12,8 @@ stall     two-300ms, 8 streams, 100M values: one stream is black-holed in mid-ro
 capped    lan-4, max_upload_mbps: what the lab counts
 encrypted two-300ms: a closed run beside an open one
 
---scale 0.1 multiplies all rates of `clouds`, of clouds-4 in `streams` and of `encrypted`, and the number of
-values, so that seconds stay comparable: peers and router need more than two cores at the full rates. Needs
+--scale 0.1 multiplies all rates of `clouds`, of clouds-4 and six-100ms in `streams` and of `encrypted`, and the
+number of values, so that seconds stay comparable: peers and router need more than two cores at the full rates. Needs
 root or unprivileged user namespaces, and scipy for `shares` and `clouds`. Every figure is a median of rounds
 after a first one; it is void when the lab's router was late (`void_reason`).
 """
@@ -49,6 +49,7 @@ from p2pavg.lab.topology import Topology, load, shipped  # noqa: E402
 PAYLOAD = 1448 / 1500  # of the IP bytes of a full segment
 RAW_PORT = 7070
 WARM_UP = {"clouds-4": 3}  # rounds that find the streams and the parts; elsewhere one
+SCALED = ("clouds-4", "six-100ms")  # in `streams`: so many links keep the router busy
 SIZES = {"home-4": 400_000, "mixed": 4_000_000, "clouds-4": 5_000_000}  # values; elsewhere 10M
 
 
@@ -235,7 +236,7 @@ def streams(rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     for name in options.topologies or shipped():
         print(name, flush=True)
         shape, numel = load(name), SIZES.get(name, 10_000_000)
-        if name == "clouds-4":
+        if name in SCALED:
             shape, numel = shape.scaled(options.scale), int(options.scale * numel)
         peers = min(4, len(shape.hosts))
         makers = {k: partial(averaging, shape, peers, numel, k) for k in ("auto", "1", "4", "8", "16")}
