@@ -14,8 +14,8 @@ encrypted two-300ms: a closed run beside an open one
 
 --scale 0.1 multiplies all rates of `clouds`, of clouds-4 and six-100ms in `streams` and of `encrypted`, and
 the number of values, so that seconds stay comparable: peers and router need more than two cores at the full
-rates. Needs root or unprivileged user namespaces, and scipy for `shares` and `clouds`. Every figure is a median
-of rounds after a first one; it is void when the lab's router was late (`void_reason`).
+rates. Needs root or unprivileged user namespaces, and scipy for `shares` and `clouds`. Every figure is a
+median of rounds after a first one; it is void when the lab's router was late (`void_reason`).
 """
 
 from __future__ import annotations
