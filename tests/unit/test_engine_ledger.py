@@ -199,7 +199,7 @@ class TestOutbox:
             for number in (2, 1):
                 box.put(self.item(order, number, transfer=order))
         taken = []
-        while (item := box.take(chunks=True)) is not None:
+        while (item := box.take(0, chunks=True)) is not None:
             taken.append((item.order, item.number))
         chunks = [(order, number) for order in list(Class)[1:] for number in (2, 1)]
         assert taken == [(Class.HEARTBEAT, 1), *chunks]
@@ -209,30 +209,41 @@ class TestOutbox:
         """When the upload limit is reached only heartbeats leave."""
         box = Outbox()
         box.put(self.item(Class.RESULT))
-        assert box.take(chunks=False) is None
+        assert box.take(0, chunks=False) is None
         box.put(self.item(Class.HEARTBEAT))
-        assert box.take(chunks=False).order is Class.HEARTBEAT
-        assert box.take(chunks=True).order is Class.RESULT
+        assert box.take(0, chunks=False).order is Class.HEARTBEAT
+        assert box.take(0, chunks=True).order is Class.RESULT
 
     def test_no_chunk_waits_twice(self):
         """A chunk asked for again while it still waits is sent once; after it left, again."""
         box = Outbox()
         box.put(self.item(Class.RESULT, 5))
         box.put(self.item(Class.RESULT, 5))
-        first = box.take(chunks=True)
-        assert box.take(chunks=True) is None
+        first = box.take(0, chunks=True)
+        assert box.take(0, chunks=True) is None
         box.put_back(first)
         box.put(self.item(Class.RESULT, 5))
-        assert box.take(chunks=True) is first
-        assert box.take(chunks=True) is None
+        assert box.take(0, chunks=True) is first
+        assert box.take(0, chunks=True) is None
+
+    def test_copies_go_over_other_streams(self):
+        """What one stream was late with, another one takes."""
+        box = Outbox()
+        copy = self.item(Class.RESULT, 1)
+        copy.not_over = 0
+        box.put(copy)
+        box.put(self.item(Class.RESULT, 2))
+        assert box.take(0, chunks=True).number == 2
+        assert box.take(0, chunks=True) is None
+        assert box.take(1, chunks=True) is copy
 
     def test_put_back_goes_first(self):
         """What a lost stream had not wholly sent goes before everything of its class."""
         box = Outbox()
         box.put(self.item(Class.CONTRIBUTION, 1))
         box.put(self.item(Class.CONTRIBUTION, 2))
-        box.put_back(box.take(chunks=True))
-        assert box.take(chunks=True).number == 1
+        box.put_back(box.take(0, chunks=True))
+        assert box.take(0, chunks=True).number == 1
 
     def test_drop(self):
         """Dropped items are gone and may be put again; the others keep their order."""
