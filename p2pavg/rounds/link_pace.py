@@ -2,7 +2,7 @@
 
 Streams that do not know their path send whole windows at once, all of them together: what the queue before
 the narrowest hop cannot hold is lost, and the rest waits in it. So after losses, or long queues, a link's
-streams are held to some more than what all of them were seen to deliver. More, because the last ones to have
+streams are held to twice what all of them were seen to deliver. Twice, because the last ones to have
 something left should still fill the path, and because a path that became faster should be noticed.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from p2pavg.transport.engine import StreamStats
 
 ROUNDS_KEPT = 16
-_HEADROOM = 1.5
+_HEADROOM = 2.0
 _SEGMENT_BYTES = 1448  # of TCP, between clouds as at home
 _LOSS, _FEW_SEGMENTS = 0.005, 8  # less may be chance
 _QUEUE_RTTS, _QUEUE_S = 1.5, 0.02  # round trips under load that take longer have waited in a queue
