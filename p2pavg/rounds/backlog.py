@@ -29,7 +29,7 @@ class Backlog:
     def __init__(self, memory_bytes: int = MEMORY_BYTES, directory: Path | None = None) -> None:
         self._memory_bytes = memory_bytes
         self._directory = directory
-        self._in_memory = 0
+        self._in_memory: dict[int, int] = {}  # bytes, by the average's identity
         self._began_at = 0.0
         self._results = self._bytes = 0
         self._told = False
@@ -45,18 +45,19 @@ class Backlog:
         data = average.result.data
         self._results += 1
         self._bytes += data.nbytes
-        if self._in_memory + data.nbytes <= self._memory_bytes:
-            self._in_memory += data.nbytes
+        in_memory = sum(self._in_memory.values())
+        if in_memory + data.nbytes <= self._memory_bytes:
+            self._in_memory[id(average)] = data.nbytes
             return average
         try:
             return replace(average, result=replace(average.result, data=self._spilled(data)))
         except OSError as error:
             logger.warning(
                 "%.1f MB of results wait in memory for the state, and there is no place on disk (%s)",
-                self._in_memory / 1e6,
+                in_memory / 1e6,
                 error,
             )
-            self._in_memory += data.nbytes
+            self._in_memory[id(average)] = data.nbytes
             return average
 
     def _spilled(self, data: U8) -> U8:
@@ -68,8 +69,7 @@ class Backlog:
 
     def remove(self, average: Average) -> None:
         """It is given to the training thread, or void."""
-        if not isinstance(average.result.data, np.memmap):
-            self._in_memory = max(0, self._in_memory - average.result.data.nbytes)
+        self._in_memory.pop(id(average), None)
 
     def look(self, now: float, progress: tuple[int, int, int] | None) -> None:
         """Say so, once, when the results come faster than the state. progress: as `Downloader.progress`."""

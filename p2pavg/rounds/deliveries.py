@@ -46,7 +46,8 @@ class Deliveries:
 
     def put(self, average: Average, commit: act.Commit) -> None:
         """Another epoch's average."""
-        self._queue.append((self.backlog.add(average), commit))
+        kept = self.backlog.add(average) if self.downloading else average  # else it is wanted soon
+        self._queue.append((kept, commit))
 
     def put_state(self, state: State) -> None:
         """A downloaded state: it comes before all averages."""

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from p2pavg.rounds.backlog import Backlog
 from p2pavg.rounds.deliveries import Deliveries
-from p2pavg.rounds.training import Contribution, Heal, Inheritance, Outcome, State
+from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, Outcome, State
 from tests.unit.test_backlog import average
 
 HERE = b"h" * 32
@@ -32,6 +34,21 @@ def deliveries() -> Deliveries:
     """Of a peer at epoch 4."""
     session: Any = SimpleNamespace(standing=(4, HERE), next_standing=(4, HERE))
     return Deliveries(session, Backlog())
+
+
+@pytest.mark.parametrize("downloading", [False, True])
+def test_only_what_waits_for_a_state_goes_to_disk(tmp_path: Path, downloading: bool) -> None:
+    """However large an average is, it stays in memory when the training thread takes it next."""
+    session: Any = SimpleNamespace(standing=(4, HERE), next_standing=(4, HERE))
+    deliveries = Deliveries(session, Backlog(memory_bytes=0, directory=tmp_path))
+    deliveries.downloading = downloading
+    deliveries.put(average(4)[0], commit(4, HERE, following=False))
+    deliveries.downloading = False
+    answer = arrive(deliveries)
+    assert deliveries.give()
+    outcome = answer.result()
+    assert isinstance(outcome, Average)
+    assert isinstance(outcome.result.data, np.memmap) is downloading
 
 
 @pytest.mark.parametrize("leaving", [False, True])
