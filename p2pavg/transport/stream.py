@@ -252,13 +252,16 @@ class DataStream:
         self._out_body = memoryview(b"")
         assert item is not None
         self._forget_acknowledged()
-        if item.job is not None and not self.told(item):
+        if self._may_be_copied(item):
             self._handed.append((self.bytes_sent, item))
         self._told = None
         self._owner.handed(self, item)
 
     def told(self, item: Item) -> bool:
         return item is self._told
+
+    def _may_be_copied(self, item: Item) -> bool:
+        return item.job is not None and item.not_over is None and not item.stale and not self.told(item)
 
     def forget_handed(self, unwanted: Callable[[Item], bool]) -> None:
         self._handed = deque(pair for pair in self._handed if not unwanted(pair[1]))
@@ -273,13 +276,11 @@ class DataStream:
         is told once, and what came here from another stream is not.
         """
         self._forget_acknowledged()
-        items = [item for _, item in self._handed if item.not_over is None]
+        items = [item for _, item in self._handed]
         self._handed.clear()
-        item = self.item
-        fresh = item is not None and item.job is not None and item.not_over is None and not item.stale
-        if item is not None and fresh and not self.told(item):
-            self._told = item
-            items.append(item)
+        if self.item is not None and self._may_be_copied(self.item):
+            self._told = self.item
+            items.append(self.item)
         return items[::-1]
 
     def keep_own_copy(self) -> None:

@@ -367,6 +367,32 @@ class TestEngine:
         await poll(lambda: received() >= everything - stats().acked_bytes // size)
         stuck.close()
 
+    async def test_cancelled_chunk_is_not_sent_again(self, swarm_of):
+        """What a stream still has to deliver of a job that was cancelled goes over no other."""
+        rng = np.random.default_rng(9)
+        swarm = swarm_of(2, streams=0)
+        numel, chunk = 8_000_000, 1 << 19
+        reduction = Reduction(gradients(rng, 2, numel), [1.0, 2.0], [0, numel], [1, 1], chunk_elements=chunk)
+        wire = swarm.wire(0, 1)
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # most of a frame stays with its sender
+        reduction.open(swarm)
+        reduction.start(swarm)
+        link, sender = swarm.link(0, 1), swarm.engines[0]
+        stats = lambda: sender.stats(link)[0]  # noqa: E731
+        await poll(lambda: stats().unsent_bytes > 0)
+        sender.cancel(7)
+        begun = -(-stats().bytes_sent // (frames.HEADER_BYTES + 4 * chunk))
+        while stats().bytes_sent < begun * (frames.HEADER_BYTES + 4 * chunk):
+            await _exactly(wire, 1 << 12)
+            await asyncio.sleep(0)  # the sender's turn
+        assert stats().unacked_bytes + stats().unsent_bytes > 0
+        number = swarm.connect(0, 1)
+        sender.repeat(link, 0)
+        sender.send_blob(link, 5, 1, memoryview(b"after everything else"))
+        await swarm.events[0].until(lambda: swarm.events[0].sent)
+        assert all(row.bytes_sent < 1000 for row in sender.stats(link) if row.stream == number)
+        wire.close()
+
     async def test_paced_stream(self, swarm_of):
         """Streams that are held back deliver everything, in no less time than that takes."""
         rng = np.random.default_rng(9)
