@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from p2pavg.allreduce.jobs import Jobs
 from p2pavg.allreduce.rates import LEAST_BYTES, RateMeter
 from p2pavg.rounds import events as ev
 from p2pavg.rounds.acknowledged import Acknowledged
 from p2pavg.rounds.link_pace import LinkPace
-from p2pavg.transport.engine import Engine
+from p2pavg.transport.engine import Engine, StreamStats
 from p2pavg.transport.link import Link
 
 
@@ -72,7 +72,7 @@ class Pulse:
             self._before.clear()
             return
         self._from = {peer: self._from.get(peer) or RateMeter() for peer in self._links}
-        self.hold_back()
+        self._keep_paces()
         members, waiting, coming = self._contributions()
         full = True  # more waits for every member: what goes out is all that can
         sent = received = 0
@@ -80,6 +80,7 @@ class Pulse:
         for peer, link in self._links.items():
             out, into = self._engine.traffic(link.id)
             streams = self._engine.stats(link.id)
+            self._hold_back(link, out, streams)
             unsent = sum(stream.unsent_bytes for stream in streams)
             out -= unsent + sum(stream.unacked_bytes for stream in streams)
             sends = into > self._before.setdefault(peer, into) + LEAST_BYTES  # it has begun, too
@@ -92,12 +93,17 @@ class Pulse:
         self._download.observe(now, received)
 
     def hold_back(self) -> None:
-        """Gradients are about to flow, or flow: pace the streams of full paths."""
+        """Gradients are about to flow: pace the streams of full paths."""
+        self._keep_paces()
+        for link in self._links.values():
+            self._hold_back(link, self._engine.traffic(link.id)[0], self._engine.stats(link.id))
+
+    def _keep_paces(self) -> None:
         known = self._paces
         self._paces = {link.id: known.get(link.id) or LinkPace() for link in self._links.values()}
-        for link in self._links.values():
-            sent, streams = self._engine.traffic(link.id)[0], self._engine.stats(link.id)
-            self._pace(link.id, self._paces[link.id].observe(sent, link.rtt_min, streams))
+
+    def _hold_back(self, link: Link, sent: int, streams: Sequence[StreamStats]) -> None:
+        self._pace(link.id, self._paces[link.id].observe(sent, link.rtt_min, streams))
 
     def _pace(self, link: int, bytes_per_second: float | None) -> None:
         if bytes_per_second is not None:
