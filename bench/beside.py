@@ -35,7 +35,7 @@ REST_S = 0.5
 
 def play(kind: str, topology: str | None, rounds: int) -> dict[str, float]:
     """Of all rounds and peers."""
-    with Workers(2, "p2pavg.bench.allreduce_worker", topology=topology) as workers:
+    with Workers(2, "p2pavg.bench.allreduce.worker", topology=topology) as workers:
         workers.join(
             numel=25_000_000, peers=2, compression="fp16", streams="auto", beside=kind, credentials=None
         )

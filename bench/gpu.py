@@ -100,9 +100,9 @@ def kernels(left: float) -> dict[str, Any]:
 
 def kernel_rates(left: float) -> dict[str, Any]:
     """Kernels beside a device copy, and the way to the host beside a pinned copy."""
-    from p2pavg.bench import codec_cuda
+    from p2pavg.bench.codec import cuda
 
-    found: dict[str, Any] = codec_cuda.measure(1 << 28, 7)
+    found: dict[str, Any] = cuda.measure(1 << 28, 7)
     return found
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from p2pavg import codecs, device
+from p2pavg import codecs
+from p2pavg.codecs import cuda as device
 
 NAMES = tuple(codecs.WIRE_IDS)
 POISON = 0xA5

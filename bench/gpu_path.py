@@ -12,14 +12,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from p2pavg import CollaborativeOptimizer, codecs, device
+from p2pavg import CollaborativeOptimizer, codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.allreduce.encoding import HostGradient
 from p2pavg.allreduce.feedback import Residual
 from p2pavg.bench.accumulate import NEVER
-from p2pavg.optim.path import CudaPath
-from p2pavg.optim.vectors import all_finite, clip_norm
-from p2pavg.transport.engine import Part
+from p2pavg.codecs import cuda as device
+from p2pavg.optim.gradients.path import CudaPath
+from p2pavg.optim.gradients.vectors import all_finite, clip_norm
+from p2pavg.part import Part
 
 MIB = 1 << 20
 

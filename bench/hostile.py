@@ -29,8 +29,8 @@ from p2pavg.bench.common import environment  # noqa: E402
 from p2pavg.bench.toy import Epoch, ToyTrainer  # noqa: E402
 from p2pavg.bench.workers import Workers, serve  # noqa: E402
 from p2pavg.credentials import new_secret  # noqa: E402
-from p2pavg.peer import Peer  # noqa: E402
-from p2pavg.transport import handshake  # noqa: E402
+from p2pavg.peer.peer import Peer  # noqa: E402
+from p2pavg.transport.links import handshake  # noqa: E402
 
 RUN = "hostile"
 NUMEL = 100_000

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from p2pavg.bench.toy import Epoch, ToyTrainer
-from p2pavg.peer import Peer
+from p2pavg.peer.peer import Peer
 
 STEPS = 5  # of each peer in an epoch
 

@@ -41,7 +41,7 @@ sys.path.insert(0, str(ROOT))
 
 from contestant import Contestant  # noqa: E402
 
-from p2pavg.bench.allreduce_worker import Averaging  # noqa: E402
+from p2pavg.bench.allreduce.worker import Averaging  # noqa: E402
 from p2pavg.bench.common import environment  # noqa: E402
 from p2pavg.bench.workers import Workers, serve  # noqa: E402
 from p2pavg.lab.topology import Topology, load, shipped  # noqa: E402

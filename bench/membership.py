@@ -30,9 +30,9 @@ from p2pavg.bench.toy import Epoch, ToyTrainer  # noqa: E402
 from p2pavg.bench.workers import Worker, Workers, serve  # noqa: E402
 from p2pavg.errors import ClosedError  # noqa: E402
 from p2pavg.identity import Identity  # noqa: E402
-from p2pavg.loop_thread import LoopThread  # noqa: E402
 from p2pavg.membership import DHT, PeerInfo, View  # noqa: E402
-from p2pavg.peer import Peer  # noqa: E402
+from p2pavg.peer.loop_thread import LoopThread  # noqa: E402
+from p2pavg.peer.peer import Peer  # noqa: E402
 
 RUN = "membership"
 DEADLINE_S = 60.0

@@ -63,7 +63,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "reports.jsonl"
         with Workers(
-            args.peers, "p2pavg.bench.rounds_worker", environment={"P2PAVG_REPORTS": str(path)}
+            args.peers, "p2pavg.bench.rounds.worker", environment={"P2PAVG_REPORTS": str(path)}
         ) as workers:
             steps = args.epoch_seconds / args.step_seconds
             answers = workers.join(

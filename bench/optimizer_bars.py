@@ -34,8 +34,8 @@ from torch import nn
 
 from p2pavg import CollaborativeOptimizer
 from p2pavg.bench import common
-from p2pavg.optim.layout import exchange_layout
-from p2pavg.optim.masters import Masters
+from p2pavg.optim.gradients.layout import exchange_layout
+from p2pavg.optim.updates.masters import Masters
 
 MICROBATCHES = 4  # per epoch
 LINK = "six-100ms"

@@ -32,9 +32,10 @@ from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.bench import common
-from p2pavg.transport.engine import SELF, Begin, Engine, Part, ReduceJob
+from p2pavg.part import Part
+from p2pavg.transport.engine import SELF, Begin, Engine, ReduceJob
 from p2pavg.transport.pump_engine import PumpEngine
-from p2pavg.transport.python_engine import PythonEngine
+from p2pavg.transport.python.engine import PythonEngine
 
 
 class Done:

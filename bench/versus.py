@@ -26,7 +26,7 @@ from versus_plot import plot  # noqa: E402
 from p2pavg.bench.common import environment  # noqa: E402
 from p2pavg.bench.workers import Workers  # noqa: E402
 
-OURS = "p2pavg.bench.allreduce_worker"
+OURS = "p2pavg.bench.allreduce.worker"
 
 
 def medians(contestant: Contestant) -> dict[str, Any]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from p2pavg.codecs import Codec, StochasticInt8
     from p2pavg.errors import P2PAvgError
     from p2pavg.optim.optimizer import CollaborativeOptimizer
-    from p2pavg.peer import Peer
+    from p2pavg.peer.peer import Peer
     from p2pavg.report import RoundReport
 
 __version__ = "0.1.0"
@@ -28,7 +28,7 @@ _HOME = {
     "Codec": "p2pavg.codecs",
     "CollaborativeOptimizer": "p2pavg.optim.optimizer",
     "P2PAvgError": "p2pavg.errors",
-    "Peer": "p2pavg.peer",
+    "Peer": "p2pavg.peer.peer",
     "RoundReport": "p2pavg.report",
     "StochasticInt8": "p2pavg.codecs",
 }

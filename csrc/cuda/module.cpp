@@ -1,5 +1,5 @@
 // The module p2pavg._cuda. Device pointers and streams come as integers: torch's data_ptr() and cuda_stream; the
-// callers in p2pavg/device.py check types, sizes and contiguity and keep tensors alive.
+// callers in p2pavg/codecs/cuda.py check types, sizes and contiguity and keep tensors alive.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -109,7 +109,7 @@ std::unique_ptr<Transfer> upload(Staging &staging, int codec, uintptr_t host, si
 }  // namespace
 
 NB_MODULE(_cuda, m) {
-    m.doc() = "CUDA kernels of p2pavg; import p2pavg.device instead.";
+    m.doc() = "CUDA kernels of p2pavg; import p2pavg.codecs.cuda instead.";
     m.def("problem", &problem);
     m.def("encoded_size", &encoded_size, "codec"_a, "n"_a);
     m.def("encode", &encode_device, "codec"_a, "src"_a, "n"_a, "chunk"_a, "scale"_a, "dst"_a, "flag"_a, "stream"_a,

@@ -16,7 +16,8 @@ from p2pavg.allreduce.encoding import Encodable, HostEncoding, HostGradient
 from p2pavg.allreduce.feedback import Residual
 from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.allreduce.result_memory import ResultMemory
-from p2pavg.transport.engine import NOBODY, SELF, Begin, Engine, JobProgress, Part, ReduceJob
+from p2pavg.part import Part
+from p2pavg.transport.engine import NOBODY, SELF, Begin, Engine, JobProgress, ReduceJob
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]

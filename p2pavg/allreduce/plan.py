@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from p2pavg.allreduce.partition import Capacity, part_counts, shares
-from p2pavg.transport.engine import Part
+from p2pavg.part import Part
 
 
 def plan(numel: int, members: Sequence[Capacity], links: Mapping[tuple[int, int], float]) -> tuple[Part, ...]:

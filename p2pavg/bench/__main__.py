@@ -5,22 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from p2pavg import verbs
+from p2pavg.cli import verbs
 
 DESCRIPTION = "Measures kernels, links and swarms. The numbers in the documents come from these."
 
 VERBS = (
-    verbs.Verb("allreduce", "p2pavg.bench.allreduce", "average vectors between real processes"),
+    verbs.Verb("allreduce", "p2pavg.bench.allreduce.verb", "average vectors between real processes"),
     verbs.Verb(
-        "net", "p2pavg.bench.net", "round-trip time of a link, and throughput over the number of streams"
+        "net", "p2pavg.bench.net.verb", "round-trip time of a link, and throughput over the number of streams"
     ),
-    verbs.Verb("codec", "p2pavg.bench.codec", "encoding kernels against a plain copy"),
+    verbs.Verb("codec", "p2pavg.bench.codec.verb", "encoding kernels against a plain copy"),
     verbs.Verb("accumulate", "p2pavg.bench.accumulate", "local training with and without the optimizer"),
-    verbs.Verb("penalty", "p2pavg.bench.penalty", "what a real training job loses to the swarm"),
-    verbs.Verb("rounds", "p2pavg.bench.rounds", "the cost of coordination alone"),
-    verbs.Verb("dht", "p2pavg.bench.dht", "storing and finding records"),
-    verbs.Verb("join", "p2pavg.bench.join", "a newcomer fetching the state while the swarm trains"),
-    verbs.Verb("chaos", "p2pavg.bench.chaos", "a swarm under injected faults"),
+    verbs.Verb("penalty", "p2pavg.bench.penalty.verb", "what a real training job loses to the swarm"),
+    verbs.Verb("rounds", "p2pavg.bench.rounds.verb", "the cost of coordination alone"),
+    verbs.Verb("dht", "p2pavg.bench.dht.verb", "storing and finding records"),
+    verbs.Verb("join", "p2pavg.bench.join.verb", "a newcomer fetching the state while the swarm trains"),
+    verbs.Verb("chaos", "p2pavg.bench.chaos.verb", "a swarm under injected faults"),
 )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from p2pavg import __version__, codecs
 from p2pavg.errors import ConfigurationError
-from p2pavg.plot import save_plot
+from p2pavg.report.plot import save_plot
 
 PROGRESS_AFTER_S = 2.0
 

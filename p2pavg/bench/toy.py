@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg.errors import StateError
-from p2pavg.peer import Peer
+from p2pavg.peer.peer import Peer
 from p2pavg.report import RoundReport
 from p2pavg.rounds.training import (
     Average,

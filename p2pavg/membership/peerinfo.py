@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgpack
 
-from p2pavg.foreign import printable
-from p2pavg.membership.wire import MALFORMED
+from p2pavg.membership.table.wire import MALFORMED
+from p2pavg.printable import printable
 
 Role = Literal["trainer", "watcher"]
 MAX_ADDRESSES = 6

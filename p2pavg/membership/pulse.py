@@ -8,15 +8,15 @@ import random
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from p2pavg.membership.address import Address, is_numeric, resolve
-from p2pavg.membership.beat import NEWS, RUN_TAG_BYTES, SAMPLED, SENDER_BYTES, Beat
-from p2pavg.membership.dht import DHT
-from p2pavg.membership.node import ENTRIES_BYTES
 from p2pavg.membership.peerinfo import PeerInfo
-from p2pavg.membership.reading import Reading
 from p2pavg.membership.roster import Member, Roster, prefixes
-from p2pavg.membership.store import PREFIX_BYTES, Outcome
-from p2pavg.membership.wire import Contact
+from p2pavg.membership.table.address import Address, is_numeric, resolve
+from p2pavg.membership.table.beat import NEWS, RUN_TAG_BYTES, SAMPLED, SENDER_BYTES, Beat
+from p2pavg.membership.table.dht import DHT
+from p2pavg.membership.table.node import ENTRIES_BYTES
+from p2pavg.membership.table.reading import Reading
+from p2pavg.membership.table.store import PREFIX_BYTES, Outcome
+from p2pavg.membership.table.wire import Contact
 
 logger = logging.getLogger("p2pavg.membership")
 

@@ -7,9 +7,9 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from p2pavg.membership.beat import DIGEST_BYTES, SENDER_BYTES
 from p2pavg.membership.peerinfo import PeerInfo
-from p2pavg.membership.store import PREFIX_BYTES, Held
+from p2pavg.membership.table.beat import DIGEST_BYTES, SENDER_BYTES
+from p2pavg.membership.table.store import PREFIX_BYTES, Held
 
 FULL_VIEW = 128
 LARGE_VIEW = 32

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from p2pavg.membership.address import is_loopback
-from p2pavg.membership.dht import DHT, key_of
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.membership.pulse import WAKE_SECONDS, Pulse
 from p2pavg.membership.roster import Member, Roster
-from p2pavg.membership.seal import Seal
-from p2pavg.membership.store import Held
+from p2pavg.membership.table.address import is_loopback
+from p2pavg.membership.table.dht import DHT, key_of
+from p2pavg.membership.table.seal import Seal
+from p2pavg.membership.table.store import Held
 
 logger = logging.getLogger("p2pavg.membership")
 

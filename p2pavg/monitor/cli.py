@@ -18,7 +18,7 @@ from p2pavg.credentials import Credentials
 from p2pavg.errors import ConfigurationError
 from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.shown import Shown, run_line
-from p2pavg.prices import EXAMPLE, PriceTable
+from p2pavg.report.prices import EXAMPLE, PriceTable
 
 REFRESH_S = 1.0
 PRICES_HELP = "a price table:\n\n" + EXAMPLE
@@ -78,7 +78,7 @@ def _prices(args: argparse.Namespace) -> PriceTable | None:
 def run_report(args: argparse.Namespace) -> int:
     """Say in words how a run went, and draw it."""
     from p2pavg.monitor import history, page
-    from p2pavg.plot import save_plot
+    from p2pavg.report.plot import save_plot
 
     run = history.load(args.paths, args.run)
     summary = history.summary(run, _prices(args))

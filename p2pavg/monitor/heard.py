@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from p2pavg.distance import Distance
-from p2pavg.foreign import printable
 from p2pavg.identity import PEER_ID_BYTES
+from p2pavg.printable import printable
+from p2pavg.report.distance import Distance
 
 MOST_ROWS = 1024
 MOST_TEXT = 400

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from p2pavg.distance import Distance
 from p2pavg.errors import ConfigurationError
 from p2pavg.monitor.shown import duration
-from p2pavg.prices import PriceTable, per_hour, per_million
 from p2pavg.report import PHASES, RoundReport, is_number
+from p2pavg.report.distance import Distance
+from p2pavg.report.prices import PriceTable, per_hour, per_million
 
 MOST_CAUSES = 5
 

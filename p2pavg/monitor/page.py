@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from p2pavg.distance import Distance
 from p2pavg.monitor.history import Run, losses, sent
 from p2pavg.report import PHASES, RoundReport
+from p2pavg.report.distance import Distance
 
 COLORS = {
     "calculation": "#4c9f70",

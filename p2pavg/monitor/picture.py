@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from p2pavg.compact import CompactReport
 from p2pavg.identity import short_id
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.monitor import heard
 from p2pavg.monitor.heard import Status
 from p2pavg.monitor.shown import LinkShown, PeerShown, Shown
 from p2pavg.monitor.story import Story, text_of
-from p2pavg.prices import PriceTable, per_hour, per_million
+from p2pavg.report.compact import CompactReport
+from p2pavg.report.prices import PriceTable, per_hour, per_million
 
 WINDOW_S = 30.0  # of epochs, over which rates are averaged
 MOST_REPORTS = 2000

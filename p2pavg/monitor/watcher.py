@@ -11,12 +11,12 @@ from p2pavg.credentials import Credentials
 from p2pavg.errors import ConfigurationError, CredentialError, IncompatiblePeerError, P2PAvgError
 from p2pavg.identity import Identity, short_id
 from p2pavg.membership import DHT, PeerInfo, View
-from p2pavg.membership.address import parse_host_port
+from p2pavg.membership.table.address import parse_host_port
 from p2pavg.monitor.picture import Picture
-from p2pavg.rounds.watching import WATCH
-from p2pavg.transport.endpoint import Endpoint
-from p2pavg.transport.link import Link, Message
-from p2pavg.transport.python_engine import PythonEngine
+from p2pavg.rounds.measure.status import WATCH
+from p2pavg.transport.links.endpoint import Endpoint
+from p2pavg.transport.links.link import Link, Message
+from p2pavg.transport.python.engine import PythonEngine
 
 logger = logging.getLogger("p2pavg.monitor")
 

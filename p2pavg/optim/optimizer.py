@@ -18,23 +18,23 @@ from p2pavg.codecs import Codec
 from p2pavg.errors import ClosedError, ConfigurationError, P2PAvgError
 from p2pavg.membership import PeerInfo
 from p2pavg.optim import arguments, preflight, sigterm
-from p2pavg.optim.behind import BehindUpdate
-from p2pavg.optim.buffers import AveragedBuffers
-from p2pavg.optim.flat import FlatGradients
-from p2pavg.optim.masters import Masters, replace_parameters
-from p2pavg.optim.microbatches import Microbatches
+from p2pavg.optim.gradients.flat import FlatGradients
+from p2pavg.optim.gradients.microbatches import Microbatches
+from p2pavg.optim.gradients.path import open_cuda_path
 from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
-from p2pavg.optim.path import open_cuda_path
 from p2pavg.optim.resume import SOFTWARE, Resumable, Stateful, numbered, saving
-from p2pavg.optim.resync import Resync
-from p2pavg.optim.state import TrainingState, parameters_of, schema
-from p2pavg.optim.update import FOUND_INF, Shared, Update, WaitingUpdate
+from p2pavg.optim.training_state import TrainingState, parameters_of, schema
+from p2pavg.optim.updates.behind import BehindUpdate
+from p2pavg.optim.updates.buffers import AveragedBuffers
+from p2pavg.optim.updates.masters import Masters, replace_parameters
+from p2pavg.optim.updates.resync import Resync
+from p2pavg.optim.updates.update import FOUND_INF, Shared, Update, WaitingUpdate
 from p2pavg.optim.wrapper import Wrapper
-from p2pavg.peer import Peer
+from p2pavg.peer.peer import Peer
+from p2pavg.peer.settings import check_rate
 from p2pavg.report import RoundReport
-from p2pavg.rounds.checkpoints import About
+from p2pavg.rounds.state.checkpoints import About
 from p2pavg.rounds.training import Start, TrainingSpec
-from p2pavg.settings import check_rate
 
 log = logging.getLogger("p2pavg.optim")
 

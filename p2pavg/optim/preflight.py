@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from p2pavg import codecs, device
+from p2pavg import codecs
 from p2pavg.allreduce import feedback
+from p2pavg.codecs import cuda as device
 from p2pavg.errors import ConfigurationError
 
 PROBE = (64, 64)  # the shape of the parameter on which an optimizer shows what state it keeps

@@ -15,10 +15,10 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from p2pavg.errors import StateError
-from p2pavg.optim.masters import Masters
-from p2pavg.rounds.checkpoints import About, Checkpoints
-from p2pavg.rounds.history import from_rows, to_rows
-from p2pavg.rounds.saver import Saving
+from p2pavg.optim.updates.masters import Masters
+from p2pavg.rounds.state.checkpoints import About, Checkpoints
+from p2pavg.rounds.state.generation_rows import from_rows, to_rows
+from p2pavg.rounds.state.saver import Saving
 from p2pavg.rounds.training import Start, Training
 
 log = logging.getLogger("p2pavg.optim")

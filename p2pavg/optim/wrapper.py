@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from p2pavg.errors import ConfigurationError
-from p2pavg.optim.loss_scale import LossScale
-from p2pavg.optim.masters import Masters
-from p2pavg.optim.state import parameters_of
+from p2pavg.optim.gradients.loss_scale import LossScale
+from p2pavg.optim.training_state import parameters_of
+from p2pavg.optim.updates.masters import Masters
 
 
 class Wrapper(torch.optim.Optimizer):

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from p2pavg.errors import ClosedError
 from p2pavg.report import RoundReport
+from p2pavg.rounds.protocol.roles import Generation
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome
-from p2pavg.rounds.words import Generation
 
 REPORT_INTERVAL_S = 0.02  # how often count() may wake the loop thread, and only when the target is near
 NEAR_S = 0.5  # the target is near when it is reached this soon; before, the loop's own beat reads the count

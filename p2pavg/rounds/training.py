@@ -20,10 +20,10 @@ import numpy.typing as npt
 from p2pavg.allreduce.encoded import EncodedResult
 from p2pavg.allreduce.encoding import Encodable
 from p2pavg.codecs import Codec
-from p2pavg.rounds.words import Generation
+from p2pavg.rounds.protocol.roles import Generation
 
 if TYPE_CHECKING:
-    from p2pavg.rounds.saver import Saving
+    from p2pavg.rounds.state.saver import Saving
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]

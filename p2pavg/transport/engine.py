@@ -24,6 +24,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from p2pavg.part import Part
+
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
@@ -37,15 +39,6 @@ class StreamKeys:
 
     sending: bytes = field(repr=False)
     receiving: bytes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A contiguous slice [start, start + count) of the flat vector, reduced by rank `owner`; may be empty."""
-
-    owner: int
-    start: int
-    count: int
 
 
 @dataclass(frozen=True, slots=True)

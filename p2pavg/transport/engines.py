@@ -9,7 +9,7 @@ from p2pavg import codecs
 from p2pavg.transport import pump_engine
 from p2pavg.transport.engine import Engine
 
-logger = logging.getLogger("p2pavg.peer")
+logger = logging.getLogger("p2pavg.peer.peer")
 
 
 def make_engine(events: Any, codec: codecs.Codec | None = None, *, encrypted: bool = False) -> Engine:
@@ -23,6 +23,6 @@ def make_engine(events: Any, codec: codecs.Codec | None = None, *, encrypted: bo
             return pump_engine.PumpEngine(events)
         name = foreign[0].name
         logger.info("the native pump does not know the codec %r: gradients take the Python engine", name)
-    from p2pavg.transport.python_engine import PythonEngine
+    from p2pavg.transport.python.engine import PythonEngine
 
     return PythonEngine(events, foreign)

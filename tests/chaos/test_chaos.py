@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from p2pavg.bench.chaos import STEPS
-from p2pavg.bench.chaos_check import summarise
-from p2pavg.bench.chaos_swarm import Swarm
+from p2pavg.bench.chaos.check import summarise
+from p2pavg.bench.chaos.swarm import Swarm
+from p2pavg.bench.chaos.verb import STEPS
 
 EPOCH_SECONDS = 0.5
 EPOCHS = 105

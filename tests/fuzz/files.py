@@ -16,8 +16,9 @@ from p2pavg.errors import ConfigurationError, CredentialError, StateError
 from p2pavg.identity import Identity
 from p2pavg.lab import topology
 from p2pavg.monitor import history
-from p2pavg.prices import EXAMPLE, PriceTable
-from p2pavg.rounds import checkpoints, state
+from p2pavg.report.prices import EXAMPLE, PriceTable
+from p2pavg.rounds.state import checkpoints
+from p2pavg.rounds.state import manifest as state
 from tests.fuzz.target import Target, file_with, quiet
 from tests.unit.reports import report
 

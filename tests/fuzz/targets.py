@@ -16,10 +16,12 @@ import msgpack
 
 from p2pavg.errors import ProtocolError
 from p2pavg.identity import Identity
-from p2pavg.membership import beat, peerinfo, record, store, wire
-from p2pavg.membership.node import Node
-from p2pavg.membership.reading import Reading
-from p2pavg.transport import frames, handshake, proofs
+from p2pavg.membership import peerinfo
+from p2pavg.membership.table import beat, record, store, wire
+from p2pavg.membership.table.node import Node
+from p2pavg.membership.table.reading import Reading
+from p2pavg.transport import frames
+from p2pavg.transport.links import handshake, proofs
 from p2pavg.transport.sealing import Opener, Sealer
 from tests.fuzz import files, told
 from tests.fuzz.target import Target, quiet

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from p2pavg.rounds import bequest, messages
+from p2pavg.rounds.loop import bequest
+from p2pavg.rounds.protocol import messages
 from tests.fuzz.targets import MOST_BYTES_PER_BYTE, SLACK_BYTES, TARGETS, Target
 
 

@@ -15,26 +15,30 @@ import msgpack
 import numpy as np
 
 from p2pavg import codecs
-from p2pavg.bench import netprotocol, netstreams
-from p2pavg.compact import CompactReport
+from p2pavg.bench.net import protocol, streams
 from p2pavg.errors import ProtocolError, StateError
 from p2pavg.identity import Identity
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.shown import run_line
-from p2pavg.rounds import history, introduction, messages, state
-from p2pavg.rounds.ballot import Ballot, Held, Stage
-from p2pavg.rounds.bequest import MOST_AT_ONCE, Bequests
-from p2pavg.rounds.donor import MOST_TIMES, Donor
-from p2pavg.rounds.leaving import Verdict
-from p2pavg.rounds.words import Generation
-from p2pavg.transport import handshake
-from p2pavg.transport.control import ControlConnection
-from p2pavg.transport.endpoint import Endpoint
-from p2pavg.transport.engine import SELF, Missing, Part, ReduceJob
-from p2pavg.transport.ledger import Ledger
-from p2pavg.transport.link import Link
-from p2pavg.transport.repair import Repairs
+from p2pavg.part import Part
+from p2pavg.report.compact import CompactReport
+from p2pavg.rounds.loop import hello
+from p2pavg.rounds.loop.bequest import MOST_AT_ONCE, Bequests
+from p2pavg.rounds.machine.departure import Verdict
+from p2pavg.rounds.protocol import messages
+from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
+from p2pavg.rounds.protocol.roles import Generation
+from p2pavg.rounds.state import generation_rows as history
+from p2pavg.rounds.state import manifest as state
+from p2pavg.rounds.state.donor import MOST_TIMES, Donor
+from p2pavg.transport.engine import SELF, Missing, ReduceJob
+from p2pavg.transport.links import handshake
+from p2pavg.transport.links.control import ControlConnection
+from p2pavg.transport.links.endpoint import Endpoint
+from p2pavg.transport.links.link import Link
+from p2pavg.transport.links.repair import Repairs
+from p2pavg.transport.python.ledger import Ledger
 from tests.fuzz.target import Target, quiet
 from tests.unit.reports import report
 
@@ -95,9 +99,9 @@ def _introductions() -> list[bytes]:
 
 def _parse_introduction(data: bytes) -> None:
     facts = handshake.unpack(data)
-    introduction.vet(facts)
-    if introduction.trains(facts):
-        assert introduction.introduced(PEER, facts, 0.1).epoch >= 0
+    hello.vet(facts)
+    if hello.trains(facts):
+        assert hello.introduced(PEER, facts, 0.1).epoch >= 0
 
 
 # -- states
@@ -423,7 +427,7 @@ class _Socket:
 class _Streams:
     """A bundle that carries nothing."""
 
-    def send(self, *budgets: netstreams.Budget) -> None:
+    def send(self, *budgets: streams.Budget) -> None:
         assert all(budget.left >= 0 for budget in budgets)
 
     def stop(self) -> None: ...
@@ -439,7 +443,7 @@ class _Streams:
         return [report()]
 
 
-class _Session(netprotocol._Session):
+class _Session(protocol._Session):
     """All streams of its step are there; it waits for no other's."""
 
     def _wait(self, step: int) -> Any:
@@ -454,8 +458,8 @@ def _questions() -> list[bytes]:
 
 
 def _parse_question(data: bytes) -> None:
-    session = _Session(netstreams.Budget(1000))
-    session.answer(netprotocol.Lines(_Socket(data)).read())  # type: ignore[arg-type]
+    session = _Session(streams.Budget(1000))
+    session.answer(protocol.Lines(_Socket(data)).read())  # type: ignore[arg-type]
 
 
 TARGETS = (

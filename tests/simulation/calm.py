@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from p2pavg.rounds.actions import Action, Trace
-from p2pavg.rounds.words import Role
+from p2pavg.rounds.machine.actions import Action, Trace
+from p2pavg.rounds.protocol.roles import Role
 from tests.simulation.swarm import Swarm
 from tests.simulation.trainer import Node
 

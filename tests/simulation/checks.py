@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from p2pavg.rounds import actions as act
-from p2pavg.rounds.ballot import Ballot, Lineage, PeerId, Stage
-from p2pavg.rounds.messages import Done, Promise
+from p2pavg.rounds.machine import actions as act
+from p2pavg.rounds.protocol.ballot import Ballot, Lineage, PeerId, Stage
+from p2pavg.rounds.protocol.messages import Done, Promise
 
 if TYPE_CHECKING:
     from tests.simulation.swarm import Swarm

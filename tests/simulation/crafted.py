@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from p2pavg.rounds.actions import Action, Send
-from p2pavg.rounds.leader import rendezvous
-from p2pavg.rounds.messages import Prepare, Promise, Query
+from p2pavg.rounds.machine.actions import Action, Send
+from p2pavg.rounds.machine.election import rendezvous
+from p2pavg.rounds.protocol.messages import Prepare, Promise, Query
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 

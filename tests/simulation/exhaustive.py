@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from p2pavg.rounds import actions as act
-from p2pavg.rounds import events as ev
-from p2pavg.rounds.ballot import PeerId
-from p2pavg.rounds.lineage import first_lineage
-from p2pavg.rounds.machine import Machine
+from p2pavg.rounds.machine import actions as act
+from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.protocol.ballot import PeerId
+from p2pavg.rounds.protocol.lineage import first_lineage
 from tests.simulation.checks import BrokenPromiseError
 from tests.simulation.trainer import plan
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from p2pavg.rounds import actions as act
-from p2pavg.rounds import events as ev
+from p2pavg.rounds.machine import actions as act
+from p2pavg.rounds.machine import events as ev
 
 if TYPE_CHECKING:
     from tests.simulation.trainer import Node

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from p2pavg.rounds import succession
-from p2pavg.rounds.actions import CancelJob
-from p2pavg.rounds.ballot import Stage
-from p2pavg.rounds.core import Core
-from p2pavg.rounds.counting import Counting
-from p2pavg.rounds.decisions import Decisions
-from p2pavg.rounds.healing import Healing
-from p2pavg.rounds.leading import Leading
-from p2pavg.rounds.lineage import History
-from p2pavg.rounds.member import Member
-from p2pavg.rounds.messages import Committed
-from p2pavg.rounds.view import Facts, View
-from p2pavg.rounds.words import Role
+from p2pavg.rounds.machine import succession
+from p2pavg.rounds.machine.actions import CancelJob
+from p2pavg.rounds.machine.camps import Facts, View
+from p2pavg.rounds.machine.core import Core
+from p2pavg.rounds.machine.counting import Counting
+from p2pavg.rounds.machine.decisions import Decisions
+from p2pavg.rounds.machine.healing import Healing
+from p2pavg.rounds.machine.leading import Leading
+from p2pavg.rounds.machine.member import Member
+from p2pavg.rounds.protocol.ballot import Stage
+from p2pavg.rounds.protocol.lineage import History
+from p2pavg.rounds.protocol.messages import Committed
+from p2pavg.rounds.protocol.roles import Role
 
 Original = Callable[..., Any]
 

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from p2pavg.rounds.actions import Action, Commit, Send
-from p2pavg.rounds.messages import Begin, Committed, Done, Prepare, Promise, Query, Ready
-from p2pavg.rounds.words import Role
+from p2pavg.rounds.machine.actions import Action, Commit, Send
+from p2pavg.rounds.protocol.messages import Begin, Committed, Done, Prepare, Promise, Query, Ready
+from p2pavg.rounds.protocol.roles import Role
 from tests.simulation.checks import BrokenPromiseError
 from tests.simulation.jobs import SMALL
 from tests.simulation.swarm import Swarm

@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from p2pavg.rounds import actions as act
-from p2pavg.rounds import events as ev
-from p2pavg.rounds.ballot import PeerId
-from p2pavg.rounds.lineage import first_lineage
-from p2pavg.rounds.messages import Committed, Inquire, Message, Progress, from_dict, to_dict
-from p2pavg.rounds.words import Role
+from p2pavg.rounds.machine import actions as act
+from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.protocol.ballot import PeerId
+from p2pavg.rounds.protocol.lineage import first_lineage
+from p2pavg.rounds.protocol.messages import Committed, Inquire, Message, Progress, from_dict, to_dict
+from p2pavg.rounds.protocol.roles import Role
 from tests.simulation.checks import Checks
 from tests.simulation.jobs import SMALL, Value
 from tests.simulation.trainer import Node

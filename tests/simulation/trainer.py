@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from p2pavg.rounds import actions as act
-from p2pavg.rounds import events as ev
-from p2pavg.rounds.ballot import Lineage, PeerId
-from p2pavg.rounds.leaving import Verdict
-from p2pavg.rounds.machine import Machine
-from p2pavg.rounds.words import Generation, Role
-from p2pavg.transport.engine import Part
+from p2pavg.part import Part
+from p2pavg.rounds.machine import actions as act
+from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.machine.departure import Verdict
+from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.roles import Generation, Role
 from tests.simulation.jobs import SMALL, Job
 
 if TYPE_CHECKING:

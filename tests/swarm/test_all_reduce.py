@@ -11,7 +11,7 @@ import torch
 
 from p2pavg.bench.workers import Workers
 from p2pavg.errors import ConfigurationError, CredentialError, RoundFailedError
-from p2pavg.peer import Peer
+from p2pavg.peer.peer import Peer
 
 LISTEN = "127.0.0.1:0"
 DEADLINE_S = 60.0
@@ -25,7 +25,7 @@ def test_three_processes_hold_the_same_bits(compression: str, native: str) -> No
     equal to the bit.
     """
     tolerance = {"none": 1e-6, "fp16": 2e-2, "bf16": 1e-1, "int8": 2e-1}[compression]
-    with Workers(3, "p2pavg.bench.allreduce_worker", environment={"P2PAVG_NATIVE": native}) as workers:
+    with Workers(3, "p2pavg.bench.allreduce.worker", environment={"P2PAVG_NATIVE": native}) as workers:
         workers.join(
             numel=300_001, peers=3, compression=compression, streams=2, beside="none", credentials=None
         )

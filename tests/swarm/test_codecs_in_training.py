@@ -17,8 +17,8 @@ from torch import nn
 
 from p2pavg import CollaborativeOptimizer, StochasticInt8
 from p2pavg.errors import IncompatiblePeerError
-from p2pavg.peer import Peer
-from p2pavg.rounds import events as ev
+from p2pavg.peer.peer import Peer
+from p2pavg.rounds.machine import events as ev
 from p2pavg.transport import pump_engine
 from tests.swarm.test_one_process import together
 
@@ -141,7 +141,7 @@ def test_a_codec_of_ones_own_trains(caplog: pytest.LogCaptureFixture) -> None:
     """The codec in docs/optimizer.md trains two peers to equal bits and to the right parameters; one line
     says that the Python engine serves it; a peer with another codec is refused, with both names.
     """
-    with caplog.at_level(logging.INFO, "p2pavg.peer"):
+    with caplog.at_level(logging.INFO, "p2pavg.peer.peer"):
         swarm = Swarm("own", float8())
         with pytest.raises(
             IncompatiblePeerError, match=r"compression is \S.* at peer \w+ and \S.* at peer"

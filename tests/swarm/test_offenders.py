@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from p2pavg import CollaborativeOptimizer, place
+from p2pavg import CollaborativeOptimizer
 from p2pavg.credentials import Authority
 from p2pavg.errors import ConfigurationError, IdentityInUseError, P2PAvgError
 from p2pavg.identity import short_id
+from p2pavg.peer import runtime as place
 from p2pavg.report import RoundReport
-from p2pavg.transport.link import Link
-from p2pavg.transport.python_engine import PythonEngine
-from p2pavg.transport.reducer import Reducer
+from p2pavg.transport.links.link import Link
+from p2pavg.transport.python.engine import PythonEngine
+from p2pavg.transport.python.reducer import Reducer
 
 DEADLINE_S = 60.0
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from p2pavg import CollaborativeOptimizer, RoundReport
-from p2pavg.optim import update
+from p2pavg.optim.updates import update
 
 BATCH = 4
 LISTEN = "127.0.0.1:0"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from p2pavg import CollaborativeOptimizer, native
-from p2pavg.bench.allreduce_worker import peak, peak_reset, resident
+from p2pavg.bench.allreduce.worker import peak, peak_reset, resident
 from p2pavg.bench.workers import Workers
 from p2pavg.transport import pump_engine
 from tests.swarm.trainers import Trainers
@@ -33,7 +33,7 @@ def test_memory_beyond_the_gradient(engine: str, codec: str, width: int, numel: 
         pytest.skip("needs the native module")
     peers = 3
     environment = {"P2PAVG_NATIVE": "0"} if engine == "python" else {}
-    with Workers(peers, "p2pavg.bench.allreduce_worker", environment=environment) as workers:
+    with Workers(peers, "p2pavg.bench.allreduce.worker", environment=environment) as workers:
         workers.join(
             numel=numel, peers=peers, compression=codec, streams=STREAMS, beside="none", credentials=None
         )

@@ -14,8 +14,8 @@ from p2pavg.bench.workers import Worker, WorkerError, Workers
 from p2pavg.errors import IncompatiblePeerError
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT
-from p2pavg.membership.wire import HEADER_BYTES, NOTICE, VERSION
-from p2pavg.transport import handshake
+from p2pavg.membership.table.wire import HEADER_BYTES, NOTICE, VERSION
+from p2pavg.transport.links import handshake
 
 MAJOR, MINOR = handshake.WIRE_VERSION
 
@@ -35,7 +35,7 @@ if {talks}:  # a later minor version: a new field in every message of the rounds
             sent(self, {{"t": "later", "n": 1}})
 
     link.Link.send = send
-runpy.run_module("p2pavg.bench.rounds_worker", run_name="__main__")
+runpy.run_module("p2pavg.bench.rounds.worker", run_name="__main__")
 """
 
 
@@ -52,7 +52,7 @@ def start(worker: Worker, address: str | None) -> dict[str, Any]:
 @pytest.mark.parametrize("older_first", [True, False])
 def test_another_minor_version_trains_along(older_first: bool) -> None:
     """A peer whose later minor version says more, in fields and messages, trains with one that knows less."""
-    module = "p2pavg.bench.rounds_worker"
+    module = "p2pavg.bench.rounds.worker"
     with (
         Workers(1, module) as older,
         Workers(1, module, argv=later((MAJOR, MINOR + 3), talks=True)) as newer,
@@ -71,7 +71,7 @@ def test_another_minor_version_trains_along(older_first: bool) -> None:
 @pytest.mark.parametrize("older_first", [True, False])
 def test_another_major_version_is_refused_by_name(older_first: bool) -> None:
     """Whichever of the two is the newcomer, it is told both versions."""
-    module = "p2pavg.bench.rounds_worker"
+    module = "p2pavg.bench.rounds.worker"
     with (
         Workers(1, module) as older,
         Workers(1, module, argv=later((MAJOR + 1, 0), talks=False)) as newer,

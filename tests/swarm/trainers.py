@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from p2pavg import CollaborativeOptimizer
-from p2pavg.optim.behind import BehindUpdate
+from p2pavg.optim.updates.behind import BehindUpdate
 from p2pavg.rounds.training import Average
 
 DEADLINE_S = 100.0

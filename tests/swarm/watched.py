@@ -57,7 +57,7 @@ def training(
     client_only: so many more, to whom nobody can connect.
     """
     config = {"target": target, "step_seconds": step_seconds, "epochs": 10**6}
-    with Workers(peers + client_only, "p2pavg.bench.rounds_worker", environment=environment) as workers:
+    with Workers(peers + client_only, "p2pavg.bench.rounds.worker", environment=environment) as workers:
         address = None
         for worker in workers.workers:
             named = [] if address is None else [address]

@@ -8,8 +8,8 @@ from typing import Any
 
 from p2pavg.credentials import Credentials
 from p2pavg.identity import Identity
-from p2pavg.transport.endpoint import Endpoint
-from p2pavg.transport.link import Link
+from p2pavg.transport.links.endpoint import Endpoint
+from p2pavg.transport.links.link import Link
 from tests.unit.engine_swarm import ENGINES
 
 DEADLINE_S = 20.0

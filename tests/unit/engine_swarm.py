@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from p2pavg import codecs, native
-from p2pavg.transport.engine import NOBODY, SELF, Begin, Engine, Part, ReduceJob, StreamKeys, codec_layout
-from p2pavg.transport.python_engine import PythonEngine
+from p2pavg.part import Part
+from p2pavg.transport.engine import NOBODY, SELF, Begin, Engine, ReduceJob, StreamKeys, codec_layout
+from p2pavg.transport.python.engine import PythonEngine
 
 DEADLINE_S = 20.0
 ENGINES: dict[str, Callable[..., Engine]] = {"python": PythonEngine}

@@ -11,9 +11,9 @@ import numpy as np
 
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
+from p2pavg.part import Part
+from p2pavg.rounds.protocol.roles import Generation
 from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome, TrainingSpec
-from p2pavg.rounds.words import Generation
-from p2pavg.transport.engine import Part
 
 DEADLINE_S = 60.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2pavg.rounds.state import U8, Packing
+from p2pavg.rounds.state.manifest import U8, Packing
 from p2pavg.rounds.training import Snapshot
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2pavg.distance import Distance
 from p2pavg.report import LinkReport, MemberReport, RoundReport
+from p2pavg.report.distance import Distance
 
 
 def link(sent: int, where: Distance, peer: str = "bb" * 20) -> LinkReport:

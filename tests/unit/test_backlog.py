@@ -9,9 +9,9 @@ import pytest
 
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
-from p2pavg.rounds.backlog import TELL_AFTER_S, Backlog
+from p2pavg.part import Part
+from p2pavg.rounds.loop.backlog import TELL_AFTER_S, Backlog
 from p2pavg.rounds.training import Average
-from p2pavg.transport.engine import Part
 
 NUMEL = 10_000
 

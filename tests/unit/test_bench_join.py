@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from p2pavg.bench import join
-from p2pavg.bench.join_figures import figures
+from p2pavg.bench.join import verb
+from p2pavg.bench.join.figures import figures
 from p2pavg.lab.topology import load
 
 
@@ -51,7 +51,7 @@ def test_a_newcomer_that_takes_less_than_an_epoch_slows_none() -> None:
     """Whoever contributes to the epoch in which it came leaves no epoch to compare, and the words say so."""
     found = figures([newcomer(applied=[epoch(10, 11.0, 3)])], [donor()], None, 1)
     assert found["donor_sps_ratio"] is None
-    assert "less than an epoch" in join._words({**found, "joiners": 1})[1]
+    assert "less than an epoch" in verb._words({**found, "joiners": 1})[1]
 
 
 def test_the_transfer_is_compared_with_what_epochs_leave_of_the_links() -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from p2pavg.bench.netadvice import Burst, SenderView, advise, reason_text, why_one_stream_stops
-from p2pavg.bench.netfit import Fit
+from p2pavg.bench.net.advice import Burst, SenderView, advise, reason_text, why_one_stream_stops
+from p2pavg.bench.net.fit import Fit
 
 LONG = Fit(rtt_s=0.3, window_bytes=3.5e6, rate_gbps=0.965, best_streams=11, filled=True, window_limited=True)
 FREE = SenderView(sndbuf_limited=0.0, rwnd_limited=0.0, retransmit_share=0.0, rtt_growth=1.0)

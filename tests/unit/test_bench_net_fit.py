@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pavg.bench.netfit import (
+from p2pavg.bench.net.fit import (
     Fit,
     bytes_text,
     cold_gbps,

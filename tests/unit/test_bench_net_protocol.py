@@ -10,10 +10,10 @@ from contextlib import closing
 
 import pytest
 
-from p2pavg.bench.net import parse_address, table
-from p2pavg.bench.netprotocol import CONTROL, DATA, MAGIC, Client, Server
-from p2pavg.bench.netstreams import Budget
-from p2pavg.bench.netsweep import Limits, measure
+from p2pavg.bench.net.protocol import CONTROL, DATA, MAGIC, Client, Server
+from p2pavg.bench.net.streams import Budget
+from p2pavg.bench.net.sweep import Limits, measure
+from p2pavg.bench.net.verb import parse_address, table
 from p2pavg.errors import ConfigurationError, IncompatiblePeerError, UnreachableError
 
 DEADLINE_S = 10

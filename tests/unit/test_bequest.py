@@ -11,9 +11,9 @@ import pytest
 
 from p2pavg import codecs
 from p2pavg.errors import UnreachableError
-from p2pavg.rounds import bequest
-from p2pavg.rounds.bequest import MOST_AT_ONCE, Bequests
-from p2pavg.rounds.leaving import Verdict
+from p2pavg.rounds.loop import bequest
+from p2pavg.rounds.loop.bequest import MOST_AT_ONCE, Bequests
+from p2pavg.rounds.machine.departure import Verdict
 from p2pavg.rounds.training import Contribution, Inheritance
 
 NUMEL = 700_000  # several chunks

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2pavg.bench.chaos_check import summarise
+from p2pavg.bench.chaos.check import summarise
 
 WON = {epoch: f"won{epoch}" for epoch in range(4)}
 

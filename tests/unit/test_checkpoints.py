@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from p2pavg.errors import ConfigurationError, StateError
-from p2pavg.rounds import state
-from p2pavg.rounds.checkpoints import MAGIC, About, Checkpoints
-from p2pavg.rounds.history import from_rows, to_rows
+from p2pavg.rounds.protocol.roles import Generation
+from p2pavg.rounds.state import manifest as state
+from p2pavg.rounds.state.checkpoints import MAGIC, About, Checkpoints
+from p2pavg.rounds.state.generation_rows import from_rows, to_rows
 from p2pavg.rounds.training import Section
-from p2pavg.rounds.words import Generation
 from tests.unit.packed import packed
 
 ABOUT = About("my run/1", b"s" * 32, "10 parameters, SGD", "torch 2.13.0")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from p2pavg import cli, verbs
+from p2pavg import cli
 from p2pavg.bench import __main__ as bench
+from p2pavg.cli import verbs
 from p2pavg.errors import UnreachableError
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pavg import codecs, codecs_twin, native
+from p2pavg import codecs, native
+from p2pavg.codecs import twin
 from p2pavg.errors import ConfigurationError
 from tests.unit.codec_cases import IMPLEMENTATIONS, NAMES, briefly, decoded, encoded, implementation, runs
 
@@ -55,7 +56,7 @@ class TestStochastic:
     def test_twins_draw_alike(self, which: str, x: codecs.F32, seed: int, epoch: int, first: int) -> None:
         """Every instruction set rounds every element as the Python twin does."""
         expected = np.zeros(codecs.get("int8").encoded_size(len(x)), np.uint8)
-        told = codecs_twin.encode(codecs_twin.INT8, x, expected, 0.3, (seed, epoch, first))
+        told = twin.encode(twin.INT8, x, expected, 0.3, (seed, epoch, first))
         with implementation(which, "int8"):
             data, finite = encoded(codecs.StochasticInt8(seed, epoch, first), x, 0.3)
         assert data.tobytes() == expected.tobytes()

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pavg.compact import MAX_BYTES, CompactReport
-from p2pavg.distance import Distance
 from p2pavg.errors import ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.membership.peerinfo import PeerInfo
-from p2pavg.membership.record import MAX_RECORD_BYTES, MAX_VALUE_BYTES, sign_record
-from p2pavg.membership.seal import OVERHEAD_BYTES
-from p2pavg.prices import PriceTable, per_hour, per_million
+from p2pavg.membership.table.record import MAX_RECORD_BYTES, MAX_VALUE_BYTES, sign_record
+from p2pavg.membership.table.seal import OVERHEAD_BYTES
+from p2pavg.report.compact import MAX_BYTES, CompactReport
+from p2pavg.report.distance import Distance
+from p2pavg.report.prices import PriceTable, per_hour, per_million
 from tests.unit.reports import link, report
 
 counts = st.integers(0, 2**80)

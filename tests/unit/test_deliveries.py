@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2pavg.rounds.backlog import Backlog
-from p2pavg.rounds.deliveries import Deliveries
+from p2pavg.rounds.loop.backlog import Backlog
+from p2pavg.rounds.loop.deliveries import Deliveries
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, Outcome, State
 from tests.unit.test_backlog import average
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from p2pavg.errors import ConfigurationError, StateError
-from p2pavg.rounds import donor as donor_module
-from p2pavg.rounds.donor import HELD_S, Donor
-from p2pavg.rounds.state import CHUNK_BYTES
+from p2pavg.peer.settings import check_rate
+from p2pavg.rounds.state import donor as donor_module
+from p2pavg.rounds.state.donor import HELD_S, Donor
+from p2pavg.rounds.state.manifest import CHUNK_BYTES
 from p2pavg.rounds.training import Section
-from p2pavg.settings import check_rate
 
 
 class Engine:

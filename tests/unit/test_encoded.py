@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.errors import StateError
-from p2pavg.rounds import state
+from p2pavg.part import Part
+from p2pavg.rounds.state import manifest as state
 from p2pavg.rounds.training import Section
-from p2pavg.transport.engine import Part
 from tests.unit.packed import packed
 
 

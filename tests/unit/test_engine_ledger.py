@@ -10,13 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from p2pavg.part import Part
 from p2pavg.transport import tcp_info
-from p2pavg.transport.buffers import BufferPool
-from p2pavg.transport.engine import SELF, Missing, Part, ReduceJob, codec_layout
+from p2pavg.transport.engine import SELF, Missing, ReduceJob, codec_layout
 from p2pavg.transport.frames import Header, Kind
-from p2pavg.transport.ledger import Ledger
-from p2pavg.transport.outbox import Class, Item, Outbox
 from p2pavg.transport.pacing import TokenBucket
+from p2pavg.transport.python.buffers import BufferPool
+from p2pavg.transport.python.ledger import Ledger
+from p2pavg.transport.python.outbox import Class, Item, Outbox
 
 CHUNK = 10
 

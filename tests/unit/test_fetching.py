@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from p2pavg.errors import StateError
 from p2pavg.identity import Identity
-from p2pavg.rounds.fetching import Fetching, allowance, choose
-from p2pavg.rounds.state import CHUNK_BYTES, HASH_BYTES, Manifest
+from p2pavg.rounds.state.fetching import Fetching, allowance, choose
+from p2pavg.rounds.state.manifest import CHUNK_BYTES, HASH_BYTES, Manifest
 
 ALLOWED = 40
 

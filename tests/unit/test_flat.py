@@ -7,8 +7,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from p2pavg.errors import ConfigurationError
-from p2pavg.optim.flat import FlatGradients
-from p2pavg.optim.vectors import all_finite
+from p2pavg.optim.gradients.flat import FlatGradients
+from p2pavg.optim.gradients.vectors import all_finite
 
 
 def net(seed: int = 0) -> nn.Sequential:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from p2pavg import cli
-from p2pavg.distance import Distance
 from p2pavg.errors import ConfigurationError
 from p2pavg.monitor import history
-from p2pavg.prices import PriceTable
 from p2pavg.report import AttemptReport, RoundReport
+from p2pavg.report.distance import Distance
+from p2pavg.report.prices import PriceTable
 from tests.unit.reports import link, report
 
 

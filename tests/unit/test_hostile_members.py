@@ -13,9 +13,12 @@ import pytest
 from p2pavg.credentials import Authority
 from p2pavg.errors import P2PAvgError, ProtocolError, StateError, UnreachableError
 from p2pavg.identity import Identity, short_id
-from p2pavg.rounds import downloader, introduction, state
-from p2pavg.transport import budget, control, handshake, link, proofs, wire
-from p2pavg.transport.budget import Budget
+from p2pavg.rounds.loop import hello
+from p2pavg.rounds.state import downloader
+from p2pavg.rounds.state import manifest as state
+from p2pavg.transport.links import budget, control, handshake, link, proofs
+from p2pavg.transport.links import raw_socket as wire
+from p2pavg.transport.links.budget import Budget
 from tests.unit.endpoints import DEADLINE_S, Host
 
 RUN = "run"
@@ -182,8 +185,8 @@ async def test_more_than_a_hello(checked: bool, monkeypatch: pytest.MonkeyPatch)
 async def test_a_hello_that_does_not_say_where_it_stands(facts: dict[str, object]) -> None:
     """A newcomer asks the hello of every link where it stands: one that does not say gets no link."""
     with pytest.raises(ProtocolError):
-        introduction.vet(facts)
-    for vets, refused in ((lambda facts: None, False), (introduction.vet, True)):
+        hello.vet(facts)
+    for vets, refused in ((lambda facts: None, False), (hello.vet, True)):
         attacker = await Host(**facts).start(run_id=RUN)
         victim = await Host().start(run_id=RUN, vet=vets)
         try:
@@ -222,7 +225,7 @@ async def test_a_ping_that_wants_more_back(at: object) -> None:
 
 async def test_links_are_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many identities a stranger has, an open run's peer keeps so many links; those it has go on."""
-    monkeypatch.setattr("p2pavg.transport.endpoint.MAX_LINKS", 2)
+    monkeypatch.setattr("p2pavg.transport.links.endpoint.MAX_LINKS", 2)
     hosts = [await Host(Identity.generate()).start(run_id=RUN, streams=0) for _ in range(4)]
     try:
         for host in hosts[1:3]:

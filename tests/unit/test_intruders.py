@@ -18,20 +18,21 @@ from p2pavg import credentials
 from p2pavg.credentials import Authority, Credentials, certificates, members, texts
 from p2pavg.errors import CredentialError, P2PAvgError, UnreachableError
 from p2pavg.identity import Identity
-from p2pavg.membership import record as records
-from p2pavg.membership.record import Refresh, SignedRecord, has_valid_signature
-from p2pavg.membership.store import Outcome, RecordStore
-from p2pavg.peer import Peer
-from p2pavg.rounds import leading, member
-from p2pavg.rounds.actions import Blame, CancelJob, Commit, Send
-from p2pavg.rounds.ballot import Stage
-from p2pavg.rounds.events import Received
-from p2pavg.rounds.member import Holding
-from p2pavg.rounds.messages import Begin, Committed, Inquire, Message, Ready
-from p2pavg.transport import handshake, proofs, wire
-from p2pavg.transport.control import ControlConnection
-from p2pavg.transport.link import Link
-from p2pavg.transport.stream_keeper import accept_stream
+from p2pavg.membership.table import record as records
+from p2pavg.membership.table.record import Refresh, SignedRecord, has_valid_signature
+from p2pavg.membership.table.store import Outcome, RecordStore
+from p2pavg.peer.peer import Peer
+from p2pavg.rounds.machine import leading, member
+from p2pavg.rounds.machine.actions import Blame, CancelJob, Commit, Send
+from p2pavg.rounds.machine.events import Received
+from p2pavg.rounds.machine.member import Holding
+from p2pavg.rounds.protocol.ballot import Stage
+from p2pavg.rounds.protocol.messages import Begin, Committed, Inquire, Message, Ready
+from p2pavg.transport.links import handshake, proofs
+from p2pavg.transport.links import raw_socket as wire
+from p2pavg.transport.links.control import ControlConnection
+from p2pavg.transport.links.link import Link
+from p2pavg.transport.links.stream_keeper import accept_stream
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 from tests.unit.endpoints import DEADLINE_S, Host

@@ -21,7 +21,8 @@ from p2pavg.errors import (
     UnreachableError,
 )
 from p2pavg.identity import Identity
-from p2pavg.transport import handshake, listening, proofs, wire
+from p2pavg.transport.links import handshake, listening, proofs
+from p2pavg.transport.links import raw_socket as wire
 from tests.unit.endpoints import DEADLINE_S, Host
 from tests.unit.engine_swarm import KINDS, poll
 
@@ -276,7 +277,7 @@ class TestRefusing:
 
     async def test_restarted_process(self, hosts, monkeypatch):
         """A restarted process takes its identity over when the old one no longer answers."""
-        monkeypatch.setattr("p2pavg.transport.pairing._ALIVE_S", 0.1)
+        monkeypatch.setattr("p2pavg.transport.links.pairing._ALIVE_S", 0.1)
         identity = Identity.generate()
         b, first, second = await hosts(), await hosts(identity), await hosts(identity)
         old = await first.connect(b)
@@ -447,7 +448,7 @@ class TestMessages:
 
     async def test_rtt(self, hosts, monkeypatch):
         """Pings keep the round-trip time and the time last heard up to date."""
-        monkeypatch.setattr("p2pavg.transport.upkeep.PING_INTERVAL_S", 0.01)
+        monkeypatch.setattr("p2pavg.transport.links.upkeep.PING_INTERVAL_S", 0.01)
         a, b = await hosts(), await hosts()
         link = await a.connect(b)
         link._rtt = link.rtt_min = 5.0
@@ -477,7 +478,7 @@ class TestStreams:
 
     async def test_warm_up(self, hosts, monkeypatch):
         """On a long path a further stream is warmed up before it carries frames, and works afterwards."""
-        monkeypatch.setattr("p2pavg.transport.stream_keeper._LONG_PATH_S", 0.0)
+        monkeypatch.setattr("p2pavg.transport.links.stream_keeper._LONG_PATH_S", 0.0)
         a, b = await hosts(streams=1), await hosts(streams=1)
         link = await a.connect(b)
         await link.ready

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from p2pavg.distance import Distance
-from p2pavg.rounds import link_meter
-from p2pavg.rounds.link_meter import LinkMeter
+from p2pavg.report.distance import Distance
+from p2pavg.rounds.measure import link_meter
+from p2pavg.rounds.measure.link_meter import LinkMeter
 from p2pavg.transport.engine import StreamStats
 
 A, B = b"a" * 20, b"b" * 20

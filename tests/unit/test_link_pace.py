@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from p2pavg.rounds.link_pace import ROUNDS_KEPT, LinkPace
+from p2pavg.rounds.measure.link_pace import ROUNDS_KEPT, LinkPace
 from p2pavg.transport.engine import StreamStats
 
 RTT = 0.1

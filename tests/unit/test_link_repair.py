@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pavg.errors import ProtocolError
-from p2pavg.transport.engine import SELF, Missing, Part, ReduceJob, StreamStats
-from p2pavg.transport.repair import Repairs
-from p2pavg.transport.stalls import Again, KindWatch, LinkWatch, RankWatch, overtaken
+from p2pavg.part import Part
+from p2pavg.transport.engine import SELF, Missing, ReduceJob, StreamStats
+from p2pavg.transport.links.repair import Repairs
+from p2pavg.transport.links.stalls import Again, KindWatch, LinkWatch, RankWatch, overtaken
 from tests.unit.endpoints import Host
 from tests.unit.engine_swarm import Reduction, gradients, poll
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pavg.transport.streams import (
+from p2pavg.transport.links.stream_count import (
     MOST_SOCKETS,
     StreamCount,
     Transfer,

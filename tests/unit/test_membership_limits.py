@@ -7,15 +7,15 @@ import hashlib
 import pytest
 
 from p2pavg.identity import Identity
-from p2pavg.membership import store
-from p2pavg.membership.beat import BEAT_BYTES, BEAT_MARK
-from p2pavg.membership.node import Node
-from p2pavg.membership.record import Chain, Refresh, sign_record
-from p2pavg.membership.routing import Contacts
-from p2pavg.membership.rpc import BEAT_WORK, REQUESTS_AT_ONCE
-from p2pavg.membership.store import Outcome, RecordStore
-from p2pavg.membership.throttle import Throttle, network_of
-from p2pavg.membership.wire import Contact
+from p2pavg.membership.table import store
+from p2pavg.membership.table.beat import BEAT_BYTES, BEAT_MARK
+from p2pavg.membership.table.node import Node
+from p2pavg.membership.table.record import Chain, Refresh, sign_record
+from p2pavg.membership.table.routing import Contacts
+from p2pavg.membership.table.rpc import BEAT_WORK, REQUESTS_AT_ONCE
+from p2pavg.membership.table.store import Outcome, RecordStore
+from p2pavg.membership.table.throttle import Throttle, network_of
+from p2pavg.membership.table.wire import Contact
 
 
 def node_id(number: int) -> bytes:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from p2pavg.membership.lookup import Shortlist
-from p2pavg.membership.wire import Contact
+from p2pavg.membership.table.lookup import Shortlist
+from p2pavg.membership.table.wire import Contact
 
 TARGET = bytes(20)
 

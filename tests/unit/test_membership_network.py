@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from p2pavg.bench.dht_simulation import Network, simulate
+from p2pavg.bench.dht.simulation import Network, simulate
 from p2pavg.errors import UnreachableError
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View, key_of
-from p2pavg.membership.node import Node
-from p2pavg.membership.record import Chain, Refresh, sign_record
-from p2pavg.membership.store import Entry
-from p2pavg.membership.wire import Kind
+from p2pavg.membership.table.node import Node
+from p2pavg.membership.table.record import Chain, Refresh, sign_record
+from p2pavg.membership.table.store import Entry
+from p2pavg.membership.table.wire import Kind
 
 KEY = key_of("test")
 ONE_WAY = 0.02

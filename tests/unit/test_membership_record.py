@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from p2pavg.identity import Identity
-from p2pavg.membership.record import (
+from p2pavg.membership.table.record import (
     CHAIN_LENGTH,
     MAX_RECORD_BYTES,
     MAX_VALUE_BYTES,
@@ -14,7 +14,7 @@ from p2pavg.membership.record import (
     parse_record,
     sign_record,
 )
-from p2pavg.membership.wire import MAX_BODY
+from p2pavg.membership.table.wire import MAX_BODY
 
 KEY = b"k" * 20
 

@@ -4,9 +4,9 @@ import hashlib
 import itertools
 
 from p2pavg.membership.peerinfo import PeerInfo
-from p2pavg.membership.record import Refresh, SignedRecord
 from p2pavg.membership.roster import Roster
-from p2pavg.membership.store import Held
+from p2pavg.membership.table.record import Refresh, SignedRecord
+from p2pavg.membership.table.store import Held
 
 OWN = b"o" * 20
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from p2pavg.identity import Identity
-from p2pavg.membership.record import Chain, Refresh, SignedRecord, sign_record
-from p2pavg.membership.store import ENTRY_BYTES, Held, Outcome, RecordStore, decode_entries
+from p2pavg.membership.table.record import Chain, Refresh, SignedRecord, sign_record
+from p2pavg.membership.table.store import ENTRY_BYTES, Held, Outcome, RecordStore, decode_entries
 
 KEY = b"k" * 20
 

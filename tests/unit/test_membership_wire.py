@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pavg.bench.dht_simulation import Network, simulate
+from p2pavg.bench.dht.simulation import Network, simulate
 from p2pavg.errors import ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.membership import View
-from p2pavg.membership.address import (
+from p2pavg.membership.peerinfo import PeerInfo
+from p2pavg.membership.table.address import (
     format_host_port,
     normalise,
     pack_address,
     parse_host_port,
     unpack_address,
 )
-from p2pavg.membership.beat import BEAT_BYTES, Beat, decode_beat
-from p2pavg.membership.peerinfo import PeerInfo
-from p2pavg.membership.record import Refresh
-from p2pavg.membership.store import ENTRY_BYTES
-from p2pavg.membership.wire import (
+from p2pavg.membership.table.beat import BEAT_BYTES, Beat, decode_beat
+from p2pavg.membership.table.record import Refresh
+from p2pavg.membership.table.store import ENTRY_BYTES
+from p2pavg.membership.table.wire import (
     CONTACT_BYTES,
     MAX_DATAGRAM,
     Contact,

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from p2pavg.compact import CompactReport
-from p2pavg.distance import Distance
 from p2pavg.identity import short_id
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.monitor import heard
 from p2pavg.monitor.cli import Lines
 from p2pavg.monitor.picture import KEPT_S, Picture
 from p2pavg.monitor.shown import Shown, duration, run_line
-from p2pavg.prices import PriceTable
-from p2pavg.transport import handshake
-from p2pavg.transport.handshake import Refusal
+from p2pavg.report.compact import CompactReport
+from p2pavg.report.distance import Distance
+from p2pavg.report.prices import PriceTable
+from p2pavg.transport.links import handshake
+from p2pavg.transport.links.handshake import Refusal
 from tests.unit.reports import link, report
 
 A, B, C = b"a" * 20, b"b" * 20, b"c" * 20
@@ -280,7 +280,7 @@ def test_text_of_members_is_no_markup(capsys: pytest.CaptureFixture[str]) -> Non
     """A region or a state that looks like the terminal's markup is shown as it is."""
     from rich.console import Console
 
-    from p2pavg.membership.cli import _print_table
+    from p2pavg.cli.membership import _print_table
     from p2pavg.monitor.screen import screen
 
     picture = three()

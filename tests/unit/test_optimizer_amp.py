@@ -99,7 +99,7 @@ class Later:
 @pytest.fixture
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scaler and sums are taken to be on an accelerator, whose flags come later."""
-    monkeypatch.setattr("p2pavg.optim.loss_scale.accelerated", lambda live, sums: True)
+    monkeypatch.setattr("p2pavg.optim.gradients.loss_scale.accelerated", lambda live, sums: True)
     monkeypatch.setattr(torch.cuda, "Event", Later)
     Later.done = False
 

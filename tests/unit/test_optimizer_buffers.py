@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2pavg.optim.buffers import AveragedBuffers
+from p2pavg.optim.updates.buffers import AveragedBuffers
 from tests.unit.fake_swarm import FakeSwarm
 from tests.unit.test_optimizer import swarm, wrap
 

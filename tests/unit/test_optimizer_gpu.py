@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2pavg.optim.flat import FlatGradients
+from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from tests.unit.fake_swarm import FakeSwarm
 from tests.unit.test_optimizer import MAKERS, net, sample, swarm

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from p2pavg.optim.gradients.vectors import DEVICE_STEP, all_finite, clip_norm
 from p2pavg.optim.optimizer import CollaborativeOptimizer
-from p2pavg.optim.vectors import DEVICE_STEP, all_finite, clip_norm
 from p2pavg.rounds.training import KeepGoing
 from tests.unit.fake_path import FakePath
 from tests.unit.fake_swarm import FakeSwarm

@@ -12,7 +12,7 @@ from torch import nn
 
 from p2pavg.errors import ConfigurationError, StateError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
-from p2pavg.optim.resync import Resync
+from p2pavg.optim.updates.resync import Resync
 from tests.unit.fake_path import FakePath
 from tests.unit.fake_swarm import FakeSwarm
 from tests.unit.test_optimizer import MAKERS, loss_of, net, swarm, vector

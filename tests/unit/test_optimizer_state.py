@@ -11,7 +11,7 @@ from torch import nn
 from p2pavg.errors import StateError
 from p2pavg.optim.modules import owning_modules, persistent_buffers
 from p2pavg.optim.resume import load_extras
-from p2pavg.optim.state import TrainingState, schema
+from p2pavg.optim.training_state import TrainingState, schema
 from p2pavg.optim.tree import TreeWriter, unpack
 from p2pavg.rounds.training import copied
 

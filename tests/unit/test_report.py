@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pavg.distance import Distance, distance
 from p2pavg.report import Phases, phases
+from p2pavg.report.distance import Distance, distance
 from tests.unit.reports import link, report
 
 seconds = st.floats(0.0, 100.0)

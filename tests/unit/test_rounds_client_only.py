@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from p2pavg.rounds.actions import OpenJob, Send
-from p2pavg.rounds.ballot import Ballot
-from p2pavg.rounds.events import LocalProgress, PeerUp, Received
-from p2pavg.rounds.machine import Machine
-from p2pavg.rounds.messages import Prepare, Refuse
-from p2pavg.rounds.words import PlanMember
-from p2pavg.transport.engine import Part
+from p2pavg.part import Part
+from p2pavg.rounds.machine.actions import OpenJob, Send
+from p2pavg.rounds.machine.events import LocalProgress, PeerUp, Received
+from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.protocol.ballot import Ballot
+from p2pavg.rounds.protocol.messages import Prepare, Refuse
+from p2pavg.rounds.protocol.roles import PlanMember
 
 REACHABLE, HIDDEN, OTHER_HIDDEN = (name * 20 for name in (b"a", b"b", b"c"))
 LINEAGE = b"l" * 32

@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from p2pavg.rounds.ballot import Ballot, Held, Stage
-from p2pavg.rounds.deadlines import SILENCE_FLOOR, SILENCE_PRIOR, Deadlines, K, Measured
-from p2pavg.rounds.events import PeerUp, RankProgress
-from p2pavg.rounds.leader import rendezvous
-from p2pavg.rounds.lineage import History, first_lineage, next_lineage
-from p2pavg.rounds.messages import Progress
-from p2pavg.rounds.progress import TransferWatch, judge
-from p2pavg.rounds.succession import decide
-from p2pavg.rounds.view import Camp, View
-from p2pavg.rounds.words import Generation, Role
+from p2pavg.rounds.machine.camps import Camp, View
+from p2pavg.rounds.machine.deadlines import SILENCE_FLOOR, SILENCE_PRIOR, Deadlines, K, Measured
+from p2pavg.rounds.machine.election import rendezvous
+from p2pavg.rounds.machine.events import PeerUp, RankProgress
+from p2pavg.rounds.machine.stalls import TransferWatch, judge
+from p2pavg.rounds.machine.succession import decide
+from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
+from p2pavg.rounds.protocol.lineage import History, first_lineage, next_lineage
+from p2pavg.rounds.protocol.messages import Progress
+from p2pavg.rounds.protocol.roles import Generation, Role
 
 A, B, C, D = (bytes([n]) * 20 for n in range(1, 5))
 L0, L1, L2 = (bytes([n]) * 32 for n in range(1, 4))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from p2pavg.rounds.ballot import Lineage, PeerId
-from p2pavg.rounds.leaving import Verdict
-from p2pavg.rounds.messages import Committed, Message
-from p2pavg.rounds.words import Role
+from p2pavg.rounds.machine.departure import Verdict
+from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.messages import Committed, Message
+from p2pavg.rounds.protocol.roles import Role
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 

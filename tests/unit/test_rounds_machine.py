@@ -9,12 +9,21 @@ from itertools import pairwise
 
 import pytest
 
-from p2pavg.rounds.actions import Commit, Discarded, OpenJob, Resume, Send, WaitAt
-from p2pavg.rounds.events import Applied, Event, Healed, JobDone, LocalProgress, PeerUp, Received, Tick
-from p2pavg.rounds.machine import Machine
-from p2pavg.rounds.messages import Aborted, Done, Prepare, Progress, Promise, Ready, Refuse
-from p2pavg.rounds.words import Generation, PlanMember, Role
-from p2pavg.transport.engine import Part
+from p2pavg.part import Part
+from p2pavg.rounds.machine.actions import Commit, Discarded, OpenJob, Resume, Send, WaitAt
+from p2pavg.rounds.machine.events import (
+    Applied,
+    Event,
+    Healed,
+    JobDone,
+    LocalProgress,
+    PeerUp,
+    Received,
+    Tick,
+)
+from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.protocol.messages import Aborted, Done, Prepare, Progress, Promise, Ready, Refuse
+from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 

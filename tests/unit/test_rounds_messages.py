@@ -10,8 +10,8 @@ import msgpack
 import pytest
 
 from p2pavg.errors import ProtocolError
-from p2pavg.rounds import messages as m
-from p2pavg.rounds.ballot import Ballot, Held, Stage
+from p2pavg.rounds.protocol import messages as m
+from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
 
 PEER, OTHER, LINEAGE, DIGEST = b"a" * 20, b"b" * 20, b"l" * 32, b"d" * 32
 BALLOT = Ballot(7, 2, PEER)

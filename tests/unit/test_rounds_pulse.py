@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from p2pavg.rounds import pulse
-from p2pavg.rounds.deadlines import LOOP_LIMIT
-from p2pavg.rounds.pulse import Pulse
+from p2pavg.rounds.machine.deadlines import LOOP_LIMIT
+from p2pavg.rounds.measure import beat as pulse
+from p2pavg.rounds.measure.beat import Pulse
 from p2pavg.transport.engine import LinkHealth
 
 NOW = 100.0

@@ -8,10 +8,11 @@ import zlib
 
 import pytest
 
-from p2pavg import place
-from p2pavg.transport import frames, proofs, pump_engine, sealing
+from p2pavg.peer import runtime as place
+from p2pavg.transport import frames, pump_engine, sealing
 from p2pavg.transport.engine import Engine, StreamKeys
 from p2pavg.transport.frames import HEADER_BYTES, Header, Kind
+from p2pavg.transport.links import proofs
 from p2pavg.transport.sealing import TAG_BYTES, Sealer
 from tests.unit.engine_swarm import ENGINES, Recorder, stream_keys, tcp_pair
 

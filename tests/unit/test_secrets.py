@@ -17,9 +17,9 @@ import pytest
 import p2pavg
 from p2pavg.credentials import Authority, Credentials, texts
 from p2pavg.errors import CredentialError
-from p2pavg.peer import Peer
-from p2pavg.transport import handshake
+from p2pavg.peer.peer import Peer
 from p2pavg.transport.engine import StreamKeys
+from p2pavg.transport.links import handshake
 
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 UNSAFE_CALLS = {("torch", "load"), ("torch", "save"), ("np", "load"), ("numpy", "load")}

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2pavg.rounds import snapshot, state
 from p2pavg.rounds.session import Session
+from p2pavg.rounds.state import manifest as state
+from p2pavg.rounds.state import snapshot
 from p2pavg.rounds.training import Section
 
 

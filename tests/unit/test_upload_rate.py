@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from p2pavg.rounds import pulse
-from p2pavg.rounds.pulse import Pulse
+from p2pavg.rounds.measure import beat as pulse
+from p2pavg.rounds.measure.beat import Pulse
 from p2pavg.transport.engine import StreamStats
 
 UP = {1: 1.5e6 / 8, 2: 28.5e6 / 8}  # bytes/s

@@ -12,7 +12,7 @@ DEADLINE_S = 60.0
 
 def test_bytes_sent_are_those_that_the_lab_counted() -> None:
     """The payload that the lab brought from either host is what its report says, within 2%."""
-    with Workers(2, "p2pavg.bench.allreduce_worker", topology="join-4") as workers:
+    with Workers(2, "p2pavg.bench.allreduce.worker", topology="join-4") as workers:
         workers.join(numel=4_000_000, peers=2, compression="fp16", streams=4, beside="none", credentials=None)
         for index in range(2):  # the first opens streams and finds its rates
             workers.all(deadline_s=DEADLINE_S, do="fill")

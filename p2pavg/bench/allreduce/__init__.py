@@ -1,0 +1,1 @@
+"""`bench allreduce`: N real processes average vectors. Start reading at `verb`."""

@@ -1,0 +1,145 @@
+"""`bench allreduce`: N real processes average M float32, on loopback or in the lab."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from p2pavg.bench.allreduce.worker import RUN_ID
+from p2pavg.bench.common import add_output_options, at_least, compression, emit, positive_int, progress
+from p2pavg.bench.workers import Workers
+from p2pavg.credentials import new_secret
+
+EXAMPLE = "example: p2pavg bench allreduce --peers 4 --numel 25000000 --compression fp16 --rounds 5"
+ROUND_DEADLINE_S = 600.0
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser("allreduce", help="average vectors between real processes", epilog=EXAMPLE)
+    add_arguments(parser)
+    add_output_options(parser)
+    parser.set_defaults(func=run)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What defines a measurement."""
+    parser.add_argument("--peers", type=positive_int, default=2, help="processes (default 2)")
+    parser.add_argument(
+        "--numel", type=positive_int, default=25_000_000, help="float32 elements (default 25 million)"
+    )
+    parser.add_argument(
+        "--compression",
+        type=compression,
+        default="fp16",
+        help="none, fp16 (default), bf16, int8, or MODULE:NAME of a Codec of your own",
+    )
+    parser.add_argument("--streams", type=_streams, default="auto", help="TCP streams per link, or auto")
+    parser.add_argument(
+        "--rounds", type=positive_int, default=5, help="measured rounds, after one to warm up"
+    )
+    parser.add_argument("--idle-seconds", type=at_least(0.0), default=0.0, help="pause before every round")
+    parser.add_argument(
+        "--beside", choices=("none", "python", "torch"), default="none", help="what else every peer computes"
+    )
+    parser.add_argument("--encrypted", action="store_true", help="as a closed run, with credentials")
+    parser.add_argument("--lab", metavar="TOPOLOGY", help="run on the hosts of a lab topology")
+
+
+def _streams(text: str) -> str | int:
+    return text if text == "auto" else positive_int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    result = measure(args)
+    emit(args, result, _words(result), lambda figure: _draw(figure, result))
+    return 0
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The result as JSON data. Raises P2PAvgError when a worker fails."""
+    rounds: list[list[dict[str, Any]]] = []
+    with (
+        progress("averaging", args.rounds + 1) as advance,
+        Workers(args.peers, "p2pavg.bench.allreduce.worker", topology=args.lab) as workers,
+    ):
+        workers.join(
+            numel=args.numel,
+            peers=args.peers,
+            compression=args.compression,
+            streams=args.streams,
+            beside=args.beside,
+            credentials=new_secret(RUN_ID) if args.encrypted else None,
+        )
+        for index in range(args.rounds + 1):
+            if index:
+                time.sleep(args.idle_seconds)
+            workers.all(deadline_s=ROUND_DEADLINE_S, do="fill")
+            rounds.append(workers.all(deadline_s=ROUND_DEADLINE_S, do="round", index=index))
+            advance(1)
+        lab = workers.lab_verdict()
+    return {**_summary(args, rounds[1:]), **lab}
+
+
+def _summary(args: argparse.Namespace, rounds: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    seconds = [max(answer["seconds"] for answer in answers) for answers in rounds]
+    median = statistics.median(seconds)
+    flat = [answer for answers in rounds for answer in answers]
+    sent = statistics.median(answer["bytes_sent"] for answer in flat)
+    busy = statistics.median(
+        max(a["last_byte_at"] for a in answers) - min(a["first_byte_at"] for a in answers)
+        for answers in rounds
+    )
+    return {
+        "seconds_median": median,
+        "seconds": seconds,
+        "gbps_per_peer": 8e-9 * sent / median,
+        "bytes_sent_per_peer": sent,
+        "goodput_gbps": 8e-9 * sent / busy if busy > 0 else None,
+        "cpu_seconds_per_peer": statistics.median(answer["cpu_seconds"] for answer in flat),
+        "averaging_cpu_seconds_per_peer": statistics.median(
+            answer["averaging_cpu_seconds"] for answer in flat
+        ),
+        "extra_memory_bytes": max(answer["extra_memory_bytes"] for answer in flat),
+        "max_abs_error": max(answer["max_abs_error"] for answer in flat),
+        "bit_identical": all(len({answer["digest"] for answer in answers}) == 1 for answers in rounds),
+        "streams": max(answer["streams"] for answer in flat),
+        "peers": args.peers,
+        "numel": args.numel,
+        "compression": args.compression,
+        "beside": args.beside,
+        "beside_units_per_second": statistics.median(answer["beside_rate"] for answer in flat),
+        "engine": flat[0]["engine"],
+        "encrypted": args.encrypted,
+        "topology": args.lab,
+        "attempts": max(answer["attempts"] for answer in flat),
+        "phases": {
+            name: statistics.median(answer[name] for answer in flat)
+            for name in ("waiting", "matchmaking", "transfer", "commit", "update")
+        },
+    }
+
+
+def _words(result: dict[str, Any]) -> list[str]:
+    same = "all peers hold the same bits" if result["bit_identical"] else "PEERS DIFFER"
+    return [
+        f"{result['peers']} peers averaged {result['numel']:,} float32 ({result['compression']}, "
+        f"{result['streams']} streams, {result['engine']}) in {result['seconds_median']:.3f} s (median of "
+        f"{len(result['seconds'])}); {same}, largest error {result['max_abs_error']:.2g}",
+        f"each sent {result['bytes_sent_per_peer'] / 1e6:.1f} MB, {result['gbps_per_peer']:.2f} Gb/s "
+        f"over the round; {result['averaging_cpu_seconds_per_peer']:.3f} CPU seconds of averaging per peer",
+        "seconds by phase: " + ", ".join(f"{name} {value:.3f}" for name, value in result["phases"].items()),
+    ]
+
+
+def _draw(figure: Any, result: dict[str, Any]) -> None:
+    axes = figure.subplots()
+    axes.bar(range(1, len(result["seconds"]) + 1), result["seconds"])
+    axes.axhline(result["seconds_median"], linestyle="--", color="black", linewidth=1)
+    axes.set_xlabel("round")
+    axes.set_ylabel("seconds")
+    axes.set_title(f"{result['peers']} peers, {result['numel']:,} float32, {result['compression']}")

@@ -1,0 +1,1 @@
+"""`bench chaos`: a swarm under injected faults. Start reading at `verb`; `check` judges the events."""

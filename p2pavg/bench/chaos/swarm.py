@@ -1,0 +1,366 @@
+"""The swarm that `bench chaos` breaks: processes, their events, and the faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from p2pavg.bench.chaos.check import HANG_S
+from p2pavg.bench.workers import WorkerError, start, tell
+from p2pavg.credentials import Authority
+
+PHASES = ("proposed", "begun", "done", "committed")  # of a round, as its leader passes them
+FAULTS = (
+    *("kill", "stop", "leader", *(f"leader-{phase}" for phase in PHASES), "all-but-one", "join"),
+    *("corrupt", "duplicate", "cut", "cut-one-way", "slow"),
+)
+LAB_FAULTS = ("cut", "cut-one-way", "slow")
+BREAKS: dict[str, tuple[str, float]] = {  # what becomes of the paths of a host
+    "cut": ("down", 1),
+    "cut-one-way": ("down", 1),
+    "slow": ("rate_mbps", 0.008),
+    "corrupt": ("corrupt", 0.01),
+}
+RUN = "chaos"
+START_S = 60.0
+STOP_S = (0.5, 8.0)
+CUT_S = (1.0, 8.0)
+GARBAGE_BYTES = 65536
+
+
+@dataclass(slots=True)
+class Member:
+    """One process of the swarm."""
+
+    who: str
+    host: str | None
+    process: subprocess.Popen[bytes]
+    own: dict[str, str]  # what tells it from others: `identity` or `credentials` of a Peer
+    address: str = ""
+    peer: str = ""
+    joined: bool = False
+    finished: bool = False
+    epoch: int = -1
+    heard_at: float = 0.0
+    stopped_until: float = 0.0
+    leader: str = ""
+
+
+class Swarm(AbstractContextManager["Swarm"]):
+    """Keeps `peers` processes training until all have applied `epochs` epochs, and breaks them meanwhile."""
+
+    def __init__(
+        self,
+        *,
+        peers: int,
+        epochs: int,
+        steps: int,
+        epoch_seconds: float,
+        topology: str | None,
+        seed: int,
+        encrypted: bool,
+    ) -> None:
+        """encrypted: in a closed run."""
+        self.events: list[dict[str, Any]] = []
+        self._peers = peers
+        self._epochs = epochs
+        self._config = {"target": peers * steps, "step_seconds": epoch_seconds / steps, "epochs": epochs}
+        self._topology = topology
+        self._random = random.Random(seed)
+        self._authority = Authority.new(RUN) if encrypted else None
+        self._members: dict[str, Member] = {}
+        self._queue: queue.Queue[tuple[str, dict[str, Any] | None]] = queue.Queue()
+        self._stack = ExitStack()
+        self._lab: Any = None
+        self._born = 0
+        self._undo: list[tuple[float, Callable[[], None]]] = []
+
+    def __enter__(self) -> Swarm:
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="p2pavg-chaos-")))
+        if self._topology is not None:
+            from p2pavg.lab import Lab
+
+            self._lab = self._stack.enter_context(Lab(self._topology))
+            if self._peers > len(self._lab.hosts):
+                self._stack.close()
+                raise WorkerError(f"topology {self._topology!r} has only {len(self._lab.hosts)} hosts")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for member in self._members.values():
+            if member.process.poll() is None:
+                member.process.send_signal(signal.SIGCONT)
+                member.process.kill()
+            member.process.wait()
+        self._stack.close()
+
+    # ------------------------------------------------------------------------------------ the run
+
+    def run(self, faults: Sequence[str], fault_every: float, advance: Callable[[float], None]) -> None:
+        """Start, break, and wait for the end. Raises WorkerError when the swarm cannot start."""
+        self._note("", "run", peers=self._peers)
+        for _ in range(self._peers):
+            self._spawn()
+            self._wait_until(lambda: all(m.address for m in self._members.values()), START_S)
+        self._wait_until(lambda: all(m.joined for m in self._members.values()), START_S)
+        next_fault = time.monotonic() + fault_every
+        shown = 0
+        while not self._over():
+            now = time.monotonic()
+            if now >= next_fault and faults:
+                self._fault(self._random.choice(list(faults)))
+                next_fault = now + fault_every * self._random.uniform(0.7, 1.3)
+            self._repair(now)
+            self._pump(0.05)
+            latest = max((m.epoch for m in self._members.values()), default=0)
+            if latest > shown:
+                advance(latest - shown)
+                shown = latest
+            if any(self._hangs(m, now) for m in self._members.values()):
+                break
+        for undo_at, undo in self._undo:
+            del undo_at
+            undo()
+        self._undo.clear()
+        self._finish()
+
+    def _over(self) -> bool:
+        members = self._living()
+        return bool(members) and all(m.finished for m in members)
+
+    def _hangs(self, member: Member, now: float) -> bool:
+        if member.process.poll() is not None or member.finished:
+            return False
+        if now - max(member.heard_at, member.stopped_until) > HANG_S:
+            self._note(member.who, "hang", epoch=member.epoch)
+            return True
+        return False
+
+    def _finish(self) -> None:
+        """Let everybody leave in order; who does not is a hang."""
+        for member in self._living():
+            assert member.process.stdin is not None
+            member.process.stdin.close()
+        deadline = time.monotonic() + 15
+        for member in self._living():
+            try:
+                member.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self._note(member.who, "hang", epoch=member.epoch)
+        self._pump(0.2)
+
+    # ---------------------------------------------------------------------------------- processes
+
+    def _living(self) -> list[Member]:
+        return [m for m in self._members.values() if m.process.poll() is None]
+
+    def _own(self, who: str) -> dict[str, str]:
+        if self._authority is not None:
+            return {"credentials": self._authority.member().to_text()}
+        return {"identity": str(self._folder / f"{who}.key")}
+
+    def _spawn(self, own: dict[str, str] | None = None, host: str | None = None) -> Member:
+        who = f"p{self._born}"
+        self._born += 1
+        argv = [sys.executable, "-m", "p2pavg.bench.chaos.worker"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if self._lab is not None:
+            used = {m.host for m in self._living()}
+            host = host or next((h for h in self._lab.hosts if h not in used), self._lab.hosts[0])
+        process = start(argv, env, lab=self._lab, host=host)
+        member = Member(who, host, process, own or self._own(who), heard_at=time.monotonic())
+        known = [m.address for m in self._living() if m.address]
+        config = {
+            **self._config,
+            "run_id": RUN,
+            "initial_peers": self._random.sample(known, min(3, len(known))),
+            "own": member.own,
+        }
+        tell(process, config)
+        threading.Thread(target=self._read, args=(member,), daemon=True).start()
+        self._members[who] = member
+        return member
+
+    def _read(self, member: Member) -> None:
+        assert member.process.stdout is not None
+        for line in member.process.stdout:
+            self._queue.put((member.who, json.loads(line)))
+        self._queue.put((member.who, None))
+
+    def _pump(self, seconds: float) -> None:
+        """Take in what the processes said."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            try:
+                who, event = self._queue.get(timeout=left)
+            except queue.Empty:
+                return
+            self._take(self._members[who], event)
+
+    def _take(self, member: Member, event: dict[str, Any] | None) -> None:
+        if event is None:
+            self._note(member.who, "ended", code=member.process.wait())
+            return
+        member.heard_at = time.monotonic()
+        self.events.append({"who": member.who, **event})
+        match event["t"]:
+            case "up":
+                member.address, member.peer = event["address"], event["peer"]
+            case "joined":
+                member.joined = True
+            case "epoch":
+                member.epoch, member.leader = event["epoch"], event["leader"]
+            case "finished":
+                member.finished = True
+            case "dies":
+                self._log(f"leader-{event['phase']}", member.who, 0.0)
+
+    def _note(self, who: str, kind: str, **fields: Any) -> None:
+        self.events.append({"who": who, "t": kind, "at": time.monotonic(), **fields})
+
+    def _wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not ready():
+            self._pump(0.05)
+            if time.monotonic() > end or not all(m.process.poll() is None for m in self._members.values()):
+                raise WorkerError("the swarm did not start; run one peer of it by hand to see why")
+
+    # -------------------------------------------------------------------------------------- faults
+
+    def _fault(self, name: str) -> None:
+        targets = [m for m in self._living() if m.joined and not m.finished and not m.stopped_until]
+        if len(targets) < 2 and name != "join":
+            return
+        victim = self._random.choice(targets) if targets else None
+        if name.startswith("leader"):
+            leading = [m for m in targets if any(m.peer == other.leader for other in targets)]
+            victim = leading[0] if leading else victim
+        match name:
+            case "join":
+                if len(self._living()) < self._peers + 1 and self._room():
+                    self._log(name, "", 0.0)
+                    self._spawn()
+            case "all-but-one":
+                for member in targets[1:]:
+                    self._kill(member, name)
+            case "kill" | "leader" if victim is not None:
+                self._kill(victim, name)
+            case _ if name.startswith("leader-") and victim is not None:
+                with suppress(OSError):
+                    tell(victim.process, {"die_at": name.removeprefix("leader-")})
+            case "stop" if victim is not None:
+                self._stop(victim)
+            case "cut" | "cut-one-way" | "slow" if victim is not None:
+                self._break_link(name, victim)
+            case "corrupt" if victim is not None:
+                if self._lab is None:
+                    self._log(name, "", 0.0)
+                else:
+                    self._break_link(name, victim)
+                self._garbage(victim)
+            case "duplicate" if victim is not None and len(self._living()) <= self._peers and self._room():
+                double = self._spawn(own=victim.own)
+                self._log(name, "", 0.0, share=[victim.who, double.who])
+                double.finished = True  # it is not waited for
+                self._undo.append((time.monotonic() + 3.0, lambda: self._kill_quietly(double)))
+
+    def _room(self) -> bool:
+        return self._lab is None or len(self._living()) < len(self._lab.hosts)
+
+    def _log(self, name: str, victim: str, seconds: float, **fields: Any) -> None:
+        self._note("", "fault", fault=name, victim=victim, until=time.monotonic() + seconds, **fields)
+
+    def _kill(self, member: Member, name: str) -> None:
+        self._log(name, member.who, 0.0)
+        member.process.kill()
+
+    def _kill_quietly(self, member: Member) -> None:
+        if member.process.poll() is None:
+            member.process.kill()
+
+    def _stop(self, member: Member) -> None:
+        seconds = self._random.uniform(*STOP_S)
+        self._log("stop", member.who, seconds)
+        member.process.send_signal(signal.SIGSTOP)
+        member.stopped_until = time.monotonic() + seconds
+
+        def resume() -> None:
+            if member.process.poll() is None:
+                member.process.send_signal(signal.SIGCONT)
+            member.heard_at = time.monotonic()
+            member.stopped_until = 0.0
+
+        self._undo.append((member.stopped_until, resume))
+
+    def _break_link(self, name: str, victim: Member) -> None:
+        """Break all paths from and to a host for a while; of "cut-one-way" either."""
+        seconds = self._random.uniform(*CUT_S)
+        setting, value = BREAKS[name]
+        self._log(name, victim.who, seconds)
+        paths = [pair for pair in self._lab.topology.paths if victim.host in pair]
+        broken = paths
+        if name == "cut-one-way":
+            side = self._random.randrange(2)
+            broken = [pair for pair in paths if pair[side] == victim.host]
+        for pair in broken:
+            self._lab.set(*pair, **{setting: value})
+        victim.stopped_until = time.monotonic() + seconds
+
+        def mend() -> None:
+            for pair in broken:
+                usual = getattr(self._lab.topology.paths[pair], setting, 0)
+                self._lab.set(*pair, **{setting: usual})
+            victim.heard_at = time.monotonic()
+            victim.stopped_until = 0.0
+
+        self._undo.append((victim.stopped_until, mend))
+
+    def _garbage(self, victim: Member) -> None:
+        """Random bytes to the victim's TCP and UDP ports, from the victim's own machine."""
+        host, _, port = victim.address.rpartition(":")
+        noise = self._random.randbytes(GARBAGE_BYTES)
+        if self._lab is not None:
+            code = (
+                "import socket,sys,os;h,p=sys.argv[1],int(sys.argv[2]);"
+                "s=socket.create_connection((h,p),2);s.sendall(os.urandom(65536));s.close()"
+            )
+            spare = self._lab.spawn(
+                victim.host, [sys.executable, "-c", code, host, port], stderr=subprocess.DEVNULL
+            )
+            threading.Thread(target=spare.wait, daemon=True).start()
+            return
+        try:
+            with socket.create_connection((host, int(port)), 2.0) as stream:
+                stream.sendall(noise)
+        except OSError:
+            pass  # the victim hung up on it, as it should
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+            datagrams.sendto(noise[:1200], (host, int(port)))
+
+    def _repair(self, now: float) -> None:
+        """End faults whose time is over, and bring the swarm back to its size."""
+        due = [entry for entry in self._undo if entry[0] <= now]
+        self._undo = [entry for entry in self._undo if entry[0] > now]
+        for _, undo in due:
+            undo()
+        starting = [m for m in self._living() if not m.joined]
+        short = len(self._living()) < self._peers and len(starting) < 2 and not self._over()
+        if short and any(m.joined for m in self._living()) and self._room():
+            self._spawn()

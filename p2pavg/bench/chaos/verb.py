@@ -1,0 +1,125 @@
+"""`bench chaos`: a swarm of real processes under injected faults, every event on record."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from p2pavg.bench.chaos.check import summarise
+from p2pavg.bench.chaos.swarm import FAULTS, LAB_FAULTS, Swarm
+from p2pavg.bench.common import add_output_options, at_least, emit, output_path, positive_int, progress
+from p2pavg.errors import ConfigurationError
+
+EXAMPLE = "example: p2pavg bench chaos --peers 4 --epochs 100 --fault-every 2 --faults kill,stop"
+STEPS = 10  # per epoch and peer
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser("chaos", help="a swarm under injected faults", epilog=EXAMPLE)
+    parser.add_argument("--peers", type=positive_int, default=4, help="peers that the swarm is kept at")
+    parser.add_argument("--epochs", type=positive_int, default=100)
+    parser.add_argument("--epoch-seconds", type=at_least(0.001), default=0.5)
+    parser.add_argument(
+        "--fault-every", type=at_least(0.1), default=2.0, help="seconds between faults (default 2)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of faults and victims")
+    parser.add_argument(
+        "--faults",
+        default="kill,stop,leader,join",
+        help=f"of {','.join(FAULTS)}; {', '.join(LAB_FAULTS)} need --lab (default kill,stop,leader,join)",
+    )
+    parser.add_argument("--lab", metavar="TOPOLOGY", help="run on the hosts of a lab topology")
+    parser.add_argument(
+        "--encrypted", action="store_true", help="a closed run, whose members have credentials"
+    )
+    parser.add_argument("--events", metavar="PATH", type=output_path, help="write every event as JSONL")
+    add_output_options(parser)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Break and measure; 1 when a promise was broken."""
+    faults = [name for name in args.faults.split(",") if name]
+    for name in faults:
+        if name not in FAULTS:
+            raise ConfigurationError(f"there is no fault {name!r}; choose of {', '.join(FAULTS)}")
+        if name in LAB_FAULTS and args.lab is None:
+            raise ConfigurationError(f"the fault {name!r} needs a network to break; name one with --lab")
+    with progress("breaking a swarm", args.epochs) as advance:
+        with Swarm(
+            peers=args.peers,
+            epochs=args.epochs,
+            steps=STEPS,
+            epoch_seconds=args.epoch_seconds,
+            topology=args.lab,
+            seed=args.seed,
+            encrypted=args.encrypted,
+        ) as swarm:
+            swarm.run(faults, args.fault_every, advance)
+        events = swarm.events
+    if args.events:
+        Path(args.events).write_text("".join(json.dumps(event) + "\n" for event in events))
+    result = summarise(events, epochs=args.epochs, capacity=STEPS / args.epoch_seconds)
+    result.update(
+        {
+            "peers": args.peers,
+            "epochs": args.epochs,
+            "epoch_seconds": args.epoch_seconds,
+            "seed": args.seed,
+            "faults": faults,
+            "topology": args.lab,
+            "encrypted": args.encrypted,
+        }
+    )
+    emit(args, result, _words(result), lambda figure: _draw(figure, events, result))
+    broken = sum(
+        result[name] for name in ("hangs", "crashes", "divergences", "samples_lost", "samples_doubled")
+    )
+    return 0 if not broken and result["finished_by_all"] else 1
+
+
+def _words(result: dict[str, Any]) -> list[str]:
+    by_fault = ", ".join(
+        f"{name} {s:.2f} s" for name, s in sorted(result["longest_stall_s_by_fault"].items())
+    )
+    return [
+        f"{result['epochs_finished']} epochs, {result['faults_injected']} faults: {result['hangs']} hangs, "
+        f"{result['crashes']} crashes, "
+        f"{result['divergences']} divergences, {result['samples_lost']} samples lost, "
+        f"{result['samples_doubled']} doubled, {result['samples_discarded']} discarded and named",
+        f"longest stall {result['longest_stall_s']:.2f} s ({by_fault or 'none'})",
+        f"throughput {result['throughput_share']:.0%} of a swarm without faults, with "
+        f"{result['capacity_share']:.0%} of its capacity alive",
+        *(
+            f"{name} of the peer that lived longest: {used['first']:.0f} at first, {used['last']:.0f} at last"
+            for name, used in result["usage"].items()
+        ),
+        *result["divergence_details"],
+        *result["crash_details"],
+    ]
+
+
+def _draw(figure: Any, events: list[dict[str, Any]], result: dict[str, Any]) -> None:
+    start = events[0]["at"]
+    top, middle, bottom = figure.subplots(3, 1, sharex=True)
+    living, times, counts = set(), [], []
+    for event in events:
+        if event["t"] == "joined":
+            living.add(event["who"])
+        elif event["t"] == "ended":
+            living.discard(event["who"])
+        times.append(event["at"] - start)
+        counts.append(len(living))
+    top.step(times, counts, where="post")
+    top.set_ylabel("peers")
+    applied = [e for e in events if e["t"] == "epoch"]
+    middle.plot([e["at"] - start for e in applied], [e["epoch"] for e in applied], ".", markersize=2)
+    middle.set_ylabel("epoch")
+    bottom.vlines([s["at"] - start for s in result["stalls"]], 0, [s["seconds"] for s in result["stalls"]])
+    for fault in (e for e in events if e["t"] == "fault"):
+        bottom.axvline(fault["at"] - start, color="red", linewidth=0.3)
+    bottom.set_ylabel("stall, s")
+    bottom.set_xlabel("seconds; red lines are faults")

@@ -1,0 +1,166 @@
+"""One peer of `bench chaos`: trains without end and writes every event as a JSON line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from p2pavg.bench.toy import Epoch, ToyTrainer
+from p2pavg.errors import P2PAvgError
+from p2pavg.peer.peer import Peer
+
+NUMEL = 8192
+COMMANDS = io.FileIO(0, closefd=False)  # unbuffered: the process may end while a thread reads
+SAMPLE_S = 5.0
+
+
+class Chaos:
+    """Trains until its input closes or its last epoch is applied."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self._closing = False
+        self._die_at = ""
+        self._over = threading.Event()
+        self._saying = threading.Lock()
+        self._own_samples = 0
+        threading.Thread(target=self._watch_input, daemon=True).start()
+
+    def run(self) -> None:
+        """The whole life of the peer."""
+        config = self.config
+        host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
+        peer = Peer(
+            config["run_id"],
+            initial_peers=config["initial_peers"],
+            listen=f"{host}:0",
+            compression="none",
+            **config["own"],
+        ).start()
+        self.say("up", address=peer.address, peer=peer.peer_id.hex())
+        trainer = ToyTrainer(
+            peer,
+            target=config["target"],
+            samples_per_step=1,
+            step_seconds=config["step_seconds"],
+            numel=NUMEL,
+            on_epoch=self._epoch,
+        )
+        self._watch_phases(peer)
+        sampler = threading.Thread(target=self._sample, args=(peer,), daemon=True)
+        sampler.start()
+        self.say("joined", epoch=trainer.session.epoch)
+        while trainer.session.epoch < config["epochs"] and not self._closing:
+            start = time.monotonic()
+            self._own_samples += 1
+            trainer.step()
+            seconds = time.monotonic() - start - config["step_seconds"]
+            if seconds > 0.2:
+                self.say("stall", seconds=seconds, epoch=trainer.session.epoch)
+        self._finished(trainer, peer)
+        while not self._closing:  # others may still need this peer's state
+            time.sleep(0.05)
+        self._over.set()
+        sampler.join()
+        peer.close()
+        self.say("closed")
+
+    def say(self, kind: str, **fields: Any) -> None:
+        """One event."""
+        with self._saying:
+            sys.stdout.write(json.dumps({"t": kind, "at": time.monotonic(), **fields}) + "\n")
+            sys.stdout.flush()
+
+    def _finished(self, trainer: ToyTrainer, peer: Peer) -> None:
+        """What a heal has lost since the last report stands in the next, which does not come any more."""
+        driver = peer._running().driver
+        assert driver is not None
+        _ = trainer.session.last_report  # once it is there, the loop has heard of the last outcome
+        lost = sum(samples for samples, _ in driver._discarded)
+        self.say(
+            "finished",
+            counted=self._own_samples,
+            pending=trainer.session.samples(),
+            discarded=lost,
+            history={made.epoch: made.lineage.hex() for made in driver.machine.history},
+        )
+
+    def _epoch(self, epoch: Epoch) -> None:
+        report = epoch.report
+        if report is None:
+            return
+        self.say(
+            "epoch",
+            epoch=epoch.epoch,
+            late=epoch.late,
+            seconds_in_step=epoch.seconds_in_step,
+            result=epoch.result,
+            parameters=epoch.parameters,
+            wrong=epoch.wrong,
+            lineage=report.lineage,
+            members={m.peer: m.samples for m in report.members if m.weight > 0},
+            samples=report.samples,
+            local_samples=report.local_samples,
+            counted=self._own_samples,
+            pending=epoch.samples,
+            discarded=report.samples_discarded,
+            why=report.discarded_why,
+            attempts=report.attempts,
+            causes=report.causes,
+            leader=report.leader,
+        )
+
+    def _watch_input(self) -> None:
+        for line in COMMANDS:
+            self._die_at = json.loads(line)["die_at"]
+        self._closing = True
+
+    def _watch_phases(self, peer: Peer) -> None:
+        """Die as the leader, in the middle of what the machine does next, when told to."""
+        driver = peer._running().driver
+        assert driver is not None
+        told = driver.recorder.on_trace
+
+        def on_trace(kind: str, fields: Mapping[str, Any]) -> None:
+            told(kind, fields)
+            if kind == self._die_at and driver.machine.leader == peer.peer_id:
+                self.say("dies", phase=kind)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        driver.recorder.on_trace = on_trace
+
+    def _sample(self, peer: Peer) -> None:
+        """What a leak would show in, every few seconds."""
+        while not self._over.wait(SAMPLE_S):
+            status = Path("/proc/self/status").read_text()
+            fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+            self.say(
+                "usage",
+                descriptors=len(os.listdir("/proc/self/fd")),
+                threads=int(fields["Threads"]),
+                rss_kib=int(fields["VmRSS"].split()[0]),
+                dht_records=len(peer._running().dht.node.store),
+            )
+
+
+def main() -> int:
+    """The configuration is the first line of the input."""
+    chaos = Chaos(json.loads(COMMANDS.readline()))
+    try:
+        chaos.run()
+    except P2PAvgError as error:
+        chaos.say("error", raised=type(error).__name__, error=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

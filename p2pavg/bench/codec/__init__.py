@@ -1,0 +1,1 @@
+"""`bench codec`: kernels against a plain copy. Start reading at `verb`."""

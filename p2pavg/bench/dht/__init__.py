@@ -1,0 +1,1 @@
+"""`bench dht`: storing and finding records. Start reading at `verb`."""

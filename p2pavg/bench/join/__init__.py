@@ -1,0 +1,1 @@
+"""`bench join`: a newcomer fetches the state. Start reading at `verb`."""

@@ -1,0 +1,1 @@
+"""`bench penalty`: what a training job loses to the swarm. Start reading at `verb`."""

@@ -1,0 +1,1 @@
+"""`bench rounds`: the cost of coordination alone. Start reading at `verb`."""

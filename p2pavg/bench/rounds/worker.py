@@ -1,0 +1,65 @@
+"""One peer of `bench rounds`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from p2pavg.bench.toy import Epoch, ToyTrainer
+from p2pavg.bench.workers import serve
+from p2pavg.peer.peer import Peer
+
+NUMEL = 4096
+
+
+class Rounds:
+    """The worker's commands."""
+
+    def start(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Join the swarm."""
+        self.config = config
+        self.epochs: list[Epoch] = []
+        host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
+        self.peer = Peer(
+            "bench-rounds",
+            initial_peers=config["initial_peers"],
+            listen=f"{host}:0",
+            client_only=config.get("client_only", False),
+            compression="none",
+        ).start()
+        self.trainer = ToyTrainer(
+            self.peer,
+            target=config["target"],
+            samples_per_step=1,
+            step_seconds=config["step_seconds"],
+            numel=NUMEL,
+            on_epoch=self.epochs.append,
+        )
+        return {"address": self.peer.address}
+
+    def train(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Train all epochs."""
+        while self.trainer.session.epoch < self.config["epochs"]:
+            self.trainer.step()
+        rows = []
+        for epoch in self.epochs[1:]:
+            report = epoch.report
+            if report is not None:
+                rows.append(
+                    {
+                        "epoch": epoch.epoch,
+                        "counted_at": epoch.counted_at,
+                        "first_byte_at": report.first_byte_at,
+                        "commit": report.seconds_commit,
+                        "attempts": report.attempts,
+                        "members": len(report.members),
+                        "wrong": epoch.wrong,
+                    }
+                )
+        return {"epochs": rows}
+
+
+if __name__ == "__main__":
+    worker = Rounds()
+    sys.exit(serve({"start": worker.start, "train": worker.train}))

@@ -1,0 +1,31 @@
+"""The `p2pavg` command, which is also `python -m p2pavg`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from p2pavg.cli import verbs
+
+DESCRIPTION = "Averages gradients between PyTorch processes that share nothing but the internet."
+
+VERBS = (
+    verbs.Verb("bootstrap", "p2pavg.cli.membership", "run a DHT-only node that others name in initial_peers"),
+    verbs.Verb("peers", "p2pavg.cli.membership", "list who is in a run"),
+    verbs.Verb("monitor", "p2pavg.monitor.cli", "watch a run live, without slowing it"),
+    verbs.Verb("report", "p2pavg.monitor.cli", "turn a run's reports into one page of plots and a summary"),
+    verbs.Verb("credentials", "p2pavg.cli.credentials", "make the credentials of a closed run"),
+    verbs.Verb("lab", "p2pavg.lab.cli", "emulate a wide-area network on this machine"),
+)
+BENCH_HELP = "measure this machine, a link or a swarm; 'p2pavg bench --help' lists what"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code: 0 success, 1 failure, 2 usage error."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] == "bench":
+        bench = importlib.import_module("p2pavg.bench.__main__")
+        return int(bench.main(words[1:], prog="p2pavg bench"))
+    listed = (*VERBS, verbs.Verb("bench", "p2pavg.bench.__main__", BENCH_HELP))
+    return verbs.run("p2pavg", DESCRIPTION, listed, words)

@@ -1,0 +1,290 @@
+"""What a run of float32 looks like on the wire.
+
+A codec turns n float32 into bytes that carry their own scales, so that a chunk can be decoded without
+anything else. Native kernels and the Python twin (`codecs_twin`) produce the same bytes. Layouts,
+little-endian; headers are padded with zeros to a multiple of 64 bytes:
+
+| codec | header | body | error of one value x in a block whose largest magnitude is m |
+|---|---|---|---|
+| none | – | n float32 | 0 |
+| fp16 | int8 exponent e per 4096 elements | n float16 of x·2^e | max(|x|·2^-11, m·2^-39) |
+| bf16 | – | n bfloat16, saturating | |x|·2^-8 |
+| int8 | float32 step per 1024 elements | n int8 of x/step | m/254 |
+
+The exponent of fp16 puts the largest magnitude of a block into [2^14, 2^15): sums never overflow, small
+means never vanish. In int8, blocks whose m is under 2^-112, before or after scaling, become zeros. An
+infinity stays infinite and NaN stays NaN (in int8 their whole block becomes NaN), and `encode` and
+`decode_add` say so by returning False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pavg import native
+from p2pavg.codecs import twin
+from p2pavg.errors import ConfigurationError
+from p2pavg.native import Buffer
+
+F32: TypeAlias = npt.NDArray[np.float32]
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+WIRE_IDS = {"none": 0, "fp16": 1, "bf16": 2, "int8": 3}
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """How n float32 travel. Implement it to bring your own; take a `wire_id` from 64 to 255.
+
+    F32 arguments are contiguous 1-D float32 arrays in host memory, buffers are contiguous bytes.
+    Methods are called from several threads at once, and decoding the same bytes gives the same floats on all
+    peers. One that rounds coarsely may have `feedback = True`: then training adds what a contribution lost to
+    the next one, and averages travel as fp16.
+    """
+
+    @property
+    def name(self) -> str:
+        """What people call it; peers of one run must use the same."""
+
+    @property
+    def wire_id(self) -> int:
+        """What frames call it: one byte."""
+
+    def encoded_size(self, n: int) -> int:
+        """Bytes for n elements: exact, and a function of n only."""
+
+    def encode(self, src: F32, dst: Buffer, scale: float) -> bool:
+        """dst <- encode(src·scale), `encoded_size(len(src))` bytes; True when every src·scale is finite."""
+
+    def decode(self, src: Buffer, dst: F32, scale: float = 1.0) -> None:
+        """dst <- decode(src)·scale."""
+
+    def decode_add(self, src: Buffer, acc: F32, weight: float) -> bool:
+        """acc += weight·decode(src); True when every term is finite, else acc is spoiled."""
+
+
+@dataclass(frozen=True)
+class _BuiltIn:
+    name: str
+    wire_id: int
+
+    @property
+    def feedback(self) -> bool:
+        """Whether what a contribution lost is added to the next one."""
+        return self.wire_id == WIRE_IDS["int8"]
+
+    def encoded_size(self, n: int) -> int:
+        return twin.encoded_size(self.wire_id, n)
+
+
+class NativeCodec(_BuiltIn):
+    """A built-in codec on the C++ kernels. All calls release the GIL."""
+
+    def encode(self, src: F32, dst: Buffer, scale: float) -> bool:
+        return bool(native.module().encode(self.wire_id, src, dst, scale))
+
+    def decode(self, src: Buffer, dst: F32, scale: float = 1.0) -> None:
+        native.module().decode(self.wire_id, src, dst, scale)
+
+    def decode_add(self, src: Buffer, acc: F32, weight: float) -> bool:
+        return bool(native.module().decode_add(self.wire_id, src, acc, weight))
+
+
+class TwinCodec(_BuiltIn):
+    """A built-in codec in NumPy (and torch for float16): the same bytes, slower."""
+
+    def encode(self, src: F32, dst: Buffer, scale: float) -> bool:
+        return twin.encode(self.wire_id, src, dst, scale)
+
+    def decode(self, src: Buffer, dst: F32, scale: float = 1.0) -> None:
+        twin.decode(self.wire_id, src, dst, scale)
+
+    def decode_add(self, src: Buffer, acc: F32, weight: float) -> bool:
+        return twin.decode_add(self.wire_id, src, acc, weight)
+
+
+@dataclass(frozen=True)
+class StochasticInt8:
+    """int8 that rounds up or down by chance, so that the expected error is 0; decoded as int8.
+
+    Element i of a run draws from a counter RNG keyed by (seed, epoch, first + i): the same on every machine.
+    Training takes `StochasticInt8(seed)`, counts epoch and elements itself, and keeps no residual. Peers with
+    seeds of their own err independently of each other; they and peers with "int8" understand each other.
+    """
+
+    seed: int
+    epoch: int = 0
+    first: int = 0
+    name: str = "int8"
+    wire_id: int = WIRE_IDS["int8"]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+            raise ConfigurationError(
+                f"StochasticInt8 takes a whole number from 0 to 2**64 - 1 as seed, not {self.seed!r}."
+            )
+
+    def at(self, epoch: int, first: int) -> StochasticInt8:
+        """The same for a run that begins at element `first`, in this epoch."""
+        return replace(self, epoch=epoch, first=first)
+
+    def encoded_size(self, n: int) -> int:
+        return twin.encoded_size(self.wire_id, n)
+
+    def encode(self, src: F32, dst: Buffer, scale: float) -> bool:
+        key = (self.seed, self.epoch, self.first)
+        if native.available():
+            return bool(native.module().encode_int8_stochastic(src, dst, scale, *key))
+        return twin.encode(self.wire_id, src, dst, scale, key)
+
+    def decode(self, src: Buffer, dst: F32, scale: float = 1.0) -> None:
+        get(self.name).decode(src, dst, scale)
+
+    def decode_add(self, src: Buffer, acc: F32, weight: float) -> bool:
+        return get(self.name).decode_add(src, acc, weight)
+
+
+_BUILT_IN: dict[str, Codec] = {
+    name: (NativeCodec if native.available() else TwinCodec)(name, wire_id)
+    for name, wire_id in WIRE_IDS.items()
+}
+
+
+def get(codec: str | Codec) -> Codec:
+    """The codec of this name ("none", "fp16", "bf16", "int8"), or the given object, checked."""
+    if isinstance(codec, str):
+        try:
+            return _BUILT_IN[codec]
+        except KeyError:
+            known = ", ".join(_BUILT_IN)
+            raise ConfigurationError(f"There is no compression {codec!r}; choose one of {known}.") from None
+    if isinstance(codec, type):
+        raise ConfigurationError(f"{codec.__name__} is a class; give an object of it: {codec.__name__}(...).")
+    if not isinstance(codec, Codec):
+        raise ConfigurationError(f"{codec!r} is not a Codec; it lacks a member of p2pavg.Codec.")
+    if isinstance(codec, (_BuiltIn, StochasticInt8)):
+        return codec
+    if not isinstance(codec.name, str):
+        raise ConfigurationError(f"A Codec's name is a str, not {codec.name!r}.")
+    if not isinstance(codec.wire_id, int) or not 64 <= codec.wire_id <= 255:
+        raise ConfigurationError(
+            f"Codec {codec.name!r} has wire_id {codec.wire_id!r}; choose a whole number from 64 to 255."
+        )
+    if codec.name in WIRE_IDS:
+        raise ConfigurationError(
+            f"A Codec of your own cannot be called {codec.name!r}; give it another name."
+        )
+    return codec
+
+
+def prepare(codec: str | Codec) -> Codec:
+    """As `get`, and load now what it needs: the twin's float16 takes torch, whose import no event loop may
+    wait for.
+    """
+    found = get(codec)
+    returned = for_results(found)
+    if isinstance(returned, TwinCodec) and returned.name == "fp16":
+        twin.load_torch()
+    return found
+
+
+def is_built_in(codec: Codec) -> bool:
+    """Whether the native pump knows this codec by its wire id."""
+    return codec.wire_id in WIRE_IDS.values()
+
+
+def has_feedback(codec: Codec) -> bool:
+    """Whether training keeps what a contribution lost, for the next one."""
+    return getattr(codec, "feedback", False) is True
+
+
+def for_results(codec: Codec) -> Codec:
+    """What averages travel in, and sums that are handed over: nobody keeps what those lose."""
+    coarse = codec.wire_id == WIRE_IDS["int8"] or has_feedback(codec)
+    return get("fp16") if coarse else codec
+
+
+def label(codec: Codec) -> str:
+    """What peers compare: they must call a codec by the same name and the same wire id."""
+    return codec.name if is_built_in(codec) else f"{codec.name} (wire id {codec.wire_id})"
+
+
+def decode_runs(
+    codec: Codec,
+    src: Buffer,
+    src_offsets: Indices,
+    dst: F32,
+    dst_offsets: Indices,
+    counts: Indices,
+    scale: float = 1.0,
+) -> None:
+    """Decode many runs of one buffer in one call, without the GIL: a whole result into a whole gradient.
+
+    Run i starts at byte `src_offsets[i]`, has `counts[i]` elements and goes to `dst[dst_offsets[i]:]`; the
+    three are int64 arrays of one length. ValueError when a run lies outside its buffers.
+    """
+    if native.available() and is_built_in(codec):
+        native.module().decode_runs(codec.wire_id, src, src_offsets, dst, dst_offsets, counts, scale)
+        return
+    view = memoryview(src).cast("B")
+    for start, to, n in zip(src_offsets.tolist(), dst_offsets.tolist(), counts.tolist(), strict=True):
+        size = codec.encoded_size(n)
+        if min(start, to, n) < 0 or start + size > len(view) or to + n > len(dst):
+            raise ValueError(f"the run of {n} elements at byte {start} lies outside its buffers")
+        codec.decode(view[start : start + size], dst[to : to + n], scale)
+
+
+def mean_encode(
+    codec_in: Codec,
+    inputs: Sequence[Buffer],
+    weights: Sequence[float],
+    n: int,
+    scale: float,
+    codec_out: Codec,
+    dst: Any,
+) -> bool:
+    """dst <- encode(scale · sum of weights[i]·decode(inputs[i])), summed in order; True when all are finite.
+
+    For an owner that keeps the contributions to a chunk instead of adding each on arrival: no accumulator in
+    memory is read or written. Equal to the bit to decode_add into zeros followed by encode.
+    """
+    if len(inputs) != len(weights):
+        raise ValueError("there must be one weight per input")
+    if native.available() and is_built_in(codec_in) and is_built_in(codec_out):
+        done = native.module().mean_encode(
+            codec_in.wire_id, list(inputs), list(weights), n, scale, codec_out.wire_id, dst
+        )
+        return bool(done)
+    total = np.zeros(n, np.float32)
+    for data, weight in zip(inputs, weights, strict=True):
+        codec_in.decode_add(data, total, weight)
+    return codec_out.encode(total, dst, scale)
+
+
+def encode_feedback(
+    codec: Codec, src: F32, scale: float, owed: Buffer, share: float, dst: Buffer, kept: Buffer
+) -> bool:
+    """With the mean m = src·scale, and `owed`, bfloat16, what averages lack of it so far: dst <- encode(m +
+    owed/share), and m alone where that is 0; kept, bfloat16, <- owed + share·(m - what was sent). True when
+    all was finite.
+    """
+    if isinstance(codec, NativeCodec):
+        return bool(native.module().encode_feedback(codec.wire_id, src, scale, owed, share, dst, kept))
+    store, by = TwinCodec("bf16", WIRE_IDS["bf16"]), np.float32(share)
+    before, sent = np.empty_like(src), np.empty_like(src)
+    store.decode(owed, before)
+    with np.errstate(all="ignore"):
+        mean = src * np.float32(scale)
+        wanted = before / by
+        wanted[mean == 0] = 0
+        wanted += mean
+        finite = codec.encode(wanted, dst, 1.0)
+        codec.decode(dst, sent)
+        short = (mean - sent) * by + before
+    store.encode(short, kept, 1.0)
+    return finite

@@ -1,0 +1,349 @@
+"""The distributed hash table that peers find each other in. Every node is equal; any one of them is a way
+in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import logging
+import random
+import socket
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from p2pavg import __version__
+from p2pavg.errors import AddressInUseError, ConfigurationError, IncompatiblePeerError, UnreachableError
+from p2pavg.forkguard import guard
+from p2pavg.identity import Identity
+from p2pavg.membership.table.address import (
+    Address,
+    format_host_port,
+    is_loopback,
+    normalise,
+    parse_host_port,
+    primary_address,
+    resolve,
+)
+from p2pavg.membership.table.node import Node
+from p2pavg.membership.table.publish import Publication
+from p2pavg.membership.table.reach import Connect, Dialler, Reachability, find_reachability, tcp_connect
+from p2pavg.membership.table.reading import Reading
+from p2pavg.membership.table.record import KEY_BYTES, Record
+from p2pavg.membership.table.store import Held
+from p2pavg.membership.table.wire import VERSION, Contact
+
+logger = logging.getLogger("p2pavg.membership")
+
+K = 8
+JOIN_TIMEOUT = 5.0
+JOIN_RETRY_SECONDS = 0.2
+UPKEEP_SECONDS = 2.0
+PURGE_SECONDS = 30.0
+REJOIN_LOST = 8
+RECEIVE_BUFFER_BYTES = 1 << 20
+FIRST_REFRESH_SECONDS = 4.0
+REFRESH_GROWTH = 3.0
+LONGEST_REFRESH_SECONDS = 150.0
+
+
+def key_of(*parts: bytes | str) -> bytes:
+    """The 20-byte key that a name, given in parts, has in the table."""
+    digest = hashlib.sha256(b"p2pavg key")
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        digest.update(len(raw).to_bytes(4, "big") + raw)
+    return digest.digest()[:KEY_BYTES]
+
+
+class DHT:
+    """One node, on the event loop that started it; all methods belong to that loop's thread."""
+
+    def __init__(
+        self,
+        node: Node,
+        host: str,
+        port: int,
+        initial_peers: Sequence[tuple[str, int]],
+        connect: Connect,
+        incarnation: int,
+    ) -> None:
+        self.port = port
+        self.node = node
+        self._host = host
+        self._initial_peers = list(initial_peers)
+        self._publications: dict[bytes, Publication] = {}
+        self._incarnation = incarnation
+        self._closed = False
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._refresh_interval = FIRST_REFRESH_SECONDS
+        self._next_refresh = float("inf")
+        self._dialler = Dialler(connect, node.clock)
+        node.dial = self._dialler.dial
+        node.on_new_contact.add(self._on_new_contact)
+
+    @classmethod
+    async def start(
+        cls,
+        identity: Identity,
+        *,
+        host: str,
+        port: int,
+        initial_peers: Sequence[str] = (),
+        client_only: bool = False,
+        k: int = K,
+        join_timeout: float = JOIN_TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+        open_endpoint: Callable[[asyncio.DatagramProtocol], Address] | None = None,
+        connect: Connect = tcp_connect,
+        incarnation: int | None = None,
+    ) -> DHT:
+        """Open UDP `port` (0: any free one) on `host` and join the table of any of `initial_peers`.
+
+        Without initial peers this node is the first of a new table. `join_timeout` is in seconds.
+        Raises `ConfigurationError` for a malformed "host:port", `AddressInUseError` when the port is taken,
+        `UnreachableError` when initial peers are given and none answers, `IncompatiblePeerError` when those
+        that do are of another version. A simulation passes its own `clock`, `connect` and, instead of a
+        socket, `open_endpoint`, which connects a datagram protocol to an address.
+        `incarnation` tells this life of the identity from earlier ones; by default milliseconds of the wall
+        clock, and a clock that went back does no harm.
+        """
+        named = [parse_host_port(text) for text in initial_peers]
+        node = Node(identity, k=k, client_only=client_only, clock=clock)
+        if open_endpoint is None:
+            bound = _bind(host, port)
+            await asyncio.get_running_loop().create_datagram_endpoint(lambda: node.rpc, sock=bound)
+            port = normalise(bound.getsockname())[1]
+        else:
+            _, port = open_endpoint(node.rpc)
+        if incarnation is None:
+            incarnation = time.time_ns() // 1_000_000
+        dht = cls(node, host, port, named, connect, incarnation)
+        try:
+            if named:
+                await dht._join(join_timeout)
+        except BaseException:
+            await dht.stop()
+            raise
+        dht._spawn(dht._upkeep())
+        return dht
+
+    @property
+    def identity(self) -> Identity:
+        return self.node.identity
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Monotonic seconds, by which everything here expires."""
+        return self.node.clock
+
+    @property
+    def contacts(self) -> int:
+        """The number of nodes in this node's routing table."""
+        return len(self.node.contacts)
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes of UDP payload sent and received so far."""
+        return self.node.rpc.bytes_sent, self.node.rpc.bytes_received
+
+    async def store(self, key: bytes, value: bytes, lifetime: float) -> bool:
+        """Publish this node's record under `key`, replacing its earlier one, for `lifetime` seconds.
+
+        `value` has at most 840 bytes. Storing the same value again refreshes the record, which costs a tenth
+        of the bytes. True when at least one node holds the record (a node alone holds it itself).
+        """
+        return await self.publication(key).publish(value, lifetime)
+
+    async def get(self, key: bytes) -> dict[bytes, Record]:
+        """Every peer's newest verified, unexpired record under `key`, by peer id, this node's own
+        included.
+        """
+        await Reading(self.node, key).run()
+        return self.known(key)
+
+    def known(self, key: bytes) -> dict[bytes, Record]:
+        """What `get` would return without asking anybody."""
+        now = self.node.clock()
+        return {held.record.peer_id: held.as_record(now) for held in self.node.store.live(key, now)}
+
+    def watch(self, key: bytes, callback: Callable[[Held], None]) -> Callable[[], None]:
+        """Call back whenever a new version or refresh of a record under `key` arrives; returns the
+        function that ends it.
+        """
+        return self.node.store.watch(key, callback)
+
+    async def introduce(self, address: str) -> bool:
+        """Learn of a node of another table, or of this one: the tables merge. False when nobody answers
+        there.
+        """
+        host, port = parse_host_port(address)
+        for numeric in await resolve(host, port):
+            contact = await self.node.ping(numeric)
+            if contact is not None and contact.id != self.identity.peer_id:
+                await self.node.find(self.identity.peer_id, via=[contact])
+                return True
+        return False
+
+    def external_addresses(self) -> list[Address]:
+        """Where others most likely reach this node: as others saw it, else this machine's own addresses."""
+        if self._host not in ("0.0.0.0", "::"):
+            return [(self._host, self.port)]
+        votes: dict[str, int] = {}
+        for host, _ in self.node.observed.values():
+            votes[host] = votes.get(host, 0) + 1
+        seen = sorted(votes, key=lambda host: (is_loopback(host), -votes[host]))
+        hosts = [host for host in seen[:2] if not is_loopback(host)]
+        if not hosts:
+            own = primary_address()
+            hosts = [host for host in (*seen[:1], own) if host is not None]
+        return [(host, self.port) for host in dict.fromkeys(hosts or ["127.0.0.1"])]
+
+    async def check_reachability(self) -> Reachability:
+        """Have others open a TCP connection to this node's port where they see it; takes up to 3 seconds."""
+        return await find_reachability(self.node, self.port)
+
+    def become_client_only(self) -> None:
+        """From now on this node only asks: others no longer list it as a contact."""
+        self.node.rpc.client_only = True
+
+    async def stop(self) -> None:
+        """Close the socket and end all work. Records that this node published expire by themselves."""
+        self._closed = True
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._dialler.close()
+        self.node.close()
+
+    # joining
+
+    async def _join(self, timeout: float) -> None:
+        """Until one initial peer answers. Two that name each other and start together both get through."""
+        deadline = self.node.clock() + timeout
+        unresolved: list[str] = []
+        while True:
+            addresses: list[Address] = []
+            for host, port in self._initial_peers:
+                found = await resolve(host, port)
+                addresses += found
+                if not found:
+                    unresolved.append(host)
+            way_in = await self._first_answer(list(dict.fromkeys(addresses)))
+            if way_in is not None and way_in.id != self.identity.peer_id:
+                self._spawn(self._find_neighbours(way_in))
+                return
+            if way_in is not None and len(addresses) == 1:
+                return  # every machine of a job was given the first one's address, and this is the first one
+            if self.node.clock() >= deadline:
+                break
+            await asyncio.sleep(JOIN_RETRY_SECONDS)
+        names = ", ".join(format_host_port(host, port) for host, port in self._initial_peers)
+        if self.node.rpc.other_version is not None:
+            raise IncompatiblePeerError(
+                f"the nodes at {names} speak version {self.node.rpc.other_version} of the table, this one "
+                f"(p2pavg {__version__}) version {VERSION}; install the same p2pavg version everywhere"
+            )
+        hint = f"; no address is known for {unresolved[0]}" if unresolved else ""
+        raise UnreachableError(
+            f"none of the initial peers answered over UDP ({names}){hint}; check that one of them runs and "
+            f"that its port is open for UDP and TCP, or start a new swarm without initial_peers"
+        )
+
+    async def _first_answer(self, addresses: list[Address]) -> Contact | None:
+        """The first contact to answer; this node itself only when nobody else does."""
+        pings = {asyncio.ensure_future(self.node.ping(address, tries=2)) for address in addresses}
+        self._tasks |= pings
+        ourselves = None
+        while pings:
+            done, pings = await asyncio.wait(pings, return_when=asyncio.FIRST_COMPLETED)
+            self._tasks -= done
+            for contact in (ping.result() for ping in done):
+                if contact is not None and contact.id != self.identity.peer_id:
+                    for ping in pings:
+                        ping.add_done_callback(self._tasks.discard)
+                    return contact
+                ourselves = contact or ourselves
+        return ourselves
+
+    async def _find_neighbours(self, way_in: Contact) -> None:
+        await self.node.find(self.identity.peer_id, via=[way_in])
+
+    # upkeep
+
+    async def _upkeep(self) -> None:
+        """Stay findable: refresh the table, forget the dead, try again whom we lost (so partitions heal)."""
+        self._next_refresh = self.node.clock() + random.uniform(0.5, 1.0)
+        next_purge = self.node.clock() + PURGE_SECONDS
+        far = False  # its own neighbourhood and a random one in turn
+        while True:
+            await asyncio.sleep(UPKEEP_SECONDS * random.uniform(0.8, 1.2))
+            now = self.node.clock()
+            await (self._probe_one_lost() if self.contacts else self._rejoin())
+            if now >= self._next_refresh:
+                await self.node.find(self.node.random_target() if far else self.identity.peer_id)
+                far = not far
+                self._refresh_interval = min(REFRESH_GROWTH * self._refresh_interval, LONGEST_REFRESH_SECONDS)
+                self._next_refresh = now + self._refresh_interval * random.uniform(0.8, 1.2)
+            if now >= next_purge:
+                self.node.store.purge(now)
+                next_purge = now + PURGE_SECONDS
+
+    async def _rejoin(self) -> None:
+        """Nobody is left in the table: try the initial peers again, and some of those that were lost."""
+        found = await asyncio.gather(*(resolve(host, port) for host, port in self._initial_peers))
+        addresses = [address for several in found for address in several]
+        addresses += [contact.address for contact in self.node.lost.values()][-REJOIN_LOST:]
+        await asyncio.gather(*(self.node.ping(address) for address in dict.fromkeys(addresses)))
+
+    async def _probe_one_lost(self) -> None:
+        addresses = [(contact.id, contact.address) for contact in self.node.lost.values()]
+        if addresses:
+            peer_id, address = random.choice(addresses)
+            await self.node.ping(address, expected=peer_id, tries=2)
+
+    def _on_new_contact(self) -> None:
+        self._refresh_interval = FIRST_REFRESH_SECONDS
+        self._next_refresh = min(self._next_refresh, self.node.clock() + FIRST_REFRESH_SECONDS)
+
+    def publication(self, key: bytes) -> Publication:
+        """This node's record under `key`, for callers that keep it fresh themselves."""
+        if len(key) != KEY_BYTES:
+            raise ConfigurationError(f"a key has {KEY_BYTES} bytes, not {len(key)}; make one with key_of")
+        publication = self._publications.get(key)
+        if publication is None:
+            publication = self._publications[key] = Publication(self.node, key, self._incarnation)
+        return publication
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {host!r} ({error}); name an address of this machine"
+        ) from error
+    bound = guard(socket.socket(info[0], socket.SOCK_DGRAM))
+    try:
+        if info[0] == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        bound.setblocking(False)
+        bound.bind(info[4])
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(
+                f"UDP port {port} is taken; stop the other program or choose another port"
+            ) from error
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another address"
+        ) from error
+    return bound

@@ -1,0 +1,306 @@
+"""One node of the overlay: it answers requests, keeps its contacts, and finds the nodes closest to a key."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from p2pavg.identity import PEER_ID_BYTES, Identity, short_id
+from p2pavg.membership.table.address import Address, is_loopback, pack_address, unpack_address
+from p2pavg.membership.table.beat import Beat, decode_beat
+from p2pavg.membership.table.lookup import Shortlist
+from p2pavg.membership.table.record import KEY_BYTES, MAX_LIFETIME, Refresh, parse_record
+from p2pavg.membership.table.routing import Contacts
+from p2pavg.membership.table.rpc import Rpc
+from p2pavg.membership.table.store import ENTRY_BYTES, PREFIX_BYTES, Outcome, RecordStore
+from p2pavg.membership.table.wire import (
+    CONTACT_BYTES,
+    Contact,
+    Flag,
+    Kind,
+    Message,
+    matches,
+    pack_contacts,
+    unpack_contacts,
+)
+
+logger = logging.getLogger("p2pavg.membership")
+
+PARALLEL = 6
+MAX_PENDING_CHECKS = 64
+FETCH_PREFIXES = 16
+ENTRIES_BYTES = 28 * PREFIX_BYTES  # of prefixes whose entries fit one datagram
+LONGEST_SHUN_SECONDS = 60.0
+NOT_DEAD = (0.0, 2.0)
+MAX_LOST = 64
+
+OnBody = Callable[[Contact, list[Any]], bool]
+"""Takes what a contact answered; False when no correct node answers so."""
+
+
+class Node:
+    """All that a DHT does except publishing and reading: contacts, lookups, and service to others."""
+
+    def __init__(self, identity: Identity, *, k: int, client_only: bool, clock: Callable[[], float]) -> None:
+        self.identity = identity
+        self.k = k
+        self.store = RecordStore()
+        self.clock = clock
+        self.rpc = Rpc(identity, self, client_only=client_only, clock=clock)
+        self.contacts = Contacts(identity.peer_id, k, self._is_alive)
+        self.observed: OrderedDict[bytes, Address] = OrderedDict()  # who saw us -> at which address
+        self.lost: OrderedDict[bytes, Contact] = OrderedDict()  # contacts that stopped answering
+        self.on_new_contact: set[Callable[[], None]] = set()
+        self.on_beat: dict[bytes, Callable[[Beat, Address], None]] = {}  # run tag -> who listens
+        self.dial: Callable[[str, int], int] | None = None  # dials back who asks for it
+        self._checking: set[bytes] = set()
+        self._dead: OrderedDict[Address, tuple[float, float]] = OrderedDict()  # shun until, for how long
+
+    # asking others
+
+    async def ping(
+        self, address: Address, *, expected: bytes | None = None, tries: int = 4
+    ) -> Contact | None:
+        """The proven contact that answers at `address`, which becomes one of ours; None when nobody does."""
+        answer = await self.rpc.ask(address, Kind.PING, [], expected=expected, tries=tries)
+        if answer is None or not matches(answer.body, bytes):
+            return None
+        contact = Contact(answer.sender, address)
+        seen_at = unpack_address(answer.body[0])
+        if contact.id != self.identity.peer_id:
+            if seen_at is not None:
+                self.observed[contact.id] = seen_at
+                self.observed.move_to_end(contact.id)
+                if len(self.observed) > 64:
+                    self.observed.popitem(last=False)
+            self._heard_from(contact)
+        return contact
+
+    async def find(self, target: bytes, *, via: Iterable[Contact] = ()) -> list[Contact]:
+        """The k live nodes closest to `target`, closest first; this node is not among them."""
+        return await self.lookup(target, Kind.FIND, [target], lambda contact, body: True, via=via)
+
+    async def lookup(
+        self, target: bytes, kind: Kind, request: list[Any], on_body: OnBody, *, via: Iterable[Contact] = ()
+    ) -> list[Contact]:
+        """Ask the nodes closest to `target`, closer and closer; each answer ends with contacts closer to
+        it.
+        """
+        shortlist = Shortlist(target, self.identity.peer_id, self.k, PARALLEL)
+        shortlist.add([*self.contacts.nearest(target, 2 * self.k), *via])
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def advance() -> None:
+            if done.done():
+                return
+            for contact in shortlist.next_to_ask():
+                self._ask_in_lookup(contact, kind, request, shortlist, on_body, advance)
+            if shortlist.finished and not done.done():
+                done.set_result(None)
+
+        advance()
+        await done
+        return shortlist.closest()
+
+    def _ask_in_lookup(
+        self,
+        contact: Contact,
+        kind: Kind,
+        request: list[Any],
+        shortlist: Shortlist,
+        on_body: OnBody,
+        advance: Callable[[], None],
+    ) -> None:
+        def answered(message: Message | None) -> None:
+            found = self._closer_contacts(message, contact)
+            if message is None or found is None or not on_body(contact, message.body):
+                shortlist.failed(contact.id)
+                self.failed(contact)
+            else:
+                shortlist.answered(contact.id)
+                self._heard_from(contact)
+                shortlist.add(found)
+            advance()
+
+        def slow() -> None:
+            shortlist.slow(contact.id)
+            advance()
+
+        self.rpc.call(contact.address, kind, request, answered, expected=contact.id, on_slow=slow)
+
+    def _closer_contacts(self, message: Message | None, source: Contact) -> list[Contact] | None:
+        if message is None or not message.body or type(message.body[-1]) is not bytes:
+            return None
+        contacts = unpack_contacts(message.body[-1], self.k)
+        if contacts is None:
+            return None
+        now = self.clock()
+        found = []
+        for contact in contacts:
+            if is_loopback(contact.address[0]) and not is_loopback(source.address[0]):
+                # "on my own machine", says a node that we see at another address
+                contact = Contact(contact.id, (source.address[0], contact.address[1]))
+            if self._dead.get(contact.address, NOT_DEAD)[0] <= now:
+                found.append(contact)
+        return found
+
+    # contacts
+
+    def failed(self, contact: Contact) -> None:
+        """A contact did not answer any of several tries."""
+        now = self.clock()
+        shun = min(2 * self._dead.get(contact.address, NOT_DEAD)[1], LONGEST_SHUN_SECONDS)
+        self._dead[contact.address] = (now + shun, shun)
+        self._dead.move_to_end(contact.address)
+        while len(self._dead) > 1024:
+            self._dead.popitem(last=False)
+        known = self.contacts.get(contact.id)
+        if known is not None and known.address == contact.address:
+            self.contacts.remove(contact.id)
+            self.lost[contact.id] = contact
+            if len(self.lost) > MAX_LOST:
+                self.lost.popitem(last=False)
+            logger.debug("lost contact %s at %s:%d", short_id(contact.id), *contact.address)
+
+    def heard_late(self, contact: Contact) -> None:
+        """A contact answered after all, when nobody waited for it any more."""
+        self._heard_from(contact)
+
+    def _heard_from(self, contact: Contact) -> None:
+        """A contact proved itself at its address."""
+        self._dead.pop(contact.address, None)
+        self.lost.pop(contact.id, None)
+        if self.contacts.add(contact):
+            for listener in tuple(self.on_new_contact):
+                listener()
+
+    async def _is_alive(self, contact: Contact) -> bool:
+        if await self.ping(contact.address, expected=contact.id) is None:
+            self.failed(contact)
+            return False
+        return True
+
+    def _check_sender(self, message: Message, address: Address) -> None:
+        """A request came from somebody new, or from a new address: ask for a proof before listing it."""
+        if message.sender == self.identity.peer_id:
+            return
+        known = self.contacts.get(message.sender)
+        if message.flags & Flag.CLIENT_ONLY:
+            if known is not None and known.address == address:
+                self.contacts.remove(known.id)
+            return
+        if (known is not None and known.address == address) or message.sender in self._checking:
+            return
+        if len(self._checking) >= MAX_PENDING_CHECKS:
+            return
+        self._checking.add(message.sender)
+        task = asyncio.ensure_future(self.ping(address, expected=message.sender))
+        task.add_done_callback(lambda _: self._checking.discard(message.sender))
+
+    # answering others
+
+    def handle(self, message: Message, address: Address, returnable: bool, room: int) -> list[Any] | None:
+        """Answer one request; None for what no correct node sends."""
+        if returnable:
+            self._check_sender(message, address)
+        body = message.body
+        match message.kind:
+            case Kind.PING if not body:
+                return [pack_address(address)]
+            case Kind.FIND if matches(body, bytes) and len(body[0]) == PEER_ID_BYTES:
+                return [self._contacts_for(body[0], message.sender, room)]
+            case Kind.INDEX if matches(body, bytes, bytes, bytes) and len(body[0]) == KEY_BYTES:
+                return self._index(body[0], body[1], body[2], message.sender, room)
+            case Kind.FETCH if matches(body, bytes, bytes) and len(body[1]) <= FETCH_PREFIXES * PREFIX_BYTES:
+                return self._fetch(body[0], body[1], room)
+            case Kind.ENTRIES if matches(body, bytes, bytes) and len(body[1]) <= ENTRIES_BYTES:
+                return [self._entries(body[0], body[1])]
+            case Kind.DIAL if matches(body, int) and 0 < body[0] < 65536 and self.dial is not None:
+                return [self.dial(address[0], body[0])] if returnable else None
+            case Kind.STORE if matches(body, bytes, int, bytes, int):
+                # a sender without our token may be anybody: it learns the token from this answer, and tries
+                # again
+                return self._store(*body) if returnable else [int(Outcome.UNKNOWN), b""]
+            case Kind.REFRESH if matches(body, bytes, bytes, int, int, int, bytes):
+                key, prefix, incarnation, sequence, step, link = body
+                now = self.clock()
+                version = (incarnation, sequence)
+                return [int(self.store.refresh(key, prefix, version, Refresh(step, link), MAX_LIFETIME, now))]
+            case _:
+                return None
+
+    def handle_beat(self, data: bytes, address: Address) -> None:
+        """Pass a heartbeat on to whoever follows its run."""
+        beat = decode_beat(data)
+        listener = self.on_beat.get(beat.run) if beat is not None else None
+        if beat is not None and listener is not None:
+            listener(beat, address)
+
+    def _contacts_for(self, target: bytes, sender: bytes, room: int) -> bytes:
+        nearest = [c for c in self.contacts.nearest(target, self.k + 1) if c.id != sender]
+        return pack_contacts(nearest[: max(0, min(self.k, room // CONTACT_BYTES))])
+
+    def _index(self, key: bytes, cursor: bytes, known: bytes, sender: bytes, room: int) -> list[Any] | None:
+        now = self.clock()
+        contacts = b"" if cursor else self._contacts_for(key, sender, room)
+        limit = (room - len(contacts) - 32) // ENTRY_BYTES
+        if limit <= 0:
+            return None
+        count, digest = self.store.summary(key, now)
+        entries, following = self.store.page(key, cursor, limit, now) if known != digest else ([], b"")
+        return [b"".join(entry.encode() for entry in entries), following, count, digest, contacts]
+
+    def _entries(self, key: bytes, prefixes: bytes) -> bytes:
+        now = self.clock()
+        parts = (prefixes[at : at + PREFIX_BYTES] for at in range(0, len(prefixes), PREFIX_BYTES))
+        found = (self.store.lookup(key, prefix) for prefix in parts)
+        return b"".join(held.as_entry(now).encode() for held in found if held and held.expires > now)
+
+    def _fetch(self, key: bytes, prefixes: bytes, room: int) -> list[Any]:
+        now = self.clock()
+        found: list[Any] = []
+        prefixes = prefixes or self.identity.peer_id[:PREFIX_BYTES]  # none named: this node's own record
+        for at in range(0, len(prefixes), PREFIX_BYTES):
+            held = self.store.lookup(key, prefixes[at : at + PREFIX_BYTES])
+            if held is None or held.expires <= now:
+                continue
+            room -= len(held.record.encoded) + 32
+            if room < 0:
+                break
+            left = int((held.expires - now) * 1000)
+            found.append([held.record.encoded, held.refresh.step, held.refresh.link, left])
+        return found
+
+    def _store(self, encoded: bytes, step: int, link: bytes, remaining_ms: int) -> list[Any] | None:
+        record = parse_record(encoded)
+        if record is None or not 0 <= remaining_ms <= MAX_LIFETIME * 1000:
+            return None
+        if not self._is_responsible(record.key):
+            return [int(Outcome.REFUSED), b""]
+        now = self.clock()
+        outcome = self.store.offer(record, Refresh(step, link), remaining_ms / 1000, now)
+        newer = b""
+        if outcome is Outcome.STALE:
+            held = self.store.lookup(record.key, record.peer_id[:PREFIX_BYTES])
+            newer = held.record.encoded if held else b""
+        return [int(outcome), newer]
+
+    def _is_responsible(self, key: bytes) -> bool:
+        """Whether this node follows the key, or knows fewer than 2 k nodes that are closer to it."""
+        if self.store.is_watched(key):
+            return True
+        target = int.from_bytes(key, "big")
+        own = int.from_bytes(self.identity.peer_id, "big") ^ target
+        return sum(1 for contact in self.contacts if contact.long_id ^ target < own) < 2 * self.k
+
+    def close(self) -> None:
+        self.rpc.close()
+
+    def random_target(self) -> bytes:
+        """An id in the range of a random bucket, to look for when refreshing the table."""
+        low, high = random.choice(self.contacts.ranges())
+        return random.randrange(low, max(low + 1, min(high, 2**160 - 1))).to_bytes(PEER_ID_BYTES, "big")

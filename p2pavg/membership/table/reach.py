@@ -1,0 +1,121 @@
+"""Can others open connections to this peer? Nodes dial each other back to find out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from p2pavg.membership.table.address import Address, format_host_port
+from p2pavg.membership.table.node import Node
+from p2pavg.membership.table.wire import Contact, Kind, matches
+
+DIAL_SECONDS = 2.0
+ANSWER_SECONDS = 3.0
+FIRST_POLL_SECONDS = 0.02
+REMEMBER_SECONDS = 10.0
+MAX_DIALS = 8
+MAX_REMEMBERED = 256
+ASKED = 3
+
+Connect = Callable[[str, int], Awaitable[bool]]
+"""Whether a TCP connection to (host, port) can be opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reachability:
+    """What others found. `reachable`: None when nobody could tell. `address`: where they saw this peer."""
+
+    reachable: bool | None
+    address: str
+    advice: str = ""
+
+
+async def tcp_connect(host: str, port: int) -> bool:
+    """Open a TCP connection and close it again."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), DIAL_SECONDS)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+class Dialler:
+    """Dials back who asks for it, and only at the address that the question came from."""
+
+    PENDING, REACHED, FAILED, BUSY = range(4)
+
+    def __init__(self, connect: Connect, clock: Callable[[], float]) -> None:
+        self._connect = connect
+        self._clock = clock
+        self._results: OrderedDict[Address, tuple[int, float]] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def dial(self, host: str, port: int) -> int:
+        """The result of dialling (host, port), or PENDING; the dial starts with the first question."""
+        now = self._clock()
+        state, until = self._results.get((host, port), (Dialler.BUSY, now))
+        if until > now:
+            return state
+        if len(self._tasks) >= MAX_DIALS:
+            return Dialler.BUSY
+        self._remember((host, port), Dialler.PENDING)
+        task = asyncio.ensure_future(self._dial(host, port))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return Dialler.PENDING
+
+    async def _dial(self, host: str, port: int) -> None:
+        reached = await self._connect(host, port)
+        self._remember((host, port), Dialler.REACHED if reached else Dialler.FAILED)
+
+    def _remember(self, address: Address, state: int) -> None:
+        self._results[address] = (state, self._clock() + REMEMBER_SECONDS)
+        self._results.move_to_end(address)
+        if len(self._results) > MAX_REMEMBERED:
+            self._results.popitem(last=False)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+async def ask_to_dial(node: Node, contact: Contact, port: int) -> bool | None:
+    """Have one contact open a TCP connection to this machine's `port`; None when it cannot tell."""
+    deadline, pause = node.clock() + ANSWER_SECONDS, FIRST_POLL_SECONDS
+    while node.clock() < deadline:
+        answer = await node.rpc.ask(contact.address, Kind.DIAL, [port], expected=contact.id, tries=2)
+        if answer is None or not matches(answer.body, int):
+            return None
+        if answer.body[0] in (Dialler.REACHED, Dialler.FAILED):
+            return bool(answer.body[0] == Dialler.REACHED)
+        await asyncio.sleep(pause)
+        pause *= 2
+    return None
+
+
+async def find_reachability(node: Node, port: int) -> Reachability:
+    """Ask a few contacts, those that see this peer at different addresses first."""
+    askable: dict[str, list[Contact]] = {}
+    for peer_id, (host, _) in node.observed.items():
+        contact = node.contacts.get(peer_id)
+        if contact is not None:
+            askable.setdefault(host, []).append(contact)
+    if not askable:
+        return Reachability(None, "", "nobody is there yet to try whether others can reach this peer")
+    asked = [(host, contact) for host, contacts in askable.items() for contact in contacts[:ASKED]]
+    results = await asyncio.gather(*(ask_to_dial(node, contact, port) for _, contact in asked))
+    for (host, _), reached in zip(asked, results, strict=True):
+        if reached:
+            return Reachability(True, format_host_port(host, port))
+    address = format_host_port(asked[0][0], port)
+    if all(reached is None for reached in results):
+        return Reachability(None, address, "nobody could try whether others can reach this peer")
+    return Reachability(
+        False,
+        address,
+        f"other peers cannot open connections to {address}, where they see this peer: open or forward that "
+        "port for TCP and UDP, or set announce to an address that reaches it; till then it only connects out",
+    )

@@ -1,0 +1,166 @@
+"""Working with torch.amp.GradScaler: sums carry the loss scale they were computed under."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from p2pavg import native
+from p2pavg.codecs import cuda as device
+from p2pavg.errors import ConfigurationError
+
+
+class ScaleProbe:
+    """Stands where a GradScaler looks for the optimizer's own scale, and catches the scaler's live tensor.
+
+    The scaler computes `its_scale * optimizer.grad_scale` before step(). That tensor is updated in place when
+    the scale changes, so whoever holds it knows the scale of the coming backward pass.
+    """
+
+    def __init__(self) -> None:
+        self.live: torch.Tensor | None = None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        scale, probe = (args[0], args[1]) if isinstance(args[1], cls) else (args[1], args[0])
+        probe.live = scale
+        return scale.clone()
+
+
+class Flags:
+    """What a GradScaler found, on its way from an accelerator: read when it is there, not waited for."""
+
+    SLOTS = 64
+
+    def __init__(self) -> None:
+        self._room = torch.empty(self.SLOTS, pin_memory=torch.cuda.is_available())
+        self._pending: deque[tuple[int, Any, int]] = deque()  # slot, event, samples counted by then
+        self._next = 0
+
+    def put(self, found_inf: torch.Tensor, counted: int) -> None:
+        """Ask for a flag. counted: samples up to the end of its microbatch."""
+        if len(self._pending) == self.SLOTS:
+            self._pending[0][1].synchronize()
+        slot, self._next = self._next, (self._next + 1) % self.SLOTS
+        self._room[slot].copy_(found_inf, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._pending.append((slot, event, counted))
+
+    def take(self, wait: bool) -> int | None:
+        """`counted` of the last bad microbatch among those that are known by now; None: all were good."""
+        bad = None
+        while self._pending and (wait or self._pending[0][1].query()):
+            slot, event, counted = self._pending.popleft()
+            event.synchronize()
+            if self._room[slot] != 0:
+                bad = counted
+        return bad
+
+
+class LossScale:
+    """The factor that the accumulated sums are too large by. 1 until a GradScaler is seen.
+
+    Where scaler and sums are on one accelerator, sums are rescaled, and cleared after inf, in the order of
+    its stream; the host waits for nothing before a round, and hears of inf some microbatches later.
+    """
+
+    def __init__(self) -> None:
+        self._current = 1.0
+        self._held: torch.Tensor | None = None  # the same, on the accelerator
+        self._version = -1  # of the scaler's tensor when `_held` was brought to it
+        self._flags: Flags | None = None
+        self._counted = 0
+        self._probe = ScaleProbe()
+        self._given: Any = None
+
+    @property
+    def current(self) -> float:
+        """What the sums now carry. Waits for an accelerator."""
+        return self._current if self._held is None else float(self._held)
+
+    @property
+    def offered(self) -> ScaleProbe:
+        """What the scaler finds as `optimizer.grad_scale`."""
+        return self._probe
+
+    def give(self, value: Any) -> None:
+        """The scaler sets `optimizer.grad_scale` before step(), and None after it."""
+        self._given = value
+
+    def check(self, found_inf: torch.Tensor, samples: int, sums: Sequence[torch.Tensor]) -> int | None:
+        """At a step() called by a GradScaler. None, or how many samples came after a bad microbatch.
+
+        On an accelerator the sums are cleared there, behind the bad microbatch.
+        Raises ConfigurationError after scaler.unscale_(), which would divide earlier microbatches once more.
+        """
+        if isinstance(self._given, ScaleProbe):
+            raise ConfigurationError(
+                "scaler.unscale_(opt) would unscale again what earlier microbatches accumulated; drop it, "
+                "and use max_grad_norm= to clip the averaged gradient"
+            )
+        live = self._probe.live
+        if live is None or not accelerated(live, sums):
+            bad = bool(found_inf.item())
+            if live is not None:
+                self._current, self._held = float(live), None
+            return 0 if bad else None
+        if self._held is None:
+            self._held, self._version = live.detach().clone(), live._version
+        for buffer in sums:
+            clear_if(buffer, found_inf)
+        self._counted += samples
+        if self._flags is None:
+            self._flags = Flags()
+        self._flags.put(found_inf, self._counted)
+        return self.settle(wait=False)
+
+    def settle(self, wait: bool = True) -> int | None:
+        """As `check`, for all microbatches so far. wait: False looks at what is known by now."""
+        bad = None if self._flags is None else self._flags.take(wait)
+        return None if bad is None else self._counted - bad
+
+    def follow(self, sums: Sequence[torch.Tensor]) -> None:
+        """Before a backward pass adds to the sums: bring them to the scale that its loss has."""
+        live = self._probe.live
+        if live is None:
+            return
+        if self._held is None:
+            before, self._current = self._current, float(live)
+            if before != self._current:
+                for buffer in sums:
+                    buffer.mul_(self._current / before)
+        elif live._version != self._version:
+            self._version = live._version
+            rescale(sums, live, self._held)
+
+
+def accelerated(live: torch.Tensor, sums: Sequence[torch.Tensor]) -> bool:
+    """Whether the scaler's tensor and all sums are on one CUDA device."""
+    return live.is_cuda and all(buffer.device == live.device for buffer in sums)
+
+
+def _has_kernels(buffer: torch.Tensor) -> bool:
+    return buffer.dtype == torch.float32 and buffer.is_cuda and native.cuda() is not None
+
+
+def clear_if(buffer: torch.Tensor, flag: torch.Tensor) -> None:
+    """buffer <- 0 unless flag, one float32 on its device, is 0. Does not wait."""
+    if _has_kernels(buffer):
+        device.clear_if(buffer, flag)
+    else:
+        buffer.masked_fill_(flag != 0, 0.0)
+
+
+def rescale(sums: Sequence[torch.Tensor], wanted: torch.Tensor, current: torch.Tensor) -> None:
+    """All sums *= wanted / current, then current <- wanted, one float32 each there. Does not wait."""
+    if len(sums) == 1 and _has_kernels(sums[0]):
+        device.rescale(sums[0], wanted, current)
+        return
+    factor = wanted / current
+    for buffer in sums:
+        buffer.mul_(factor)
+    current.copy_(wanted)

@@ -1,0 +1,177 @@
+"""The way of a flat gradient between an accelerator and the rounds, which know host memory alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from p2pavg import codecs
+from p2pavg.allreduce.encoded import EncodedResult
+from p2pavg.allreduce.encoding import Encodable, Encoding
+from p2pavg.codecs import Codec
+from p2pavg.codecs import cuda as device
+from p2pavg.optim.tree import U8
+
+HEADERS = 1.02  # encoded chunks have headers, whose size depends on where parts begin
+
+
+class GradientPath(Protocol):
+    """What an accelerator offers. float32[numel] vectors are on it."""
+
+    def allocate(self, nbytes: int) -> U8:
+        """uint8[nbytes] of host memory that the accelerator reaches at full speed."""
+
+    def gradient(self, vector: torch.Tensor) -> Encodable:
+        """The vector as it is after what the current stream was given so far, for the rounds."""
+
+    def decode(self, result: EncodedResult, vector: torch.Tensor) -> None:
+        """vector <- result, before whatever the current stream is given from now on."""
+
+    def fork(self) -> None:
+        """`aside` comes after what the current stream was given so far."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Inside, work goes to another stream; at the end it is done. Not for the training thread."""
+
+
+PathOpener = Callable[[torch.device, int], GradientPath | None]
+"""(device, numel) -> the path, or None where gradients must go through the host as floats."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CudaEncoding:
+    """A contribution on its way to the host."""
+
+    data: U8
+    transfer: device.Transfer
+
+    def chunks_done(self) -> int:
+        return self.transfer.chunks_done()
+
+    def failed(self) -> bool:
+        return False
+
+    def finite(self) -> bool:
+        return self.transfer.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class _HostEncoding:
+    """A contribution that was encoded on the host."""
+
+    data: U8
+    chunks: int
+    all_finite: bool
+
+    def chunks_done(self) -> int:
+        return self.chunks
+
+    def failed(self) -> bool:
+        return False
+
+    def finite(self) -> bool:
+        return self.all_finite
+
+
+@dataclass(frozen=True, slots=True)
+class _CudaGradient:
+    path: CudaPath
+    vector: torch.Tensor
+    written: torch.cuda.Event
+
+    def encode(self, codec: Codec, parts: Sequence[tuple[int, int]], chunk: int, scale: float) -> Encoding:
+        path = self.path
+        longest = min(chunk, max((count for _, count in parts), default=0))
+        if codec.encoded_size(longest) > device.SLOT_BYTES:
+            return self._encode_on_host(codec, parts, chunk, scale)
+        out = path.allocate(device.encoded_bytes(codec, parts, chunk))
+        return _CudaEncoding(
+            out, path.staging.download(codec, self.vector, parts, chunk, scale, out, self.written)
+        )
+
+    def _encode_on_host(
+        self, codec: Codec, parts: Sequence[tuple[int, int]], chunk: int, scale: float
+    ) -> Encoding:
+        """For chunks beyond what is staged: when a peer leaves, its sums travel as one. Waits."""
+        self.written.synchronize()
+        values = self.vector.cpu().numpy()
+        out = np.empty(device.encoded_bytes(codec, parts, chunk), np.uint8)
+        at, chunks, finite = 0, 0, True
+        for start, count in parts:
+            for first in range(start, start + count, chunk):
+                source = values[first : min(first + chunk, start + count)]
+                size = codec.encoded_size(len(source))
+                finite &= codec.encode(source, out[at : at + size], scale)
+                at, chunks = at + size, chunks + 1
+        return _HostEncoding(out, chunks, finite)
+
+
+def _whole(codec: Codec, numel: int) -> int:
+    """Bytes of the encoded vector, wherever parts begin."""
+    return int(HEADERS * device.encoded_bytes(codec, [(0, numel)], 1 << 17)) + (1 << 16)
+
+
+class CudaPath:
+    """Chunks are scaled, checked and encoded on the device, and copied into page-locked memory, on streams of
+    their own. Uses `device.SLOTS` * `device.SLOT_BYTES` of device memory.
+    """
+
+    def __init__(self, place: torch.device, numel: int, codec: Codec) -> None:
+        self.staging = device.GradientStaging(place)
+        self._pool = device.PinnedPool()
+        self._stream = torch.cuda.Stream(self.staging.device)  # type: ignore[no-untyped-call]
+        self._forked: torch.cuda.Event | None = None
+        # What one epoch needs at once: a contribution, its result, and the result before, still in use. With
+        # feedback the contribution comes as floats. Later, locking would hold a round up.
+        contribution = codecs.get("none") if codecs.has_feedback(codec) else codec
+        result = codecs.for_results(codec)
+        reserve = [self._pool.take(_whole(it, numel)) for it in (contribution, result, result)]
+        del reserve
+
+    def allocate(self, nbytes: int) -> U8:
+        return self._pool.take(nbytes)
+
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.staging.device))
+        return event
+
+    def gradient(self, vector: torch.Tensor) -> Encodable:
+        return _CudaGradient(self, vector, self._event())
+
+    def decode(self, result: EncodedResult, vector: torch.Tensor) -> None:
+        layout = result.layout
+        parts = [(part.start, part.count) for part in layout.parts]
+        transfer = self.staging.upload(layout.codec, result.data, parts, layout.chunk_elements, 1.0, vector)
+        transfer.hold(torch.cuda.current_stream(self.staging.device))
+        transfer.wait()  # the result's memory is the caller's again
+
+    def fork(self) -> None:
+        self._forked = self._event()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        with torch.cuda.stream(self._stream):
+            if self._forked is not None:
+                self._stream.wait_event(self._forked)
+            try:
+                yield
+            finally:
+                self._stream.synchronize()
+
+
+def open_cuda_path(compression: str | Codec) -> PathOpener:
+    """Opens paths for a run with this compression."""
+    codec = codecs.get(compression)
+
+    def opener(place: torch.device, numel: int) -> GradientPath | None:
+        if place.type != "cuda" or not device.usable(codec):
+            return None
+        return CudaPath(place, numel, codec)
+
+    return opener

@@ -1,0 +1,190 @@
+"""The training state as peers exchange it: parameters, buffers, optimizer, scheduler; and fingerprints."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgpack
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from p2pavg.errors import StateError
+from p2pavg.optim.gradients.store import dense_stride
+from p2pavg.optim.resume import Stateful, load_extras
+from p2pavg.optim.tree import U8, TreeWriter, unpack
+from p2pavg.rounds.training import Section, Snapshot
+
+LOCAL_OPTIONS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
+"""Keys of a parameter group that belong to a peer's machine, not to the run."""
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """All parameters, in the order of the groups."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def shared_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Each group's hyperparameters that all peers have in common."""
+    return [
+        {key: value for key, value in group.items() if key not in LOCAL_OPTIONS}
+        for group in optimizer.param_groups
+    ]
+
+
+def schema(optimizer: torch.optim.Optimizer) -> bytes:
+    """sha256 over what all peers must share: optimizer class, groups, shapes, memory formats, dtypes."""
+    groups = [
+        [
+            [list(param.shape), list(dense_stride(param)), str(param.dtype).removeprefix("torch.")]
+            for param in group["params"]
+        ]
+        for group in optimizer.param_groups
+    ]
+    return hashlib.sha256(msgpack.packb([type(optimizer).__name__, groups])).digest()
+
+
+class TrainingState:
+    """A StateSource over live objects.
+
+    buffers: returns the model's buffers, each time in the same order. extras: by name, what else belongs to
+    the run; their state_dict() is called on a background thread, between two updates.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        scheduler: LRScheduler | None,
+        buffers: Callable[[], Sequence[torch.Tensor]],
+        extras: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        self._extras = extras or {}
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._buffers = buffers
+
+    def initial_digest(self) -> bytes:
+        """sha256 of all that steps depend on: peers that start alike have it in common."""
+        writer = TreeWriter()
+        optimizer = self._optimizer
+        parts = (
+            parameters_of(optimizer),
+            list(self._buffers()),
+            shared_options(optimizer),
+            self._optimizer_state(),
+        )
+        meta = [writer.pack(part) for part in parts]
+        digest = hashlib.sha256(msgpack.packb(meta))
+        digest.update(writer.bytes().data)
+        return digest.digest()
+
+    def snapshot(self) -> Snapshot:
+        """(meta, sections), to be copied before the next step. Raises StateError for what cannot travel."""
+        optimizer = self._optimizer
+        parts = {
+            "parameters": parameters_of(optimizer),
+            "buffers": list(self._buffers()),
+            "options": shared_options(optimizer),
+            "optimizer": self._optimizer_state(),
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "extras": {name: extra.state_dict() for name, extra in self._extras.items()},
+        }
+        meta, sections = {}, {}
+        for name, part in parts.items():
+            writer = TreeWriter()
+            meta[name] = writer.pack(part)
+            sections[name] = Section(writer.nbytes, writer.copy_to)
+        return meta, sections
+
+    def _optimizer_state(self) -> list[dict[str, Any]]:
+        state = self._optimizer.state
+        return [dict(state[param]) if param in state else {} for param in parameters_of(self._optimizer)]
+
+    def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:
+        """Replace the state. Raises StateError, before anything changed, when it is of another model or
+        optimizer, and afterwards when only the scheduler or an extra does not take its part.
+        """
+        params, model_buffers = parameters_of(self._optimizer), list(self._buffers())
+        try:
+            parts = {
+                name: unpack(meta[name], buffers[name])
+                for name in ("parameters", "buffers", "options", "optimizer", "scheduler", "extras")
+            }
+        except KeyError as error:
+            raise StateError(f"a state has no {error}; another version of p2pavg wrote it") from error
+        _check_tensors("parameters", parts["parameters"], params)
+        _check_tensors("buffers", parts["buffers"], model_buffers)
+        groups = self._optimizer.param_groups
+        _check_form(parts)
+        if len(parts["options"]) != len(groups) or len(parts["optimizer"]) != len(params):
+            raise StateError(
+                "the state is of an optimizer with other parameter groups; build it as the other peers do"
+            )
+        with torch.no_grad():
+            for target, source in zip(
+                [*params, *model_buffers], [*parts["parameters"], *parts["buffers"]], strict=True
+            ):
+                target.copy_(source)
+        for group, options in zip(groups, parts["options"], strict=True):
+            group.update(options)
+        self._optimizer.state.clear()
+        entries = iter(parts["optimizer"])
+        for group in groups:
+            step_on_device = bool(group.get("capturable") or group.get("fused"))
+            for param in group["params"]:
+                if state := next(entries):
+                    self._optimizer.state[param] = _placed(state, param.device, step_on_device)
+        try:
+            if self._scheduler is not None and parts["scheduler"] is not None:
+                self._scheduler.load_state_dict(parts["scheduler"])
+            load_extras(self._extras, parts["extras"])
+        except Exception as error:  # whatever PyTorch, or the user's object, makes of what does not fit it
+            raise StateError(
+                f"the state does not fit the scheduler or an extra ({type(error).__name__}: {error}); "
+                "build them as the other peers do"
+            ) from error
+
+
+def _check_form(parts: Mapping[str, Any]) -> None:
+    """Raises StateError unless all is where `snapshot` puts it, without what belongs to a peer alone."""
+    options, states = parts["options"], parts["optimizer"]
+    if not (
+        isinstance(options, list)
+        and all(isinstance(group, dict) and LOCAL_OPTIONS.isdisjoint(group) for group in options)
+        and isinstance(states, list)
+        and all(isinstance(state, dict) for state in states)
+        and isinstance(parts["scheduler"], dict | None)
+        and isinstance(parts["extras"], dict)
+    ):
+        raise StateError("a state is malformed (its parts); the donor's copy, or the checkpoint, is broken")
+
+
+def _check_tensors(what: str, loaded: Any, live: Sequence[torch.Tensor]) -> None:
+    def kind(tensor: Any) -> Any:
+        return (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, torch.Tensor) else None
+
+    if not isinstance(loaded, list) or [kind(tensor) for tensor in loaded] != [
+        kind(tensor) for tensor in live
+    ]:
+        raise StateError(
+            f"the state is of a model with other {what}; build the same model as the other peers"
+        )
+
+
+def _placed(entries: dict[str, Any], device: torch.device, step_on_device: bool) -> dict[str, Any]:
+    """State tensors go beside their parameter; step counters stay on the CPU unless the kernel needs them."""
+    return {
+        key: value if key == "step" and not step_on_device else _moved(value, device)
+        for key, value in entries.items()
+    }
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(item, device) for item in value)
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}
+    return value

@@ -1,0 +1,231 @@
+"""Delayed updates and offload: rounds and steps on master parameters, behind the training thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+
+import numpy as np
+import torch
+
+from p2pavg.errors import P2PAvgError
+from p2pavg.optim.gradients.flat import Taken
+from p2pavg.optim.gradients.store import F32, Vector
+from p2pavg.optim.gradients.vectors import clip_norm, tail
+from p2pavg.optim.updates.masters import Masters
+from p2pavg.optim.updates.update import NOTHING, Shared
+from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome
+
+
+class BehindUpdate:
+    """Averages and steps on another thread, on masters; the model gets them at a step boundary.
+
+    The sums of epoch t leave the accumulation, and the training thread goes on with t + 1 at once, on the
+    parameters that it has. It copies the masters into the model at the first step() after the inner step.
+    While the update of t is under way, it accumulates at most what it brought to t, then waits: so no
+    gradient is more than one epoch older than the parameters that it moves. What a failed or late round did
+    not average is added back.
+
+    delay: False waits for every update before step() returns (offload alone). warmup: epochs without delay.
+    """
+
+    def __init__(self, shared: Shared, masters: Masters, delay: bool, warmup: int) -> None:
+        self._shared = shared
+        self._masters = masters
+        self._delay = delay
+        self._warmup = warmup
+        self._pool = ThreadPoolExecutor(
+            1,
+            thread_name_prefix="p2pavg-update",
+            initializer=torch.set_num_threads,
+            initargs=(masters.threads,),
+        )
+        self._counting = threading.Lock()  # the sample count changes on both threads
+        self._job: Future[Outcome] | None = None
+        self._taken: Taken | None = None
+        self._epoch = shared.training.epoch
+        self._share = 0  # samples of the contribution under way
+        self._since = 0  # samples counted after it left
+        self._moved: F32 | None = None  # by how much the last average moved the buffers
+        self._counted = False  # the sums under way are in an average, and may be overwritten
+        self._host: F32 | None = None  # averages, where sums are elsewhere
+        self._scale = 1.0  # loss scale of the sums under way
+        self._waiting_since: float | None = None
+        self._arrive: Callable[[Contribution], Outcome] = lambda what: shared.training.arrive(what)
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def join(self) -> None:
+        while True:
+            self._submit(NOTHING, None)
+            if isinstance(self._finish(), KeepGoing):
+                return
+
+    def count(self, samples: int, drop: str = "", since: int = 0) -> None:
+        if drop:
+            self.settle()
+        with self._counting:
+            due = self._shared.training.count(samples)
+        if drop:
+            self._shared.drop(drop, since)
+        self._since += samples  # first of all: an error from below must leave this microbatch counted
+        if self._job is not None and self._job.done():
+            self._finish()
+        elif self._job is not None:
+            if self._since < self._share:
+                return
+            self._finish()
+            due = True  # what was counted meanwhile is a whole share
+        if due:
+            self._hand_in()
+            if not self._delay or self._epoch < self._warmup:
+                self._finish()
+
+    def settle(self) -> None:
+        if self._job is not None:
+            self._finish()
+
+    def leave(self, notice_s: float) -> None:
+        deadline = time.monotonic() + notice_s
+        training = self._shared.training
+        self.settle()  # first: a job that has not begun yet must arrive as usual
+        self._shared.leaving = True
+        self._arrive = lambda what: training.leave(what, max(0.0, deadline - time.monotonic()))
+        while True:
+            self._hand_in()
+            if isinstance(self._finish(), KeepGoing):
+                return
+
+    def close(self) -> None:
+        try:
+            if self._job is not None:
+                with suppress(P2PAvgError):
+                    self._finish()
+        finally:
+            self._pool.shutdown()
+
+    # ---------------------------------------------------------------------- on the training thread
+
+    def _hand_in(self) -> None:
+        shared = self._shared
+        samples = shared.samples()
+        taken = None
+        if samples:
+            factor = shared.factor(samples)
+            self._scale = shared.scale.current
+            taken = shared.flat.take(1.0 / factor, shared.buffers.deltas())
+            if taken is None:
+                shared.drop_non_finite()
+        if taken is None:
+            self._submit(NOTHING, None)
+        else:
+            self._submit(shared.contribution(taken.vector, factor, samples), taken)
+
+    def _submit(self, contribution: Contribution, taken: Taken | None) -> None:
+        self._taken = taken
+        self._share, self._since = contribution.samples, 0
+        self._counted = False
+        if self._shared.flat.path is not None:
+            self._shared.flat.path.fork()
+        self._job = self._pool.submit(self._round, contribution, taken)
+
+    def _finish(self) -> Outcome:
+        """Wait for the job, and bring model and sums up to date. Raises what the round raised."""
+        job, self._job = self._job, None
+        assert job is not None
+        shared, taken = self._shared, self._taken
+        self._taken = None
+        self._waiting_since = time.perf_counter()
+        try:
+            outcome = job.result()
+        except BaseException:
+            if taken is not None and not self._counted:
+                self._merge(taken)
+            raise
+        finally:
+            self._waiting_since = None
+        if isinstance(outcome, Heal):
+            begun = time.perf_counter()
+            with shared.training.applying():
+                self._masters.wait_published()
+                shared.load(outcome.state)
+                self._masters.round()
+                self._masters.publish()
+            shared.training.applied(time.perf_counter() - begun)
+        else:
+            if taken is not None and not (isinstance(outcome, Average) and not outcome.late):
+                self._merge(taken)
+            if isinstance(outcome, Inheritance):
+                shared.inherit(outcome)
+            if isinstance(outcome, Average):
+                self._masters.publish()
+                assert self._moved is not None
+                shared.buffers.follow(self._moved, counted=taken is not None and not outcome.late)
+        self._epoch = shared.training.epoch
+        return outcome
+
+    def _merge(self, taken: Taken) -> None:
+        self._shared.flat.merge(taken, self._shared.scale.current / self._scale)
+
+    # ----------------------------------------------------------------------- on the update's thread
+
+    def _round(self, contribution: Contribution, taken: Taken | None) -> Outcome:
+        shared = self._shared
+        outcome = self._arrive(contribution)
+        if not isinstance(outcome, Average):
+            return outcome
+        begun = time.perf_counter()
+        layout = shared.flat.layout
+        counted = taken is not None and not outcome.late  # our sums are in the average
+        with self._aside():
+            vector = self._room(taken if counted else None)
+            self._counted = counted
+            shared.decode(outcome.result, vector)
+            if shared.max_grad_norm is not None:
+                clip_norm(vector[: layout.marks], shared.max_grad_norm)
+            self._moved = tail(vector, layout.extra).copy()
+        with shared.training.applying(), self._aside():
+            shared.buffers.agree(self._moved)
+            self._masters.wait_published()
+            extra = shared.reset()
+            self._masters.step(vector, layout)
+            if shared.scheduler is not None:
+                shared.scheduler.step()
+        now = time.perf_counter()
+        waiting_since = self._waiting_since
+        waited = now - waiting_since if waiting_since is not None else 0.0
+        behind = self._delay and outcome.epoch >= self._warmup
+        with self._counting:
+            shared.training.applied(
+                now - begun,
+                extra={"seconds_step_waited": waited, **extra},
+                waited=waited if behind else None,
+            )
+        if taken is not None and counted:
+            with self._aside():
+                shared.flat.recycle(taken)
+        return outcome
+
+    def _aside(self) -> AbstractContextManager[None]:
+        """On an accelerator: beside the training thread's work, and done at the end."""
+        path = self._shared.flat.path
+        return nullcontext() if path is None else path.aside()
+
+    def _room(self, counted: Taken | None) -> Vector:
+        """Where the average goes: over the sums that are in it, unless their masters are elsewhere."""
+        flat = self._shared.flat
+        elsewhere = self._masters.offloaded and flat.path is not None
+        if counted is not None and not elsewhere:
+            return counted.vector
+        if flat.path is not None and not elsewhere:
+            return torch.empty(flat.layout.numel, device=flat.params[0].device)
+        if not elsewhere:
+            return np.empty(flat.layout.numel, dtype=np.float32)
+        if self._host is None:
+            self._host = np.empty(flat.layout.numel, dtype=np.float32)
+        return self._host

@@ -1,0 +1,103 @@
+"""What a newcomer is told when it finds nobody to train with: it asks at the TCP ports that it was given."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from p2pavg.errors import (
+    CredentialError,
+    IdentityInUseError,
+    IncompatiblePeerError,
+    P2PAvgError,
+    UnreachableError,
+)
+from p2pavg.membership import PeerInfo
+from p2pavg.membership.table.address import format_host_port, parse_host_port
+from p2pavg.rounds.protocol.roles import Role
+from p2pavg.transport.links import handshake
+from p2pavg.transport.links.endpoint import Endpoint
+
+logger = logging.getLogger("p2pavg.peer.peer")
+
+ASK_TIMEOUT_S = 5.0
+NAMED = 3
+
+
+async def knock(host: str, port: int, party: handshake.Party) -> None:
+    """Exchange the first bytes of a connection with a peer, and no more.
+
+    Raises UnreachableError when no peer answers, IncompatiblePeerError (another version or run) and
+    CredentialError when it would not take us in.
+    """
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(handshake.preamble(handshake.CONTROL, party))
+                handshake.parse_preamble(await reader.readexactly(handshake.PREAMBLE_BYTES), party)
+            finally:
+                writer.close()
+    except handshake.Refusal as refusal:
+        raise refusal.error() from None
+    except (P2PAvgError, OSError, TimeoutError, EOFError) as error:
+        raise UnreachableError(f"no peer answers at {format_host_port(host, port)} over TCP") from error
+
+
+async def silent(initial_peers: Iterable[str], party: handshake.Party, told: UnreachableError) -> P2PAvgError:
+    """The error for a newcomer whom no initial peer answered over UDP. told: without a closer look."""
+    for address in initial_peers:
+        try:
+            await knock(*parse_host_port(address), party)
+        except UnreachableError:
+            continue
+        except P2PAvgError as error:
+            return error
+        return UnreachableError(
+            f"{address} answers over TCP but not over UDP; open its port for UDP as well, and let this "
+            "machine's own firewall pass UDP"
+        )
+    return told
+
+
+async def ask(endpoint: Endpoint, initial_peers: Iterable[str], run_id: str) -> list[P2PAvgError]:
+    """Nobody of the run is in the table: ask at the given addresses. Why they refuse us, when they do."""
+    refusals: list[P2PAvgError] = []
+    for address in initial_peers:
+        try:
+            link = await endpoint.connect(*parse_host_port(address), timeout=ASK_TIMEOUT_S)
+            if link.hello.get("role") == Role.WATCHER.value:
+                link.close("it does not train yet; when it does, its hello is another")
+        except IncompatiblePeerError as error:
+            if str(error) != handshake.OTHER_RUN:
+                refusals.append(error)
+                continue
+            logger.warning(
+                "%s is in another run, and nobody of run %r was found: this peer begins it alone; check "
+                "run_id if it should have joined others",
+                address,
+                run_id,
+            )
+        except (CredentialError, IdentityInUseError) as error:
+            refusals.append(error)
+        except (P2PAvgError, OSError, TimeoutError) as error:
+            logger.debug("%s is no trainer of this run: %s", address, error)
+    return refusals
+
+
+def warn_of_unreachable(trainers: Iterable[PeerInfo], run_id: str) -> None:
+    """Trainers are in view, but no link came about."""
+    addresses = [
+        format_host_port(host, port)
+        for info in trainers
+        if not info.client_only
+        for host, port in info.addresses[:1]
+    ]
+    if addresses:
+        logger.warning(
+            "run %r has peers at %s, but none of them answers over TCP; open that port for TCP there, unless "
+            "they have ended. This peer trains alone until one answers",
+            run_id,
+            ", ".join(addresses[:NAMED]) + (" and others" if len(addresses) > NAMED else ""),
+        )

@@ -1,0 +1,301 @@
+"""Peer: one process's place in a swarm. Owns the event-loop thread and all that lives on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from p2pavg import codecs
+from p2pavg.errors import ClosedError, ConfigurationError
+from p2pavg.identity import Identity
+from p2pavg.membership import PeerInfo
+from p2pavg.membership.table.address import format_host_port
+from p2pavg.peer.loop_thread import LoopThread
+from p2pavg.peer.runtime import Place
+from p2pavg.peer.settings import settings
+from p2pavg.peer.tensors import Averager
+from p2pavg.report import RoundReport
+from p2pavg.rounds.protocol.plausible import MOST_WEIGHT
+from p2pavg.rounds.session import Session
+from p2pavg.rounds.training import TrainingSpec
+
+logger = logging.getLogger("p2pavg.peer.peer")
+CLOSE_NOTICE_S = 5.0
+
+
+class Peer:
+    """One process's place in a swarm.
+
+    run_id: the training job's name; the same on all peers.
+    initial_peers: "host:port" of any members, empty to start a new swarm; `P2PAVG_INITIAL_PEERS` (separated
+    by commas) is used when None.
+    listen: "host:port"; with the default the next free port is taken, port 0 is any free one.
+    announce: the "host:port" that others reach this peer at, when it is not the listening one.
+    client_only: others cannot connect to this peer.
+    compression: "none", "fp16", "bf16", "int8" or a `p2pavg.Codec`; the same on all peers.
+    streams: TCP streams per link, or "auto": as many as transfers call for.
+    on_round: called with every RoundReport, on a background thread.
+    reports: append every RoundReport to this JSONL file; `P2PAVG_REPORTS` is used when None.
+    identity: a file that keeps this peer's key over restarts; made when it is missing. None: a fresh key.
+    credentials: a file or text that `p2pavg credentials` made, `P2PAVG_CREDENTIALS` when None; with neither,
+    the
+    run is open: whoever reaches a port can read and take part.
+    max_upload_mbps: most Mb/s that this peer sends over all its links; None: what they carry.
+
+    Nothing happens before `start()` (or `async with`). Raises ConfigurationError for arguments that cannot
+    work, CredentialError for credentials that cannot.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        initial_peers: Sequence[str] | None = None,
+        listen: str | None = None,
+        announce: str | None = None,
+        client_only: bool = False,
+        region: str | None = None,
+        compression: str | codecs.Codec = "fp16",
+        streams: int | str = "auto",
+        on_round: Callable[[RoundReport], None] | None = None,
+        reports: str | os.PathLike[str] | None = None,
+        identity: str | os.PathLike[str] | None = None,
+        credentials: str | os.PathLike[str] | None = None,
+        max_upload_mbps: float | None = None,
+    ) -> None:
+        self._settings = settings(
+            run_id,
+            initial_peers,
+            listen,
+            announce,
+            client_only,
+            region,
+            streams,
+            credentials,
+            max_upload_mbps,
+        )
+        self._identity = identity
+        self.run_id = run_id
+        self.compression = compression
+        self._on_round = on_round
+        path = os.environ.get("P2PAVG_REPORTS") if reports is None else reports
+        self._reports = None if not path else os.fspath(path)
+        self._thread: LoopThread | None = None
+        self._place: Place | None = None
+        self._session: Session | None = None
+        self._averager: Averager | None = None
+        self._closed = False
+
+    # ------------------------------------------------------------------------------------- lifetime
+
+    def start(self) -> Peer:
+        """Open the ports and find the swarm; blocks until done. Raises P2PAvgError."""
+        if self._closed:
+            raise ClosedError("this peer was closed; build a new one")
+        if self._place is not None:
+            return self
+        codec = codecs.prepare(self.compression)
+        _check_writable(self._reports)
+        thread = LoopThread(f"p2pavg-{self.run_id}")
+        place = Place(self._settings, self._own_identity(), self._publish, codec)
+        try:
+            thread.run(place.start())
+        except BaseException:
+            thread.stop()
+            raise
+        self._thread, self._place = thread, place
+        self._finalizer = weakref.finalize(self, _abandon, thread, place)
+        return self
+
+    def close(self, notice_s: float = CLOSE_NOTICE_S) -> None:
+        """Leave the swarm, telling the others, and free ports and threads. Idempotent; waits at most about
+        `notice_s`.
+        """
+        self._closed = True
+        thread, place = self._thread, self._place
+        if thread is None or place is None:
+            return
+        self._thread = None
+        self._finalizer.detach()
+        if self._session is not None:
+            error = ClosedError("this peer is closed; build a new one")
+            thread.loop.call_soon_threadsafe(_fail, place, self._session, error)
+        try:
+            thread.run(place.close(notice_s))
+        finally:
+            thread.stop()
+
+    async def __aenter__(self) -> Peer:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    # ---------------------------------------------------------------------------------------- facts
+
+    @property
+    def peer_id(self) -> bytes:
+        """20 bytes, from this process's key."""
+        return self._running().peer_id
+
+    @property
+    def address(self) -> str:
+        """ "host:port" for others' `initial_peers`."""
+        host, port = self._running().addresses()[0]
+        return format_host_port(host, port)
+
+    @property
+    def peers(self) -> Mapping[bytes, PeerInfo]:
+        """The other peers of the run now in view, by peer id."""
+        return self._running().view.peers
+
+    @property
+    def last_report(self) -> RoundReport | None:
+        """What the last finished epoch measured."""
+        return None if self._session is None else self._session.last_report
+
+    @property
+    def engine_name(self) -> str:
+        """ "pump" (native threads) or "python" (its twin)."""
+        return self._running().engine_name
+
+    @property
+    def download(self) -> tuple[int, int, int] | None:
+        """(verified bytes, all bytes, donors) of the last download of the swarm's state; None: there was
+        none.
+        """
+        driver = self._running().driver
+        return None if driver is None else driver.states.downloader.progress
+
+    def cpu_seconds(self) -> float:
+        """CPU time that averaging used so far: native threads, the event loop, and `all_reduce` in its
+        caller.
+        """
+        place, thread = self._running(), self._thread
+        assert thread is not None
+        caller = 0.0 if self._averager is None else self._averager.cpu_seconds
+        return place.engine.cpu_seconds() + thread.cpu_seconds() + caller
+
+    # ------------------------------------------------------------------------------------- training
+
+    def training(self, spec: TrainingSpec) -> Session:
+        """Enter the run as a trainer; blocks until linked to the others.
+
+        The caller then calls `arrive` with an empty contribution until it answers KeepGoing: a newcomer gets
+        the
+        swarm's state that way before its first step. Raises IncompatiblePeerError when the swarm trains
+        another model.
+        """
+        place, thread = self._running(), self._thread
+        assert thread is not None
+        if self._session is not None:
+            raise ConfigurationError(
+                "this peer already trains; use one Peer for each optimizer, under its own run_id"
+            )
+        session = Session(thread.loop, spec.start.epoch if spec.start else 0, place.engine.note_trainer)
+        thread.run(place.train(session, spec))
+        self._session = session
+        return session
+
+    async def all_reduce(
+        self,
+        tensors: Sequence[Any] | Any,
+        weight: float = 1.0,
+        *,
+        group_size: int | None = None,
+        timeout: float = 60.0,
+    ) -> RoundReport:
+        """Average tensors over the group, in place, weighted by `weight`. All members hold the same bits
+        afterwards.
+
+        tensors: one, or a sequence of, contiguous or strided torch tensors (any device) or numpy arrays, of
+        float32, float16 or
+        bfloat16; the same shapes on all peers and in all calls of one Peer. group_size: wait for this many
+        members;
+        None: all that are in the swarm now. timeout: seconds until RoundFailedError when the group does not
+        complete.
+        """
+        if not (isinstance(weight, (int, float)) and math.isfinite(weight) and 0 <= weight <= MOST_WEIGHT):
+            raise ConfigurationError(f"weight must be a finite number between 0 and 1e12, not {weight!r}")
+        if group_size is not None and (type(group_size) is not int or group_size < 1):
+            raise ConfigurationError(f"group_size must be an int of at least 1, not {group_size!r}")
+        if self._averager is None:
+            self._averager = Averager(self.compression)
+        return await asyncio.to_thread(self._averager.average, self, tensors, weight, group_size, timeout)
+
+    def set_target(self, samples: int | None) -> None:
+        """How many samples make an epoch from now on; None: one for every peer now linked."""
+        place, thread = self._running(), self._thread
+        assert thread is not None
+        thread.run(place.set_target(samples))
+
+    # --------------------------------------------------------------------------------------- inside
+
+    def _running(self) -> Place:
+        if self._place is None or self._closed:
+            raise ClosedError(
+                "this peer is closed; build a new one"
+                if self._closed
+                else "this peer was not started; call start() or use async with"
+            )
+        return self._place
+
+    def _own_identity(self) -> Identity:
+        if self._settings.credentials is not None:
+            return self._settings.credentials.identity
+        return Identity.generate() if self._identity is None else Identity.load_or_create(self._identity)
+
+    def _publish(self, report: RoundReport) -> None:
+        """On the loop thread, after every epoch."""
+        if self._reports is not None:
+            try:
+                with open(self._reports, "ab", buffering=0) as file:  # one write: peers may share the file
+                    file.write(report.to_json().encode() + b"\n")
+            except OSError as error:
+                logger.warning(
+                    "cannot append to %s (%s); no more reports are written", self._reports, error.strerror
+                )
+                self._reports = None
+        if self._on_round is not None:
+            try:
+                self._on_round(report)
+            except Exception:
+                logger.exception("the on_round callback raised")
+
+
+def _fail(place: Place, session: Session, error: BaseException) -> None:
+    if place.driver is not None:
+        place.driver.fail(error)
+    else:
+        session.fail(error)
+
+
+def _abandon(thread: LoopThread, place: Place) -> None:
+    """The Peer was garbage-collected, or the interpreter ends, without close()."""
+    try:
+        thread.run(place.close(1.0))
+        thread.stop()
+    except Exception:
+        logger.debug("closing an abandoned peer failed", exc_info=True)
+
+
+def _check_writable(path: str | None) -> None:
+    if path is None:
+        return
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write reports to {path!r} ({error.strerror}); "
+            f"name a writable file or unset P2PAVG_REPORTS"
+        ) from None

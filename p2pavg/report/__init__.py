@@ -1,0 +1,251 @@
+"""RoundReport: what one round measured, and the quantities derived from it. Pure data and functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from p2pavg.errors import ConfigurationError
+from p2pavg.report.distance import Distance
+
+VERSION = 1  # of the JSON; grows when a field changes its meaning, not when one is added
+
+MOST = 1e18  # a number in a report is less
+
+PHASES = ("calculation", "waiting", "matchmaking", "transfer", "commit", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReport:
+    """One member of a round."""
+
+    peer: str  # peer id, hex
+    weight: float  # 0: straggler or joiner
+    samples: int
+    voter: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """What one link did during the epoch; measured while gradients flowed, where not said otherwise."""
+
+    peer: str
+    bytes_sent: int  # since the last report, whatever for; frame headers included
+    bytes_received: int
+    streams: int  # most
+    rtt_s: float  # now
+    window_bytes: int  # of one stream, most
+    rate_bps: float  # bit/s of the busier direction, most; 0.0: nothing flowed
+    distance: Distance = Distance.WORLD
+    retransmits: int = 0  # TCP segments sent again since the streams opened
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReport:
+    """One attempt of the epoch that came to nothing."""
+
+    attempt: int
+    leader: str  # hex
+    members: tuple[str, ...]  # hex
+    seconds: float  # from the group's forming to its end; wall clock
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """One epoch of one peer. All seconds are wall clock, with the device synchronised. The phases, less
+    `seconds_overlapped`, add up to `seconds_total`.
+
+    Plainly, the phases follow each other and `seconds_overlapped` is 0. With delayed updates, everything
+    but the calculation runs behind the next epoch's calculation; `seconds_overlapped` is how long both went
+    on at once, and `overlapped` is set.
+    """
+
+    run_id: str
+    peer: str
+    epoch: int
+    attempts: int
+    leader: str
+    lineage: str  # after the epoch, hex
+    members: tuple[MemberReport, ...]
+    samples: int  # of all members, in this average
+    local_samples: int
+    samples_discarded: int
+    discarded_why: tuple[str, ...]
+    failed_members: tuple[str, ...]
+    causes: tuple[str, ...]  # why attempts failed, in words
+    seconds_calculation: float
+    seconds_waiting: float  # at the boundary, for others, for failed attempts, and between the other phases
+    seconds_matchmaking: float  # ballot and group
+    seconds_transfer: float  # first contribution to last result
+    seconds_commit: float
+    seconds_update: float  # decode, optimizer step, parameter write-back
+    seconds_total: float
+    bytes_sent: int
+    bytes_received: int
+    codec: str
+    first_byte_at: float = 0.0  # time.monotonic() of the first gradient byte sent or received, 0.0: none
+    last_byte_at: float = 0.0
+    links: tuple[LinkReport, ...] = ()
+    overlapped: bool = False
+    finished_at: float = 0.0  # time.time()
+    extra: Mapping[str, float] = field(default_factory=dict)  # e.g. loss, logged by the user
+    seconds_overlapped: float = 0.0
+    discarded_samples: tuple[int, ...] = ()  # for each of discarded_why
+    failed_attempts: tuple[AttemptReport, ...] = ()
+    region: str = ""
+
+    @property
+    def seconds_communication(self) -> float:
+        """Everything between the end of calculation and the start of the update."""
+        return self.seconds_waiting + self.seconds_matchmaking + self.seconds_transfer + self.seconds_commit
+
+    @property
+    def granularity(self) -> float:
+        """Calculation time over communication time of the epoch; inf when nothing was communicated."""
+        spent = self.seconds_communication
+        return self.seconds_calculation / spent if spent > 0 else float("inf")
+
+    @property
+    def samples_per_second(self) -> float:
+        """Global samples over this epoch's wall clock."""
+        return self.samples / self.seconds_total if self.seconds_total > 0 else 0.0
+
+    @property
+    def local_samples_per_second(self) -> float:
+        """This peer's samples over its calculation time: as fast as it would be alone."""
+        return self.local_samples / self.seconds_calculation if self.seconds_calculation > 0 else 0.0
+
+    @property
+    def egress_bytes_per_hour(self) -> float:
+        """What this peer sends, at this epoch's pace."""
+        return 3600 * self.bytes_sent / self.seconds_total if self.seconds_total > 0 else 0.0
+
+    @property
+    def sent_by_distance(self) -> dict[Distance, int]:
+        """Bytes sent by class of link; classes without a link are missing."""
+        sent: dict[Distance, int] = {}
+        for link in self.links:
+            sent[link.distance] = sent.get(link.distance, 0) + link.bytes_sent
+        return sent
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, derived quantities included."""
+        data = {"version": VERSION, **asdict(self)}
+        data["granularity"] = None if self.granularity == float("inf") else self.granularity
+        data["samples_per_second"] = self.samples_per_second
+        data["local_samples_per_second"] = self.local_samples_per_second
+        data["egress_bytes_per_hour"] = self.egress_bytes_per_hour
+        data["bytes_sent_by_distance"] = {str(name): sent for name, sent in self.sent_by_distance.items()}
+        return data
+
+    def to_json(self) -> str:
+        """One line of JSONL."""
+        return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RoundReport:
+        """The inverse of `to_dict`; derived quantities, and fields that later versions added, are left out.
+
+        Raises ConfigurationError for a report of another version, or no report.
+        """
+        version = data.get("version", VERSION)
+        if version != VERSION:
+            raise ConfigurationError(
+                f"a report of version {version}, and this p2pavg reads version {VERSION}; "
+                "install the p2pavg that wrote it"
+            )
+        try:
+            made = _only(cls, data)
+            made["extra"] = dict(data.get("extra", {}))
+            made["members"] = tuple(MemberReport(**_only(MemberReport, row)) for row in data["members"])
+            made["links"] = tuple(_link(row) for row in data.get("links", ()))
+            made["failed_attempts"] = tuple(
+                AttemptReport(**{**_only(AttemptReport, row), "members": _texts(row["members"])})
+                for row in data.get("failed_attempts", ())
+            )
+            for name in ("discarded_why", "failed_members", "causes"):
+                made[name] = _texts(data.get(name, ()))
+            made["discarded_samples"] = tuple(int(count) for count in data.get("discarded_samples", ()))
+            return cls(**made)
+        except (TypeError, KeyError, ValueError, AttributeError):
+            raise ConfigurationError("that is no report of an epoch") from None
+
+
+def _only(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `data` that are fields of `kind`. Raises TypeError where one is of another type."""
+    made = {}
+    for item in fields(kind):
+        if item.name not in data:
+            continue
+        value = made[item.name] = data[item.name]
+        if item.type == "str" and not isinstance(value, str):
+            raise TypeError(item.name)
+        if item.type in ("int", "float") and not is_number(value):
+            raise TypeError(item.name)
+    return made
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one that sums and ratios can be made of: neither NaN nor beyond all measure."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < MOST
+
+
+def _texts(values: Sequence[Any]) -> tuple[str, ...]:
+    if not all(isinstance(value, str) for value in values):
+        raise TypeError(values)
+    return tuple(values)
+
+
+def _link(row: Mapping[str, Any]) -> LinkReport:
+    made = _only(LinkReport, row)
+    return LinkReport(**{**made, "distance": Distance(row.get("distance", Distance.WORLD))})
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """How an epoch's wall clock was spent; `overlapped` is counted twice in the sum of the others."""
+
+    calculation: float
+    waiting: float
+    matchmaking: float
+    transfer: float
+    commit: float
+    update: float
+    overlapped: float
+
+
+def phases(
+    *,
+    total: float,
+    arrived: float | None,
+    waited_before: float,
+    round_seconds: Mapping[str, float],
+    update: float,
+    waited: float | None,
+) -> Phases:
+    """Split an epoch of `total` seconds.
+
+    arrived: when, after the epoch's begin, its sums were handed in; None: never, the result came in late and
+    the peer computed all the while. waited_before: seconds spent at boundaries that led to no average.
+    round_seconds: "matchmaking", "transfer", "commit" of the attempt that succeeded. waited: seconds that the
+    training thread waited while round and update ran behind it; None: it waited all the while.
+    """
+    formed, moved, agreed = (
+        max(0.0, round_seconds.get(name, 0.0)) for name in ("matchmaking", "transfer", "commit")
+    )
+    if arrived is None:
+        share = min(1.0, max(0.0, total - update - waited_before) / max(formed + moved + agreed, 1e-9))
+        formed, moved, agreed = share * formed, share * moved, share * agreed
+        overlapped = formed + moved + agreed
+        calculation = max(0.0, total - update - waited_before)
+        return Phases(calculation, waited_before, formed, moved, agreed, update, overlapped)
+    behind = max(0.0, total - arrived)
+    waiting = max(0.0, behind - formed - moved - agreed - update)
+    if waited is None:
+        calculation = max(0.0, min(arrived, total) - waited_before)
+        return Phases(calculation, waiting + waited_before, formed, moved, agreed, update, 0.0)
+    overlapped = max(0.0, behind - waited)
+    return Phases(total - behind + overlapped, waiting, formed, moved, agreed, update, overlapped)

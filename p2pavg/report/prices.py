@@ -1,0 +1,89 @@
+"""PriceTable: what peers and their traffic cost, from a TOML file. Dollars stand for any currency."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from p2pavg.errors import ConfigurationError
+from p2pavg.report.distance import Distance
+
+GB = 1e9
+DEFAULT = "default"
+
+EXAMPLE = """\
+[peer_hour]          # dollars per hour of one peer, by the longest beginning of its region
+default = 0.35
+"us-east" = 0.32
+
+[gb]                 # dollars per GB (1e9 bytes) that a peer sends, by class of link
+host = 0.0
+zone = 0.0
+region = 0.01
+continent = 0.02
+world = 0.08
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PriceTable:
+    """Prices of peers per hour by region, and of sent traffic per GB by class of link."""
+
+    peer_hour: Mapping[str, float]
+    gb: Mapping[Distance, float]
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PriceTable:
+        """Read the TOML file. Raises ConfigurationError, which says what is wrong with it."""
+        try:
+            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigurationError(f"cannot read the price table {str(path)!r}: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"the price table {str(path)!r} is no TOML: {error}") from None
+        unknown = table.keys() - {"peer_hour", "gb"}
+        if unknown:
+            raise _wrong(path, f"{sorted(unknown)[0]!r} is neither [peer_hour] nor [gb]")
+        hours, gb = _prices(path, table, "peer_hour"), _prices(path, table, "gb")
+        strange = gb.keys() - set(Distance)
+        if strange:
+            raise _wrong(path, f"[gb] knows {', '.join(Distance)}, not {sorted(strange)[0]!r}")
+        return cls(hours, {Distance(name): price for name, price in gb.items()})
+
+    def hourly(self, region: str) -> float:
+        """Dollars per hour of a peer of this region, without its traffic; 0.0 where no price fits."""
+        fitting = [name for name in self.peer_hour if name != DEFAULT and region.startswith(name)]
+        return self.peer_hour.get(max(fitting, key=len) if fitting else DEFAULT, 0.0)
+
+    def dollars(self, region: str, seconds: float, sent: Mapping[Distance, int]) -> float:
+        """What a peer of `region` cost in `seconds`, in which it sent so many bytes by class of link."""
+        traffic = sum(self.gb.get(where, 0.0) * count / GB for where, count in sent.items())
+        return self.hourly(region) * seconds / 3600 + traffic
+
+
+def per_hour(dollars: float, seconds: float) -> float:
+    """Dollars per hour at this pace."""
+    return 3600 * dollars / seconds if seconds > 0 else 0.0
+
+
+def per_million(dollars: float, samples: float) -> float:
+    """Dollars per million samples."""
+    return 1e6 * dollars / samples if samples > 0 else 0.0
+
+
+def _prices(path: str | os.PathLike[str], table: Mapping[str, Any], name: str) -> dict[str, float]:
+    section = table.get(name, {})
+    if not isinstance(section, dict):
+        raise _wrong(path, f"[{name}] must be a table")
+    for key, value in section.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+            raise _wrong(path, f"{name}.{key} must be a price of at least 0, not {value!r}")
+    return {key: float(value) for key, value in section.items()}
+
+
+def _wrong(path: str | os.PathLike[str], what: str) -> ConfigurationError:
+    return ConfigurationError(f"the price table {str(path)!r}: {what}")

@@ -1,0 +1,421 @@
+"""Driver: the thin asyncio shell around the rounds machine. Everything here runs on the event-loop thread.
+
+It feeds events (links, messages, engine, training thread, timers) to the machine and carries out its
+actions; it decides nothing about rounds itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from p2pavg import codecs
+from p2pavg.allreduce.jobs import Jobs
+from p2pavg.errors import ClosedError, ProtocolError
+from p2pavg.identity import Identity, short_id
+from p2pavg.report import RoundReport
+from p2pavg.rounds.loop import bequest
+from p2pavg.rounds.loop.attempts import Attempts
+from p2pavg.rounds.loop.backlog import Backlog
+from p2pavg.rounds.loop.bequest import Bequests
+from p2pavg.rounds.loop.deliveries import Deliveries
+from p2pavg.rounds.loop.farewell import Farewell
+from p2pavg.rounds.loop.feeder import Feeder
+from p2pavg.rounds.loop.hello import introduced
+from p2pavg.rounds.loop.state_transfer import States
+from p2pavg.rounds.loop.supply import Supply
+from p2pavg.rounds.machine import actions as act
+from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.machine.departure import Verdict
+from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.measure.beat import Pulse
+from p2pavg.rounds.measure.recorder import Recorder
+from p2pavg.rounds.protocol import messages
+from p2pavg.rounds.protocol.roles import Generation, Role
+from p2pavg.rounds.session import Session
+from p2pavg.rounds.state.exchange import KINDS
+from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome, TrainingSpec
+from p2pavg.transport.engine import Engine
+from p2pavg.transport.links.handshake import is_newer
+from p2pavg.transport.links.link import Link
+
+logger = logging.getLogger("p2pavg.rounds")
+
+
+class Surroundings(Protocol):
+    """What the driver needs of the peer it lives in."""
+
+    @property
+    def peer_id(self) -> bytes: ...
+
+    @property
+    def identity(self) -> Identity: ...
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def links(self) -> Mapping[bytes, Link]: ...
+
+    def standing_changed(self) -> None:
+        """Epoch, lineage or role changed: the hello and the announcement must follow."""
+
+
+class Driver:
+    """One training session's rounds."""
+
+    def __init__(
+        self, peer: Surroundings, session: Session, spec: TrainingSpec, machine: Machine, recorder: Recorder
+    ) -> None:
+        self._peer = peer
+        self._session = session
+        self._spec = spec
+        self._target = spec.target_batch_size
+        self.machine = machine
+        self.recorder = recorder
+        codec = codecs.get(spec.compression)
+        self._jobs = Jobs(peer.engine, codec, spec.numel, spec.allocate, spec.feedback)
+        self._loop = asyncio.get_running_loop()
+        supply = Supply(self._loop, self._jobs, self.job_refused)
+        self._attempts = Attempts(peer.peer_id, peer.links, self._jobs, supply, spec.exact)
+        disk = None if spec.saving is None else spec.saving.checkpoints.directory
+        self._deliveries = Deliveries(session, Backlog(directory=disk))
+        self._pulse = Pulse(peer.engine, peer.links, self._jobs)
+        self._feeder = Feeder(machine, self._perform)
+        self._beat: asyncio.TimerHandle | None = None
+        self._discarded: list[tuple[int, str]] = []
+        self._dropped = 0  # samples that the training thread had when it loaded a state
+        self.bequests = Bequests(
+            peer.engine,
+            peer.links,
+            codec,
+            spec.numel,
+            lambda *where: machine.departure.verdict(*where) if spec.inherits else Verdict.NEVER,
+            self._inherit,
+        )
+        self.states = States(
+            peer.engine,
+            peer.links,
+            peer.identity,
+            session,
+            spec,
+            machine,
+            self._deliveries,
+            self.feed,
+            self._deliver,
+            lambda: self.moving,
+        )
+        self.farewell = Farewell(session, self._deliveries, self.bequests, self._pulse, self.feed)
+        self._closed = False
+        session.standing = session.next_standing = (machine.epoch, machine.lineage)
+
+    def start(self) -> None:
+        """Begin to beat. Links that are already up are told to the machine by the caller."""
+        self._beats()
+
+    def close(self) -> None:
+        """Stop; whoever waits in `arrive` gets ClosedError from the session's failure."""
+        self._closed = True
+        self._feeder.close()
+        if self._beat is not None:
+            self._beat.cancel()
+        self.farewell.close()
+        self.states.close()
+        self.bequests.close()
+        self._jobs.cancel_all()
+
+    @property
+    def moving(self) -> bool:
+        """Whether gradients flow now."""
+        return bool(self._jobs.running())
+
+    def tell_history(self, answer: Future[tuple[Generation, ...]]) -> None:
+        """The training thread asks what led here."""
+        answer.set_result(self.machine.history)
+
+    def set_target(self, samples: int) -> None:
+        """Samples that make an epoch from now on."""
+        self._target = samples
+        self.machine.target = samples
+        self.feed(ev.Tick())
+
+    def fail(self, error: BaseException) -> None:
+        """The training thread gets this error now or at its next boundary."""
+        self._session.fail(error)
+        self._deliveries.fail(error)
+
+    # ------------------------------------------------------------------------------ the training thread
+
+    def progress(self) -> None:
+        """The training thread counted; tell the machine."""
+        if not self._closed:
+            self.feed(self._local(at_boundary=self._deliveries.waiting))
+
+    def arrived(self, contribution: Contribution, answer: Future[Outcome]) -> None:
+        """The training thread waits at a boundary."""
+        if self._closed:
+            answer.set_exception(ClosedError("this peer is closed; build a new optimizer to train on"))
+            return
+        deliveries = self._deliveries
+        deliveries.wait(contribution, answer)
+        self.recorder.arrived(time.monotonic())
+        if self._give_next() or deliveries.give_inheritance():
+            return
+        self.feed(self._local(at_boundary=True))
+        idle = contribution.samples == 0 and not deliveries.stopping and self.machine.role is Role.TRAINER
+        if idle and deliveries.waiting:
+            self._resume()
+
+    def withdrawn(self, answer: Future[Outcome]) -> None:
+        """The training thread waits no longer, if its contribution is not in use."""
+        if self._deliveries.waits_with(answer) and not self._jobs.running():
+            self._release()
+
+    def leaving(self, contribution: Contribution, notice_s: float, answer: Future[Outcome]) -> None:
+        """The training thread waits at its last boundary."""
+        if self._closed:
+            answer.set_result(KeepGoing())
+            return
+        self.farewell.arrived(contribution, notice_s, answer, lambda: self._local(at_boundary=True))
+
+    def _inherit(self, inheritance: Inheritance) -> None:
+        self._deliveries.put_inheritance(inheritance)
+        self._deliveries.refresh_attention()
+
+    def _has_left(self) -> None:
+        """Nothing more to do in the rounds: name what is lost, and let the training thread go."""
+        inherited = self._deliveries.drop_inheritances()
+        if inherited:
+            behind = self.machine.role is Role.JOINER
+            self._discarded.append((inherited, "left, behind the others" if behind else "left"))
+        if self._discarded:
+            self._session.left(
+                self.recorder.left(self.machine.epoch, self.machine.lineage, tuple(self._discarded))
+            )
+            self._discarded.clear()
+        self.farewell.left.set()
+        self._release()
+
+    def applied(
+        self,
+        seconds_update: float,
+        extra: Mapping[str, float],
+        waited: float | None,
+        recorded: Future[RoundReport | None],
+    ) -> None:
+        """The training thread has loaded or stepped what it was given."""
+        given = None if self._closed else self._deliveries.applied()
+        if given is None:
+            recorded.set_result(None)
+            return
+        report = None
+        outcome, commit = given
+        if commit is not None and isinstance(outcome, Average):
+            discarded, steps = tuple(self._discarded), self._session.steps
+            report = self.recorder.finished(
+                commit, seconds_update, extra, steps, discarded, self._peer.links, waited
+            )
+            self._discarded.clear()
+            self.states.applied(commit.ballot.epoch + 1)
+            self.feed(ev.Applied(commit.ballot.epoch + 1, commit.lineage))
+        elif isinstance(outcome, Heal):
+            self.recorder.healed(time.monotonic())
+            self._jobs.healed()
+            inherited = self._deliveries.drop_inheritances()
+            if inherited:
+                self._discarded.append((inherited, "healed"))
+            state, dropped = outcome.state, self._dropped
+            self._dropped = 0
+            self.feed(ev.Healed(state.epoch, state.lineage, self.states.healed, dropped))
+        recorded.set_result(report)
+        self._peer.standing_changed()
+        self.progress()
+
+    def discarded(self, samples: int, why: str) -> None:
+        """The training thread dropped samples."""
+        if why == "healed":
+            self._dropped = samples  # the machine tells how many of them are in no average
+        else:
+            self._discarded.append((samples, why))
+            self.feed(ev.Discard(why))
+
+    def _local(self, *, at_boundary: bool) -> ev.LocalProgress:
+        session = self._session
+        contribution = self._deliveries.contribution if at_boundary else None
+        return ev.LocalProgress(
+            samples=contribution.samples if contribution is not None else session.samples(),
+            samples_per_second=self.recorder.rate(session.samples(), session.steps),
+            at_boundary=at_boundary,
+            weight=contribution.weight if contribution is not None else None,
+            step_seconds=session.step_seconds,
+            step_samples=session.step_samples,
+            upload_bps=self._pulse.upload_bps,
+            download_bps=self._pulse.download_bps,
+        )
+
+    # ----------------------------------------------------------------------------------------- feeding
+
+    def feed(self, event: ev.Event) -> None:
+        """Hand one event to the machine and carry out what it asks, after the events that wait already."""
+        self._feeder.feed(event)
+
+    def _beats(self) -> None:
+        """The regular beat: local progress, health of links, progress of jobs."""
+        if self._closed:
+            return
+        self._peer.engine.note_loop()
+        self._session.leads = self.machine.leader == self._peer.peer_id
+        self.feed(self._pulse.health())
+        self._pulse.measure_rates()
+        self.recorder.observe(self._peer.links, moving=self.moving)
+        for transfer in self._jobs.running():
+            self._feed_job(transfer)
+        self.states.look()
+        self.progress()
+        self._beat = self._loop.call_later(self.machine.health_interval, self._beats)
+
+    def _feed_job(self, transfer: int) -> None:
+        progressed = self._pulse.job(transfer)
+        if progressed is not None:
+            self.feed(progressed)
+
+    # ------------------------------------------------------------------------------------- links, engine
+
+    def link_up(self, link: Link) -> None:
+        """A control link is ready."""
+        self.feed(introduced(link.peer_id, link.hello, link.rtt))
+
+    def link_down(self, link: Link, reason: str) -> None:
+        """A link is gone."""
+        self.states.link_down(link.id)
+        self.bequests.link_down(link.id)
+        self.feed(ev.PeerDown(link.peer_id, reason))
+
+    def message(self, link: Link, message: dict[str, Any]) -> None:
+        """A control message that belongs to the rounds. Raises ProtocolError when it is malformed."""
+        kind, newer = message.get("t"), is_newer(link.hello)
+        if kind in messages.NAMES:
+            self.feed(ev.Received(link.peer_id, messages.from_dict(message, surplus=newer)))
+        elif kind in KINDS:
+            self.states.message(link, message)
+        elif kind in bequest.KINDS:
+            self.bequests.message(link, message)
+        elif newer:
+            logger.debug("a later version's message %r counts for nothing here", kind)
+        else:
+            raise ProtocolError("a control message is of an unknown type")
+
+    def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None:
+        """Engine event."""
+        if self._jobs.get(transfer) is not None:
+            self.recorder.moved(self._jobs.progress(transfer))
+        self._feed_job(transfer)
+        self.feed(ev.JobDone(transfer, digests, self._pulse.link_bps))
+
+    def blob_chunk(self, transfer: int, chunk: int) -> None:
+        """Engine event."""
+        if not self.bequests.chunk(transfer):
+            self.states.downloader.chunk(transfer, chunk)
+
+    def blob_sent(self, link: int, transfer: int) -> None:
+        """Engine event."""
+        self.bequests.sent(link, transfer)
+        self.states.sent(link, transfer)
+
+    def job_refused(self, transfer: int, rank: int, why: str) -> None:
+        """Engine event."""
+        self.feed(ev.JobRefused(transfer, rank, why))
+
+    # ------------------------------------------------------------------------------------------ actions
+
+    def _perform(self, action: act.Action) -> None:
+        match action:
+            case act.Send(peer, message):
+                link = self._peer.links.get(peer)
+                if link is not None:
+                    link.send(messages.to_dict(message))
+            case act.OpenJob():
+                self.recorder.opened(action, time.monotonic())
+                self._answer(self._attempts.open(action))
+            case act.BeginJob():
+                self._pulse.hold_back()
+                self._answer(self._attempts.begin(action, self._deliveries.contribution))
+            case act.CancelJob(transfer, why):
+                self._jobs.cancel(transfer)
+                self.recorder.attempt_failed(transfer, why, time.monotonic())
+                logger.info("round attempt void: %s", why)
+            case act.Commit():
+                self._commit(action)
+            case act.RoundFailed(epoch, why, blamed):
+                logger.warning(
+                    "epoch %d: no average (%s); training goes on, the samples are kept", epoch, why
+                )
+                self.recorder.round_failed(why, blamed)
+                self._deliveries.stopping = False
+                self._resume()
+            case act.StartHeal():
+                self.states.heal(action)
+            case act.WaitAt(others):
+                self._session.set_stop(others, self._target)
+                self._deliveries.refresh_attention()
+            case act.Stop():
+                self._deliveries.stopping = True
+                self._deliveries.refresh_attention()
+            case act.Resume():
+                self._deliveries.stopping = False
+                self._deliveries.refresh_attention()
+                self._resume()
+            case act.Blame(peer, why):
+                self.recorder.blamed(peer, why)
+                logger.info("peer %s failed this round: %s", short_id(peer), why)
+            case act.Discarded(samples, why):
+                self._discarded.append((samples, why))
+            case act.Bequeath():
+                self.farewell.bequeath(action)
+            case act.Left():
+                self._has_left()
+            case act.Trace(kind, fields):
+                self.recorder.trace(kind, fields, time.monotonic())
+
+    def _answer(self, event: ev.JobFailed | None) -> None:
+        if event is not None:
+            self.feed(event)
+
+    def _commit(self, commit: act.Commit) -> None:
+        job = self._jobs.finish(commit.transfer)
+        self._deliveries.stopping = False
+        average = Average(
+            epoch=commit.ballot.epoch,
+            samples=sum(commit.samples),
+            members=len(commit.members),
+            late=commit.late,
+            result=job.encoded(),
+        )
+        self._deliveries.put(average, commit)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        self._give_next()
+        self._deliveries.refresh_attention()
+
+    def _give_next(self) -> bool:
+        given = self._deliveries.give()
+        if given:
+            self._deliveries.refresh_attention()
+        return given
+
+    def _resume(self) -> None:
+        what = self._deliveries.contribution
+        if what is not None and what.samples == 0 and self.machine.role is Role.JOINER:
+            return  # it has nothing to lose, and nothing to go on from: it waits for the state
+        if not self.farewell.waiting:
+            self._release()
+
+    def _release(self) -> None:
+        if self._deliveries.resume():
+            self.recorder.resumed(time.monotonic())
+            self.feed(self._local(at_boundary=False))

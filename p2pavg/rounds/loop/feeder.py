@@ -1,0 +1,56 @@
+"""Feeder: gives events to the rounds machine one by one, and wakes it at its deadlines. On the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from p2pavg.rounds.machine.actions import Action
+from p2pavg.rounds.machine.events import Event, Tick
+from p2pavg.rounds.machine.machine import Machine
+
+
+class Feeder:
+    """The queue before one machine."""
+
+    def __init__(self, machine: Machine, perform: Callable[[Action], None]) -> None:
+        """perform: carries out one action; it may feed events, which follow those that wait."""
+        self._machine = machine
+        self._perform = perform
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[Event] = deque()
+        self._feeding = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def feed(self, event: Event) -> None:
+        """Hand one event to the machine and carry out what it asks, in order, without recursion."""
+        if self._closed:
+            return
+        self._events.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._events:
+                for action in self._machine.handle(self._events.popleft(), time.monotonic()):
+                    self._perform(action)
+        finally:
+            self._feeding = False
+        self._schedule()
+
+    def close(self) -> None:
+        """Feed no more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._machine.next_deadline
+        if deadline is not None and not self._closed:
+            self._timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), self.feed, Tick())

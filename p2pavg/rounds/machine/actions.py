@@ -1,0 +1,176 @@
+"""What comes out of the rounds machine, to be carried out in order: plain frozen data, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2pavg.part import Part
+from p2pavg.rounds.protocol.ballot import Ballot, Lineage, PeerId
+from p2pavg.rounds.protocol.messages import Message
+from p2pavg.rounds.protocol.roles import Seat
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a control message; when the link is gone it is dropped (PeerDown tells)."""
+
+    peer: PeerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    """Prepare everything for this transfer: engine job, buffers. Frames wait until BeginJob."""
+
+    transfer: int
+    ballot: Ballot
+    members: tuple[Seat, ...]  # rank order, this peer included
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BeginJob:
+    """Gradients may flow. Own weight > 0: the training thread waits at its boundary until the outcome."""
+
+    transfer: int
+    weights: tuple[float, ...]  # per rank
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    """Forget the job and its result; gradients stay as they are."""
+
+    transfer: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The result of `transfer` is the epoch's average. Applied answers.
+
+    Several may queue up while the training thread computes or a state is downloaded. One whose `before` is
+    not where the training thread stands when its turn comes is void; so is one that follows on a state which
+    another StartHeal replaces before it is loaded.
+
+    late: own samples are not in it (weight 0): decode into another buffer, keep the own one. The job is to
+    be finished (`Engine.finish`), results on their way to joiners go on first.
+    """
+
+    transfer: int
+    ballot: Ballot
+    members: tuple[Seat, ...]
+    weights: tuple[float, ...]
+    samples: tuple[int, ...]  # per rank; 0 where the weight is 0
+    digests: tuple[bytes, ...]
+    before: Lineage  # of the state that it is to be applied to
+    lineage: Lineage  # after it
+    late: bool
+    following: bool  # it follows on a state that is being downloaded
+    attempts: int
+    failed: tuple[tuple[PeerId, str], ...]  # who was left out in this epoch, and why
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    # phases as seen here, one after the other: waiting (boundary -> proposal), matchmaking (-> begin),
+    # transfer (-> own result whole), commit (-> now)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFailed:
+    """All attempts failed; gradients and samples are kept, the training thread goes on (or raises)."""
+
+    epoch: int
+    why: str
+    blamed: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartHeal:
+    """Download the state of (epoch, lineage) or later from one of the donors, best first.
+
+    Healed or HealFailed follows. A second StartHeal replaces the first: the swarm moved on.
+    """
+
+    epoch: int
+    lineage: Lineage
+    donors: tuple[PeerId, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitAt:
+    """The others are known to have this many samples: stop at the own step that reaches the rest.
+
+    None: do not stop (this epoch's round goes on without us, or we are healing).
+    """
+
+    others_samples: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Arrive at the next boundary: a round is forming."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """If the training thread waits in step(), let it go on computing (KeepGoing); a pending Stop is off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """A peer failed an attempt of this epoch; for logs and reports."""
+
+    peer: PeerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """Samples that this peer counted are in no average of the surviving lineage: name them in a report.
+
+    Negative: so many of those that were named before are in it after all, as their lineage won.
+    """
+
+    samples: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bequeath:
+    """Carry what the training thread waits with to one of the heirs, best first. Bequeathed follows."""
+
+    heirs: tuple[PeerId, ...]
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Nothing more to do here: close the links."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """For logs and measurement: reached, proposed, begun, done, committed, aborted, suspected, ..."""
+
+    kind: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+Action = (
+    Send
+    | OpenJob
+    | BeginJob
+    | CancelJob
+    | Commit
+    | RoundFailed
+    | StartHeal
+    | WaitAt
+    | Stop
+    | Resume
+    | Blame
+    | Discarded
+    | Bequeath
+    | Left
+    | Trace
+)

@@ -1,0 +1,188 @@
+"""What this peer knows of the others: who is alive, where each stands, which camp wins when lineages meet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from p2pavg.rounds.machine.events import PeerUp
+from p2pavg.rounds.machine.pace import Pace
+from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.messages import Progress
+from p2pavg.rounds.protocol.roles import Role
+
+
+@dataclass(slots=True)
+class Facts:
+    """One peer with a link to us, as it last told."""
+
+    peer: PeerId
+    epoch: int
+    lineage: Lineage
+    role: Role
+    client_only: bool
+    total: int
+    leader: PeerId | None
+    upload_bps: float
+    download_bps: float = 0.0
+    link_bps: Mapping[PeerId, float] = field(default_factory=dict)  # from others, where it told
+    samples: int = 0
+    pace: Pace = field(default_factory=Pace)
+    rate: float = 0.0  # samples per second
+    told: int | None = None  # what we last told it of the others' samples
+    told_at: float = 0.0
+    boundary: bool = False
+    pending: bool = False
+    late: bool = False  # its last commit found it away from its boundary
+    joining: bool = False
+    camp: int = 1  # how many stand there, as this peer knows
+    silent: bool = False  # the link is there, but nothing is heard
+    committed_at: float = 0.0  # when its pending commit was
+
+    def stands_at(self, epoch: int, lineage: Lineage) -> bool:
+        return self.epoch == epoch and self.lineage == lineage
+
+    def trains_at(self, epoch: int, lineage: Lineage) -> bool:
+        """Whether it is a live trainer that stands there."""
+        return (
+            self.epoch == epoch
+            and self.lineage == lineage
+            and not self.silent
+            and not self.joining
+            and self.role is Role.TRAINER
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Camp:
+    """All live trainers at one (epoch, lineage)."""
+
+    epoch: int
+    lineage: Lineage
+    peers: int
+    total: int
+
+    def beats(self, other: Camp) -> bool:
+        """The higher epoch wins, then more live peers, then more samples, then the smaller id."""
+        if (self.epoch, self.peers, self.total) != (other.epoch, other.peers, other.total):
+            return (self.epoch, self.peers, self.total) > (other.epoch, other.peers, other.total)
+        return self.lineage < other.lineage
+
+
+class View:
+    """All peers that have a link to this one. Live trainers are kept by where they stand, so that looking at
+    a camp, or for another one, does not mean looking at everybody: where somebody stands changes only here.
+    """
+
+    def __init__(self) -> None:
+        self._facts: dict[PeerId, Facts] = {}
+        self._camps: dict[tuple[int, Lineage], dict[PeerId, Facts]] = {}  # live trainers
+        self.version = 0  # counts changes of the camps
+
+    def __iter__(self) -> Iterator[Facts]:
+        return iter(self._facts.values())
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._facts
+
+    def get(self, peer: PeerId) -> Facts | None:
+        return self._facts.get(peer)
+
+    def alive(self, peer: PeerId) -> bool:
+        facts = self._facts.get(peer)
+        return facts is not None and not facts.silent
+
+    def _enter(self, facts: Facts) -> None:
+        if facts.trains_at(facts.epoch, facts.lineage):
+            self._camps.setdefault((facts.epoch, facts.lineage), {})[facts.peer] = facts
+            self.version += 1
+
+    def _leave(self, facts: Facts) -> None:
+        where = facts.epoch, facts.lineage
+        camp = self._camps.get(where)
+        if camp is not None and camp.pop(facts.peer, None) is not None:
+            self.version += 1
+            if not camp:
+                del self._camps[where]
+
+    def stands(self, facts: Facts, epoch: int, lineage: Lineage, *, joining: bool) -> None:
+        """We know where the peer stands now."""
+        self._leave(facts)
+        facts.epoch, facts.lineage, facts.joining = epoch, lineage, joining
+        self._enter(facts)
+
+    def hears(self, facts: Facts, silent: bool) -> None:
+        """The peer fell silent, or is heard again."""
+        self._leave(facts)
+        facts.silent = silent
+        self._enter(facts)
+
+    def up(self, event: PeerUp) -> None:
+        self.down(event.peer)
+        facts = self._facts[event.peer] = Facts(
+            event.peer,
+            event.epoch,
+            event.lineage,
+            event.role,
+            event.client_only,
+            event.total_samples,
+            event.leader,
+            event.upload_bps,
+        )
+        self._enter(facts)
+
+    def down(self, peer: PeerId) -> None:
+        facts = self._facts.pop(peer, None)
+        if facts is not None:
+            self._leave(facts)
+
+    def told(self, peer: PeerId, message: Progress, now: float) -> Facts | None:
+        """The peer told where it stands."""
+        facts = self._facts.get(peer)
+        if facts is None:
+            return None
+        moved = message.epoch != facts.epoch or facts.pending != message.pending
+        if moved or message.samples > facts.samples:
+            facts.pace = Pace(message.step_s, message.step_samples, now)
+        if moved:
+            facts.told = None
+        role = facts.role
+        if role is not Role.WATCHER:
+            role = Role.JOINER if message.joining else Role.TRAINER
+        stood = facts.epoch, facts.lineage, facts.joining, facts.role
+        if stood != (message.epoch, message.lineage, message.joining, role):
+            self._leave(facts)
+            facts.role = role
+            self.stands(facts, message.epoch, message.lineage, joining=message.joining)
+        facts.samples, facts.rate, facts.boundary = message.samples, message.rate, message.boundary
+        facts.pending, facts.leader, facts.total = message.pending, message.leader, message.total
+        facts.camp = message.camp
+        facts.upload_bps, facts.download_bps = message.up_bps, message.down_bps
+        if not message.pending:
+            facts.late = False
+        return facts
+
+    def trainers(self) -> Iterator[Facts]:
+        """Those that live and have the state of some (epoch, lineage)."""
+        return (f for f in self._facts.values() if not f.silent and f.role is Role.TRAINER and not f.joining)
+
+    def standing(self, epoch: int, lineage: Lineage) -> Collection[Facts]:
+        """The live trainers at (epoch, lineage)."""
+        return self._camps.get((epoch, lineage), {}).values()
+
+    def rivals(self, epoch: int, lineage: Lineage) -> bool:
+        """Whether any live trainer is ahead of (epoch, lineage), or at the same epoch of another lineage."""
+        return any(at > epoch or (at == epoch and other != lineage) for at, other in self._camps)
+
+    def camps(self, mine: Camp) -> list[Camp]:
+        """The other camps, and ours first; `mine` counts this peer alone."""
+        found = [mine]
+        for where, camp in self._camps.items():
+            # Whoever follows another leader tells us where it stands only now and then: its leader knows
+            # better.
+            told, total = max(f.camp for f in camp.values()), max(f.total for f in camp.values())
+            if where == (mine.epoch, mine.lineage):
+                found[0] = Camp(*where, max(mine.peers + len(camp), told), max(mine.total, total))
+            else:
+                found.append(Camp(*where, max(len(camp), told), total))
+        return found

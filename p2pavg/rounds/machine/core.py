@@ -1,0 +1,247 @@
+"""What all parts of the rounds machine share: where this peer stands, its view, its timers, its outbox."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from p2pavg.part import Part
+from p2pavg.rounds.machine.actions import Action, Blame, Resume, Send, Stop, Trace, WaitAt
+from p2pavg.rounds.machine.camps import Camp, Facts, View
+from p2pavg.rounds.machine.deadlines import Deadlines
+from p2pavg.rounds.machine.election import rendezvous
+from p2pavg.rounds.machine.pace import Pace
+from p2pavg.rounds.protocol.ballot import Ballot, Lineage, PeerId
+from p2pavg.rounds.protocol.lineage import History
+from p2pavg.rounds.protocol.messages import Aborted, Committed, Message, Progress
+from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
+
+Plan = Callable[[Sequence[PlanMember]], tuple[Part, ...]]
+OUTCOMES_KEPT = 64
+UNANSWERED = "a member did not answer the proposal"
+UNLINKED = "members have no link to each other"
+SILENT_TO_SUCCESSOR = "did not answer the successor"
+IMPLAUSIBLE = "it began a round with samples or weights that its members did not declare or cannot have"
+FORGIVABLE = frozenset({UNANSWERED, UNLINKED, SILENT_TO_SUCCESSOR})  # it said nothing wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What a machine is built with."""
+
+    me: PeerId
+    run: bytes
+    target: int  # samples per epoch, over all peers
+    plan: Plan  # members in rank order -> the parts
+    epoch: int
+    lineage: Lineage
+    history: tuple[Generation, ...] = ()
+    role: Role = Role.TRAINER
+    client_only: bool = False
+    patience_s: float | None = None  # how long stragglers are waited for; None: from measurements
+    weighted: bool = False  # contributions have weights of their own; else each weighs as much as its samples
+
+
+class Core:
+    """The shared state. `now` is this peer's lived time: while its process is stopped, none passes."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.me = config.me
+        self.now = 0.0
+        self.resumed_at = 0.0  # when this process last came back from a pause
+        self.view = View()
+        self.deadlines = Deadlines()
+        self.history = History()
+        self.history.generations.extend(config.history)
+        # Where we stand: after our last commit; `pending` until the training thread has applied it.
+        self.epoch = config.epoch
+        self.lineage = config.lineage
+        self.pending = False
+        self.applied_epoch = config.epoch
+        # While a state is downloaded: where we will stand with it and the results since.
+        self.joining: tuple[int, Lineage] | None = None
+        self.unheard: set[PeerId] = set()  # peers that may have gone on while we loaded a state
+        self.joined_at = (config.epoch, config.lineage)  # where the following of results began
+        self.followed: list[Generation] = []
+        self.role = config.role  # a joiner becomes a trainer when it has its state
+        self.target = config.target
+        self.leaving = False
+        self.epoch_began_at = 0.0
+        # The training thread.
+        self.samples = 0
+        self.rate = 0.0
+        self.weight: float | None = None
+        self.pace = Pace()
+        self.upload_bps = self.download_bps = 0.0  # not measured yet
+        self.link_bps: Mapping[PeerId, float] = {}  # from others, where measured
+        self.boundary = False
+        self.boundary_at = 0.0
+        self.waits_at: int | None = None  # what the training thread was told
+        self.told_to_stop = False
+        # This epoch.
+        self.promised: Ballot | None = None
+        self.promise_void = False  # whoever we promised last gave its question up
+        self.must_go = False  # a round of this epoch has begun once: it goes on, target reached or not
+        self.excluded: dict[PeerId, str] = {}
+        self.suspects: set[PeerId] = set()
+        self.sticky: PeerId | None = config.history[-1].leader if config.history else None
+        self._choice_of: tuple[object, ...] = ()
+        self._choice: PeerId | None = None
+        self.attempts = 0
+        self.proposed_at = 0.0  # the first attempt
+        self.outcomes: dict[Ballot, Committed | Aborted] = {}
+        self.actions: list[Action] = []
+        self.inbox: deque[Message] = deque()  # messages to ourselves
+        self.timers: dict[str, float] = {}
+
+    # Out.
+
+    def act(self, action: Action) -> None:
+        self.actions.append(action)
+
+    def trace(self, kind: str, **fields: Any) -> None:
+        self.actions.append(Trace(kind, {"epoch": self.epoch, **fields}))
+
+    def send(self, peer: PeerId, message: Message) -> None:
+        """To a peer with a link, or to ourselves by the shortest way."""
+        if peer == self.me:
+            self.inbox.append(message)
+        elif peer in self.view:
+            self.actions.append(Send(peer, message))
+
+    def progress(self) -> Progress:
+        epoch, lineage = self.standing
+        return Progress(
+            epoch=epoch,
+            lineage=lineage,
+            samples=self.samples,
+            rate=self.rate,
+            boundary=self.boundary,
+            pending=self.pending,
+            joining=self.joining is not None or self.role is not Role.TRAINER,
+            total=self.history.total,
+            camp=1 + len(self.view.standing(self.epoch, self.lineage)),
+            step_s=self.pace.seconds,
+            step_samples=self.pace.samples,
+            leader=self.leader(),
+            up_bps=self.upload_bps,
+            down_bps=self.download_bps,
+        )
+
+    def broadcast_progress(self) -> None:
+        message = self.progress()
+        for facts in self.view:
+            self.send(facts.peer, message)
+
+    # Timers.
+
+    def arm(self, name: str, at: float) -> None:
+        self.timers[name] = at
+
+    def disarm(self, *names: str) -> None:
+        for name in names:
+            self.timers.pop(name, None)
+
+    # The training thread.
+
+    def resume(self) -> None:
+        """Let the training thread go on, if it waits."""
+        if self.boundary or self.told_to_stop:
+            self.boundary = False
+            self.told_to_stop = False
+            self.act(Resume())
+
+    def stop(self) -> None:
+        if not self.told_to_stop and not self.boundary:
+            self.told_to_stop = True
+            self.act(Stop())
+
+    def wait_at(self, others: int | None) -> None:
+        if others != self.waits_at:
+            self.waits_at = others
+            self.act(WaitAt(others))
+
+    # Who is who.
+
+    @property
+    def out(self) -> bool:
+        """The epoch goes on without us."""
+        return self.me in self.excluded
+
+    def exclude(self, peer: PeerId, why: str) -> None:
+        """The peer failed an attempt: it stays out of this epoch."""
+        if peer not in self.excluded:
+            self.excluded[peer] = why
+            self.act(Blame(peer, why))
+            self.trace("excluded", peer=peer, why=why)
+
+    def stands_here(self, facts: Facts) -> bool:
+        return facts.epoch == self.epoch and facts.lineage == self.lineage
+
+    def can_lead(self, peer: PeerId) -> bool:
+        if peer in self.suspects or peer in self.excluded:
+            return False
+        if peer == self.me:
+            return self.joining is None and not self.leaving and self.role is Role.TRAINER
+        facts = self.view.get(peer)
+        if facts is None or facts.silent or facts.joining or facts.role is not Role.TRAINER:
+            return False
+        return self.stands_here(facts) or facts.epoch > self.epoch
+
+    def leader(self) -> PeerId | None:
+        """Whom we follow: the last leader as long as it can, else the rendezvous choice of those that can."""
+        if self.sticky is not None and self.can_lead(self.sticky):
+            return self.sticky
+        # Asked for after every event, and mostly as before.
+        able = self.can_lead(self.me)
+        of = (self.view.version, self.epoch, self.lineage, able, frozenset(self.suspects), (*self.excluded,))
+        if of != self._choice_of:
+            self._choice_of, self._choice = of, self._choose(able)
+        return self._choice
+
+    def _choose(self, able: bool) -> PeerId | None:
+        """able: we could lead ourselves."""
+        reachable: list[PeerId] = []
+        hidden: list[PeerId] = []  # nobody can dial them: they lead only when nobody else is there
+        for facts in self.view.standing(self.epoch, self.lineage):
+            if facts.peer not in self.suspects and facts.peer not in self.excluded:
+                (hidden if facts.client_only else reachable).append(facts.peer)
+        if able:
+            (hidden if self.config.client_only else reachable).append(self.me)
+        return rendezvous(self.config.run, self.epoch, tuple(reachable or hidden))
+
+    @property
+    def standing(self) -> tuple[int, Lineage]:
+        """The (epoch, lineage) that our next average belongs to."""
+        return self.joining or (self.epoch, self.lineage)
+
+    def camp(self) -> Camp:
+        """Ours, counting ourselves only. Without a state we stand nowhere."""
+        if self.role is not Role.TRAINER:
+            return Camp(-1, self.lineage, 0, 0)
+        return Camp(self.epoch, self.lineage, 1, self.history.total)
+
+    def remember(self, outcome: Committed | Aborted) -> None:
+        self.outcomes[outcome.ballot] = outcome
+        while len(self.outcomes) > OUTCOMES_KEPT:
+            del self.outcomes[next(iter(self.outcomes))]
+
+    def new_epoch(self, epoch: int, lineage: Lineage, leader: PeerId | None) -> None:
+        """Stand somewhere else: everything about the old epoch is over."""
+        self.deadlines.scale = 1.0
+        self.epoch, self.lineage = epoch, lineage
+        self.epoch_began_at = self.now
+        self.restart_epoch()
+        self.promised = None
+        if leader is not None:
+            self.sticky = leader
+
+    def restart_epoch(self) -> None:
+        """Forget who failed: after a commit, a heal, or a round that failed for good."""
+        self.must_go = False
+        self.attempts = 0
+        self.excluded.clear()
+        self.suspects.clear()

@@ -1,0 +1,329 @@
+"""Between rounds: peers tell the leader how many samples they have, the leader tells each the others' total.
+
+When the target is reached the leader starts the round. Whoever waits for a leader that says nothing looks for
+another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2pavg.rounds.machine.camps import Facts
+from p2pavg.rounds.machine.core import FORGIVABLE
+from p2pavg.rounds.machine.pace import STOP_EARLY
+from p2pavg.rounds.protocol.ballot import Ballot, PeerId
+from p2pavg.rounds.protocol.messages import Aborted, Follow, Progress, Totals
+from p2pavg.rounds.protocol.roles import Role
+
+if TYPE_CHECKING:
+    from p2pavg.rounds.machine.machine import Machine
+
+KEEPALIVE_S = 0.5
+LAPSE_S = 0.1  # who waits because the others are expected soon hears so often whether they still are
+MOST_PACED = 64  # peers: among more, what one of them adds in a step is little
+
+
+class Counting:
+    """Counting towards the target, on either side."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.core = machine.core
+        self._told: tuple[object, ...] = ()  # what our leader last heard
+        self._told_at = -1.0
+        self._leader: PeerId | None = None
+        self._reached = False
+
+    def new_epoch(self) -> None:
+        self._reached = False
+        self.core.disarm("grace", "keepalive", "word", "lapse")
+
+    # The leader's side.
+
+    def followers(self) -> list[Facts]:
+        """Live trainers that accumulate for our epoch, not counting ourselves."""
+        core = self.core
+        here = core.view.standing(core.epoch, core.lineage)
+        return [facts for facts in here if not facts.pending and facts.peer not in core.excluded]
+
+    def on_progress(self, peer: PeerId, message: Progress) -> None:
+        """A peer of our camp told where it stands; the view has it already."""
+        core = self.core
+        if peer == core.leader():
+            self._told = ()  # our link is new to it: it may have missed what we said before
+        if message.leader != core.me or message.joining:
+            return
+        leader = core.leader()
+        if leader != core.me:
+            if leader is not None:
+                core.send(peer, Follow(core.epoch, core.lineage, leader))
+            return
+        if peer in core.excluded:
+            last = core.promised or Ballot(core.epoch, 0, core.me)
+            core.send(peer, Aborted(last, last, core.excluded[peer], (peer,), False))
+            return
+        if message.boundary and self.machine.leading.proposal is None:
+            facts = core.view.get(peer)
+            if facts is not None:  # it believes that the target will be reached: if not, it has to go on
+                followers = self.followers()
+                self._tell(facts, followers, self._total(followers))
+        if "totals" not in core.timers:
+            core.arm("totals", core.now + core.deadlines.report_interval())
+
+    def _tell(self, facts: Facts, followers: list[Facts], total: int, *, again: bool = True) -> None:
+        """again: even what it was told a moment ago."""
+        core = self.core
+        at = core.now if facts.boundary else facts.pace.boundary(core.now)
+        more = self._more(facts.peer, followers, at + STOP_EARLY * facts.pace.seconds)
+        others = total + more - (facts.samples if self._follows(facts) else 0)
+        if again or others != facts.told or core.now >= facts.told_at + KEEPALIVE_S:
+            facts.told, facts.told_at = others, core.now
+            core.send(facts.peer, Totals(core.epoch, core.lineage, others))
+
+    def _follows(self, facts: Facts) -> bool:
+        """Whether it is one of `followers`."""
+        core = self.core
+        return (
+            facts.trains_at(core.epoch, core.lineage)
+            and not facts.pending
+            and facts.peer not in core.excluded
+        )
+
+    def _total(self, followers: list[Facts]) -> int:
+        """Samples that all have counted, ourselves included."""
+        return (0 if self.core.pending else self.core.samples) + sum(f.samples for f in followers)
+
+    def _more(self, peer: PeerId, followers: list[Facts], at: float) -> int:
+        """What all but this peer will have counted at `at` beyond what they told."""
+        core = self.core
+        if len(followers) > MOST_PACED:
+            return 0
+        more = sum(f.pace.more(at, core.now) for f in followers if f.peer != peer and not f.boundary)
+        if peer != core.me and not core.pending and not core.boundary:
+            more += core.pace.more(at, core.now)
+        return more
+
+    def _own_others(self, followers: list[Facts]) -> int:
+        """What the others will have when this peer has ended its step, or has waited a little."""
+        core = self.core
+        at = core.now if core.boundary else core.pace.boundary(core.now)
+        more = self._more(core.me, followers, at + STOP_EARLY * core.pace.seconds)
+        return sum(facts.samples for facts in followers) + more
+
+    def on_totals_timer(self) -> None:
+        """Tell everybody how far the others will be at its next boundary."""
+        core = self.core
+        if core.leader() != core.me:
+            return
+        followers = self.followers()
+        total = self._total(followers)
+        for facts in followers:
+            self._tell(facts, followers, total, again=False)
+        if not core.pending:
+            core.wait_at(self._own_others(followers))
+        if core.boundary or any(facts.boundary for facts in followers):
+            core.arm("lapse", core.now + LAPSE_S)
+
+    def on_keepalive_timer(self) -> None:
+        """While others wait for us, they have to hear that we are at it."""
+        core = self.core
+        if (
+            self.machine.leading.proposal is None
+            and not self._reached
+            and self.machine.succession.inquest is None
+        ):
+            return
+        self.on_totals_timer()
+        core.arm("keepalive", core.now + KEEPALIVE_S)
+
+    def consider(self) -> None:
+        """Called after every event: is it time to propose?"""
+        core, machine = self.core, self.machine
+        if core.out and core.joining is None and core.leader() is None:
+            machine.decisions.fail("nobody is left to average without this peer")
+        if machine.leading.proposal is not None or machine.succession.inquest is not None:
+            if "keepalive" not in core.timers:
+                core.arm("keepalive", core.now + KEEPALIVE_S)
+            return
+        if core.role is not Role.TRAINER or core.joining is not None or core.leader() != core.me:
+            self._reached = False
+            return
+        if machine.member.holding is not None or "retry" in core.timers:
+            return
+        if "unheard" in core.timers and any(map(core.view.alive, core.unheard)):
+            return  # they may be ahead of the state that we loaded
+        followers = self.followers()
+        others = sum(f.samples for f in followers)
+        if self._readmit(others):
+            return
+        if not self._is_reached(others):
+            self._reached = False
+            core.disarm("grace")
+            if core.boundary and not self._will_be_reached():
+                core.wait_at(others)
+                core.resume()
+            return
+        if not self._reached:
+            self._reached = True
+            core.trace("reached", samples=others + core.samples)
+            core.arm("keepalive", core.now + KEEPALIVE_S)
+        grace = max((self._grace(f) for f in core.view.trainers()), default=0.0)
+        if core.pending:
+            grace = max(grace, core.epoch_began_at + core.deadlines.apply(core.me))
+        if grace > core.now:
+            core.arm("grace", grace)
+            return
+        core.disarm("grace")
+        if core.pending:
+            self._abdicate()
+        else:
+            machine.leading.propose()
+
+    def _readmit(self, others: int) -> bool:
+        """Those who failed an attempt that never began come back when the target cannot be reached without
+        them.
+
+        Each further attempt that they fail still counts towards the most that an epoch has; so that links of
+        a group that has just met come up before these are used up, each waits longer than the last.
+        """
+        core = self.core
+        if not core.excluded or self._is_reached(others):
+            return False
+        back = [
+            f for f in core.view.trainers() if core.stands_here(f) and core.excluded.get(f.peer) in FORGIVABLE
+        ]
+        own = 0 if core.pending else core.samples
+        if own + others + sum(f.samples for f in back if not f.pending) < core.target:
+            return False
+        for facts in back:
+            del core.excluded[facts.peer]
+            core.suspects.discard(facts.peer)
+            core.trace("readmitted", peer=facts.peer)
+        followers = self.followers()
+        for facts in back:
+            self._tell(facts, followers, self._total(followers))
+        core.arm("retry", core.now + core.deadlines.readmission(self.machine.leading.failures))
+        return True
+
+    def _will_be_reached(self) -> bool:
+        """The others are expected to reach the target before another own step would be half done."""
+        core = self.core
+        if core.samples + self._own_others(self.followers()) < core.target:
+            return False
+        if "lapse" not in core.timers:
+            core.arm("lapse", core.now + LAPSE_S)
+        return True
+
+    def _is_reached(self, others: int) -> bool:
+        core = self.core
+        if core.must_go:
+            return True
+        return others + (0 if core.pending else core.samples) >= core.target
+
+    def _grace(self, facts: Facts) -> float:
+        """Until when a peer that has yet to apply the last average is waited for."""
+        core = self.core
+        if not core.stands_here(facts) or not facts.pending or facts.late or facts.peer in core.excluded:
+            return 0.0
+        return facts.committed_at + core.deadlines.apply(facts.peer)
+
+    def _abdicate(self) -> None:
+        """We are late with our own step: somebody else has to lead."""
+        core = self.core
+        core.suspects.add(core.me)
+        self._reached = False
+        if core.leader() is None:
+            core.suspects.discard(core.me)  # nobody else is there: the round waits for us
+            core.arm("grace", core.now + core.deadlines.apply(core.me))
+            return
+        core.trace("abdicated", leader=core.leader())
+        core.broadcast_progress()
+
+    # The follower's side.
+
+    def on_totals(self, peer: PeerId, message: Totals) -> None:
+        core = self.core
+        if (message.epoch, message.lineage) != (core.epoch, core.lineage) or peer != core.leader():
+            return
+        if core.joining is not None or core.pending or self.machine.member.holding is not None:
+            return
+        if core.out:  # the leader does not speak to those whom it leaves out: we are in again
+            del core.excluded[core.me]
+        core.wait_at(message.others)
+        if core.boundary and core.target > core.samples + message.others:
+            core.resume()
+
+    def on_follow(self, peer: PeerId, message: Follow) -> None:
+        core = self.core
+        if (message.epoch, message.lineage) != (core.epoch, core.lineage):
+            return
+        if message.leader == core.me:
+            core.suspects.discard(core.me)
+        if core.can_lead(message.leader):
+            core.sticky = message.leader
+
+    def report(self) -> None:
+        """Called after every event: tell the leader what is new, not more often than needed."""
+        core = self.core
+        leader = core.leader()
+        if leader != self._leader:
+            core.trace("leader", leader=leader)
+            self._leader = leader
+            core.disarm("word")
+            self._told = ()
+            if leader == core.me:
+                core.arm("totals", core.now)  # those that wait told it before, when it did not lead
+        if leader is None or leader == core.me or core.role is not Role.TRAINER or core.joining is not None:
+            return
+        urgent = (core.epoch, core.lineage, core.pending, core.boundary, leader)
+        if self._told[:1] == (urgent,) and self._told[1:] == (core.samples,):
+            return
+        if self._told[:1] != (urgent,) or core.now >= self._told_at + core.deadlines.report_interval():
+            self._told, self._told_at = (urgent, core.samples), core.now
+            core.send(leader, core.progress())
+            core.disarm("report")
+        elif "report" not in core.timers:
+            core.arm("report", self._told_at + core.deadlines.report_interval())
+
+    def on_report_timer(self) -> None:
+        """Nothing to do: `report` runs after every event."""
+
+    # Waiting for somebody's word.
+
+    def awaited(self) -> PeerId | None:
+        """Whose word the training thread or our ballot waits for; None: nobody's."""
+        core, machine = self.core, self.machine
+        if core.out and core.joining is None and core.leader() is None:
+            machine.decisions.fail("nobody is left to average without this peer")
+        if machine.leading.proposal is not None or machine.succession.inquest is not None:
+            return None
+        if machine.member.holding is not None:
+            return machine.succession.expected or machine.member.authority()
+        if core.boundary and not core.out and core.joining is None:
+            return core.leader()
+        return None
+
+    def watch(self) -> None:
+        """Called after every event: a wait has a deadline."""
+        core = self.core
+        if core.boundary and core.out and core.joining is None:
+            core.resume()  # the epoch goes on without us
+        awaited = self.awaited()
+        if awaited is None or awaited == core.me:
+            core.disarm("word")
+        elif "word" not in core.timers:
+            core.arm("word", core.now + core.deadlines.word(awaited))
+
+    def heard(self, peer: PeerId) -> None:
+        """A word of the awaited peer."""
+        if peer == self.awaited():
+            self.core.disarm("word")
+
+    def on_word_timer(self) -> None:
+        awaited = self.awaited()
+        if awaited is None or awaited == self.core.me:
+            return
+        self.core.trace("suspected", peer=awaited, why="says nothing")
+        self.core.suspects.add(awaited)
+        self._told = ()
+        self.machine.succession.start()

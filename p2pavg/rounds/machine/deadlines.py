@@ -1,0 +1,182 @@
+"""How long to wait for what: median + k * MAD over what was measured, and the priors until then. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from p2pavg.rounds.protocol.ballot import PeerId
+
+# Priors and floors, seconds. A floor is the least that a deadline can get, however regular the measurements:
+# a scheduler's hiccup on a busy machine is not a failure.
+SILENCE_PRIOR = 1.0  # without a heartbeat
+SILENCE_FLOOR = 0.75
+SILENCE_CEILING = 5.0
+LOOP_LIMIT = 3.0  # heartbeats come, but the event loop behind them does not turn
+ANSWER_PRIOR = 1.0  # to a proposal or a question, beyond the round trip
+ANSWER_FLOOR = 0.6
+WORD_LIMIT = 2.0  # without any word of a leader that we wait for
+STEP_PRIOR = 1.0  # one step of somebody's training
+STEP_FLOOR = 0.25
+MOST_STEPS = 2.0  # a step may take so many times the median, however regular the steps were
+APPLY_PRIOR = 2.0  # decoding and stepping after a commit
+APPLY_FLOOR = 0.25
+STALL_PRIOR = 3.0  # between two chunks of one member
+STALL_FLOOR = 1.0
+PATIENCE_FLOOR = 0.5  # a straggler is waited for at least so long, if its steps are expected to take so long
+SETTLE = 0.3  # before one lineage gives way to another of the same epoch
+JUDGE_FLOOR = 0.1  # between the first report of a stall and the verdict
+RETRY_FLOOR = 0.05  # between two questions that were refused
+MOST_DOUBLINGS = 4  # of that, while the same peers are asked again
+PAUSE = 0.5  # late by more than this: this process was stopped, and that time does not count for anybody
+MOST_BEHIND = (
+    3  # committed averages that a peer may have yet to apply, each kept encoded, before it has to heal
+)
+K = 6.0  # how many MADs above the median
+LEAST_RATE = 8192.0  # bytes per second below which data does not count as moving, whatever was promised
+PROMISED_SHARE = 0.02  # of a link's usual rate, below which data does not count as moving
+KEPT = 31  # measurements
+
+
+@dataclass(slots=True)
+class Measured:
+    """The last measurements of one quantity."""
+
+    values: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _middle: float | None = None  # computed when asked for, until the next measurement
+    _limit: float | None = None
+
+    def add(self, value: float) -> None:
+        self.values.append(value)
+        self._middle = self._limit = None
+
+    def limit(self, prior: float, floor: float) -> float:
+        """median + K * MAD, at least `floor`; `prior` before three measurements."""
+        if len(self.values) < 3:
+            return max(prior, floor)
+        if self._limit is None:
+            middle = self.middle(prior)
+            self._limit = middle + K * median(abs(value - middle) for value in self.values)
+        return max(floor, self._limit)
+
+    def middle(self, prior: float) -> float:
+        """The median; `prior` before the first measurement."""
+        if self._middle is None:
+            if not self.values:
+                return prior
+            self._middle = median(self.values)
+        return self._middle
+
+
+class Deadlines:
+    """All limits, from what this peer measured. `scale` doubles when an attempt fails by nobody's fault."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+        self._rtt: dict[PeerId, float] = {}
+        self._gaps: dict[PeerId, Measured] = {}
+        self._answers: dict[PeerId, Measured] = {}
+        self._steps: dict[PeerId, Measured] = {}
+        self._applies: dict[PeerId, Measured] = {}
+        self._chunks: dict[PeerId, Measured] = {}
+        self._rates: dict[PeerId, Measured] = {}
+        self._epochs = Measured()
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer left."""
+        for table in (self._gaps, self._answers, self._steps, self._applies, self._chunks, self._rates):
+            table.pop(peer, None)
+        self._rtt.pop(peer, None)
+
+    def measured_rtt(self, peer: PeerId, seconds: float) -> None:
+        if seconds > 0:
+            self._rtt[peer] = seconds
+
+    def measured_gap(self, peer: PeerId, seconds: float) -> None:
+        self._gaps.setdefault(peer, Measured()).add(seconds)
+
+    def measured_answer(self, peer: PeerId, seconds: float) -> None:
+        self._answers.setdefault(peer, Measured()).add(seconds)
+
+    def measured_step(self, peer: PeerId, seconds: float) -> None:
+        if seconds > 0:
+            self._steps.setdefault(peer, Measured()).add(seconds)
+
+    def measured_apply(self, peer: PeerId, seconds: float) -> None:
+        self._applies.setdefault(peer, Measured()).add(seconds)
+
+    def measured_chunk_gap(self, peer: PeerId, seconds: float) -> None:
+        self._chunks.setdefault(peer, Measured()).add(seconds)
+
+    def measured_rate(self, peer: PeerId, bytes_per_second: float) -> None:
+        self._rates.setdefault(peer, Measured()).add(bytes_per_second)
+
+    def measured_epoch(self, seconds: float) -> None:
+        """From one commit until the target is reached again: without waiting for stragglers."""
+        self._epochs.add(seconds)
+
+    def rtt(self, peer: PeerId) -> float:
+        return self._rtt.get(peer, 0.0)
+
+    def longest_rtt(self) -> float:
+        return max(self._rtt.values(), default=0.0)
+
+    def silence(self, peer: PeerId) -> float:
+        """Without any heartbeat: dead, stopped, or cut off."""
+        gaps = self._gaps.get(peer, _NOTHING)
+        return min(SILENCE_CEILING, gaps.limit(SILENCE_PRIOR, SILENCE_FLOOR) + 2 * self.rtt(peer))
+
+    def answer(self, peer: PeerId) -> float:
+        """To a proposal or a question."""
+        answers = self._answers.get(peer, _NOTHING)
+        return self.scale * (answers.limit(ANSWER_PRIOR, ANSWER_FLOOR) + 2 * self.rtt(peer))
+
+    def word(self, peer: PeerId) -> float:
+        """Without a word of somebody who leads us, though its heart beats."""
+        return self.scale * (WORD_LIMIT + 4 * self.rtt(peer))
+
+    def step(self, peer: PeerId) -> float:
+        """Until its next step boundary."""
+        steps = self._steps.get(peer, _NOTHING)
+        usual = max(STEP_FLOOR, MOST_STEPS * steps.middle(0.0))
+        return steps.limit(STEP_PRIOR, usual) + 2 * self.rtt(peer)
+
+    def apply(self, peer: PeerId) -> float:
+        """From its commit to its next epoch."""
+        return self._applies.get(peer, _NOTHING).limit(APPLY_PRIOR, APPLY_FLOOR) + 2 * self.rtt(peer)
+
+    def patience(self, epoch_so_far: float) -> float:
+        """The most that a straggler can cost the others: as long as an epoch takes."""
+        return max(PATIENCE_FLOOR, self._epochs.middle(epoch_so_far))
+
+    def stall(self, peer: PeerId) -> float:
+        """Between two signs that its data moves."""
+        return self.scale * (
+            self._chunks.get(peer, _NOTHING).limit(STALL_PRIOR, STALL_FLOOR) + 2 * self.rtt(peer)
+        )
+
+    def least_rate(self, peer: PeerId) -> float:
+        """Bytes per second that count as moving."""
+        return max(LEAST_RATE, PROMISED_SHARE * self._rates.get(peer, _NOTHING).middle(0.0))
+
+    def judge(self) -> float:
+        """Between the first report of a stall and the verdict, so that the others' reports are in."""
+        return JUDGE_FLOOR + 2 * self.longest_rtt()
+
+    def settle(self) -> float:
+        return SETTLE + 4 * self.longest_rtt()
+
+    def retry(self, peer: PeerId) -> float:
+        return RETRY_FLOOR + 2 * self.rtt(peer)
+
+    def readmission(self, failures: int) -> float:
+        """Until whoever failed so many attempts of this epoch, and cannot be done without, is asked again."""
+        return RETRY_FLOOR * 2.0 ** min(failures - 1, MOST_DOUBLINGS)
+
+    def report_interval(self) -> float:
+        """Between two progress messages: a twentieth of an epoch."""
+        return min(0.5, max(0.02, self._epochs.middle(1.0) / 20))
+
+
+_NOTHING = Measured()

@@ -1,0 +1,177 @@
+"""What was decided of a ballot: apply what was committed, forget what was aborted, tell whoever asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2pavg.rounds.machine.actions import Commit, RoundFailed
+from p2pavg.rounds.machine.core import IMPLAUSIBLE
+from p2pavg.rounds.machine.holding import Holding
+from p2pavg.rounds.protocol.ballot import PeerId, Stage
+from p2pavg.rounds.protocol.lineage import next_lineage
+from p2pavg.rounds.protocol.messages import Aborted, Committed, Inquire, Unknown
+from p2pavg.rounds.protocol.roles import Generation
+
+if TYPE_CHECKING:
+    from p2pavg.rounds.machine.machine import Machine
+
+
+class Decisions:
+    """The end of the ballot that this peer holds, and facts about those before."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.core = machine.core
+
+    def on_committed(self, peer: PeerId, message: Committed) -> None:
+        """Apply it, if we hold all of it; else heal."""
+        core, held = self.core, self.machine.member.holding
+        self.machine.succession.settled(message)
+        if held is None or held.ballot != message.ballot:
+            if message.ballot.epoch >= core.epoch and peer != core.me:
+                core.send(peer, core.progress())  # it is ahead of us; its answer tells by what
+            return
+        if len(message.weights) != len(held.members) or len(message.digests) != len(held.parts):
+            return
+        if (held.ballot.epoch, held.lineage) != core.standing:
+            self.machine.member.drop("it builds on a state that we do not have")
+            return
+        if held.stage is not Stage.DONE:
+            if not held.voter and held.begun and not held.frozen:
+                held.fact = peer, message
+                return
+            self.machine.member.drop("committed by the others, and our copy is not whole")
+            self.machine.healing.behind(peer, held.ballot.epoch + 1)
+            return
+        if held.digests != message.digests:
+            if peer not in (core.me, held.ballot.leader, self.machine.member.authority()):
+                self._inquire(held)  # our copy is wrong, or this peer
+                return
+            self.machine.member.drop("our copy of the result differs from the committed one")
+            self.machine.healing.behind(peer, held.ballot.epoch + 1)
+            return
+        if (message.weights, message.samples) != (held.weights, held.samples):
+            return  # forged: the leader commits what it began
+        self._commit(held, message)
+        if peer != held.ballot.leader:
+            core.broadcast_progress()  # members learn this one by one: what they know of each other is old
+
+    def _commit(self, held: Holding, message: Committed) -> None:
+        """The result is the epoch's average."""
+        core, ballot = self.core, held.ballot
+        peers = [seat.peer for seat in held.members]
+        lineage = next_lineage(held.lineage, ballot.epoch, peers, message.weights, message.digests)
+        total = core.history.total + sum(message.samples)
+        made = Generation(ballot.epoch, lineage, held.transfer, sum(message.samples), total, ballot.leader)
+        late = not held.ready
+        arrived = core.boundary_at if held.ready else held.proposed_at
+        core.act(
+            Commit(
+                transfer=held.transfer,
+                ballot=ballot,
+                members=held.members,
+                weights=message.weights,
+                samples=message.samples,
+                digests=message.digests,
+                before=held.lineage,
+                lineage=lineage,
+                late=late,
+                following=core.joining is not None,
+                attempts=core.attempts,
+                failed=tuple(core.excluded.items()),
+                seconds={
+                    "waiting": max(0.0, held.proposed_at - arrived),
+                    "matchmaking": held.begun_at - max(held.proposed_at, arrived),
+                    "transfer": held.done_at - held.begun_at,
+                    "commit": core.now - held.done_at,
+                },
+            )
+        )
+        core.trace("committed", attempt=ballot.attempt, late=late, lineage=lineage)
+        core.remember(message)
+        if held.ready:
+            core.samples -= held.samples[held.rank]
+            core.boundary = False
+        core.told_to_stop = False
+        self.machine.member.holding = None
+        for rank, seat in enumerate(held.members):
+            facts = core.view.get(seat.peer)
+            if facts is None or facts.epoch > ballot.epoch + 1:
+                continue
+            if not seat.voter:
+                if facts.stands_at(ballot.epoch, held.lineage):
+                    core.view.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)  # it follows
+                continue
+            if not facts.stands_at(ballot.epoch + 1, lineage):
+                core.view.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)
+                facts.samples, facts.boundary, facts.pending, facts.total = 0, False, True, total
+            facts.committed_at = core.now
+            facts.late = message.weights[rank] == 0
+        if core.joining is not None:
+            core.followed.append(made)
+            core.joining = (ballot.epoch + 1, lineage)
+            core.send(ballot.leader, core.progress())
+            return
+        core.pending = True
+        core.deadlines.measured_epoch(core.proposed_at - core.epoch_began_at)
+        core.history.append(made)
+        core.new_epoch(ballot.epoch + 1, lineage, ballot.leader)
+        self.machine.new_epoch()
+        if ballot.leader == core.me or core.leader() == core.me:
+            for facts in core.view:
+                if not core.stands_here(facts):
+                    core.send(facts.peer, core.progress())
+
+    def on_aborted(self, peer: PeerId, message: Aborted) -> None:
+        """Forget it, unless somebody with a higher ballot decides."""
+        core, held = self.core, self.machine.member.holding
+        if message.ballot.epoch != core.epoch or core.excluded.get(message.by.leader) == IMPLAUSIBLE:
+            return
+        if held is not None and held.ballot != message.ballot:
+            core.promise_void = core.promise_void or message.ballot == core.promised
+            return
+        own = held is not None and held.stage is Stage.OPEN and message.by.leader == held.ballot.leader
+        if core.promised is not None and message.by < core.promised and not core.promise_void and not own:
+            return  # somebody else decides; a result that is not whole makes no difference to that
+        if held is None:
+            if message.ballot == core.promised or (message.final and peer == core.leader()):
+                self._aborted(message)
+            return
+        self.machine.member.drop(message.why)
+        self._aborted(message)
+
+    def _aborted(self, message: Aborted) -> None:
+        core = self.core
+        core.remember(message)
+        core.trace("aborted", attempt=message.ballot.attempt, why=message.why, final=message.final)
+        self.machine.leading.aborted(message)
+        for peer in message.blamed:
+            core.exclude(peer, message.why)
+        if message.final:
+            self.fail(message.why)
+        elif core.out:
+            core.resume()
+            core.wait_at(None)
+
+    def fail(self, why: str) -> None:
+        """No average for now: the training thread keeps what it has and goes on."""
+        core = self.core
+        if self.machine.member.holding is not None:
+            self.machine.member.drop(why)
+        core.act(RoundFailed(core.epoch, why, tuple(core.excluded)))
+        core.restart_epoch()
+        core.boundary = False
+        core.told_to_stop = False
+        core.wait_at(0)
+
+    def _inquire(self, held: Holding) -> None:
+        """Ask those that decide the ballot what became of it."""
+        core, authority = self.core, self.machine.member.authority()
+        for leader in sorted({held.ballot.leader, authority or held.ballot.leader} - {core.me}):
+            core.send(leader, Inquire(held.ballot, held.lineage))
+
+    def on_inquire(self, peer: PeerId, message: Inquire) -> None:
+        """Tell what became of a ballot."""
+        core = self.core
+        outcome = core.outcomes.get(message.ballot)
+        core.send(peer, outcome or Unknown(message.ballot, core.epoch, core.lineage))

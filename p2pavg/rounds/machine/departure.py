@@ -1,0 +1,130 @@
+"""Leaving the run on purpose: the last round's outcome first, then the samples go to somebody who stays."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from p2pavg.rounds.machine.actions import Bequeath, Discarded, Left
+from p2pavg.rounds.machine.camps import Facts
+from p2pavg.rounds.machine.events import Bequeathed, Event, Leave
+from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.messages import Leaving
+from p2pavg.rounds.protocol.roles import Role
+
+if TYPE_CHECKING:
+    from p2pavg.rounds.machine.machine import Machine
+
+
+class Verdict(enum.Enum):
+    """What becomes of a bequest that is offered to this peer."""
+
+    TAKEN = "taken"
+    LATER = "later"  # it is on its way to where the samples count
+    BEHIND = "behind"  # they are too old here
+    NEVER = "never"
+
+
+class Departure:
+    """Whether this peer leaves, and how far it is.
+
+    It ends the round that it is in, as long as the notice allows. Then it tells everybody, so that nobody
+    counts on it any more, and has what it accumulated carried to a peer of its lineage, which counts it as
+    its own.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.core = machine.core
+        self.announced = False
+        self.left = False
+        self._hand_over = False
+        self._outrun = False  # heirs said that the samples are too old
+
+    def on_leave(self, event: Leave) -> None:
+        """From now on no new round."""
+        core = self.core
+        if not core.leaving:
+            core.leaving = True
+            self._hand_over = event.hand_over
+            core.arm("leave", core.now + event.notice_s)
+
+    def consider(self) -> None:
+        """Called after every event: is the last round over?"""
+        core = self.core
+        if not core.leaving or self.announced:
+            return
+        undecided = self.machine.member.holding is not None or (self._hand_over and core.pending)
+        if undecided and "leave" in core.timers:
+            return
+        self.machine.abandon_round("this peer leaves")
+        self.announced = True
+        deadline = core.timers.get("leave")
+        core.timers.clear()
+        for facts in core.view:
+            core.send(facts.peer, Leaving(core.epoch))
+        heirs = self._heirs()
+        if self._hand_over and not undecided and deadline is not None and core.samples and heirs:
+            core.arm("leave", deadline)
+            core.act(Bequeath(heirs, core.samples))
+        else:
+            self._go()
+
+    def on_announced(self, event: Event) -> None:
+        """Nothing matters any more but the samples, and the end of the notice."""
+        if isinstance(event, Bequeathed):
+            if event.taken:
+                self.core.trace("bequeathed", samples=self.core.samples)
+                self.core.samples = 0
+            self._outrun = event.behind
+            self._go()
+        elif "leave" not in self.core.timers:
+            self._go()
+
+    def verdict(self, epoch: int, lineage: Lineage) -> Verdict:
+        """Whether samples that were accumulated at (epoch, lineage) count here."""
+        core = self.core
+        if core.leaving or (core.role is not Role.TRAINER and core.joining is None):
+            return Verdict.NEVER
+        if self.machine.has_been_at(epoch, lineage):
+            return Verdict.TAKEN
+        here, _ = core.standing
+        if here > epoch + 1:
+            return Verdict.BEHIND
+        return Verdict.LATER if here < epoch or core.joining is not None else Verdict.NEVER
+
+    def _heirs(self) -> tuple[PeerId, ...]:
+        """Who stands where we stand, the nearest first; then those who went on from here, or may yet come.
+
+        What we know of them may be old: each says itself whether it takes the samples.
+        """
+        core = self.core
+        if core.role is not Role.TRAINER:
+            return ()
+        here = core.stands_here
+
+        def distance(facts: Facts) -> tuple[bool, bool, bool, bool, float, PeerId]:
+            absent = facts.silent or facts.joining or facts.role is not Role.TRAINER
+            behind = facts.epoch < core.epoch
+            return absent, behind, not here(facts), facts.pending, core.deadlines.rtt(facts.peer), facts.peer
+
+        return tuple(facts.peer for facts in sorted(filter(self._may_take, core.view), key=distance))
+
+    def _may_take(self, facts: Facts) -> bool:
+        core = self.core
+        rival = facts.epoch == core.epoch and facts.lineage != core.lineage
+        return facts.role is not Role.WATCHER and facts.epoch <= core.epoch + 1 and not rival
+
+    def _go(self) -> None:
+        core = self.core
+        if core.samples:
+            behind = (
+                core.role is not Role.TRAINER
+                or core.joining is not None
+                or self._outrun
+                or any(facts.epoch > core.epoch + 1 for facts in core.view.trainers())
+            )
+            core.act(Discarded(core.samples, "left, behind the others" if behind else "left"))
+        core.timers.clear()
+        self.left = True
+        core.act(Left())

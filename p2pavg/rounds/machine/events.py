@@ -1,0 +1,210 @@
+"""What goes into the rounds machine: plain frozen data, no I/O. What comes out: see actions.py.
+
+Peers are 20-byte ids, lineages 32-byte digests, times seconds of a monotonic clock, rates samples or bit per
+second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.messages import Message
+from p2pavg.rounds.protocol.roles import Generation, Role
+
+
+@dataclass(frozen=True, slots=True)
+class LocalProgress:
+    """Where the training thread is. Fed when it arrives at a boundary, and with every Tick while it computes.
+
+    samples: counted since the last average that included them; only grows until Commit, Healed or Discard.
+    weight: what this peer's mean counts in the average; None: its samples.
+    at_boundary: it waits in step() with a fixed contribution (samples may be 0: nothing to contribute) and
+    was given no outcome yet: False as soon as Resume, Commit, RoundFailed or a state was handed to it.
+    step_seconds, step_samples: how long the last step took and what it counted; 0 before the first.
+    """
+
+    samples: int
+    samples_per_second: float
+    at_boundary: bool
+    weight: float | None = None
+    step_seconds: float = 0.0
+    step_samples: int = 0
+    upload_bps: float = 0.0  # as measured; 0.0: not yet
+    download_bps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """A control link to a peer is ready; the facts are those of its hello. Data streams follow."""
+
+    peer: PeerId
+    epoch: int
+    lineage: Lineage
+    role: Role = Role.TRAINER
+    client_only: bool = False
+    total_samples: int = 0  # of its lineage
+    leader: PeerId | None = None  # whom it follows
+    upload_bps: float = 0.0  # 0.0: unknown
+    rtt_s: float = 0.0  # 0.0: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown:
+    """The link to a peer is gone (closed, reset, or given up), or it left."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A control message, already parsed."""
+
+    peer: PeerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHealth:
+    """One link's heartbeats, as seconds of age now."""
+
+    peer: PeerId
+    heard_s: float  # since anything was heard, or, if that is longer ago, anything of ours was acknowledged
+    loop_s: float  # since its event loop was last known to turn
+    trainer_s: float  # since its training thread last called step()
+    rtt_s: float = 0.0  # 0.0: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Fed periodically (every `Machine.health_interval` seconds) for all links."""
+
+    peers: tuple[PeerHealth, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankProgress:
+    """How far the exchange with one member is. Counts of chunks and link bytes; monotone."""
+
+    contributions: int  # chunks of our parts that this rank contributed
+    results: int  # result chunks of its parts that it returned
+    contributions_expected: int
+    results_expected: int
+    bytes_received: int = 0  # gradient bytes of its data streams, unfinished chunks included
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgressed:
+    """Fed periodically while a job runs."""
+
+    transfer: int
+    ranks: tuple[RankProgress, ...]  # by rank; our own entry is ignored
+    first_byte_at: float = 0.0  # 0.0: no gradient byte yet
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    """The whole result is in."""
+
+    transfer: int
+    digests: tuple[bytes, ...]  # one of 32 bytes per part
+    link_bps: tuple[tuple[PeerId, float], ...] = ()  # bit/s that our links bring, as measured lately
+
+
+@dataclass(frozen=True, slots=True)
+class JobRefused:
+    """A member contributed something that cannot be used (non-finite, wrong size)."""
+
+    transfer: int
+    rank: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """The job could not be opened or run here (no memory, no link to a rank)."""
+
+    transfer: int
+    why: str
+    rank: int | None = None  # whom it is about
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The training thread has applied the last Commit and stands at `epoch` (= committed + 1)."""
+
+    epoch: int
+    lineage: Lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """The training thread loaded a downloaded state; what it had accumulated is gone from its buffer."""
+
+    epoch: int
+    lineage: Lineage
+    history: tuple[Generation, ...] = ()  # the donor's (Machine.history), newest last
+    dropped: int = 0  # samples that the training thread had accumulated when it loaded the state
+
+
+@dataclass(frozen=True, slots=True)
+class HealFailed:
+    """No donor could give the state; the machine names others, later."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """The training thread dropped what it had accumulated (and reports it itself)."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Leave the run: at once between rounds, after the outcome inside one. Ends with the action Left.
+
+    notice_s: how long all of it may take. hand_over: the training thread waits at a boundary for good, and
+    its samples may go to another peer (Bequeath).
+    """
+
+    notice_s: float = 5.0
+    hand_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bequeathed:
+    """Answers Bequeath.
+
+    taken: an heir counts the samples as its own from now on. behind: they were too old for those who stay.
+    """
+
+    taken: bool
+    behind: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: `Machine.next_deadline` is reached, or just a beat."""
+
+
+Event = (
+    LocalProgress
+    | PeerUp
+    | PeerDown
+    | Received
+    | Health
+    | JobProgressed
+    | JobDone
+    | JobRefused
+    | JobFailed
+    | Applied
+    | Healed
+    | HealFailed
+    | Discard
+    | Leave
+    | Bequeathed
+    | Tick
+)

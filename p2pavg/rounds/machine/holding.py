@@ -1,0 +1,56 @@
+"""The ballot that a member holds, and how far it is in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2pavg.part import Part
+from p2pavg.rounds.machine.stalls import TransferWatch
+from p2pavg.rounds.protocol.ballot import Ballot, Held, Lineage, PeerId, Stage
+from p2pavg.rounds.protocol.messages import Committed
+from p2pavg.rounds.protocol.roles import Seat
+
+
+@dataclass(slots=True)
+class Holding:
+    """The ballot that this member holds."""
+
+    ballot: Ballot
+    transfer: int
+    lineage: Lineage  # before the epoch
+    members: tuple[Seat, ...]
+    rank: int
+    parts: tuple[Part, ...]
+    proposed_at: float
+    stage: Stage = Stage.OPEN
+    frozen: bool = False  # a successor was told that we are not DONE: we must not become so
+    said_ready: bool = False
+    declared: tuple[int, float] = (0, 0.0)  # samples and weight, as said
+    begun: bool = False
+    begun_at: float = 0.0
+    done_at: float = 0.0
+    ready: bool = False  # at the boundary when the round began
+    weights: tuple[float, ...] = ()
+    samples: tuple[int, ...] = ()
+    digests: tuple[bytes, ...] = ()
+    fact: tuple[PeerId, Committed] | None = None  # told so, but our copy is not whole yet (joiners)
+    watch: TransferWatch | None = None
+    told_at: float = 0.0
+    stalled_told: tuple[tuple[int, ...], tuple[int, ...], bool] = ((), (), False)
+
+    @property
+    def voter(self) -> bool:
+        return self.members[self.rank].voter
+
+    @property
+    def voters(self) -> tuple[PeerId, ...]:
+        return tuple(seat.peer for seat in self.members if seat.voter)
+
+    def moves(self, now: float) -> bool:
+        """Whether the data that is missing still comes."""
+        return self.watch is not None and not any(self.watch.lagging(now))
+
+    def described(self) -> Held:
+        return Held(
+            self.ballot, self.stage, self.begun, self.digests, self.voters, self.weights, self.samples
+        )

@@ -1,0 +1,290 @@
+"""The rounds machine: events in, actions out, time as a parameter, no I/O.
+
+machine = Machine(Config(...), now)
+actions = machine.handle(event, now)     # to be carried out in order
+machine.next_deadline                    # when to feed Tick, if nothing happens before
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from p2pavg.rounds.machine import events
+from p2pavg.rounds.machine.actions import Action, WaitAt
+from p2pavg.rounds.machine.core import Config, Core, Plan
+from p2pavg.rounds.machine.counting import Counting
+from p2pavg.rounds.machine.deadlines import PAUSE
+from p2pavg.rounds.machine.decisions import Decisions
+from p2pavg.rounds.machine.departure import Departure
+from p2pavg.rounds.machine.events import Event
+from p2pavg.rounds.machine.healing import Healing
+from p2pavg.rounds.machine.leading import Leading
+from p2pavg.rounds.machine.member import Member
+from p2pavg.rounds.machine.others import Peers
+from p2pavg.rounds.machine.own_thread import Trainer
+from p2pavg.rounds.machine.succession import Succession
+from p2pavg.rounds.protocol import messages
+from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.messages import Message
+from p2pavg.rounds.protocol.roles import Generation, Role
+
+
+class Machine:
+    """One peer's part in all rounds."""
+
+    health_interval = 0.1  # seconds between two Health events, and between two JobProgressed of a running job
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        run_id: str,
+        epoch: int,
+        lineage: Lineage,
+        target: int,
+        plan: Plan,
+        now: float,
+        role: Role = Role.TRAINER,
+        history: tuple[Generation, ...] = (),
+        client_only: bool = False,
+        patience_s: float | None = None,
+        weighted: bool = False,
+    ) -> None:
+        """target: samples per epoch. plan: the members in rank order -> the parts.
+
+        patience_s: how long stragglers are waited for; None: from measurements. A JOINER has no state yet: it
+        downloads one first. weighted: as in `TrainingSpec`.
+        """
+        self.core = Core(
+            Config(
+                me,
+                run_id.encode(),
+                target,
+                plan,
+                epoch,
+                lineage,
+                history,
+                role,
+                client_only,
+                patience_s,
+                weighted,
+            )
+        )
+        self.member = Member(self)
+        self.leading = Leading(self)
+        self.succession = Succession(self)
+        self.counting = Counting(self)
+        self.healing = Healing(self)
+        self.decisions = Decisions(self)
+        self.peers = Peers(self)
+        self.trainer = Trainer(self)
+        self.departure = Departure(self)
+        self._events = self._event_table()
+        self._messages = self._message_table()
+        self._timers = self._timer_table()
+        self._skipped = 0.0  # how much of the clock this process did not live
+        self._clock = now
+        self.core.now = self.core.epoch_began_at = now
+        self.core.resumed_at = now
+        if role is Role.TRAINER:
+            self.core.wait_at(0)
+
+    # What others may look at.
+
+    @property
+    def epoch(self) -> int:
+        """Where this peer stands after its last commit."""
+        return self.core.epoch
+
+    @property
+    def lineage(self) -> Lineage:
+        return self.core.lineage
+
+    @property
+    def role(self) -> Role:
+        """JOINER while the state is missing or being downloaded."""
+        return Role.JOINER if self.core.joining is not None else self.core.role
+
+    @property
+    def target(self) -> int:
+        """Samples per epoch, over all peers."""
+        return self.core.target
+
+    @target.setter
+    def target(self, samples: int) -> None:
+        self.core.target = samples
+        self.core.act(WaitAt(self.core.waits_at))  # where that is depends on the target
+
+    @property
+    def total_samples(self) -> int:
+        """Samples of all peers in this lineage so far."""
+        return self.core.history.total
+
+    @property
+    def leader(self) -> PeerId | None:
+        return self.core.leader()
+
+    @property
+    def applied_epoch(self) -> int:
+        """Where the training thread stands: behind `epoch` while averages wait for it."""
+        return self.core.applied_epoch
+
+    @property
+    def history(self) -> tuple[Generation, ...]:
+        """Travels with the state that this peer gives to others."""
+        return tuple(self.core.history.generations)
+
+    def has_been_at(self, epoch: int, lineage: Lineage) -> bool:
+        """Whether samples that belong to (epoch, lineage) may count here: at most one epoch old."""
+        core = self.core
+        if core.leaving or self.role is not Role.TRAINER or not core.epoch - 1 <= epoch <= core.epoch:
+            return False
+        return (epoch, lineage) == (core.epoch, core.lineage) or core.history.knows(epoch, lineage)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """On the clock of `handle`; None: nothing is waited for."""
+        return min(self.core.timers.values()) + self._skipped if self.core.timers else None
+
+    # In.
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """One event; the actions are to be carried out in order. `now`: seconds of a monotonic clock."""
+        core = self.core
+        timers = core.timers
+        first = min(timers.values()) if timers else math.inf
+        self._pass_time(now, first)
+        if self.departure.left:
+            return []
+        if first <= core.now:
+            self._run_timers()
+        if self.departure.announced:
+            self.departure.on_announced(event)
+            actions, core.actions = core.actions, []
+            return actions
+        handler = self._events.get(type(event))
+        if handler is not None:  # a Tick has none
+            handler(event)
+        for _ in range(1000):
+            while core.inbox:
+                self._receive(core.me, core.inbox.popleft())
+            self.healing.consider()
+            self.counting.consider()
+            if not core.inbox:
+                break
+        self.counting.report()
+        self.counting.watch()
+        self.departure.consider()
+        actions, core.actions = core.actions, []
+        return actions
+
+    def _pass_time(self, now: float, deadline: float) -> None:
+        """Time in which this process was stopped, or by which its clock jumped, counts for no deadline."""
+        core = self.core
+        expected = min(deadline, core.now + 4 * self.health_interval) + self._skipped
+        late = now - max(expected, self._clock)
+        if late > PAUSE:
+            self._skipped += late
+            core.resumed_at = now - self._skipped
+            core.trace("paused", seconds=late)
+        elif now < self._clock:
+            self._skipped -= self._clock - now
+        self._clock = now
+        core.now = now - self._skipped
+
+    def _run_timers(self) -> None:
+        core = self.core
+        due = sorted((at, name) for name, at in core.timers.items() if at <= core.now)
+        for at, name in due:
+            if core.timers.get(name) != at:
+                continue
+            del core.timers[name]
+            handler = self._timers.get(name)
+            if handler is not None:
+                handler()
+
+    def _received(self, event: events.Received) -> None:
+        if event.peer in self.core.view:
+            self.counting.heard(event.peer)
+            self._receive(event.peer, event.message)
+
+    def _receive(self, peer: PeerId, message: Message) -> None:
+        for handler in self._messages[type(message)]:
+            handler(peer, message)
+
+    # Who handles what.
+
+    def _event_table(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        return {
+            events.Received: self._received,
+            events.LocalProgress: self.trainer.on_progress,
+            events.JobDone: self.member.on_job_done,
+            events.JobProgressed: self.member.on_progressed,
+            events.JobRefused: self.member.on_job_refused,
+            events.JobFailed: self.member.on_job_failed,
+            events.Health: self.peers.on_health,
+            events.PeerUp: self.peers.on_up,
+            events.PeerDown: self.peers.on_down,
+            events.Applied: self.trainer.on_applied,
+            events.Healed: self.healing.on_healed,
+            events.HealFailed: self.healing.on_heal_failed,
+            events.Discard: self.trainer.on_discard,
+            events.Leave: self.departure.on_leave,
+        }
+
+    def _message_table(self) -> Mapping[type[Any], tuple[Callable[[PeerId, Any], None], ...]]:
+        return {
+            messages.Progress: (self.peers.on_progress,),
+            messages.Totals: (self.counting.on_totals,),
+            messages.Follow: (self.counting.on_follow,),
+            messages.Prepare: (self.member.on_prepare,),
+            messages.Query: (self.member.on_query,),
+            messages.Promise: (self.leading.on_promise, self.succession.on_promise),
+            messages.Refuse: (self.leading.on_refuse, self.succession.on_refuse),
+            messages.Ready: (self.leading.on_ready,),
+            messages.Begin: (self.member.on_begin,),
+            messages.Done: (self.leading.on_done,),
+            messages.Stalled: (self.leading.on_stalled,),
+            messages.Complain: (self.leading.on_complain,),
+            messages.Committed: (self.decisions.on_committed,),
+            messages.Aborted: (self.decisions.on_aborted,),
+            messages.Inquire: (self.decisions.on_inquire,),
+            messages.Unknown: (self.healing.on_unknown,),
+            messages.Leaving: (self.peers.on_leaving,),
+        }
+
+    def _timer_table(self) -> Mapping[str, Callable[[], None]]:
+        """grace, retry, report, settle, leave and unheard have none: they are looked at after every event."""
+        return {
+            "promise": self.leading.on_promise_timer,
+            "patience": self.leading.on_patience_timer,
+            "judge": self.leading.on_judge_timer,
+            "done": self.leading.on_done_timer,
+            "totals": self.counting.on_totals_timer,
+            "lapse": self.counting.on_totals_timer,
+            "keepalive": self.counting.on_keepalive_timer,
+            "word": self.counting.on_word_timer,
+            "query": self.succession.on_query_timer,
+            "inquire": self.succession.on_inquire_timer,
+            "ask": self.healing.on_ask_timer,
+            "heal": self.healing.on_heal_timer,
+            "found": self.healing.on_found_timer,
+        }
+
+    # Ends.
+
+    def new_epoch(self) -> None:
+        """The core stands at another epoch: whatever belonged to the last one is over."""
+        self.leading.new_epoch()
+        self.succession.new_epoch()
+        self.counting.new_epoch()
+        self.healing.new_epoch()
+
+    def abandon_round(self, why: str) -> None:
+        """Have no more part in the round of this epoch."""
+        self.leading.abort(why, (), counts=False)
+        self.succession.new_epoch()
+        self.member.abandon(why)
+        self.core.inbox.clear()

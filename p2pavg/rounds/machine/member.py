@@ -1,0 +1,283 @@
+"""A member's side of a ballot: promise, contribute, tell DONE, and apply only what was committed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2pavg.part import Part
+from p2pavg.rounds.machine.actions import BeginJob, CancelJob, OpenJob
+from p2pavg.rounds.machine.core import IMPLAUSIBLE
+from p2pavg.rounds.machine.deadlines import MOST_BEHIND
+from p2pavg.rounds.machine.events import JobDone, JobFailed, JobProgressed, JobRefused
+from p2pavg.rounds.machine.holding import Holding
+from p2pavg.rounds.machine.stalls import TransferWatch
+from p2pavg.rounds.protocol.ballot import Ballot, Held, Lineage, PeerId, Stage
+from p2pavg.rounds.protocol.messages import (
+    Begin,
+    Committed,
+    Complain,
+    Done,
+    Prepare,
+    Promise,
+    Query,
+    Ready,
+    Refuse,
+    Stalled,
+)
+from p2pavg.rounds.protocol.plausible import plausible
+from p2pavg.rounds.protocol.roles import Role, Seat
+
+if TYPE_CHECKING:
+    from p2pavg.rounds.machine.machine import Machine
+
+
+STATUS_S = 0.5  # between two words of a member that is at it
+
+
+class Member:
+    """What this peer holds, and how it answers."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.core = machine.core
+        self.holding: Holding | None = None
+
+    # Proposals and questions.
+
+    def on_prepare(self, peer: PeerId, message: Prepare) -> None:
+        core, ballot = self.core, message.ballot
+        if peer != ballot.leader or core.me not in message.members:
+            return
+        rank = message.members.index(core.me)
+        votes = message.voters[rank]
+        if not votes:
+            self.machine.healing.follow(ballot, message.lineage)
+        why = self._cannot(ballot, message.lineage, votes)
+        owners = {message.members[owner] for owner, _, _ in message.parts}
+        missing = tuple(
+            other
+            for other in message.members
+            if other not in core.view and other != core.me and (other in owners or core.me in owners)
+        )
+        if why is not None or missing:
+            self._refuse(peer, ballot, why or "no link", missing)
+            return
+        held = self.holding
+        if held is not None and held.stage is Stage.DONE and held.ballot.leader != ballot.leader:
+            # Somebody else's round may be committed: it has to be decided before another can be prepared.
+            self._promise(ballot)
+            core.send(peer, Promise(ballot, held.described()))
+            return
+        before = held.described() if held is not None else None
+        if held is not None:
+            self.drop("a newer proposal")
+        self._promise(ballot)
+        seats = tuple(Seat(p, v) for p, v in zip(message.members, message.voters, strict=True))
+        parts = tuple(Part(owner, start, count) for owner, start, count in message.parts)
+        transfer = ballot.transfer(message.lineage)
+        self.holding = Holding(ballot, transfer, message.lineage, seats, rank, parts, core.now)
+        if core.attempts == 0:
+            core.proposed_at = core.now
+        core.attempts += 1
+        core.act(OpenJob(transfer, ballot, seats, parts))
+        core.trace("proposed", attempt=ballot.attempt, leader=ballot.leader, members=len(seats))
+        core.send(peer, Promise(ballot, before))
+        if not votes:
+            return
+        self.at_boundary()
+        if not core.boundary:
+            core.stop()
+
+    def on_query(self, peer: PeerId, message: Query) -> None:
+        core, ballot = self.core, message.ballot
+        if peer != ballot.leader:
+            return
+        if ballot.epoch < core.epoch:
+            for outcome in core.outcomes.values():
+                if isinstance(outcome, Committed) and outcome.ballot.epoch == ballot.epoch:
+                    core.send(peer, outcome)
+        why = self._cannot(ballot, message.lineage, votes=True)
+        if why is not None:
+            self._refuse(peer, ballot, why, ())
+            return
+        held = self.freeze()
+        self._promise(ballot)
+        core.send(peer, Promise(ballot, held))
+
+    def freeze(self) -> Held | None:
+        """What we hold, once and for all: if it is not DONE, it will not become so."""
+        held = self.holding
+        if held is None:
+            return None
+        if held.stage is Stage.OPEN and not held.frozen:
+            held.frozen = True
+            self.core.act(CancelJob(held.transfer, "a successor decides"))
+            if held.voter and held.ballot.leader != self.core.me:
+                why = "a member thought the leader lost"
+                self.core.send(held.ballot.leader, Complain(held.ballot, None, why))
+        return held.described()
+
+    def _cannot(self, ballot: Ballot, lineage: Lineage, votes: bool) -> str | None:
+        """Why a ballot cannot be accepted."""
+        core = self.core
+        if core.role is Role.WATCHER:
+            return "a watcher"
+        if core.standing != (ballot.epoch, lineage) or (votes and core.joining is not None):
+            return "elsewhere"
+        if votes and core.pending:
+            return "pending"
+        if core.joining is None and core.pending and core.epoch - core.applied_epoch >= MOST_BEHIND:
+            return "too far behind"
+        if core.leaving and self.holding is None:
+            return "leaving"
+        if core.promised is not None and ballot <= core.promised and core.promised.epoch == ballot.epoch:
+            return "promised"
+        leads = self.authority()
+        if leads == core.me:
+            busy = self.machine.leading.proposal is not None and ballot.leader != core.me
+        else:
+            busy = leads not in (None, ballot.leader) and core.can_lead(leads)
+        return "busy" if busy else None
+
+    def authority(self) -> PeerId | None:
+        """Who decides the ballot that we hold: the leader of the highest ballot that we promised."""
+        if self.holding is None:
+            return None
+        if self.core.promised is None or self.core.promise_void:
+            return self.holding.ballot.leader
+        return self.core.promised.leader
+
+    def _promise(self, ballot: Ballot) -> None:
+        self.core.promised = ballot
+        self.core.promise_void = False
+        if ballot.leader != self.core.me:
+            self.machine.succession.yield_to(ballot)
+            self.core.sticky = ballot.leader
+            self.core.suspects.discard(ballot.leader)
+
+    def _refuse(self, peer: PeerId, ballot: Ballot, why: str, missing: tuple[PeerId, ...]) -> None:
+        core = self.core
+        core.trace("refused", leader=ballot.leader, attempt=ballot.attempt, why=why)
+        core.send(peer, Refuse(ballot, core.epoch, core.lineage, why, core.promised, missing))
+
+    # The round.
+
+    def at_boundary(self) -> None:
+        """The training thread waits: say so to whoever proposed."""
+        held, core = self.holding, self.core
+        if (
+            held is None
+            or not core.boundary
+            or held.begun
+            or held.said_ready
+            or held.frozen
+            or not held.voter
+        ):
+            return
+        held.said_ready = True
+        held.declared = core.samples, float(core.samples) if core.weight is None else core.weight
+        core.send(held.ballot.leader, Ready(held.ballot, *held.declared))
+
+    def on_begin(self, peer: PeerId, message: Begin) -> None:
+        held, core = self.holding, self.core
+        if held is None or held.ballot != message.ballot or peer != message.ballot.leader:
+            return
+        if held.begun or held.frozen or len(message.weights) != len(held.members):
+            return
+        if held.voter and core.promised != held.ballot:
+            return
+        ready = message.ready[held.rank]
+        counted = list(zip(message.samples, message.weights, strict=True))
+        forged = ready and held.said_ready and counted[held.rank] != held.declared
+        if forged or not all(plausible(*each, core.target, core.config.weighted) for each in counted):
+            self._distrust(held)
+            return
+        if ready and not (held.said_ready and core.boundary):
+            return  # we do not wait any more: the leader's deadline or ours ends it
+        held.begun, held.begun_at, held.ready = True, core.now, ready
+        held.weights, held.samples = message.weights, message.samples
+        held.watch = TransferWatch(core.now, [seat.peer for seat in held.members], core.me, core.deadlines)
+        if held.voter:
+            core.must_go = True
+        if ready:
+            core.history.offer(held.ballot.epoch, held.transfer, message.samples[held.rank])
+        else:
+            core.resume()
+            core.wait_at(None)
+        core.trace("begun", attempt=held.ballot.attempt, contributors=sum(w > 0 for w in message.weights))
+        core.act(BeginJob(held.transfer, message.weights))
+
+    def _distrust(self, held: Holding) -> None:
+        """Its leader lies about what members declared: this epoch's round is made without it."""
+        self.core.exclude(held.ballot.leader, IMPLAUSIBLE)
+        self.drop(IMPLAUSIBLE)
+
+    def _job(self, transfer: int) -> Holding | None:
+        held = self.holding
+        if held is None or held.transfer != transfer or held.stage is not Stage.OPEN or held.frozen:
+            return None
+        return held
+
+    def on_job_done(self, event: JobDone) -> None:
+        held = self._job(event.transfer)
+        if held is None or not held.begun:
+            return
+        held.stage, held.digests, held.done_at = Stage.DONE, event.digests, self.core.now
+        if held.watch is not None:
+            held.watch.finished(self.core.now)
+        self.core.trace("done", attempt=held.ballot.attempt)
+        if held.fact is not None:
+            self.machine.decisions.on_committed(*held.fact)
+        elif held.voter:
+            self.core.send(held.ballot.leader, Done(held.ballot, event.digests, event.link_bps))
+
+    def on_job_refused(self, event: JobRefused) -> None:
+        held = self._job(event.transfer)
+        if held is not None and held.voter and 0 <= event.rank < len(held.members):
+            peer = held.members[event.rank].peer
+            self.core.send(held.ballot.leader, Complain(held.ballot, peer, event.why[:200]))
+
+    def on_job_failed(self, event: JobFailed) -> None:
+        held = self._job(event.transfer)
+        if held is None:
+            return
+        blamed = self.core.me
+        if event.rank is not None and 0 <= event.rank < len(held.members):
+            blamed = held.members[event.rank].peer
+        self.core.send(held.ballot.leader, Complain(held.ballot, blamed, event.why[:200]))
+
+    def on_progressed(self, event: JobProgressed) -> None:
+        held = self._job(event.transfer)
+        if held is None or held.watch is None:
+            return
+        held.watch.update(self.core.now, event.ranks)
+        if not held.voter:
+            return
+        told = (*held.watch.lagging(self.core.now), held.watch.incomplete)
+        if told != held.stalled_told or self.core.now >= held.told_at + STATUS_S:
+            held.stalled_told, held.told_at = told, self.core.now
+            self.core.send(held.ballot.leader, Stalled(held.ballot, *told))
+
+    def lost(self, peer: PeerId, why: str) -> None:
+        """The link to a member is gone while the leader may still see it."""
+        held, core = self.holding, self.core
+        if held is None or not held.voter or held.stage is not Stage.OPEN or peer == held.ballot.leader:
+            return
+        if core.me != held.ballot.leader and peer in held.voters:
+            core.send(held.ballot.leader, Complain(held.ballot, peer, why[:200]))
+
+    # The end.
+
+    def abandon(self, why: str) -> None:
+        """The swarm moved on without this ballot."""
+        if self.holding is not None:
+            self.drop(why)
+
+    def drop(self, why: str) -> None:
+        """Forget the ballot and its result."""
+        held = self.holding
+        assert held is not None
+        self.holding = None
+        self.core.told_to_stop = False
+        if not held.frozen:
+            self.core.act(CancelJob(held.transfer, why))

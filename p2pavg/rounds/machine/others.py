@@ -1,0 +1,107 @@
+"""The other peers: their links, their heartbeats, and where they say that they stand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2pavg.rounds.machine.deadlines import LOOP_LIMIT, SILENCE_FLOOR
+from p2pavg.rounds.machine.events import Health, PeerDown, PeerHealth, PeerUp
+from p2pavg.rounds.protocol.ballot import PeerId
+from p2pavg.rounds.protocol.messages import Leaving, Progress
+
+if TYPE_CHECKING:
+    from p2pavg.rounds.machine.machine import Machine
+
+
+class Peers:
+    """Who is there, and who fell silent."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.core = machine.core
+        self._health: dict[PeerId, tuple[float, float]] = {}  # age and time of the last report
+
+    def on_up(self, event: PeerUp) -> None:
+        """A peer is linked: tell it where we stand."""
+        core = self.core
+        core.view.up(event)
+        core.deadlines.measured_rtt(event.peer, event.rtt_s)
+        self._health.pop(event.peer, None)
+        core.send(event.peer, core.progress())
+
+    def on_down(self, event: PeerDown) -> None:
+        """The link to a peer is gone."""
+        self._down(event.peer, event.reason)
+
+    def on_leaving(self, peer: PeerId, message: Leaving) -> None:
+        """It says so itself."""
+        self._down(peer, "left the run")
+
+    def _down(self, peer: PeerId, reason: str) -> None:
+        core = self.core
+        if peer not in core.view:
+            return
+        core.view.down(peer)
+        core.deadlines.forget(peer)
+        core.trace("down", peer=peer, why=reason)
+        self._lost(peer, reason)
+
+    def _lost(self, peer: PeerId, why: str) -> None:
+        self.machine.leading.lost(peer, why)
+        self.machine.member.lost(peer, why)
+        self.machine.succession.lost(peer)
+        self.machine.healing.on_moved()
+
+    def on_health(self, event: Health) -> None:
+        """How long ago each peer was heard."""
+        for health in event.peers:
+            self._heartbeat(health)
+
+    def _heartbeat(self, health: PeerHealth) -> None:
+        core = self.core
+        facts = core.view.get(health.peer)
+        if facts is None:
+            return
+        core.deadlines.measured_rtt(health.peer, health.rtt_s)
+        before = self._health.get(health.peer)
+        self._health[health.peer] = (health.heard_s, core.now)
+        lived = core.now - core.resumed_at
+        if (
+            before is not None
+            and health.heard_s < before[0]
+            and not facts.silent
+            and before[1] >= core.resumed_at
+        ):
+            core.deadlines.measured_gap(health.peer, before[0] + core.now - before[1] - health.heard_s)
+        quiet = min(health.heard_s, lived)
+        silent = quiet > SILENCE_FLOOR and quiet > core.deadlines.silence(health.peer)
+        deaf = min(health.loop_s, lived) > LOOP_LIMIT + 2 * core.deadlines.rtt(health.peer)
+        if (silent or deaf) and not facts.silent:
+            why = "the link to it fell silent" if silent else "its event loop does not turn"
+            core.view.hears(facts, silent=True)
+            core.trace("silent", peer=health.peer, why=why)
+            self._lost(health.peer, why)
+        elif facts.silent and not silent and not deaf:
+            core.view.hears(facts, silent=False)
+            core.trace("heard again", peer=health.peer)
+            core.send(health.peer, core.progress())
+
+    def on_progress(self, peer: PeerId, message: Progress) -> None:
+        """A peer tells where it stands."""
+        core = self.core
+        before = core.view.get(peer)
+        if before is None:
+            return
+        knew = (before.epoch, before.lineage, before.joining)
+        if before.pending and not message.pending and message.epoch == before.epoch == core.epoch:
+            core.deadlines.measured_apply(peer, core.now - before.committed_at)
+        if message.samples > before.samples:
+            core.deadlines.measured_step(peer, message.step_s)
+        core.view.told(peer, message, core.now)
+        core.unheard.discard(peer)
+        if (message.epoch, message.lineage) == (core.epoch, core.lineage) and core.joining is None:
+            if peer == core.sticky and message.leader not in (peer, None):
+                core.sticky = message.leader  # it abdicates
+            self.machine.counting.on_progress(peer, message)
+        elif knew != (message.epoch, message.lineage, message.joining) or message.epoch < core.epoch:
+            core.send(peer, core.progress())

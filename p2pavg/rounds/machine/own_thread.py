@@ -1,0 +1,56 @@
+"""The training thread of this peer, as the machine sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2pavg.rounds.machine.events import Applied, Discard, LocalProgress
+from p2pavg.rounds.machine.pace import Pace
+
+if TYPE_CHECKING:
+    from p2pavg.rounds.machine.machine import Machine
+
+
+class Trainer:
+    """What it has counted, whether it waits, and which average it has applied."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.core = machine.core
+
+    def on_progress(self, event: LocalProgress) -> None:
+        """How far it is."""
+        core = self.core
+        core.upload_bps, core.download_bps = event.upload_bps, event.download_bps
+        core.rate = event.samples_per_second
+        if core.pending:
+            core.boundary = False  # its samples are those before the average; it is given that next
+            return
+        if event.samples > core.samples:
+            core.pace = Pace(event.step_seconds, event.step_samples, core.now)
+            core.deadlines.measured_step(core.me, event.step_seconds)
+        core.samples, core.weight = event.samples, event.weight
+        if event.at_boundary and not core.boundary:
+            core.boundary_at = core.now
+        core.boundary = event.at_boundary
+        if core.boundary:
+            core.told_to_stop = False
+            self.machine.member.at_boundary()
+
+    def on_applied(self, event: Applied) -> None:
+        """It stands where the last average brought us."""
+        core = self.core
+        core.applied_epoch = event.epoch
+        if not core.pending or event.epoch != core.epoch:
+            return
+        core.pending = False
+        core.suspects.discard(core.me)  # it abdicated because it was late, and is no more
+        core.pace.since = core.now
+        core.deadlines.measured_apply(core.me, core.now - core.epoch_began_at)
+        core.trace("applied")
+        if core.joining is None:
+            core.wait_at(0)
+
+    def on_discard(self, event: Discard) -> None:
+        """It dropped what it had."""
+        self.core.samples = 0

@@ -1,0 +1,150 @@
+"""What is measured at every beat: the links' health, the rates of the network, how far a job is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from p2pavg.allreduce.jobs import Jobs
+from p2pavg.allreduce.rates import LEAST_BYTES, RateMeter
+from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.measure.acknowledged import Acknowledged
+from p2pavg.rounds.measure.link_pace import LinkPace
+from p2pavg.transport.engine import Engine, StreamStats
+from p2pavg.transport.links.link import Link
+
+
+class Pulse:
+    """Reads links, engine and jobs, and makes events of what they tell. On the loop thread."""
+
+    def __init__(self, engine: Engine, links: Mapping[bytes, Link], jobs: Jobs) -> None:
+        """links: by peer, a live view."""
+        self._engine = engine
+        self._links = links
+        self._jobs = jobs
+        self._upload, self._download = RateMeter(), RateMeter()
+        self._from: dict[bytes, RateMeter] = {}
+        self._paces: dict[int, LinkPace] = {}  # by link
+        self._before: dict[bytes, int] = {}  # bytes that had come from a peer when the round began
+        self._acknowledged: dict[int, Acknowledged] = {}  # by link
+
+    @property
+    def upload_bps(self) -> float:
+        """Bit/s that the network has taken; 0.0: not known yet."""
+        return 8 * self._upload.bytes_per_second
+
+    @property
+    def download_bps(self) -> float:
+        """Bit/s that the network has brought; 0.0: not known yet."""
+        return 8 * self._download.bytes_per_second
+
+    @property
+    def link_bps(self) -> tuple[tuple[bytes, float], ...]:
+        """Bit/s that the links have brought from these peers while they had more to send."""
+        rates = ((peer, 8 * meter.bytes_per_second) for peer, meter in self._from.items())
+        return tuple((peer, rate) for peer, rate in rates if rate > 0)
+
+    def health(self) -> ev.Health:
+        """How long ago each link was last known to work, in both directions."""
+        now = time.monotonic()
+        healths = []
+        known = self._acknowledged
+        self._acknowledged = {}
+        for peer, link in self._links.items():
+            health, streams = self._engine.health(link.id), self._engine.stats(link.id)
+            acknowledged = self._acknowledged[link.id] = known.get(link.id) or Acknowledged(now)
+            unheard = acknowledged.age(now, streams)
+            silent = max(0.0, now - max(health.last_heard_at, link.last_heard))
+            # Heartbeats wait behind chunks, the first of a link perhaps for seconds; control messages do not.
+            loop = min(health.loop_age_s, max(0.0, now - link.last_heard))
+            # What the kernel measures leaves out how long a cut lasted.
+            rtt = min((s.rtt_s for s in streams if s.rtt_s > 0), default=link.rtt or health.rtt_s)
+            healths.append(ev.PeerHealth(peer, max(silent, unheard), loop, health.trainer_age_s, rtt))
+        return ev.Health(tuple(healths))
+
+    def measure_rates(self) -> None:
+        """What the network takes and brings while gradients flow; bytes count once they are acknowledged."""
+        if not self._jobs.running():
+            for meter in (self._upload, self._download, *self._from.values()):
+                meter.round_over()
+            for number, pace in self._paces.items():
+                self._pace(number, pace.round_over())
+            self._before.clear()
+            return
+        self._from = {peer: self._from.get(peer) or RateMeter() for peer in self._links}
+        self._keep_paces()
+        members, waiting, coming = self._contributions()
+        full = True  # more waits for every member: what goes out is all that can
+        sent = received = 0
+        now = time.monotonic()
+        for peer, link in self._links.items():
+            out, into = self._engine.traffic(link.id)
+            streams = self._engine.stats(link.id)
+            self._hold_back(link, out, streams)
+            unsent = sum(stream.unsent_bytes for stream in streams)
+            out -= unsent + sum(stream.unacked_bytes for stream in streams)
+            sends = into > self._before.setdefault(peer, into) + LEAST_BYTES  # it has begun, too
+            more = sends and link.id in coming
+            self._from[peer].observe(now, into, busy=more, least_s=2 * link.rtt_min)
+            full = full and (unsent > 0 or link.id in waiting or link.id not in members)
+            sent += out
+            received += into
+        self._upload.observe(now, sent, busy=full)
+        self._download.observe(now, received)
+
+    def hold_back(self) -> None:
+        """Gradients are about to flow: pace the streams of full paths."""
+        self._keep_paces()
+        for link in self._links.values():
+            self._hold_back(link, self._engine.traffic(link.id)[0], self._engine.stats(link.id))
+
+    def _keep_paces(self) -> None:
+        known = self._paces
+        self._paces = {link.id: known.get(link.id) or LinkPace() for link in self._links.values()}
+
+    def _hold_back(self, link: Link, sent: int, streams: Sequence[StreamStats]) -> None:
+        self._pace(link.id, self._paces[link.id].observe(sent, link.rtt_min, streams))
+
+    def _pace(self, link: int, bytes_per_second: float | None) -> None:
+        if bytes_per_second is not None:
+            self._engine.pace(link, bytes_per_second)
+
+    def _contributions(self) -> tuple[set[int], set[int], set[int]]:
+        """The links to members; those to which contributions wait to go out; those from which some have not
+        come.
+        """
+        members, waiting, coming = set[int](), set[int](), set[int]()
+        for transfer in self._jobs.running():
+            job = self._jobs.get(transfer)
+            if job is None:
+                continue
+            progress = self._jobs.progress(transfer)
+            for rank, link in enumerate(job.links):
+                theirs, mine = job.expected(rank)
+                members.add(link)
+                if job.weights[job.rank] > 0 and progress.contributions_sent[rank] < mine:
+                    waiting.add(link)
+                if progress.contributions_received[rank] < theirs:
+                    coming.add(link)
+        return members, waiting, coming
+
+    def job(self, transfer: int) -> ev.JobProgressed | None:
+        """How far a transfer is; None: there is none."""
+        job = self._jobs.get(transfer)
+        if job is None:
+            return None
+        progress = self._jobs.progress(transfer)
+        ranks = []
+        for rank, link in enumerate(job.links):
+            contributions, results = job.expected(rank)
+            received = 0 if rank == job.rank else sum(s.bytes_received for s in self._engine.stats(link))
+            ranks.append(
+                ev.RankProgress(
+                    progress.contributions_received[rank],
+                    progress.results_received[rank],
+                    contributions,
+                    results,
+                    received,
+                )
+            )
+        return ev.JobProgressed(transfer, tuple(ranks), progress.first_byte_at)

@@ -1,0 +1,149 @@
+"""Watching: what a member tells those that look on. They are told, never asked, and no more than so much.
+
+A watcher sends {"t": "watch"} once over its control link. From then on it gets a status each second, and
+events and reports as they happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from p2pavg.report import LinkReport, RoundReport
+from p2pavg.report.compact import CompactReport
+from p2pavg.report.distance import Distance
+from p2pavg.rounds.machine.machine import Machine
+from p2pavg.transport.links.link import Link
+
+WATCH = "watch"
+INTERVAL_S = 1.0
+MOST_WATCHERS = 16
+MOST_EVENTS_PER_S = 50
+MOST_ROWS = 128
+MOST_TEXT = 200
+EVENTS = frozenset(
+    {
+        "down",
+        "silent",
+        "heard again",
+        "excluded",
+        "aborted",
+        "begun",
+        "leader",
+        "readmitted",
+        "heal",
+        "healed",
+    }
+)
+_DISTANCES = tuple(Distance)
+
+
+class Watching:
+    """The watchers of one member. Runs on the loop thread, and does nothing while there are none."""
+
+    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
+        self._status = status
+        self._links: list[Link] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._since, self._told = 0.0, 0  # events of this second
+
+    def watch(self, link: Link) -> None:
+        """A peer wants to look on; beyond MOST_WATCHERS it is not heard."""
+        if link in self._links or len(self._links) >= MOST_WATCHERS:
+            return
+        self._links.append(link)
+        if self._timer is None:
+            self._beat()
+        else:
+            link.send({"t": "status", **self._status()})
+
+    def link_down(self, link: Link) -> None:
+        """It is gone."""
+        if link in self._links:
+            self._links.remove(link)
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Something happened in the rounds."""
+        if not self._links or kind not in EVENTS:
+            return
+        now = time.monotonic()
+        if now - self._since >= 1.0:
+            self._since, self._told = now, 0
+        self._told += 1
+        if self._told <= MOST_EVENTS_PER_S:
+            plain = {name: _plain(value) for name, value in fields.items()}
+            self._tell({"t": "event", "kind": kind, "fields": plain})
+
+    def report(self, report: RoundReport) -> None:
+        """An epoch was finished here."""
+        if self._links:
+            self._tell({"t": "report", "report": CompactReport.of(report).encode()})
+
+    def close(self) -> None:
+        """Stop."""
+        self._links.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _beat(self) -> None:
+        self._timer = None
+        if self._links:
+            self._tell({"t": "status", **self._status()})
+            self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._beat)
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        for link in list(self._links):
+            link.send(message)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, bytes)):
+        return value
+    return str(value)[:MOST_TEXT]
+
+
+def status(machine: Machine, links: Sequence[LinkReport], *, region: str, moving: bool) -> dict[str, Any]:
+    """Where this member stands, whom it sees, and its links. moving: gradients flow."""
+    core = machine.core
+    others = list(core.view)[:MOST_ROWS]
+    followers = sum(
+        facts.samples for facts in core.view.trainers() if core.stands_here(facts) and not facts.pending
+    )
+    own = 0 if core.pending else core.samples
+    return {
+        "epoch": core.epoch,
+        "target": core.target,
+        "samples": own,
+        "counted": own + followers if core.leader() == core.me else None,
+        "rate": core.rate,
+        "state": _state(machine, moving),
+        "leader": core.leader() or b"",
+        "total": core.history.total,
+        "region": region,
+        "peers": [[f.peer, f.epoch, f.samples, f.rate, f.silent] for f in others],
+        "links": [
+            [
+                bytes.fromhex(link.peer),
+                _DISTANCES.index(link.distance),
+                link.rtt_s,
+                link.streams,
+                link.rate_bps,
+                link.bytes_sent,
+                link.bytes_received,
+            ]
+            for link in links[:MOST_ROWS]
+        ],
+    }
+
+
+def _state(machine: Machine, moving: bool) -> str:
+    core = machine.core
+    if core.joining is not None or core.role.value != "trainer":
+        return "downloading"
+    if moving:
+        return "averaging"
+    if core.pending:
+        return "updating"
+    return "waiting" if core.boundary else "computing"

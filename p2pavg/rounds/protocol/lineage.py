@@ -1,0 +1,97 @@
+"""Which history of averages a peer has applied, and which of its samples are in it."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.roles import Generation
+
+KEPT_GENERATIONS = 1024
+
+
+def first_lineage(run: bytes, initial_digest: bytes) -> Lineage:
+    """id_0 = H(run_id, digest of the initial parameters and buffers)."""
+    return hashlib.sha256(b"p2pavg lineage" + hashlib.sha256(run).digest() + initial_digest).digest()
+
+
+def next_lineage(
+    before: Lineage,
+    epoch: int,
+    members: Sequence[PeerId],
+    weights: Sequence[float],
+    digests: Sequence[bytes],
+) -> Lineage:
+    """id_t = H(id_{t-1}, epoch, members and weights, digest of the encoded result)."""
+    state = hashlib.sha256(before)
+    state.update(struct.pack("<QII", epoch, len(members), len(digests)))
+    for peer, weight in zip(members, weights, strict=True):
+        state.update(peer + struct.pack("<d", weight))
+    for digest in digests:
+        state.update(digest)
+    return state.digest()
+
+
+@dataclass(slots=True)
+class History:
+    """The last generations of this peer's lineage, and what it contributed to which transfer.
+
+    A contribution is remembered from BEGIN on: the others may commit it without this peer ever learning so.
+    """
+
+    generations: deque[Generation] = field(default_factory=lambda: deque(maxlen=KEPT_GENERATIONS))
+    offered: dict[int, dict[int, int]] = field(default_factory=dict)  # epoch -> transfer -> own samples in it
+
+    @property
+    def total(self) -> int:
+        """Samples of all peers in this lineage so far."""
+        return self.generations[-1].total if self.generations else 0
+
+    def offer(self, epoch: int, transfer: int, samples: int) -> None:
+        """A transfer began with `samples` of ours in it."""
+        self.offered.setdefault(epoch, {})[transfer] = samples
+        for old in [known for known in self.offered if known < epoch - KEPT_GENERATIONS]:
+            del self.offered[old]
+
+    def append(self, generation: Generation) -> None:
+        self.generations.append(generation)
+
+    def knows(self, epoch: int, lineage: Lineage) -> bool:
+        """Whether this peer's lineage passed through (epoch, lineage)."""
+        generations = self.generations
+        if not generations or not generations[0].epoch < epoch <= generations[-1].epoch + 1:
+            return False
+        return generations[epoch - 1 - generations[0].epoch].lineage == lineage
+
+    def offered_since(self, epoch: int) -> int:
+        """Own samples in the averages of this history from `epoch` on."""
+        own = self.offered
+        return sum(
+            own[made.epoch].get(made.transfer, 0)
+            for made in self.generations
+            if made.epoch >= epoch and made.epoch in own
+        )
+
+    def adopt(self, donor: Iterable[Generation], unaveraged: int) -> int:
+        """Go over to the donor's history; returns how many of our samples are thereby lost.
+
+        Negative when samples that an earlier change of lineage had lost are in this history after all.
+
+        unaveraged: counted since the last average that included them, offered to an undecided transfer or not
+        """
+        theirs = {generation.epoch: generation for generation in donor}
+        ours = {generation.epoch: generation for generation in self.generations}
+        # Up to here the two histories are one. Without any overlap nothing is known to be in theirs.
+        common = max((e for e in ours if e in theirs and ours[e].lineage == theirs[e].lineage), default=-1)
+        lost = unaveraged
+        for epoch, transfers in self.offered.items():
+            if epoch > common:
+                lost += transfers.get(ours[epoch].transfer, 0) if epoch in ours else 0
+                lost -= transfers.get(theirs[epoch].transfer, 0) if epoch in theirs else 0
+        self.generations.clear()
+        self.generations.extend(sorted(theirs.values(), key=lambda generation: generation.epoch))
+        return lost

@@ -1,0 +1,370 @@
+"""The control messages of the rounds, and their strict translation from and to msgpack-able dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from p2pavg.rounds.protocol.ballot import (
+    DIGEST_BYTES,
+    LINEAGE_BYTES,
+    PEER_ID_BYTES,
+    Ballot,
+    Held,
+    Lineage,
+    PeerId,
+    Stage,
+)
+from p2pavg.rounds.protocol.fields import (
+    Check,
+    boolean,
+    integer,
+    items,
+    listed,
+    malformed,
+    number,
+    optional,
+    sized,
+    text,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a peer stands. To the leader often, to everybody when (epoch, lineage, state) changes."""
+
+    epoch: (
+        int  # the one after its last commit: it accumulates for it, or will once it has applied the average
+    )
+    lineage: Lineage
+    samples: int
+    rate: float  # samples per second
+    boundary: bool  # it waits at a step() boundary
+    pending: bool  # it has not applied its last committed average yet
+    joining: bool  # it downloads the state of (epoch, lineage)
+    total: int  # samples of its whole lineage
+    camp: int  # how many live trainers stand where it stands, itself included
+    step_s: float  # how long its last step took
+    step_samples: int  # and what it counted
+    leader: PeerId | None  # whom it follows
+    up_bps: float  # what it can send and receive, bit/s; 0: not measured yet
+    down_bps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """From the leader: what all others together have reported for this epoch."""
+
+    epoch: int
+    lineage: Lineage
+    others: int
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Answer to a Progress that came to somebody who does not lead: whom it follows."""
+
+    epoch: int
+    lineage: Lineage
+    leader: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """A leader proposes a group: promise this ballot, arrive at your next boundary."""
+
+    ballot: Ballot
+    lineage: Lineage
+    members: tuple[PeerId, ...]  # rank order
+    voters: tuple[bool, ...]
+    parts: tuple[tuple[int, int, int], ...]  # (owner rank, start, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A successor asks for the last ballot held, and forbids any later step in a lower one."""
+
+    ballot: Ballot
+    lineage: Lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Answer to Prepare and Query: accepted; this is the last ballot of the epoch that I held before."""
+
+    ballot: Ballot
+    held: Held | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer to Prepare and Query: not accepted, and why; where the sender stands."""
+
+    ballot: Ballot
+    epoch: int
+    lineage: Lineage
+    why: str
+    promised: Ballot | None  # a higher or still living ballot
+    missing: tuple[PeerId, ...]  # members that the sender has no link to
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """At the boundary, with this contribution."""
+
+    ballot: Ballot
+    samples: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """All have promised: gradients may flow, with these weights."""
+
+    ballot: Ballot
+    weights: tuple[float, ...]
+    samples: tuple[int, ...]
+    ready: tuple[bool, ...]  # who was at its boundary; the others compute on, and their samples count later
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The sender holds the whole result."""
+
+    ballot: Ballot
+    digests: tuple[bytes, ...]
+    link_bps: tuple[tuple[PeerId, float], ...]  # what its links bring from others, bit/s: for the next plan
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """The sender is at it, and has waited longer than its deadline for these ranks (none, if it moves).
+
+    incomplete: contributions to its own parts still come, so it cannot finish those parts yet.
+    """
+
+    ballot: Ballot
+    contributions: tuple[int, ...]
+    results: tuple[int, ...]
+    incomplete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Complain:
+    """This peer sent something that cannot be used, or cannot go on. None: nobody is to blame."""
+
+    ballot: Ballot
+    peer: PeerId | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The ballot's result is the epoch's average. A fact: anybody may tell it."""
+
+    ballot: Ballot
+    weights: tuple[float, ...]
+    samples: tuple[int, ...]
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The ballot is void. `by`: the ballot that decided it."""
+
+    ballot: Ballot
+    by: Ballot
+    why: str
+    blamed: tuple[PeerId, ...]
+    final: bool  # all attempts of this epoch failed
+
+
+@dataclass(frozen=True, slots=True)
+class Inquire:
+    """What became of this ballot? Answered by Committed, Aborted or Unknown."""
+
+    ballot: Ballot
+    lineage: Lineage  # before the ballot's epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Answer to Inquire: not decided here; `epoch` and `lineage` are where the sender stands."""
+
+    ballot: Ballot
+    epoch: int
+    lineage: Lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The sender leaves the run on purpose."""
+
+    epoch: int
+
+
+Message = (
+    Progress
+    | Totals
+    | Follow
+    | Prepare
+    | Query
+    | Promise
+    | Refuse
+    | Ready
+    | Begin
+    | Done
+    | Stalled
+    | Complain
+    | Committed
+    | Aborted
+    | Inquire
+    | Unknown
+    | Leaving
+)
+
+_TYPES: tuple[type[Any], ...] = (
+    Progress,
+    Totals,
+    Follow,
+    Prepare,
+    Query,
+    Promise,
+    Refuse,
+    Ready,
+    Begin,
+    Done,
+    Stalled,
+    Complain,
+    Committed,
+    Aborted,
+    Inquire,
+    Unknown,
+    Leaving,
+)
+_BY_NAME = {kind.__name__.lower(): kind for kind in _TYPES}
+NAMES = frozenset(_BY_NAME)  # which values of "t" belong to the rounds
+
+_peer = sized(PEER_ID_BYTES)
+_lineage = sized(LINEAGE_BYTES)
+_digest = sized(DIGEST_BYTES)
+
+
+def _ballot(value: Any) -> Ballot:
+    epoch, attempt, leader = items(value, 3)
+    return Ballot(integer(epoch), integer(attempt), _peer(leader))
+
+
+def _stage(value: Any) -> Stage:
+    try:
+        return Stage(text(value))
+    except ValueError:
+        raise malformed("an unknown stage") from None
+
+
+def _held(value: Any) -> Held:
+    ballot, stage, begun, digests, voters, weights, samples = items(value, 7)
+    return Held(
+        _ballot(ballot),
+        _stage(stage),
+        boolean(begun),
+        listed(_digest)(digests),
+        listed(_peer)(voters),
+        listed(number)(weights),
+        listed(integer)(samples),
+    )
+
+
+def _part(value: Any) -> tuple[int, int, int]:
+    owner, start, count = items(value, 3)
+    return integer(owner), integer(start), integer(count)
+
+
+def _rate(value: Any) -> tuple[PeerId, float]:
+    peer, bps = items(value, 2)
+    return _peer(peer), number(bps)
+
+
+_CHECKS: Mapping[str, Check] = {
+    "int": integer,
+    "float": number,
+    "bool": boolean,
+    "str": text,
+    "Lineage": _lineage,
+    "PeerId": _peer,
+    "PeerId | None": optional(_peer),
+    "Ballot": _ballot,
+    "Ballot | None": optional(_ballot),
+    "Held | None": optional(_held),
+    "tuple[PeerId, ...]": listed(_peer),
+    "tuple[bool, ...]": listed(boolean),
+    "tuple[int, ...]": listed(integer),
+    "tuple[float, ...]": listed(number),
+    "tuple[bytes, ...]": listed(_digest),
+    "tuple[tuple[int, int, int], ...]": listed(_part),
+    "tuple[tuple[PeerId, float], ...]": listed(_rate),
+}
+_FIELDS: Mapping[type[Any], tuple[tuple[str, Check], ...]] = {
+    kind: tuple((field.name, _CHECKS[str(field.type)]) for field in fields(kind)) for kind in _TYPES
+}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Stage):
+        return value.value
+    if isinstance(value, Ballot):
+        return [value.epoch, value.attempt, value.leader]
+    if isinstance(value, Held):
+        return [_plain(getattr(value, field.name)) for field in fields(Held)]
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def to_dict(message: Message) -> dict[str, Any]:
+    """What msgpack carries."""
+    kind = type(message)
+    data: dict[str, Any] = {name: _plain(getattr(message, name)) for name, _ in _FIELDS[kind]}
+    data["t"] = kind.__name__.lower()
+    return data
+
+
+def from_dict(data: Mapping[Any, Any], *, surplus: bool = False) -> Message:
+    """The message, or ProtocolError: unknown type, missing or surplus fields, wrong types or sizes.
+
+    surplus: fields that are not known are left out; a sender of a later minor version may add some.
+    """
+    kind = _BY_NAME.get(data.get("t")) if type(data.get("t")) is str else None  # type: ignore[arg-type]
+    if kind is None:
+        raise malformed("an unknown type")
+    checks = _FIELDS[kind]
+    if len(data) != len(checks) + 1 and not (surplus and len(data) > len(checks)):
+        raise malformed(f"surplus or missing fields in {kind.__name__}")
+    try:
+        message: Message = kind(**{name: check(data[name]) for name, check in checks})
+    except KeyError as missing:
+        raise malformed(f"{kind.__name__} lacks {missing}") from None
+    _consistent(message)
+    return message
+
+
+def _consistent(message: Message) -> None:
+    """Lengths inside one message that must agree."""
+    if isinstance(message, Prepare):
+        count = len(message.members)
+        if not 1 <= count == len(message.voters) or len(set(message.members)) != count:
+            raise malformed("the members of a group are not distinct, or not matched by their votes")
+        at = 0
+        for owner, start, size in message.parts:
+            if owner >= count or not message.voters[owner] or start != at:
+                raise malformed("the parts do not follow each other, or an owner is no voter")
+            at += size
+        if message.ballot.leader not in message.members:
+            raise malformed("the leader is no member of its own group")
+    if isinstance(message, (Begin, Committed)) and len(message.weights) != len(message.samples):
+        raise malformed("weights and samples differ in number")
+    if isinstance(message, Begin) and len(message.ready) != len(message.weights):
+        raise malformed("weights and readiness differ in number")
+    if isinstance(message, Begin) and not any(weight > 0 for weight in message.weights):
+        raise malformed("a round in which nobody has a weight cannot begin")

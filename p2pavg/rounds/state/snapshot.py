@@ -1,0 +1,73 @@
+"""Copying the live state beside the training, which never waits for more than one piece of the copy."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pavg.rounds.state import manifest as state
+from p2pavg.rounds.state.manifest import Manifest, Packing
+from p2pavg.rounds.training import PIECE_BYTES, StateSource
+
+U8 = npt.NDArray[np.uint8]
+PAGE_BYTES = 4096
+TRIES = 4  # the training thread ends all but the last
+NICENESS = 5
+
+
+class Live(Protocol):
+    """Where the state lives: a `Session`."""
+
+    @property
+    def standing(self) -> tuple[int, bytes]: ...
+
+    def reading(self) -> AbstractContextManager[Callable[[], bool]]: ...
+
+
+def take(source: StateSource, live: Live) -> tuple[Manifest, U8]:
+    """The state between two updates as one byte string, and its unsigned manifest.
+
+    An update that comes while the state is copied goes first, and the copy begins anew; updates that come
+    faster than a copy is made wait for the last one. Memory is touched before anybody can wait for it.
+    """
+    blob = np.empty(0, np.uint8)
+    tries = 0
+    while True:
+        with live.reading() as may_go_on:
+            epoch, lineage = live.standing
+            packing = Packing(source.snapshot())
+            if blob.nbytes == packing.total_bytes:
+                tries += 1
+                if all(may_go_on() or tries == TRIES for _ in packing.copy_to(blob)):  # piece by piece
+                    break
+        if blob.nbytes != packing.total_bytes:
+            blob = _touched(packing.total_bytes)
+    return state.describe(epoch, lineage, packing.meta_bytes, blob), blob
+
+
+def _touched(size: int) -> U8:
+    """Memory that the system has given."""
+    blob = np.empty(size, np.uint8)
+    for at in range(0, size, PIECE_BYTES):
+        blob[at : at + PIECE_BYTES : PAGE_BYTES] = 0
+        state.give_way()
+    return blob
+
+
+def executor() -> ThreadPoolExecutor:
+    """Threads that copy, hash and write when nobody else wants their core."""
+    return ThreadPoolExecutor(2, "p2pavg-state", initializer=_be_nice)
+
+
+def _be_nice() -> None:
+    if sys.platform == "linux":  # where threads have priorities of their own
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

@@ -1,0 +1,217 @@
+"""A control connection: msgpack maps, each with its length and checksums, over an asyncio transport. TLS
+goes around this alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from p2pavg.credentials import Credentials, certificate_key
+from p2pavg.errors import CredentialError, ProtocolError, UnreachableError
+from p2pavg.transport.links import handshake
+
+logger = logging.getLogger("p2pavg.transport")
+
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_QUEUED_BYTES = 8 << 20
+TLS_HANDSHAKE_S = 10.0
+_MOST_UNTRUSTED_BYTES = 2 * handshake.MAX_HELLO_BYTES  # nobody says more than a hello before it has an answer
+
+
+class ControlConnection(asyncio.Protocol):
+    """Messages are read one by one with `read` until `start` names who gets them."""
+
+    def __init__(self) -> None:
+        self.last_heard = time.monotonic()
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._limit = handshake.MAX_HELLO_BYTES
+        self._inbox: deque[dict[str, Any]] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._on_message: Callable[[dict[str, Any]], None] | None = None
+        self._on_lost: Callable[[str], None] | None = None
+        self._pause_s: Callable[[int], float] = lambda nbytes: 0.0
+        self._paused = False
+        self._lost: str | None = None
+
+    @classmethod
+    async def over(
+        cls, sock: socket.socket, *, dialled: bool, credentials: Credentials | None = None
+    ) -> ControlConnection:
+        """Take over a connected socket on which both preambles have passed; with credentials, TLS begins.
+
+        Raises CredentialError when the other side has no right certificate, or none that it accepts,
+        UnreachableError when the handshake went wrong otherwise: bytes may have been damaged on the way.
+        """
+        loop = asyncio.get_running_loop()
+        connection = cls()
+        tls: dict[str, Any] = {}
+        if credentials is not None:
+            context = credentials.client_context if dialled else credentials.server_context
+            tls = {"ssl": context, "ssl_handshake_timeout": TLS_HANDSHAKE_S}
+        try:
+            if dialled:
+                if tls:
+                    tls["server_hostname"] = "p2pavg"  # not checked: members are known by their keys
+                await loop.create_connection(lambda: connection, sock=sock, **tls)
+            else:
+                await loop.connect_accepted_socket(lambda: connection, sock, **tls)
+        except ssl.SSLError as error:
+            if not _is_about_certificates(error):
+                raise UnreachableError(f"the TLS handshake failed ({error.reason or error})") from None
+            raise CredentialError(
+                f"the other side's credentials are not of this run, or expired ({error.reason or error}); "
+                "check credentials= on both sides"
+            ) from None
+        return connection
+
+    def proven_key(self) -> bytes | None:
+        """The public key of the other side's certificate; None without TLS. Raises CredentialError."""
+        assert self._transport is not None
+        tls = self._transport.get_extra_info("ssl_object")
+        if tls is None:
+            return None
+        certificate = tls.getpeercert(binary_form=True)
+        if certificate is None:
+            raise CredentialError("the other side showed no certificate")
+        return certificate_key(certificate)
+
+    # -- use
+
+    async def read(self) -> dict[str, Any]:
+        """The next message, before `start`. Raises ProtocolError, UnreachableError."""
+        while not self._inbox:
+            if self._lost is not None:
+                raise UnreachableError(f"the other side broke off the handshake ({self._lost})")
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._inbox.popleft()
+
+    def trust(self) -> None:
+        """The other side has proved who it is: messages may be longer than a hello."""
+        self._limit = MAX_MESSAGE_BYTES
+
+    def start(
+        self,
+        on_message: Callable[[dict[str, Any]], None],
+        on_lost: Callable[[str], None],
+        pause_s: Callable[[int], float],
+    ) -> None:
+        """From now on: on_message(message) for each; on_lost(reason) once, unless closed from this side.
+
+        pause_s(bytes of a message): how many seconds nothing is read after it. What the other side goes on
+        sending waits with it, and in the sockets' buffers.
+        """
+        self.trust()
+        self._on_message, self._on_lost, self._pause_s = on_message, on_lost, pause_s
+        if self._lost is not None:
+            asyncio.get_running_loop().call_soon(on_lost, self._lost)
+        self._deliver()
+
+    def write(self, message: Mapping[str, Any]) -> bool:
+        """Queue a message. False: too much is queued already, or the connection is gone."""
+        data = handshake.pack(message)
+        if len(data) - handshake.HEAD_BYTES > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a control message of {len(data)} bytes, more than {MAX_MESSAGE_BYTES}")
+        if self._transport is None or self._transport.is_closing():
+            return False
+        if self._transport.get_write_buffer_size() + len(data) > MAX_QUEUED_BYTES:
+            return False
+        self._transport.write(data)
+        return True
+
+    def close(self) -> None:
+        """What was written still goes out; no event."""
+        self._on_message = self._on_lost = None
+        if self._transport is not None:
+            self._transport.close()
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none, but acts as one
+        self._transport.set_write_buffer_limits(high=MAX_QUEUED_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_heard = time.monotonic()
+        self._buffer += data
+        if not self._paused:
+            self._take()
+
+    def _take(self) -> None:
+        try:
+            if self._limit <= handshake.MAX_HELLO_BYTES and len(self._buffer) > _MOST_UNTRUSTED_BYTES:
+                raise ProtocolError("more than a hello before it has proved itself")
+            self._parse()
+        except ProtocolError as error:
+            self._fail(str(error))
+        else:
+            self._deliver()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail("closed by the other side" if error is None else str(error))
+
+    def _parse(self) -> None:
+        at = 0
+        while not self._paused and len(self._buffer) - at >= handshake.HEAD_BYTES:
+            begin = at + handshake.HEAD_BYTES
+            length, crc = handshake.parse_head(self._buffer[at:begin], self._limit)
+            if len(self._buffer) < begin + length:
+                break
+            body = bytes(self._buffer[begin : begin + length])
+            handshake.check_body(body, crc)
+            self._inbox.append(handshake.unpack(body))
+            at = begin + length
+            self._pause(self._pause_s(length))
+        del self._buffer[:at]
+
+    def _pause(self, seconds: float) -> None:
+        if seconds > 0 and self._transport is not None and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        self._paused = False
+        if self._lost is None and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._take()
+
+    def _deliver(self) -> None:
+        while self._on_message is not None and self._inbox:
+            try:
+                self._on_message(self._inbox.popleft())
+            except ProtocolError as error:
+                self._fail(str(error))
+                return
+            except Exception:  # a message that we did not foresee costs its sender the link, and nobody more
+                logger.exception("a control message could not be handled")
+                self._fail("a message could not be handled")
+                return
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _fail(self, reason: str) -> None:
+        if self._lost is None:
+            self._lost = reason
+            on_lost = self._on_lost
+            self.close()
+            self._wake()
+            if on_lost is not None:
+                on_lost(reason)
+
+
+def _is_about_certificates(error: ssl.SSLError) -> bool:
+    """Of either side: what this one refused, or an alert that says what the other did."""
+    words = error.reason or ""
+    return isinstance(error, ssl.SSLCertVerificationError) or "CERT" in words or "UNKNOWN_CA" in words

@@ -1,0 +1,390 @@
+"""The endpoint: one peer's listening port, and its links to other peers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from p2pavg.credentials import Credentials
+from p2pavg.errors import ClosedError, P2PAvgError, ProtocolError, UnreachableError
+from p2pavg.forkguard import guard
+from p2pavg.identity import Identity, short_id
+from p2pavg.transport.engine import Engine
+from p2pavg.transport.links import greeting, handshake, listening, proofs
+from p2pavg.transport.links import raw_socket as wire
+from p2pavg.transport.links.budget import MAX_LINKS, Budget
+from p2pavg.transport.links.greeting import Met
+from p2pavg.transport.links.handshake import Hello, Refusal
+from p2pavg.transport.links.link import Link, Message
+from p2pavg.transport.links.pairing import Pairing
+from p2pavg.transport.links.repair import Repairs
+from p2pavg.transport.links.stream_keeper import MAX_STREAMS, StreamKeeper, accept_stream
+from p2pavg.transport.links.stream_tuner import StreamCounts
+from p2pavg.transport.links.upkeep import keep_up
+
+logger = logging.getLogger("p2pavg.transport")
+
+
+class EndpointEvents(Protocol):
+    """Called on the event loop; must be quick."""
+
+    def link_up(self, link: Link) -> None:
+        """A peer is linked: messages and chunks may be sent. Its first data stream may still be on its
+        way.
+        """
+
+    def link_down(self, link: Link, reason: str) -> None:
+        """Once for each link_up, except when the endpoint closes."""
+
+    def message(self, link: Link, message: Message) -> None:
+        """A control message. May raise ProtocolError: the link is closed."""
+
+
+class Endpoint:
+    """Links to other peers, by peer id. Engine events go to the engine's own listener, which passes
+    `stream_closed` on to this object's method of the same name.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: str,
+        engine: Engine,
+        hello: dict[str, Any],
+        streams: int | None,
+        events: EndpointEvents,
+        credentials: Credentials | None,
+        vet: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        """Use `start`."""
+        self._credentials = credentials
+        self._party = handshake.Party.of(run_id, closed=credentials is not None)
+        self.hello = hello
+        self.port = 0
+        self._identity = identity
+        self._run_id = run_id
+        self._engine = engine
+        self._streams = streams
+        self._events = events
+        self._incarnation = time.time_ns()
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[bytes, Link] = {}
+        self._by_id: dict[int, Link] = {}
+        self._by_tag: dict[bytes, Link] = {}
+        self._keepers: dict[int, StreamKeeper] = {}
+        self._numbers = itertools.count(1)
+        self._dials: dict[tuple[str, int], asyncio.Task[Link]] = {}
+        self._pairing = Pairing(identity.peer_id, self._links)
+        self._budget = Budget()
+        self._vet = vet
+        self._carrying: dict[int, Link] = {}  # those with data streams
+        self._counts = StreamCounts(engine, self._carrying, self.set_streams) if streams is None else None
+        self._repairs = Repairs(engine, self._by_id, self._replace_stream)
+        self._closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        identity: Identity,
+        *,
+        run_id: str,
+        listen_host: str,
+        listen_port: int,
+        port_is_default: bool,
+        engine: Engine,
+        hello: dict[str, Any],
+        streams: int | None,
+        events: EndpointEvents,
+        credentials: Credentials | None = None,
+        vet: Callable[[Mapping[str, Any]], None] = lambda facts: None,
+    ) -> Endpoint:
+        """Listen. When the port is taken: the next free one if port_is_default, else AddressInUseError.
+
+        hello: what other peers are told at a handshake; read anew each time, so it may be updated. Known to
+        the transport: "schema" (bytes: peers with different ones are refused; empty fits all), "terms" (a
+        map: named values that must be equal), "data" (False: no data streams on this side's links).
+        streams: data streams per link; None: as many as transfers call for. credentials: speak with members
+        of the run only, under TLS; None: an open run. vet: raises ProtocolError for what no peer tells of
+        itself at a handshake.
+        """
+        endpoint = cls(identity, run_id, engine, hello, streams, events, credentials, vet)
+        sock = listening.bind(listen_host, listen_port, port_is_default=port_is_default)
+        endpoint._listener = listening.Listener(sock, endpoint._welcome)
+        endpoint.port = endpoint._listener.port
+        endpoint._ticker = endpoint._loop.create_task(
+            keep_up(engine, endpoint._ping_all, endpoint._repairs, endpoint._counts)
+        )
+        return endpoint
+
+    _listener: listening.Listener
+    _ticker: asyncio.Task[None]
+
+    @property
+    def links(self) -> Mapping[bytes, Link]:
+        """Links whose control connection is up, by peer id."""
+        return self._links
+
+    def set_streams(self, link: Link, streams: int) -> None:
+        """How many data streams this side wants; the larger wish of the two sides counts. Returns at once."""
+        if link.closed or link.streams_wanted == streams:
+            return
+        link.streams_wanted = streams
+        if link.id in self._keepers:
+            self._keepers[link.id].check()
+        else:
+            link.send({"t": "_streams", "n": streams})
+
+    def stream_closed(self, link: int, stream: int, reason: str) -> None:
+        """Engine event: a lost stream is opened again."""
+        if link in self._by_id:
+            peer = short_id(self._by_id[link].peer_id)
+            logger.debug("stream %d of the link to %s closed: %s", stream, peer, reason)
+        if link in self._keepers:
+            self._keepers[link].check()
+
+    async def close(self) -> None:
+        """Close the port and all links, without events. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._ticker.cancel()
+        dials = list(self._dials.values())
+        for dial in dials:
+            dial.cancel()
+        await asyncio.gather(*dials, return_exceptions=True)
+        await self._listener.close()
+        for link in list(self._links.values()):
+            link.close("this peer leaves")
+
+    # -- dialling
+
+    async def connect(self, host: str, port: int, *, expect: bytes | None = None, timeout: float) -> Link:
+        """The link to the peer at host:port; the one that exists if there is one.
+
+        expect: its peer id, when known. Raises UnreachableError (nobody there, or somebody else),
+        IncompatiblePeerError (another run, model or version), ConfigurationError (that is this peer itself,
+        or a second live process of a peer that is linked), IdentityInUseError (this is one).
+        """
+        if self._closed:
+            raise ClosedError("this peer is closed")
+        if expect is not None and expect in self._links:
+            return self._links[expect]
+        address = (host, port)
+        dial = self._dials.get(address)
+        if dial is None:
+            dial = self._dials[address] = self._loop.create_task(self._dial(host, port, expect, timeout))
+            dial.add_done_callback(lambda done: self._dial_over(address, done))
+        return await asyncio.shield(dial)
+
+    def _dial_over(self, address: tuple[str, int], dial: asyncio.Task[Link]) -> None:
+        self._dials.pop(address, None)
+        if not dial.cancelled():
+            dial.exception()  # also when nobody waits any more
+
+    async def _dial(self, host: str, port: int, expect: bytes | None, timeout: float) -> Link:
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._meet(host, port, expect)
+        except Refusal as refusal:
+            raise refusal.error() from None
+        except TimeoutError:
+            raise UnreachableError(f"{host}:{port} did not answer within {timeout:.3g} s") from None
+        except P2PAvgError:
+            raise
+        except OSError as error:
+            raise UnreachableError(
+                f"nobody answers at {host}:{port} ({error.strerror or error}); check address and firewall"
+            ) from None
+
+    async def _meet(self, host: str, port: int, expect: bytes | None) -> Link:
+        sock = guard(await wire.dial(host, port))
+        remote: tuple[str, int] = sock.getpeername()[:2]
+        mine = self._make_hello()
+        peer_id = b""
+
+        async def admit(theirs: Hello) -> None:
+            nonlocal peer_id
+            self._check(mine, theirs, expect)
+            peer_id = theirs.peer_id
+            await self._pairing.as_dialler(theirs)
+
+        try:
+            met = await greeting.as_dialler(sock, self._identity, mine, admit, self._credentials)
+        except Refusal as refusal:
+            if refusal.code == handshake.SUPERSEDED.code and peer_id:
+                return await self._pairing.arrival(peer_id)
+            raise
+        finally:
+            self._pairing.proved(peer_id)
+        return self._establish(met, remote, dialled=True)
+
+    # -- being dialled
+
+    async def _welcome(self, sock: socket.socket) -> None:
+        """Serve one accepted connection until it is a link, a data stream, or refused. Never raises."""
+        accepted_at = time.monotonic()
+        try:
+            async with asyncio.timeout(wire.HANDSHAKE_S):
+                kind = await self._kind(sock)
+                if kind == handshake.DATA:
+                    await accept_stream(sock, self._by_tag, self._engine, self._party, self._admits_stream)
+                    return
+                address = self._address(sock)
+                mine = self._make_hello()
+                met = await greeting.as_listener(
+                    sock,
+                    self._identity,
+                    mine,
+                    lambda theirs: self._check(mine, theirs),
+                    lambda theirs: self._pairing.as_listener(theirs, accepted_at),
+                    self._credentials,
+                )
+            self._establish(met, (address, met.dialler.port), dialled=False)
+        except Refusal as refusal:
+            logger.debug("refused a connection: %s", refusal.text)
+        except (P2PAvgError, OSError, TimeoutError) as error:
+            logger.debug("a connection ended before its handshake: %s", error)
+
+    def _address(self, sock: socket.socket) -> str:
+        """The other side's. Raises ProtocolError, and closes the socket, when it comes too often."""
+        address: str = sock.getpeername()[0]
+        if not self._budget.admits_handshake(address, time.monotonic()):
+            sock.close()
+            raise ProtocolError("too many handshakes from one address")
+        return address
+
+    def _admits_stream(self, link: Link) -> bool:
+        return self._budget.admits_stream(link.peer_id, time.monotonic())
+
+    async def _kind(self, sock: socket.socket) -> int:
+        try:
+            raw = await wire.receive(sock, handshake.PREAMBLE_BYTES)
+            return handshake.parse_preamble(raw, self._party)
+        except Refusal as refusal:
+            answer = handshake.preamble(handshake.CONTROL, self._party) + handshake.pack(refusal.message())
+            await wire.send(sock, answer)
+            sock.close()
+            raise
+        except BaseException:
+            sock.close()
+            raise
+
+    def _check(self, mine: Hello, theirs: Hello, expect: bytes | None = None) -> None:
+        """Raises Refusal when no link is made with them, whether or not they prove themselves."""
+        handshake.check(mine, theirs, expect)
+        if len(self._links) >= MAX_LINKS and theirs.peer_id not in self._links:
+            raise Refusal(
+                "full", f"that peer has {MAX_LINKS} links, the most that it keeps; name another one"
+            )
+        self._vet(theirs.facts)
+
+    # -- links
+
+    @property
+    def incarnation(self) -> int:
+        """When this process began, in nanoseconds of its wall clock."""
+        return self._incarnation
+
+    def _make_hello(self) -> Hello:
+        return handshake.make_hello(self._identity, self._run_id, self.port, self._incarnation, self.hello)
+
+    def _establish(self, met: Met, address: tuple[str, int], *, dialled: bool) -> Link:
+        theirs = met.listener if dialled else met.dialler
+        connection = met.connection
+        link = Link(
+            next(self._numbers),
+            theirs.peer_id,
+            theirs.facts,
+            address,
+            dialled=dialled,
+            secret=proofs.link_secret(met.dialler, met.listener),
+            connection=connection,
+            rtt_s=met.rtt_s,
+            on_close=self._link_closed,
+            party=self._party,
+        )
+        self._links[link.peer_id] = link
+        self._by_id[link.id] = link
+        carries = self.hello.get("data") is not False and theirs.facts.get("data") is not False
+        if carries:
+            self._carrying[link.id] = link
+            self._by_tag[proofs.link_tag(link.secret)] = link
+            link.streams_wanted = self._streams or 0
+        if carries and dialled:
+            self._keepers[link.id] = StreamKeeper(link, self._engine)
+        elif link.streams_wanted:
+            link.send({"t": "_streams", "n": link.streams_wanted})
+        if self._counts is not None:
+            self._counts.links_changed()
+        self._pairing.arrived(link)
+        self._events.link_up(link)
+        connection.start(
+            lambda message: self._received(link, message),
+            link.close,
+            lambda nbytes: self._pause_s(link, nbytes),
+        )
+        return link
+
+    def _pause_s(self, link: Link, nbytes: int) -> float:
+        """How many seconds nothing more of the link is read, after a message of so many bytes."""
+        pause = self._budget.pause_s(link.peer_id, nbytes, time.monotonic())
+        if pause > 0 and not link.slowed:
+            link.slowed = True
+            logger.warning(
+                "peer %s sends far more messages than it needs; they are read more slowly",
+                short_id(link.peer_id),
+            )
+        return pause
+
+    def _link_closed(self, link: Link, reason: str) -> None:
+        if self._links.get(link.peer_id) is link:
+            del self._links[link.peer_id]
+        self._by_id.pop(link.id, None)
+        self._carrying.pop(link.id, None)
+        self._by_tag.pop(proofs.link_tag(link.secret), None)
+        keeper = self._keepers.pop(link.id, None)
+        if keeper is not None:
+            keeper.close()
+        self._engine.detach(link.id)
+        if not self._closed:
+            if self._counts is not None:
+                self._counts.links_changed()
+            self._events.link_down(link, reason)
+
+    def _received(self, link: Link, message: Message) -> None:
+        kind = message.get("t")
+        if kind == "_ping":
+            if not isinstance(message.get("at"), int):
+                raise ProtocolError("a ping without a time")
+            link.send({"t": "_pong", "at": message["at"]})
+        elif kind == "_pong":
+            link.ponged(message.get("at"))
+        elif kind == "_alive":
+            link.reply(message, {"t": "_yes"})
+        elif kind == "_streams":
+            wanted = message.get("n")
+            if not isinstance(wanted, int) or not 0 <= wanted <= MAX_STREAMS:
+                raise ProtocolError("a wish for an impossible number of streams")
+            link.streams_asked = wanted
+            if link.id in self._keepers:
+                self._keepers[link.id].check()
+        elif kind == "_resend":
+            self._repairs.asked(link, message)
+        elif not link.take_answer(message):
+            self._events.message(link, message)
+
+    def _replace_stream(self, link: Link, stream: int) -> None:
+        self._engine.detach(link.id, stream)
+        if link.id in self._keepers:
+            self._keepers[link.id].check()
+
+    def _ping_all(self) -> None:
+        for link in list(self._links.values()):
+            link.ping()
+            if link.id in self._keepers:
+                self._keepers[link.id].check()

@@ -1,0 +1,121 @@
+"""The handshake on a control connection, from a fresh socket to two peers that know each other."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from p2pavg.credentials import Credentials
+from p2pavg.errors import ProtocolError, UnreachableError
+from p2pavg.identity import Identity
+from p2pavg.transport.links import handshake, proofs
+from p2pavg.transport.links import raw_socket as wire
+from p2pavg.transport.links.control import ControlConnection
+from p2pavg.transport.links.handshake import Hello, Refusal
+
+Admit = Callable[[Hello], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """Two peers that have proved to each other who they are."""
+
+    connection: ControlConnection
+    dialler: Hello
+    listener: Hello
+    rtt_s: float
+
+
+async def as_dialler(
+    sock: socket.socket,
+    identity: Identity,
+    mine: Hello,
+    admit: Admit,
+    credentials: Credentials | None = None,
+) -> Met:
+    """admit(theirs): called once they have proved themselves; raises Refusal, which they are told.
+
+    Raises Refusal (of either side), ProtocolError, UnreachableError, OSError; then the socket is closed.
+    """
+    connection: ControlConnection | None = None
+    try:
+        began = time.monotonic()
+        closed = credentials is not None
+        hello = b"" if closed else handshake.pack(mine.facts)
+        party = handshake.Party(mine.run[: handshake.PREAMBLE_RUN_BYTES], closed)
+        await wire.send(sock, handshake.preamble(handshake.CONTROL, party) + hello)
+        try:
+            handshake.parse_preamble(await wire.receive(sock, handshake.PREAMBLE_BYTES), party)
+        except ProtocolError:
+            raise UnreachableError("what answers there is not a p2pavg peer; check the address") from None
+        connection = await ControlConnection.over(sock, dialled=True, credentials=credentials)
+        if closed:
+            began = time.monotonic()
+            connection.write(mine.facts)
+        answer = await connection.read()
+        rtt = time.monotonic() - began
+        theirs = handshake.parse_hello(answer)
+        try:
+            handshake.check_key(theirs, connection.proven_key())
+            proofs.check_signature(mine, theirs, theirs, answer)
+            await admit(theirs)
+        except Refusal as refusal:
+            connection.write(refusal.message())
+            raise
+        connection.trust()
+        connection.write({"sig": identity.sign(proofs.transcript(mine, theirs, mine))})
+        handshake.raise_refusal(await connection.read())
+    except BaseException:
+        _close(sock, connection)
+        raise
+    return Met(connection, mine, theirs, rtt)
+
+
+async def as_listener(
+    sock: socket.socket,
+    identity: Identity,
+    mine: Hello,
+    check: Callable[[Hello], None],
+    admit: Admit,
+    credentials: Credentials | None = None,
+) -> Met:
+    """check(theirs): what can be told from their hello; admit(theirs): once they have proved themselves.
+
+    Both raise Refusal, which they are told. Nothing is awaited between `admit` and the return. Raises like
+    `as_dialler`.
+    """
+    connection: ControlConnection | None = None
+    try:
+        party = handshake.Party(mine.run[: handshake.PREAMBLE_RUN_BYTES], credentials is not None)
+        await wire.send(sock, handshake.preamble(handshake.CONTROL, party))
+        connection = await ControlConnection.over(sock, dialled=False, credentials=credentials)
+        theirs = handshake.parse_hello(await connection.read())
+        try:
+            handshake.check_key(theirs, connection.proven_key())
+            check(theirs)
+            began = time.monotonic()
+            signature = identity.sign(proofs.transcript(theirs, mine, mine))
+            connection.write({**mine.facts, "sig": signature})
+            proof = await connection.read()
+            rtt = time.monotonic() - began
+            handshake.raise_refusal(proof)
+            proofs.check_signature(theirs, mine, theirs, proof)
+            await admit(theirs)
+        except Refusal as refusal:
+            connection.write(refusal.message())
+            raise
+        connection.trust()
+        connection.write({"ok": True})
+    except BaseException:
+        _close(sock, connection)
+        raise
+    return Met(connection, theirs, mine, rtt)
+
+
+def _close(sock: socket.socket, connection: ControlConnection | None) -> None:
+    if connection is None:
+        sock.close()
+    else:
+        connection.close()

@@ -1,0 +1,336 @@
+"""How two peers find out that they belong together. Pure: bytes and dicts in, verdicts out.
+
+Every TCP connection begins with a 16-byte preamble from each side. On a control connection the dialler sends
+its hello, the listener answers with its own and a signature over both, the dialler signs too, and the
+listener says ok. A side that refuses says why instead of its next message. A data stream belongs to a link
+whose two sides share a secret, so it proves itself with a MAC (see proofs.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+
+from p2pavg import __version__
+from p2pavg.errors import (
+    ConfigurationError,
+    CredentialError,
+    IdentityInUseError,
+    IncompatiblePeerError,
+    P2PAvgError,
+    ProtocolError,
+    UnreachableError,
+)
+from p2pavg.identity import PEER_ID_BYTES, PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, short_id
+from p2pavg.printable import printable
+
+WIRE_VERSION = (2, 0)  # major, minor: see "Versions" in docs/design.md
+CONTROL, DATA = 1, 2
+PREAMBLE_BYTES = 16
+MAX_HELLO_BYTES = 4096
+NONCE_BYTES = 16
+TOKEN_BYTES = 32
+RUN_BYTES = 16
+SCHEMA_BYTES = 32
+
+PREAMBLE_RUN_BYTES = 6
+OTHER_RUN = "the peer at that address is in another run; check run_id and initial_peers"
+
+_SIGNATURE_ROOM = SIGNATURE_BYTES + 8  # a listener's hello carries one
+_MAGIC = b"P2PAVG"
+_PREAMBLE = struct.Struct("<6sBBBB6s")
+_HEAD = struct.Struct("<II")
+HEAD_BYTES = _HEAD.size + 4
+
+
+class Refusal(Exception):
+    """Two peers do not belong together. code: for programs, text: one sentence for people, and what to do."""
+
+    def __init__(self, code: str, text: str, since: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+        self.since = since  # of a "duplicate": the incarnation of the other process
+
+    def message(self) -> dict[str, Any]:
+        return {"refuse": self.code, "why": self.text} | ({"since": self.since} if self.since else {})
+
+    def error(self) -> P2PAvgError:
+        """What the caller of `connect` sees."""
+        if self.code in ("version", "run", "model", "terms"):
+            return IncompatiblePeerError(self.text)
+        if self.code == "credentials":
+            return CredentialError(self.text)
+        if self.code == "duplicate":
+            return IdentityInUseError(self.text, self.since)
+        if self.code == "self":
+            return ConfigurationError(self.text)
+        if self.code == "malformed":
+            return ProtocolError(self.text)
+        return UnreachableError(self.text)
+
+
+class SecondUse(Refusal):
+    """Their identity is that of another process, which lives and has a link with this peer."""
+
+    def __init__(self, peer_id: bytes, since: int) -> None:
+        super().__init__(
+            "duplicate",
+            f"another live process uses the identity of peer {short_id(peer_id)}; give every process its own",
+            since,
+        )
+
+    def error(self) -> P2PAvgError:
+        return ConfigurationError(self.text)  # theirs, not this peer's
+
+
+# Codes beyond those of `Refusal.error`: "identity" (not the expected peer), "superseded" (another connection
+# between the same two peers is kept), "closing".
+SUPERSEDED = Refusal("superseded", "another connection between these two peers is kept")
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """What the first bytes of every connection say of its sender."""
+
+    run: bytes = b""  # of its run_tag, the first PREAMBLE_RUN_BYTES
+    closed: bool = False  # it has credentials, and speaks with members only
+
+    @classmethod
+    def of(cls, run_id: str, *, closed: bool) -> Party:
+        return cls(run_tag(run_id)[:PREAMBLE_RUN_BYTES], closed)
+
+
+def preamble(kind: int, party: Party) -> bytes:
+    major, minor = WIRE_VERSION
+    return _PREAMBLE.pack(_MAGIC, major, minor, kind, party.closed, party.run)
+
+
+def parse_preamble(raw: bytes, mine: Party) -> int:
+    """The connection's kind.
+
+    Raises ProtocolError for a stranger, Refusal for another major wire version or run, and when only one of
+    the two sides has credentials.
+    """
+    magic, major, minor, kind, closed, run = _PREAMBLE.unpack(raw)
+    if magic != _MAGIC:
+        raise ProtocolError("this is not a p2pavg connection")
+    if major != WIRE_VERSION[0]:
+        raise Refusal(
+            "version",
+            f"the other peer speaks wire version {major}.{minor}, this one (p2pavg {__version__}) version "
+            f"{WIRE_VERSION[0]}.{WIRE_VERSION[1]}; install the same p2pavg version everywhere",
+        )
+    if run != mine.run:
+        raise Refusal("run", OTHER_RUN)
+    if bool(closed) != mine.closed:
+        raise Refusal(
+            "credentials",
+            "one of the two peers has credentials and the other has none; give both the credentials of the "
+            "run, or neither",
+        )
+    if kind not in (CONTROL, DATA):
+        raise ProtocolError(f"a connection of unknown kind {kind}")
+    return int(kind)
+
+
+def pack(message: Mapping[str, Any]) -> bytes:
+    """A head, and a msgpack body."""
+    body: bytes = msgpack.packb(dict(message), use_bin_type=True)
+    return make_head(len(body), zlib.crc32(body)) + body
+
+
+def make_head(length: int, crc: int) -> bytes:
+    """u32 length and CRC-32 of the body, and u32 CRC-32 of these eight bytes."""
+    head = _HEAD.pack(length, crc)
+    return head + zlib.crc32(head).to_bytes(4, "little")
+
+
+def parse_head(raw: bytes | bytearray | memoryview, limit: int) -> tuple[int, int]:
+    """(length, CRC) of the body, from the HEAD_BYTES before it. Raises ProtocolError above `limit`."""
+    length, crc = _HEAD.unpack_from(raw)
+    if make_head(length, crc) != raw:
+        raise ProtocolError("the head of a message was corrupted on its way")
+    if length > limit:
+        raise ProtocolError(f"a message of {length} bytes, more than {limit}")
+    return length, crc
+
+
+def check_body(body: bytes | bytearray | memoryview, crc: int) -> None:
+    """Raises ProtocolError."""
+    if zlib.crc32(body) != crc:
+        raise ProtocolError("a message was corrupted on its way")
+
+
+def unpack(body: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """Raises ProtocolError unless it is a msgpack map with text keys."""
+    try:
+        message = msgpack.unpackb(body, raw=False, strict_map_key=False)
+    except Exception as error:
+        raise ProtocolError("a message that is not msgpack") from error
+    if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
+        raise ProtocolError("a message that is not a map")
+    return message
+
+
+def run_tag(run_id: str) -> bytes:
+    return hashlib.sha256(run_id.encode()).digest()[:RUN_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What one side says about itself; `facts` is the whole map, as it travels."""
+
+    peer_id: bytes
+    key: bytes
+    run: bytes
+    schema: bytes  # empty: does not train, fits every model
+    port: int
+    incarnation: int
+    nonce: bytes
+    token: bytes = field(repr=False)  # half of the link's secret
+    facts: dict[str, Any] = field(repr=False)
+
+
+def make_hello(
+    identity: Identity, run_id: str, port: int, incarnation: int, facts: Mapping[str, Any]
+) -> Hello:
+    """facts: what the floors above tell about this peer. Raises ConfigurationError when that is too much."""
+    nonce, token = os.urandom(NONCE_BYTES), os.urandom(TOKEN_BYTES)
+    schema = bytes(facts.get("schema", b""))
+    whole = {
+        **facts,
+        "v": list(WIRE_VERSION),
+        "run": run_tag(run_id),
+        "peer": identity.peer_id,
+        "key": identity.public_key,
+        "port": port,
+        "schema": schema,
+        "incarnation": incarnation,
+        "nonce": nonce,
+        "token": token,
+    }
+    if len(pack(whole)) + _SIGNATURE_ROOM > MAX_HELLO_BYTES:
+        raise ConfigurationError("what this peer tells about itself is longer than 4 KB; shorten its facts")
+    return Hello(
+        identity.peer_id,
+        identity.public_key,
+        run_tag(run_id),
+        schema,
+        port,
+        incarnation,
+        nonce,
+        token,
+        whole,
+    )
+
+
+def parse_hello(message: dict[str, Any]) -> Hello:
+    """Raises Refusal: the one that the message is, or "malformed"."""
+    raise_refusal(message)
+    hello = Hello(
+        peer_id=_bytes(message, "peer", PEER_ID_BYTES),
+        key=_bytes(message, "key", PUBLIC_KEY_BYTES),
+        run=_bytes(message, "run", RUN_BYTES),
+        schema=_bytes(message, "schema", SCHEMA_BYTES, 0),
+        port=_integer(message, "port", 0xFFFF),
+        incarnation=_integer(message, "incarnation", 2**63),
+        nonce=_bytes(message, "nonce", NONCE_BYTES),
+        token=_bytes(message, "token", TOKEN_BYTES),
+        facts=message,
+    )
+    if peer_id_of(hello.key) != hello.peer_id:
+        raise Refusal("malformed", "a peer's id is not the hash of its key")
+    return hello
+
+
+def is_newer(facts: Mapping[str, Any]) -> bool:
+    """Whether a peer with this hello is of a later minor version, and may say things not known here."""
+    version = facts.get("v")
+    return (
+        isinstance(version, list)
+        and len(version) == 2
+        and all(type(number) is int for number in version)
+        and version[1] > WIRE_VERSION[1]
+    )
+
+
+def raise_refusal(message: Mapping[str, Any]) -> None:
+    code = message.get("refuse")
+    if isinstance(code, str):
+        why, since = message.get("why"), message.get("since")
+        raise Refusal(
+            code,
+            printable(why) if isinstance(why, str) else "the other peer refuses without saying why",
+            since if isinstance(since, int) and since > 0 else 0,
+        )
+
+
+def _bytes(message: Mapping[str, Any], name: str, *lengths: int) -> bytes:
+    value = message.get(name)
+    if not isinstance(value, bytes) or len(value) not in lengths:
+        raise Refusal("malformed", f"a hello without a right {name!r}")
+    return value
+
+
+def _integer(message: Mapping[str, Any], name: str, most: int) -> int:
+    value = message.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise Refusal("malformed", f"a hello without a right {name!r}")
+    return value
+
+
+def check_key(theirs: Hello, proven: bytes | None) -> None:
+    """proven: the key of their certificate, None without TLS. Raises Refusal when the hello names another."""
+    if proven is not None and proven != theirs.key:
+        raise Refusal(
+            "credentials", "a peer's certificate is for another key than it claims; make new credentials"
+        )
+
+
+def check(mine: Hello, theirs: Hello, expect: bytes | None = None) -> None:
+    """Raises Refusal when the two do not belong together. expect: the peer id that the dialler looks for."""
+    if theirs.peer_id == mine.peer_id and theirs.incarnation == mine.incarnation:
+        raise Refusal("self", "that address is this peer's own; name another member of the run")
+    if theirs.peer_id == mine.peer_id:
+        raise Refusal(
+            "duplicate",
+            f"another process uses the identity of peer {short_id(mine.peer_id)}; give every process its own",
+        )
+    if theirs.run != mine.run:
+        raise Refusal("run", OTHER_RUN)
+    if expect is not None and theirs.peer_id != expect:
+        raise Refusal("identity", f"peer {short_id(expect)} is no longer at that address")
+    if mine.schema and theirs.schema:
+        _check_training(mine, theirs)
+
+
+def _check_training(mine: Hello, theirs: Hello) -> None:
+    ours, others = _terms(mine.facts), _terms(theirs.facts)
+    me, them = short_id(mine.peer_id), short_id(theirs.peer_id)
+    told = ", ".join(
+        f"{name} is {ours[name]} at peer {me} and {printable(str(others[name]))} at peer {them}"
+        for name in sorted(ours.keys() & others.keys())
+        if ours[name] != others[name]
+    )
+    if mine.schema != theirs.schema:
+        raise Refusal(
+            "model",
+            "two peers of this run train different models or optimizers"
+            + (f" ({told})" if told else "")
+            + "; start all with the same ones, or use another run_id",
+        )
+    if told:
+        raise Refusal("terms", f"two peers of this run disagree: {told}; start all with the same values")
+
+
+def _terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    terms = facts.get("terms")
+    return terms if isinstance(terms, dict) else {}

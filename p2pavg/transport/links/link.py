@@ -1,0 +1,166 @@
+"""A link: all that connects two peers. One control connection, and data streams that the engine drives."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from p2pavg.errors import ProtocolError, UnreachableError
+from p2pavg.identity import short_id
+from p2pavg.transport.links.control import ControlConnection
+from p2pavg.transport.links.handshake import Party
+
+Message = dict[str, Any]
+_MOST_STREAMS = 1 << 16  # that the other side opens in a link's life: each leaves a nonce
+_MOST_UNHEARD = 120  # pings, one a second
+_ID, _RE = "_id", "_re"  # of a request, and of what answers it
+
+
+class Link:
+    """Made by the endpoint; its control connection is up from the start.
+
+    id: for the engine. hello: what the other side told at the handshake. address: (host, port) of its
+    listening port as far as known. dialled: this side opened the connection, and opens data streams too.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        peer_id: bytes,
+        hello: Message,
+        address: tuple[str, int],
+        *,
+        dialled: bool,
+        secret: bytes,
+        connection: ControlConnection,
+        rtt_s: float,
+        on_close: Callable[[Link, str], None],
+        party: Party,
+    ) -> None:
+        self.id = number
+        self.peer_id = peer_id
+        self.hello = hello
+        self.address = address
+        self.dialled = dialled
+        self.secret = secret
+        self.party = party
+        self.established_at = time.monotonic()
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.streams_wanted = 0  # by this side
+        self.streams_asked = 0  # by the other side
+        self.rtt_min = rtt_s
+        self.closed = False
+        self.slowed = False  # it has sent more than its budget, and was named for it
+        self._rtt = rtt_s
+        self._connection = connection
+        self._on_close = on_close
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[Message]] = {}
+        self._unheard = (
+            0  # pings since anything was heard: a process that is stopped sends none, and cuts nobody
+        )
+        self._pinged_with = 0.0
+        self._nonces: set[bytes] = set()  # of the streams that the other side has opened
+
+    def __repr__(self) -> str:
+        return f"<Link {self.id} to {short_id(self.peer_id)} at {self.address[0]}:{self.address[1]}>"
+
+    @property
+    def rtt(self) -> float:
+        """Seconds, smoothed; measured since the handshake."""
+        return self._rtt
+
+    @property
+    def last_heard(self) -> float:
+        """time.monotonic() of the last byte on the control connection."""
+        return self._connection.last_heard
+
+    def first_use(self, nonce: bytes) -> None:
+        """Raises ProtocolError for the nonce of a stream hello that came before: a replay."""
+        if nonce in self._nonces:
+            raise ProtocolError("a data stream's hello that was used before")
+        self._nonces.add(nonce)
+        if len(self._nonces) >= _MOST_STREAMS:
+            self.close("it had as many data streams as a link can have; the next link begins anew")
+
+    # -- sending
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Ordered, never blocks. A link whose queue is full is closed."""
+        if not self.closed and not self._connection.write(message):
+            self.close("it does not take what is sent to it")
+
+    async def request(self, message: Mapping[str, Any], timeout: float) -> Message:
+        """Send, and wait for the other side's `reply`. Raises TimeoutError, UnreachableError."""
+        if self.closed:
+            raise UnreachableError(f"the link to peer {short_id(self.peer_id)} is closed")
+        number = next(self._numbers)
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        try:
+            self.send({**message, _ID: number})
+            async with asyncio.timeout(timeout):
+                return await answer
+        finally:
+            self._answers.pop(number, None)
+
+    def reply(self, request: Mapping[str, Any], message: Mapping[str, Any]) -> None:
+        """Answer a message that came with `request`; nothing happens when it was no request."""
+        number = request.get(_ID)
+        if isinstance(number, int):
+            self.send({**message, _RE: number})
+
+    def take_answer(self, message: Message) -> bool:
+        """Whether the message answers a request; late answers are swallowed."""
+        number = message.pop(_RE, None)
+        if number is None:
+            return False
+        answer = self._answers.get(number) if isinstance(number, int) else None
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+        return True
+
+    # -- measuring
+
+    def ping(self) -> None:
+        """Each second; a link on which nothing comes for very long is closed."""
+        self._unheard = self._unheard + 1 if self.last_heard == self._pinged_with else 0
+        self._pinged_with = self.last_heard
+        if self._unheard > _MOST_UNHEARD:
+            self.close(f"nothing was heard for {_MOST_UNHEARD} s")
+        self.send({"t": "_ping", "at": time.monotonic_ns()})
+
+    def ponged(self, stamp: object) -> None:
+        if isinstance(stamp, int):
+            rtt = (time.monotonic_ns() - stamp) / 1e9
+            if rtt >= 0:
+                self._rtt += (rtt - self._rtt) / 8
+                self.rtt_min = min(self.rtt_min, rtt)
+
+    async def alive(self, timeout: float) -> bool:
+        """Whether the other side answers now."""
+        try:
+            await self.request({"t": "_alive"}, timeout)
+        except (TimeoutError, UnreachableError):
+            return False
+        return True
+
+    # -- the end
+
+    def close(self, reason: str) -> None:
+        """Close the control connection and all data streams. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        self._connection.close()
+        if not self.ready.done():
+            self.ready.cancel()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(
+                    UnreachableError(f"the link to {short_id(self.peer_id)} closed: {reason}")
+                )
+        self._on_close(self, reason)

@@ -1,0 +1,80 @@
+"""Exact reads and writes on a raw non-blocking socket, before it is handed over."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from p2pavg.errors import UnreachableError
+from p2pavg.transport.links import handshake, proofs
+
+HANDSHAKE_S = 10.0  # the longest a handshake may take: round trips of the slowest path, lost packets included
+_TRASH_BYTES = 64 << 10
+_NOTHING = memoryview(bytes(proofs.MAX_WARM_UP_BYTES))
+
+
+async def dial(host: str, port: int) -> socket.socket:
+    """A connected non-blocking TCP socket. Raises OSError of the last address tried."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    error: OSError = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in found:
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(sock, address)
+        except OSError as failure:
+            sock.close()
+            error = failure
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise error
+
+
+async def send(sock: socket.socket, data: bytes) -> None:
+    await asyncio.get_running_loop().sock_sendall(sock, data)
+
+
+async def receive(sock: socket.socket, count: int) -> bytes:
+    """Exactly `count` bytes, never more. Raises UnreachableError at the end of the stream."""
+    loop = asyncio.get_running_loop()
+    data = bytearray()
+    while len(data) < count:
+        got = await loop.sock_recv(sock, count - len(data))
+        if not got:
+            raise UnreachableError("the other side broke off the handshake")
+        data += got
+    return bytes(data)
+
+
+async def warm_up(sock: socket.socket, nbytes: int) -> None:
+    """Both sides send `nbytes` of nothing, so that the windows have grown when the first chunk comes.
+
+    Raises UnreachableError, OSError.
+    """
+    loop = asyncio.get_running_loop()
+    sending = loop.create_task(loop.sock_sendall(sock, _NOTHING[:nbytes]))
+    trash, left = memoryview(bytearray(_TRASH_BYTES)), nbytes
+    try:
+        while left:
+            got = await loop.sock_recv_into(sock, trash[:left])
+            if not got:
+                raise UnreachableError("the other side broke off while a stream warmed up")
+            left -= got
+        await sending
+    finally:
+        sending.cancel()
+
+
+async def receive_message(sock: socket.socket) -> dict[str, Any]:
+    """A hello-sized message. Raises ProtocolError, UnreachableError."""
+    head = await receive(sock, handshake.HEAD_BYTES)
+    length, crc = handshake.parse_head(head, handshake.MAX_HELLO_BYTES)
+    body = await receive(sock, length)
+    handshake.check_body(body, crc)
+    return handshake.unpack(body)

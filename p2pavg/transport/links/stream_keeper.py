@@ -1,0 +1,157 @@
+"""Data streams of a link: the side that dialled it keeps the wanted number open, the other accepts them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+from p2pavg.errors import P2PAvgError, ProtocolError
+from p2pavg.forkguard import guard
+from p2pavg.identity import short_id
+from p2pavg.transport.engine import Engine
+from p2pavg.transport.links import handshake, proofs
+from p2pavg.transport.links import raw_socket as wire
+from p2pavg.transport.links.handshake import Party
+from p2pavg.transport.links.link import Link
+
+logger = logging.getLogger("p2pavg.transport")
+
+MAX_STREAMS = 256  # per link; what a peer accepts from another
+_BACKOFF_S = (0.1, 5.0)
+_QUIET_S = 0.05  # a stream that received nothing for so long, while no job runs, may be closed
+_LASTING_S = 1.0  # a stream that closes sooner has failed to open
+_LONG_PATH_S = 0.005  # round trips above this: a stream's first chunk waits for its window to grow, unless
+# a job runs: what widens the window would take from what gradients get
+_WARM_UP_BYTES = 512 << 10
+
+
+class StreamKeeper:
+    def __init__(self, link: Link, engine: Engine) -> None:
+        self._link = link
+        self._engine = engine
+        self._numbers = itertools.count()
+        self._changed = asyncio.Event()
+        self._failures = 0
+        self._opened_at = 0.0
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def check(self) -> None:
+        """The wanted number changed, or a stream closed."""
+        self._changed.set()
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        link = self._link
+        while not link.closed:
+            self._changed.clear()
+            wanted = min(max(link.streams_wanted, link.streams_asked), MAX_STREAMS)
+            lacking = wanted - len(self._engine.streams(link.id))
+            if lacking > 0:
+                if self._failures:
+                    await asyncio.sleep(self._pause())
+                opened = await asyncio.gather(*(self._open(next(self._numbers)) for _ in range(lacking)))
+                self._failures = 0 if any(opened) else self._failures + 1
+                continue
+            if lacking < 0 and self._close_quiet(-lacking):
+                await asyncio.sleep(_QUIET_S)
+                continue
+            await self._changed.wait()
+            if time.monotonic() - self._opened_at < _LASTING_S:
+                self._failures += 1  # it did not last: do not reopen at once, over and over
+
+    def _at_work(self) -> bool:
+        return any(self._link.id in job.links for job in self._engine.running())
+
+    def _pause(self) -> float:
+        first, most = _BACKOFF_S
+        return min(first * 2.0 ** (self._failures - 1), most) * random.uniform(0.5, 1.0)
+
+    def _close_quiet(self, surplus: int) -> bool:
+        """Close streams with nothing under way in either direction; with another one its chunks would be
+        lost.
+
+        True: some are left to close later.
+        """
+        now, link = time.monotonic(), self._link
+        if self._at_work():
+            return True
+        for stats in reversed(self._engine.stats(link.id)):
+            if surplus and not stats.unacked_bytes and now - stats.last_received_at > _QUIET_S:
+                self._engine.detach(link.id, stats.stream)
+                surplus -= 1
+        return surplus > 0
+
+    async def _open(self, number: int) -> bool:
+        link = self._link
+        sock: socket.socket | None = None
+        try:
+            async with asyncio.timeout(wire.HANDSHAKE_S):
+                sock = guard(await wire.dial(*link.address))
+                warm = link.rtt_min > _LONG_PATH_S and self._engine.streams(link.id) and not self._at_work()
+                hello = proofs.stream_hello(link.secret, number, _WARM_UP_BYTES if warm else 0)
+                await wire.send(sock, handshake.preamble(handshake.DATA, link.party) + handshake.pack(hello))
+                raw = await wire.receive(sock, handshake.PREAMBLE_BYTES)
+                handshake.parse_preamble(raw, link.party)
+                answer = await wire.receive_message(sock)
+                handshake.raise_refusal(answer)
+                proofs.check_stream_answer(link.secret, hello, answer)
+                await wire.warm_up(sock, hello["warm"])
+            if link.closed:
+                raise asyncio.CancelledError
+        except (OSError, TimeoutError, P2PAvgError, handshake.Refusal) as error:
+            logger.debug("no data stream to %s: %s", short_id(link.peer_id), error)
+            if sock is not None:
+                sock.close()
+            return False
+        except asyncio.CancelledError:
+            if sock is not None:
+                sock.close()
+            raise
+        keys = proofs.stream_keys(link.secret, hello, answer, dialled=True) if link.party.closed else None
+        self._engine.attach(link.id, number, sock, keys)
+        self._opened_at = time.monotonic()
+        if not link.ready.done():
+            link.ready.set_result(None)
+        return True
+
+
+async def accept_stream(
+    sock: socket.socket,
+    links: Mapping[bytes, Link],
+    engine: Engine,
+    party: Party,
+    admits: Callable[[Link], bool],
+) -> None:
+    """The other side of opening one. links: by tag. admits: whether a link may have another now.
+
+    Raises ProtocolError, UnreachableError, OSError.
+    """
+    try:
+        hello = await wire.receive_message(sock)
+        tag = hello.get("link")
+        link = links.get(tag) if isinstance(tag, bytes) else None
+        if link is None or link.dialled:
+            raise ProtocolError("a data stream of an unknown link")
+        answer = proofs.stream_answer(link.secret, hello)
+        link.first_use(hello["nonce"])  # first: hellos travel in the clear, and others may repeat them
+        if not admits(link):
+            raise ProtocolError("data streams are opened too fast; the other side tries again")
+        await wire.send(sock, handshake.preamble(handshake.DATA, party) + handshake.pack(answer))
+        await wire.warm_up(sock, hello["warm"])
+        streams = engine.streams(link.id)
+        if link.closed or hello["stream"] in streams or len(streams) >= MAX_STREAMS:
+            raise ProtocolError("a data stream too many")
+    except BaseException:
+        sock.close()
+        raise
+    keys = proofs.stream_keys(link.secret, hello, answer, dialled=False) if party.closed else None
+    engine.attach(link.id, hello["stream"], sock, keys)
+    if not link.ready.done():
+        link.ready.set_result(None)

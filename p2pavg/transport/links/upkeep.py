@@ -1,0 +1,41 @@
+"""The beat of an endpoint's links: pings each second, and repairs and stream counts while jobs run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from p2pavg.transport.engine import Engine
+from p2pavg.transport.links.repair import Repairs
+from p2pavg.transport.links.stream_tuner import StreamCounts
+
+logger = logging.getLogger("p2pavg.transport")
+
+PING_INTERVAL_S = 1.0
+_WATCH_INTERVAL_S = 0.1  # while jobs run
+
+
+async def keep_up(
+    engine: Engine, ping_all: Callable[[], None], repairs: Repairs, counts: StreamCounts | None
+) -> None:
+    """Until cancelled. counts: None where the number of streams is fixed."""
+    pinged_at, running = -math.inf, False
+    while True:
+        now = time.monotonic()
+        due = now - pinged_at >= PING_INTERVAL_S
+        jobs = engine.running()
+        try:
+            if due:
+                pinged_at = now
+                ping_all()
+            if due or jobs or running:
+                repairs.tick(now, jobs)
+                if counts is not None:
+                    counts.tick(now, jobs)
+        except Exception:  # links must be watched on, whatever was wrong with one of them
+            logger.exception("watching the links failed")
+        running = bool(jobs)
+        await asyncio.sleep(min(_WATCH_INTERVAL_S, PING_INTERVAL_S))

@@ -1,0 +1,42 @@
+"""A blob being received: equal chunks of one buffer, the last may be shorter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2pavg.errors import ProtocolError
+from p2pavg.transport.frames import MAX_BODY_BYTES, Header
+from p2pavg.transport.python.buffers import BufferPool
+from p2pavg.transport.python.landing import Arrivals
+from p2pavg.transport.python.stream import DataStream, Fate, Landing
+
+
+class Blob:
+    def __init__(
+        self, pool: BufferPool, buffer: memoryview, chunk_bytes: int, arrived: Callable[[int], None]
+    ) -> None:
+        """arrived(chunk): it is whole and in place."""
+        if not 0 < chunk_bytes <= MAX_BODY_BYTES:
+            raise ValueError(f"blob chunks of {chunk_bytes} bytes; 1 to {MAX_BODY_BYTES} fit into a frame")
+        self._buffer = buffer.cast("B")
+        self._chunk_bytes = chunk_bytes
+        self._have = bytearray(-(-len(self._buffer) // chunk_bytes))
+        self._arrived = arrived
+        self._arrivals = Arrivals(pool, self._place, lambda chunk: not self._have[chunk], self._accept)
+
+    def expect(self, stream: DataStream, header: Header) -> Landing | Fate:
+        """Where this BLOB frame goes. Raises ProtocolError when the blob has no such chunk."""
+        if header.chunk >= len(self._have) or header.length != len(self._place(header.chunk)):
+            raise ProtocolError(
+                f"a blob chunk {header.chunk} of {header.length} bytes, which the blob has not"
+            )
+        if self._have[header.chunk]:
+            return Fate.DROP
+        return self._arrivals.expect(stream, header.chunk)
+
+    def _place(self, chunk: int) -> memoryview:
+        return self._buffer[chunk * self._chunk_bytes : (chunk + 1) * self._chunk_bytes]
+
+    def _accept(self, chunk: int, crc: int) -> None:
+        self._have[chunk] = 1
+        self._arrived(chunk)

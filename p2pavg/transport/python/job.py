@@ -1,0 +1,221 @@
+"""One reduce job under way in the Python engine: between the streams, the reducer and the outboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
+from p2pavg.transport.engine import U8, Begin, EngineEvents, JobProgress, Missing
+from p2pavg.transport.frames import Header, Kind
+from p2pavg.transport.python.buffers import BufferPool
+from p2pavg.transport.python.landing import Arrivals
+from p2pavg.transport.python.outbox import Class, Item
+from p2pavg.transport.python.reducer import NonFiniteError, Reducer
+from p2pavg.transport.python.stream import DataStream, Fate, Landing
+
+_LOCAL_WORK_S = 0.002  # the longest that work without I/O keeps the event loop
+
+
+class ReduceRun:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        events: EngineEvents,
+        pool: BufferPool,
+        reducer: Reducer,
+        put: Callable[[int, Sequence[Item]], None],
+    ) -> None:
+        """put(link, items): into that link's outbox."""
+        self.reducer = reducer
+        self.job = reducer.job
+        self._loop = loop
+        self._events = events
+        self._pool = pool
+        self._put = put
+        self._ledger = reducer.ledger
+        self._arrivals = Arrivals(pool, reducer.result_view, self._ledger.result_due, self._accept_result)
+        self._rank_of = {link: rank for rank, link in enumerate(self.job.links) if rank != self.job.rank}
+        self._held: list[DataStream] = []
+        self._ready = 0  # chunks of our own contribution that are in place
+        self._alone: Iterator[int] = iter(())  # our chunks to which nobody else contributes
+        self._refused: set[int] = set()
+        self._told_done = False
+        self._over = False
+        self._first_byte_at = self._last_byte_at = 0.0
+
+    # -- from the engine
+
+    def begin(self, begin: Begin) -> None:
+        if self._ledger.begun:
+            raise ValueError(f"transfer {self.job.transfer} has begun already")
+        self.reducer.begin(begin)
+        ledger = self._ledger
+        alone = not any(ledger.contributes(rank) for rank in ledger.others())
+        self._alone = iter(ledger.owned_by(ledger.rank) if alone else ())
+        self.supply(len(ledger.chunks) if begin.ready is None else begin.ready)
+
+    def supply(self, ready: int) -> None:
+        """The first `ready` chunks of our contribution are in place."""
+        if not self._ledger.begun:
+            raise ValueError(f"transfer {self.job.transfer} has not begun")
+        ledger, before, self._ready = self._ledger, self._ready, max(ready, self._ready)
+        if ledger.contributes(ledger.rank):
+            for rank in ledger.others():
+                fresh = [number for number in ledger.owned_by(rank) if before <= number < self._ready]
+                self._queue(Kind.CONTRIBUTION, rank, fresh)
+        self._loop.call_soon(self._work_alone)
+        self._resume_held()
+
+    def end(self) -> None:
+        """Cancelled or finished: the sums are released, streams that were held go on."""
+        self._over = True
+        self.reducer.release()
+        self._resume_held()
+
+    def _resume_held(self) -> None:
+        held, self._held = self._held, []
+        for stream in held:
+            stream.resume()
+
+    @property
+    def begun(self) -> bool:
+        return self._ledger.begun
+
+    def progress(self) -> JobProgress:
+        return self._ledger.progress(self._first_byte_at, self._last_byte_at)
+
+    def missing(self, rank: int) -> Missing:
+        return self._ledger.missing(rank)
+
+    def resend(self, rank: int, missing: Missing) -> None:
+        contributions, results = self._ledger.resendable(rank, missing)
+        self._queue(Kind.CONTRIBUTION, rank, contributions, repeat=True)
+        self._queue(Kind.RESULT, rank, results, repeat=True)
+
+    def refuse(self, rank: int, why: str) -> None:
+        """Tell once per rank; nothing more is taken from it."""
+        if rank not in self._refused:
+            self._refused.add(rank)
+            self._events.job_refused(self.job.transfer, rank, why)
+
+    # -- work
+
+    def _work_alone(self) -> None:
+        """My chunks to which nobody else contributes, some at a time."""
+        until = time.monotonic() + _LOCAL_WORK_S
+        while not self._over:
+            number = next(self._alone, None)
+            if number is None:
+                self._check_done()
+                return
+            if number >= self._ready:
+                self._alone = chain((number,), self._alone)
+                return
+            try:
+                if self.reducer.add_own(number):
+                    self._finish_chunk(number)
+            except NonFiniteError as error:
+                self.refuse(error.rank, str(error))
+                return
+            if time.monotonic() > until:
+                self._loop.call_soon(self._work_alone)
+                return
+
+    def _finish_chunk(self, number: int) -> None:
+        self.reducer.finish_chunk(number)
+        for rank in self._ledger.others():
+            self._queue(Kind.RESULT, rank, (number,))
+        self._check_done()
+
+    def _queue(self, kind: Kind, rank: int, numbers: Sequence[int], *, repeat: bool = False) -> None:
+        if kind is Kind.CONTRIBUTION:
+            order = Class.CONTRIBUTION
+        else:
+            order = Class.RESULT if self.job.voters[rank] else Class.JOINER
+        transfer, reducer = self.job.transfer, self.reducer
+        items = [Item(order, kind, transfer, rank, number, job=reducer, repeat=repeat) for number in numbers]
+        self._put(self.job.links[rank], items)
+
+    def _check_done(self) -> None:
+        if self._ledger.done and not self._told_done and not self._over:
+            self._told_done = True
+            self._events.job_done(self.job.transfer, self._ledger.digests())
+
+    def _touch(self) -> None:
+        self._last_byte_at = time.monotonic()
+        self._first_byte_at = self._first_byte_at or self._last_byte_at
+
+    # -- sending
+
+    def leaving(self) -> None:
+        """A frame of this job is about to be handed to the kernel."""
+        self._touch()
+
+    def handed(self, item: Item) -> None:
+        self._ledger.gone(item.kind, item.rank, item.number)
+        self._touch()
+        self._check_done()
+
+    # -- receiving
+
+    def expect(self, stream: DataStream, header: Header) -> Landing | Fate:
+        """Where this CONTRIBUTION or RESULT frame goes."""
+        rank, ledger = self._rank_of.get(stream.link), self._ledger
+        if rank is None or rank in self._refused:
+            return Fate.DROP
+        if header.kind is Kind.CONTRIBUTION and not ledger.begun:
+            self._held.append(stream)
+            return Fate.HOLD
+        why = ledger.refusal(rank, header)
+        if why is not None:
+            self.refuse(rank, why)
+            return Fate.DROP
+        number = ledger.number(header.part, header.chunk)
+        assert number is not None
+        if header.kind is Kind.CONTRIBUTION and ledger.contributes(ledger.rank) and number >= self._ready:
+            self._held.append(stream)  # it is added to ours
+            return Fate.HOLD
+        self._touch()
+        if header.kind is Kind.RESULT:
+            if ledger.result_due(number):
+                return self._arrivals.expect(stream, number)
+        elif ledger.contribution_due(rank, number):
+            return _ContributionLanding(self, rank, number, header.length, self._pool)
+        return Fate.DROP
+
+    def contribution_landed(self, rank: int, number: int, body: U8) -> None:
+        self._touch()
+        if rank in self._refused or not self._ledger.contribution_due(rank, number):
+            return
+        try:
+            if self.reducer.add(rank, number, body):
+                self._finish_chunk(number)
+        except NonFiniteError as error:
+            self.refuse(error.rank, str(error))
+
+    def _accept_result(self, number: int, crc: int) -> None:
+        self._ledger.take_result(number, crc)
+        self._touch()
+        self._check_done()
+
+
+class _ContributionLanding:
+    """A pooled buffer that holds one contribution until it is added."""
+
+    def __init__(self, run: ReduceRun, rank: int, number: int, length: int, pool: BufferPool) -> None:
+        self._run = run
+        self._rank = rank
+        self._number = number
+        self._pool = pool
+        self._buffer = pool.take(length)
+        self._body = self._buffer[:length]
+        self.view = self._body.data
+
+    def landed(self, crc: int) -> None:
+        self._run.contribution_landed(self._rank, self._number, self._body)
+        self._pool.give(self._buffer)
+
+    def lost(self) -> None:
+        self._pool.give(self._buffer)

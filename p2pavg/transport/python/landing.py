@@ -1,0 +1,84 @@
+"""Bodies received straight into the place where they stay.
+
+A chunk may come more than once, over several streams at a time, and any copy may break off or be corrupt. So
+only one stream at a time writes into the place itself; any other copy goes into a pooled buffer, and the
+first whole copy whose checksum is right becomes the chunk. Nothing writes into the place of an accepted
+chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2pavg.transport.python.buffers import BufferPool
+from p2pavg.transport.python.stream import DataStream
+
+
+class Arrivals:
+    def __init__(
+        self,
+        pool: BufferPool,
+        place: Callable[[int], memoryview],
+        due: Callable[[int], bool],
+        accept: Callable[[int, int], None],
+    ) -> None:
+        """place(number): where that chunk stays. due: not accepted yet. accept(number, crc): it is in
+        place.
+        """
+        self._pool = pool
+        self.place = place
+        self.due = due
+        self.accept = accept
+        self.direct: dict[int, InPlace] = {}  # chunks that a stream is writing into their place
+
+    def expect(self, stream: DataStream, number: int) -> InPlace | Aside:
+        """Where `stream` receives this chunk, which is due."""
+        if number in self.direct:
+            return Aside(self, number, self._pool)
+        landing = InPlace(self, stream, number)
+        self.direct[number] = landing
+        return landing
+
+    def accepted(self, number: int, crc: int, view: memoryview) -> None:
+        """A whole copy of the chunk is in `view`."""
+        if not self.due(number):
+            return
+        writing = self.direct.pop(number, None)
+        if writing is not None and writing.view is not view:
+            writing.stream.forget_landing()
+            writing.view[:] = view
+        elif writing is None:
+            self.place(number)[:] = view
+        self.accept(number, crc)
+
+
+class InPlace:
+    def __init__(self, arrivals: Arrivals, stream: DataStream, number: int) -> None:
+        self.stream = stream
+        self.view = arrivals.place(number)
+        self._arrivals = arrivals
+        self._number = number
+
+    def landed(self, crc: int) -> None:
+        self._arrivals.accepted(self._number, crc, self.view)
+
+    def lost(self) -> None:
+        if self._arrivals.direct.get(self._number) is self:
+            del self._arrivals.direct[self._number]
+
+
+class Aside:
+    def __init__(self, arrivals: Arrivals, number: int, pool: BufferPool) -> None:
+        length = len(arrivals.place(number))
+        self._buffer = pool.take(length)
+        self.view = self._buffer[:length].data
+        self._arrivals = arrivals
+        self._number = number
+        self._pool = pool
+
+    def landed(self, crc: int) -> None:
+        self._arrivals.accepted(self._number, crc, self.view)
+        self._pool.give(self._buffer)
+
+    def lost(self) -> None:
+        self._pool.give(self._buffer)

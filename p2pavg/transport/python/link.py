@@ -1,0 +1,62 @@
+"""All data streams of one link in the Python engine, with what waits for them and what they have carried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from p2pavg.transport import tcp_info
+from p2pavg.transport.engine import LinkHealth, StreamStats
+from p2pavg.transport.python.heartbeat import Pulse
+from p2pavg.transport.python.outbox import Outbox
+from p2pavg.transport.python.stream import DataStream
+
+
+class PeerStreams:
+    def __init__(self) -> None:
+        self.open: dict[int, DataStream] = {}
+        self.outbox = Outbox()
+        self.pulse = Pulse()
+        self._closed_at = 0.0
+        self._sent = self._received = 0  # of closed streams
+
+    def kick(self) -> None:
+        """Something may be sent: whichever stream has room asks for it."""
+        if self.outbox:
+            for stream in self.open.values():
+                stream.want_to_send()
+
+    def retire(self, stream: DataStream) -> None:
+        """It is closed; what it carried still counts."""
+        self.open.pop(stream.number, None)
+        self._sent += stream.bytes_sent
+        self._received += stream.bytes_received
+        self._closed_at = max(self._closed_at, stream.last_received_at)
+
+    def traffic(self) -> tuple[int, int]:
+        return (
+            self._sent + sum(stream.bytes_sent for stream in self.open.values()),
+            self._received + sum(stream.bytes_received for stream in self.open.values()),
+        )
+
+    def health(self) -> LinkHealth:
+        heard = max((stream.last_received_at for stream in self.open.values()), default=0.0)
+        return self.pulse.health(max(heard, self._closed_at))
+
+    def stats(self) -> Sequence[StreamStats]:
+        return [_stats(stream) for stream in self.open.values()]
+
+
+def _stats(stream: DataStream) -> StreamStats:
+    info = tcp_info.read(stream.sock)
+    return StreamStats(
+        stream=stream.number,
+        bytes_sent=stream.bytes_sent,
+        bytes_received=stream.bytes_received,
+        rtt_s=info.rtt_s,
+        window_bytes=info.window_bytes,
+        delivery_rate_bps=info.delivery_rate_bps,
+        unacked_bytes=max(0, tcp_info.queued_bytes(stream.sock) - info.unsent_bytes),
+        last_received_at=stream.last_received_at,
+        retransmits=info.retransmits,
+        unsent_bytes=info.unsent_bytes,
+    )

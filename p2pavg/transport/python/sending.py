@@ -1,0 +1,57 @@
+"""From an item of an outbox to the bytes of its frame."""
+
+from __future__ import annotations
+
+from p2pavg.native import crc32
+from p2pavg.transport import frames
+from p2pavg.transport.frames import Header, Kind
+from p2pavg.transport.python.buffers import BufferPool
+from p2pavg.transport.python.outbox import Item
+from p2pavg.transport.python.reducer import Reducer
+
+
+def frame(item: Item, pool: BufferPool) -> tuple[bytes, memoryview]:
+    """(header, body). A contribution is encoded now, into `item.scratch`. Raises NonFiniteError."""
+    if item.job is not None:
+        return _chunk_frame(item, item.job, pool)
+    body = memoryview(item.data)
+    header = Header(
+        kind=item.kind,
+        length=len(body),
+        flags=frames.REPEAT if item.repeat else 0,
+        transfer=item.transfer,
+        chunk=item.number,
+        body_crc=crc32(item.data),
+    )
+    return frames.pack(header), body
+
+
+def _chunk_frame(item: Item, reducer: Reducer, pool: BufferPool) -> tuple[bytes, memoryview]:
+    job, chunk = reducer.job, reducer.ledger.chunks[item.number]
+    if item.kind is Kind.RESULT:
+        codec, crc = job.result_codec, reducer.ledger.result_crc(item.number)
+        body = reducer.result_view(item.number)
+    else:
+        item.scratch = pool.take(chunk.contribution_bytes)
+        body = reducer.contribution(item.number, item.scratch)
+        codec, crc = job.contribution_codec, crc32(body)
+    header = Header(
+        kind=item.kind,
+        length=len(body),
+        codec=codec,
+        flags=frames.REPEAT if item.repeat else 0,
+        transfer=item.transfer,
+        part=chunk.part,
+        chunk=chunk.index,
+        count=chunk.count,
+        sender=job.rank,
+        body_crc=crc,
+    )
+    return frames.pack(header), body
+
+
+def release(item: Item, pool: BufferPool) -> None:
+    """Give back what `frame` took."""
+    if item.scratch is not None:
+        pool.give(item.scratch)
+        item.scratch = None
