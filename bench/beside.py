@@ -1,4 +1,4 @@
-"""Averaging beside other work: `python bench/beside.py --help`.
+"""Averaging beside other work: `python -m bench.beside --help`.
 
 Two peers average 25M values in fp16, over loopback and over an emulated 300 ms: idle, beside a thread that
 never leaves Python's bytecode in every peer, and beside a torch training loop in every peer.
@@ -20,13 +20,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from contestant import DEADLINE_S, Contestant  # noqa: E402
-
-from p2pavg.bench.common import environment  # noqa: E402
-from p2pavg.bench.workers import Workers  # noqa: E402
+from bench.contestant import DEADLINE_S, Contestant
+from p2pavg.bench.common import environment
+from p2pavg.bench.workers import Workers
 
 NETWORKS = {"loopback": None, "two-300ms": "two-300ms"}
 ROUNDS = {"loopback": 3, "two-300ms": 1}  # of each that --rounds names: they are short there

@@ -1,4 +1,4 @@
-"""The long chaos runs, one after the other: `python bench/chaos_matrix.py --out DIR [NAME ...]`.
+"""The long chaos runs, one after the other: `python -m bench.chaos_matrix --out DIR [NAME ...]`.
 
 Each run writes NAME.jsonl (every event), NAME.json (what follows) and NAME.svg (peers, epochs, stalls)
 into the folder, and prints its figures. Without names all runs that this machine can do are done: those with

@@ -1,4 +1,4 @@
-"""One system with its processes, in a comparison: what `versus.py` and `line_rate.py` share."""
+"""One system with its processes, in a comparison; used by `versus`, `line_rate` and `beside`."""
 
 from __future__ import annotations
 

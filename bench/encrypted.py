@@ -1,9 +1,9 @@
-"""What encryption costs: `python bench/encrypted.py [--rounds 15] [--json PATH]`.
+"""What encryption costs: `python -m bench.encrypted [--rounds 15] [--json PATH]`.
 
 Two peers of an open run and two of a closed one average the same vector over loopback, in turn: first one
 swarm, then the other. There the processors limit both. Prints the median of the ratios of neighbouring
 rounds, and the CPU time that a side spends more for each GB: what a process averages, it sends once and
-receives once. Over a network, see `bench/line_rate.py encrypted`.
+receives once. Over a network, see `python -m bench.line_rate encrypted`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from line_rate import averaging  # noqa: E402
-
-from p2pavg.bench.common import environment  # noqa: E402
+from bench.line_rate.contestants import averaging
+from p2pavg.bench.common import environment
 
 
 def measure(numel: int, rounds: int) -> dict[str, Any]:

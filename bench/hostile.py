@@ -1,4 +1,4 @@
-"""How much hostile connections slow a swarm: `python bench/hostile.py [--connections 1000] [--json PATH]`.
+"""How much hostile connections slow a swarm: `python -m bench.hostile [--connections 1000] [--json PATH]`.
 
 Peers of a closed run train; after some quiet epochs, that many connections are kept open to one of them, and
 each is replaced when it is cut: a third sends garbage, a third nothing, a third one byte a second of a right
@@ -22,15 +22,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from p2pavg.bench.common import environment  # noqa: E402
-from p2pavg.bench.toy import Epoch, ToyTrainer  # noqa: E402
-from p2pavg.bench.workers import Workers, serve  # noqa: E402
-from p2pavg.credentials import new_secret  # noqa: E402
-from p2pavg.peer.peer import Peer  # noqa: E402
-from p2pavg.transport.links import handshake  # noqa: E402
+from p2pavg.bench.common import environment
+from p2pavg.bench.toy import Epoch, ToyTrainer
+from p2pavg.bench.workers import Workers, serve
+from p2pavg.credentials import new_secret
+from p2pavg.peer.peer import Peer
+from p2pavg.transport.links import handshake
 
 RUN = "hostile"
 NUMEL = 100_000
@@ -146,9 +143,8 @@ class Hostile(threading.Thread):
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Epochs before, under and after the attack."""
-    argv = [sys.executable, __file__, "--worker"]
-    environ = {"PYTHONPATH": str(ROOT)}
-    with Workers(args.peers, "", argv=argv, environment=environ) as workers:
+    argv = [sys.executable, "-m", "bench.hostile", "--worker"]
+    with Workers(args.peers, "", argv=argv) as workers:
         answers = workers.join(
             target=args.peers * args.steps, step_seconds=args.step_seconds, credentials=new_secret(RUN)
         )

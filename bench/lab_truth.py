@@ -1,6 +1,6 @@
 """The table in docs/lab.md: what the lab does against what its topologies say. Run it on a quiet machine.
 
-python bench/lab_truth.py [--json PATH]
+python -m bench.lab_truth [--json PATH]
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from p2pavg.lab import Lab, Topology, load, parse
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from p2pavg.lab import Lab, Topology, load, parse  # noqa: E402
-
 TRAFFIC = ROOT / "tests" / "wan" / "traffic.py"
 TCP_SHARE = 1448 / 1500
 ATTEMPTS = 3

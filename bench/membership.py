@@ -1,4 +1,4 @@
-"""How fast a run sees its peers come and go: `python bench/membership.py [--part NAME ...] [--json PATH]`.
+"""How fast a run sees its peers come and go: `python -m bench.membership [--part NAME ...] [--json PATH]`.
 
 view: processes of one member each leave, and are killed, while others watch them go; newcomers join 50
 members over loopback, until each sees all and all see it. far: one joins 50 over an emulated round trip of
@@ -22,17 +22,14 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from p2pavg.bench.common import environment  # noqa: E402
-from p2pavg.bench.toy import Epoch, ToyTrainer  # noqa: E402
-from p2pavg.bench.workers import Worker, Workers, serve  # noqa: E402
-from p2pavg.errors import ClosedError  # noqa: E402
-from p2pavg.identity import Identity  # noqa: E402
-from p2pavg.membership import DHT, PeerInfo, View  # noqa: E402
-from p2pavg.peer.loop_thread import LoopThread  # noqa: E402
-from p2pavg.peer.peer import Peer  # noqa: E402
+from p2pavg.bench.common import environment
+from p2pavg.bench.toy import Epoch, ToyTrainer
+from p2pavg.bench.workers import Worker, Workers, serve
+from p2pavg.errors import ClosedError
+from p2pavg.identity import Identity
+from p2pavg.membership import DHT, PeerInfo, View
+from p2pavg.peer.loop_thread import LoopThread
+from p2pavg.peer.peer import Peer
 
 RUN = "membership"
 DEADLINE_S = 60.0
@@ -145,8 +142,8 @@ def _when(condition: Callable[[], bool]) -> dict[str, Any]:
 
 
 def _workers(count: int, kind: str, topology: str | None = None) -> Workers:
-    argv = [sys.executable, __file__, "--worker", kind]
-    return Workers(count, "", argv=argv, environment={"PYTHONPATH": str(ROOT)}, topology=topology)
+    argv = [sys.executable, "-m", "bench.membership", "--worker", kind]
+    return Workers(count, "", argv=argv, topology=topology)
 
 
 def _asked(worker: Worker, **command: Any) -> Any:

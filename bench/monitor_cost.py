@@ -1,6 +1,6 @@
 """What a monitor costs a swarm: throughput with one and without, in turn, over the same training.
 
-python bench/monitor_cost.py --peers 4 --turns 8 --seconds 10 [--json PATH]
+python -m bench.monitor_cost --peers 4 --turns 8 --seconds 10 [--json PATH]
 
 Peers sleep as long as an accelerator would compute. Each turn counts the epochs' samples and seconds that the
 first peer reports while a monitor process looks on, then while none does; each turn in the other order.

@@ -1,6 +1,6 @@
 """The engines alone against gloo: N processes average M float32 over loopback, in turn, in one run.
 
-    python bench/pump_loopback.py --peers 2 --numel 25000000 --codecs fp16,none
+    python -m bench.pump_loopback --peers 2 --numel 25000000 --codecs fp16,none
 
 No membership, no matchmaking, no commit: an engine's round is from `begin` to the decoded result. Every
 process runs one round of each contender after the other; a round's time is that of its slowest process, its
@@ -196,8 +196,16 @@ def main() -> None:
         return
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    command = [sys.executable, __file__, *sys.argv[1:], "--port", str(store.port), "--rank"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "bench.pump_loopback",
+        *sys.argv[1:],
+        "--port",
+        str(store.port),
+        "--rank",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     workers = [
         subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, env=environment, text=True)
         for rank in range(args.peers)

@@ -1,6 +1,6 @@
 """How much the validation loss of the demo's model varies between seeds, in one process.
 
-    python bench/seeds.py --json bench/results/seeds.json
+    python -m bench.seeds --json bench/results/seeds.json
 
 Each seed draws other initial parameters and other samples; everything else is as in `make demo`, which
 compares the swarm with one process, and calls them equal when they differ by no more than max - min of these.

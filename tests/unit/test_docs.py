@@ -115,9 +115,13 @@ def test_every_message_is_in_the_guide(at, called, words):
 
 
 def test_figures_come_from_results():
-    """The tables of README.md and docs/numbers.md are what bench/tables.py makes of bench/results."""
+    """The tables of README.md and docs/numbers.md are what bench.tables makes of bench/results."""
     done = subprocess.run(
-        [sys.executable, "bench/tables.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "bench.tables", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
 

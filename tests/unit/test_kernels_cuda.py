@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.gpu_kernels import CHECKS
+from bench.gpu.kernels import CHECKS
 from p2pavg import native
 
 pytestmark = pytest.mark.gpu

@@ -1,7 +1,7 @@
 """Averaging side by side: p2pavg, gloo, and Hivemind and PCCL where they are installed.
 
 All contestants are started, then take turns: one round of each, again and again, so that a busy moment of the
-machine hits all alike. `python bench/versus.py --peers 2 4 --numel 25000000 --hivemind /path/of/venv`
+machine hits all alike. `python -m bench.versus --peers 2 4 --numel 25000000 --hivemind /path/of/venv`
 
 With --streams, p2pavg in fp16 also plays with each of these numbers of streams a link. --plot draws seconds
 over peers, over values and over streams, of all that --json has gathered.
@@ -17,15 +17,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from bench.contestant import DEADLINE_S, Contestant
+from bench.versus.plot import plot
+from p2pavg.bench.common import environment
+from p2pavg.bench.workers import Workers
 
-from contestant import DEADLINE_S, Contestant  # noqa: E402
-from versus_plot import plot  # noqa: E402
-
-from p2pavg.bench.common import environment  # noqa: E402
-from p2pavg.bench.workers import Workers  # noqa: E402
-
+WORKERS = Path(__file__).resolve().parent / "workers"  # run as files, in the environments of their systems
 OURS = "p2pavg.bench.allreduce.worker"
 
 
@@ -62,7 +59,7 @@ def theirs(
     **more: Any,
 ) -> Contestant:
     """Another system, in the interpreter that has it."""
-    argv = [python, str(ROOT / "bench" / script)]
+    argv = [python, str(WORKERS / script)]
     workers = stack.enter_context(Workers(peers, "", topology=lab, argv=argv))
     first = workers.workers[0]
     first.send(do="start", index=0, peers=peers, numel=numel, address="", **more)
@@ -81,14 +78,14 @@ def compete(args: argparse.Namespace, peers: int, numel: int) -> list[dict[str, 
         shared = (peers, numel, args.lab)
         contestants = [ours(stack, *shared, "fp16"), ours(stack, *shared, "none")]
         python = sys.executable
-        contestants.append(theirs(stack, "gloo float32", "versus_gloo.py", python, *shared, half=False))
-        contestants.append(theirs(stack, "gloo fp16 hook", "versus_gloo.py", python, *shared, half=True))
+        contestants.append(theirs(stack, "gloo float32", "gloo_worker.py", python, *shared, half=False))
+        contestants.append(theirs(stack, "gloo fp16 hook", "gloo_worker.py", python, *shared, half=True))
         if args.hivemind:
             python = str(Path(args.hivemind) / "bin" / "python")
-            contestants.append(theirs(stack, "hivemind fp16", "versus_hivemind.py", python, *shared))
+            contestants.append(theirs(stack, "hivemind fp16", "hivemind_worker.py", python, *shared))
         if args.pccl:
             python = str(Path(args.pccl) / "bin" / "python")
-            contestants.append(theirs(stack, "pccl float32", "versus_pccl.py", python, *shared))
+            contestants.append(theirs(stack, "pccl float32", "pccl_worker.py", python, *shared))
         fixed = {streams: ours(stack, *shared, "fp16", streams) for streams in args.streams}
         contestants += fixed.values()
         for _ in range(args.rounds + 1):

@@ -1,4 +1,4 @@
-"""Two processes on one GPU: as peers, and plainly side by side. Run by bench/gpu.py."""
+"""Two processes on one GPU: as peers, and plainly side by side. Run by `bench.gpu`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import nn
 from p2pavg import CollaborativeOptimizer
 from p2pavg.report import RoundReport
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LR = 0.1
 
 
@@ -90,7 +90,7 @@ def exact(options: dict[str, Any]) -> None:
 
 def train(options: dict[str, Any]) -> None:
     """XLM-R large under float16 autocast: as a peer with offload and delay, or plainly on the device."""
-    from bench.gpu_models import language_model
+    from bench.gpu.models import language_model
 
     torch.manual_seed(0)
     job = language_model(options["batch"])
@@ -168,7 +168,7 @@ class Pair:
         self._deadline = time.monotonic() + deadline_s
         self._workers = [
             subprocess.Popen(
-                [sys.executable, "-m", "bench.gpu_pair"],
+                [sys.executable, "-m", "bench.gpu.pair"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

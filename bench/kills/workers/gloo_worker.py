@@ -1,4 +1,4 @@
-"""One gloo process of `versus_kills.py`: when the group breaks, the survivors form another."""
+"""One gloo process of `bench.kills`: when the group breaks, the survivors form another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One torchft replica of `versus_kills.py`: a manager for each process, and a lighthouse beside the first.
+"""One torchft replica of `bench.kills`: a manager for each process, and a lighthouse beside the first.
 
 Needs `pip install torchft numpy`; give that Python with --torchft. The lighthouse lives in the process
 that is not broken: nothing in torchft goes on without it. A step that fails is dropped, the next one tried.

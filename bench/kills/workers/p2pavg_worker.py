@@ -1,4 +1,4 @@
-"""One p2pavg peer of `versus_kills.py`."""
+"""One p2pavg peer of `bench.kills`."""
 
 from __future__ import annotations
 

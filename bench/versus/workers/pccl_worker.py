@@ -1,4 +1,4 @@
-"""One PCCL process of `versus.py`: its all-reduce of float32; the first process runs the master."""
+"""One PCCL process of `bench.versus`: its all-reduce of float32; the first process runs the master."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pccl
 import torch
-from versus_lines import free_port, own_host, serve, timed
+from lines import free_port, own_host, serve, timed
 
 MASTER = "import sys, pccl; m = pccl.MasterNode(listen_address=sys.argv[1]); m.run()"
 

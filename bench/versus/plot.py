@@ -1,4 +1,4 @@
-"""The picture of `versus.py`: seconds over peers, over values and over streams, where they vary."""
+"""The picture of `bench.versus`: seconds over peers, over values and over streams, where they vary."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from typing import Any
 from p2pavg import native
 from p2pavg.bench import common
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MICROBATCHES = 10  # per block of local training
 HIVEMIND = ("resnet152", "xlmr_large", "convnext_large")
 Section = Callable[[float], Any]
@@ -88,10 +88,10 @@ def tests(left: float) -> dict[str, Any]:
 
 def kernels(left: float) -> dict[str, Any]:
     """Every kernel against the CPU's bits or float64."""
-    from bench import gpu_kernels
+    from bench.gpu.kernels import CHECKS
 
     found = {}
-    for check in gpu_kernels.CHECKS:
+    for check in CHECKS:
         begun = time.monotonic()
         check()
         found[check.__name__] = round(time.monotonic() - begun, 2)
@@ -108,18 +108,18 @@ def kernel_rates(left: float) -> dict[str, Any]:
 
 def model(name: str, scaled: bool, pairs: int, seconds: float) -> Section:
     def work(left: float) -> dict[str, Any]:
-        from bench import gpu_models
+        from bench.gpu import models
 
         until = time.monotonic() + min(seconds, left - 20)
-        job = gpu_models.MODELS[name]()
+        job = models.MODELS[name]()
         try:
-            found = gpu_models.measure(job, MICROBATCHES, pairs, scaled, until)
+            found = models.measure(job, MICROBATCHES, pairs, scaled, until)
             if not scaled:
-                found["boundary"] = gpu_models.boundary(job)
+                found["boundary"] = models.boundary(job)
             return found
         finally:
             del job
-            gpu_models.forget()
+            models.forget()
 
     return work
 
@@ -128,18 +128,18 @@ def hivemind(name: str, pairs: int, seconds: float) -> Section:
     """The same loop under Hivemind, in the default way and in the one that accumulates in `.grad`."""
 
     def work(left: float) -> dict[str, Any]:
-        from bench import gpu_models
+        from bench.gpu import models
 
-        job = gpu_models.MODELS[name]()
+        job = models.MODELS[name]()
         found = {}
         try:
             for key, reuse, share in (("own_buffers", False, 0.7), ("reuse_grad_buffers", True, 0.3)):
                 until = time.monotonic() + share * min(seconds, left - 20)
-                found[key] = gpu_models.measure_hivemind(job, MICROBATCHES, pairs, reuse, until)
+                found[key] = models.measure_hivemind(job, MICROBATCHES, pairs, reuse, until)
             return found
         finally:
             del job
-            gpu_models.forget()
+            models.forget()
 
     return work
 
@@ -169,21 +169,21 @@ def main() -> int:
         return 1
     import torch
 
-    from bench import gpu_pair, gpu_path
+    from bench.gpu import pair, path
 
     torch.backends.cudnn.benchmark = True
     end = float(args.resume[1]) if args.resume else time.time() + args.budget
     story = Story(args.out, end, bool(args.resume))
     sections: list[tuple[str, float, Section]] = [("kernels", 20, kernels)]
-    sections += [(f"path {it.__name__}", 15, lambda left, it=it: it()) for it in gpu_path.CHECKS]
+    sections += [(f"path {it.__name__}", 15, lambda left, it=it: it()) for it in path.CHECKS]
     sections += [
         ("tests", 30, tests),
-        ("pair exact", 60, lambda left: gpu_pair.check_exact()),
+        ("pair exact", 60, lambda left: pair.check_exact()),
         ("model resnet152", 30, model("resnet152", False, 20, 70)),
         ("model xlmr_large", 30, model("xlmr_large", False, 20, 70)),
         ("model convnext_large", 30, model("convnext_large", False, 20, 70)),
         *((f"hivemind {name}", 30, hivemind(name, 20, 45)) for name in HIVEMIND),
-        ("pair together", 120, lambda left: gpu_pair.together(min(250.0, left - 5))),
+        ("pair together", 120, lambda left: pair.together(min(250.0, left - 5))),
         ("model resnet152 scaled", 25, model("resnet152", True, 20, 45)),
         ("kernel rates", 25, kernel_rates),
     ]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bench import gpu_hivemind
+from bench.gpu import with_hivemind
 from p2pavg import CollaborativeOptimizer
 from p2pavg.bench.accumulate import NEVER, lower_bound
 from p2pavg.bench.common import percentile
@@ -166,7 +166,7 @@ class Local:
             optimizer.step()
             if not reuse:
                 optimizer.zero_grad()
-        gpu_hivemind.clear(optimizer)
+        with_hivemind.clear(optimizer)
 
     def timed(self, block: Callable[[], None], times: Times) -> float:
         """Run a block between two synchronisations; seconds by the wall clock."""
@@ -276,7 +276,7 @@ def measure(job: Job, microbatches: int, pairs: int, scaled: bool, until: float)
 def measure_hivemind(job: Job, microbatches: int, pairs: int, reuse: bool, until: float) -> dict[str, Any]:
     """Plain PyTorch and Hivemind, with p2pavg's optimizer closed."""
     local = Local(job, microbatches, scaled=False)
-    with gpu_hivemind.wrapped(job.model.parameters(), job.samples, reuse) as optimizer:
+    with with_hivemind.wrapped(job.model.parameters(), job.samples, reuse) as optimizer:
         blocks = {"plain": local.plain, "hivemind": lambda: local.hivemind(optimizer, reuse)}
         found = local.turns(blocks, pairs, until)
     for param in job.model.parameters():

@@ -1,6 +1,6 @@
 """What a lost peer costs, side by side: p2pavg, gloo with a new group of the survivors, and torchft.
 
-`python bench/versus_kills.py --peers 4 --json bench/results/kills.json`
+`python -m bench.kills --peers 4 --json bench/results/kills.json`
 
 The processes average a small vector every half second. One is killed (SIGKILL) or stopped (SIGSTOP). Measured
 is the longest time between two averages of a survivor, less the usual, until it has one of all survivors.
@@ -25,12 +25,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from p2pavg.bench.common import environment
+from p2pavg.bench.workers import start, tell
 
-from p2pavg.bench.common import environment  # noqa: E402
-from p2pavg.bench.workers import start, tell  # noqa: E402
-
+WORKERS = Path(__file__).resolve().parent / "workers"  # run as files, in the environments of their systems
 STEP_S = 0.5
 BEFORE = 8  # averages before the fault
 LIMIT_S = 90.0
@@ -41,8 +39,8 @@ class Processes:
 
     def __init__(self, python: str, script: str, peers: int, config: dict[str, Any]) -> None:
         self.lines: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self.children = [start([python, str(ROOT / "bench" / script)], env) for _ in range(peers)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.children = [start([python, str(WORKERS / script)], env) for _ in range(peers)]
         for index, child in enumerate(self.children):
             tell(child, {**config, "index": index, "peers": peers})
             threading.Thread(target=self._read, args=(index, child), daemon=True).start()
@@ -121,7 +119,7 @@ def main() -> int:
             for fault in ("kill", "stop"):
                 run = f"{os.getpid()}-{system}-{fault}-{repeat}"
                 config = {"timeout": given.timeout, "step_seconds": STEP_S, "run": run}
-                row = break_one(python, f"kills_{system}.py", given.peers, fault, config)
+                row = break_one(python, f"{system}_worker.py", given.peers, fault, config)
                 rows.append({"system": system, "fault": fault, **row})
                 print(_words(rows[-1]), flush=True)
     if given.json is not None:

@@ -1,4 +1,4 @@
-"""One gloo process of `versus.py`: all_reduce of float32, or DDP's fp16 compression around it."""
+"""One gloo process of `bench.versus`: all_reduce of float32, or DDP's fp16 compression around it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from versus_lines import free_port, own_host, serve, timed
+from lines import free_port, own_host, serve, timed
 
 
 class Gloo:

@@ -1,4 +1,4 @@
-"""What the workers of `versus.py` share; plain Python, since they run in other systems' environments."""
+"""What the workers of `bench.versus` share; plain Python, since they run in other systems' environments."""
 
 from __future__ import annotations
 

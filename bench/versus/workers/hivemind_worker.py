@@ -1,4 +1,4 @@
-"""One Hivemind process of `versus.py`: its DecentralizedAverager with float16 compression."""
+"""One Hivemind process of `bench.versus`: its DecentralizedAverager with float16 compression."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import hivemind
 import torch
-from versus_lines import children_cpu_seconds, own_host, serve, timed
+from lines import children_cpu_seconds, own_host, serve, timed
 
 
 class Hivemind:

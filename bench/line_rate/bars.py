@@ -1,4 +1,4 @@
-"""The bars of `line_rate.py`: which of its figures is compared with what."""
+"""The bars of `bench.line_rate`: which of its figures is compared with what."""
 
 from __future__ import annotations
 

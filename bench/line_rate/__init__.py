@@ -1,0 +1,1 @@
+"""Averaging against the true rates of the lab's links: `python -m bench.line_rate`."""

@@ -1,0 +1,1 @@
+"""From bench/results to the tables of the pages: `python -m bench.tables`."""

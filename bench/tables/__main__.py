@@ -1,0 +1,75 @@
+"""The tables of README.md and docs/numbers.md, made from bench/results: `python -m bench.tables [--check]`.
+
+A table stands between `<!-- numbers: NAME -->` and `<!-- end -->`; the words around it are written by hand.
+To renew a figure, run its script with --json bench/results/FILE and then this one. `p2pavg bench VERB` goes
+into VERB.json or VERB_WHAT.json, `bench.versus` into versus.json, and the summary.json that `make demo`
+leaves in out/demo into demo.json. A result that is not there leaves out its rows. --check changes nothing and
+fails when a page differs from the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+
+from bench.tables.devices import cpu_kernels, gpu_epochs, gpu_kernels, gpu_models
+from bench.tables.networks import beside, lab_truth, line_rate, pump_loopback, versus
+from bench.tables.readme import readme
+from bench.tables.results import ROOT
+from bench.tables.swarms import faults, same_training, security
+from bench.tables.verbs import benches, idle, others
+
+PAGES = (ROOT / "README.md", ROOT / "docs" / "numbers.md")
+PLACE = re.compile(r"(<!-- numbers: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+TABLES: dict[str, Callable[[], str]] = {
+    "readme": readme,
+    "same_training": same_training,
+    "gpu_kernels": gpu_kernels,
+    "pump_loopback": pump_loopback,
+    "gpu_models": gpu_models,
+    "gpu_epochs": gpu_epochs,
+    "cpu_kernels": cpu_kernels,
+    "lab_truth": lab_truth,
+    "line_rate": line_rate,
+    "versus": versus,
+    "beside": beside,
+    "security": security,
+    "benches": benches,
+    "idle": idle,
+    "faults": faults,
+    "others": others,
+}
+
+
+def render(page: str) -> str:
+    """The page with its tables made anew."""
+    return PLACE.sub(lambda place: f"{place[1]}\n{TABLES[place[2]]()}\n{place[3]}", page)
+
+
+def main() -> int:
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing, fail when a page is not up to date"
+    )
+    args = parser.parse_args()
+    stale = [path for path in PAGES if render(path.read_text()) != path.read_text()]
+    if args.check:
+        for path in stale:
+            print(
+                f"{path.relative_to(ROOT)} differs from bench/results; run python -m bench.tables",
+                file=sys.stderr,
+            )
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(render(path.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

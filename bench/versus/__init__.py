@@ -1,0 +1,1 @@
+"""Averaging side by side with other systems: `python -m bench.versus`."""
