@@ -73,10 +73,14 @@ def register(subparsers: Any) -> None:
     )
     _output(invite, "stdout; with --count, N files that begin so")
 
-    accept = _step(
-        steps, "accept", "turn an invitation into credentials", "accept --invitation my.invitation", _accept
+    accept = _step(steps, "accept", "turn an invitation into credentials", "accept my.invitation", _accept)
+    accept.add_argument(
+        "invitation",
+        nargs="?",
+        default=STDIO,
+        metavar="PATH",
+        help="the owner's answer; default: stdin",
     )
-    accept.add_argument("--invitation", default=STDIO, metavar="PATH", help="from the owner; default: stdin")
     accept.add_argument(
         "--key", default=REQUEST_KEY, metavar="PATH", help="what 'request' stored; default: %(default)s"
     )

@@ -14,11 +14,11 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from p2pavg.credentials import Credentials
+from p2pavg.credentials import Credentials, from_environment
 from p2pavg.errors import ConfigurationError
 from p2pavg.identity import Identity, short_id
 from p2pavg.membership.peerinfo import PeerInfo
-from p2pavg.membership.table.address import format_host_port, parse_host_port
+from p2pavg.membership.table.address import format_host_port, parse_host_port, wildcard
 from p2pavg.membership.table.dht import DHT
 from p2pavg.membership.view import View
 
@@ -66,6 +66,8 @@ def register(subparsers: Any) -> None:
 def run_bootstrap(args: argparse.Namespace) -> int:
     """Run the node until SIGINT or SIGTERM."""
     host, port = parse_host_port(args.listen)
+    if args.listen == DEFAULT_LISTEN:
+        host = wildcard()
     if args.announce is not None:
         parse_host_port(args.announce)
     path = args.identity or Path("~/.config/p2pavg").expanduser() / f"bootstrap-{port}.key"
@@ -94,7 +96,7 @@ def run_peers(args: argparse.Namespace) -> int:
     initial_peers = _initial_peers(args)
     if not initial_peers:
         raise ConfigurationError("no way into the swarm; name any member with --initial-peers host:port")
-    source = args.credentials or os.environ.get("P2PAVG_CREDENTIALS") or None
+    source = args.credentials or from_environment()
     run_key = None if source is None else Credentials.load(source).key_for(b"table")
     rows = _run(_members(args.run_id, initial_peers, run_key))
     if args.json is not None:
@@ -114,7 +116,7 @@ def run_peers(args: argparse.Namespace) -> int:
 
 async def _members(run_id: str, initial_peers: list[str], run_key: bytes | None) -> list[PeerInfo]:
     dht = await DHT.start(
-        Identity.generate(), host="0.0.0.0", port=0, initial_peers=initial_peers, client_only=True
+        Identity.generate(), host=wildcard(), port=0, initial_peers=initial_peers, client_only=True
     )
     view = View(dht, run_id, run_key=run_key)
     try:

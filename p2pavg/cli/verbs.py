@@ -52,6 +52,15 @@ def _parser(
     return parser
 
 
+def _named(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
+    """The parser of the innermost verb that was named: its usage is the one that helps."""
+    for action in parser._actions:
+        chosen = getattr(args, action.dest, None)
+        if isinstance(action, argparse._SubParsersAction) and chosen in action.choices:
+            return _named(action.choices[chosen], args)
+    return parser
+
+
 def run(prog: str, description: str, verbs: Sequence[Verb], argv: Sequence[str]) -> int:
     """Parse `argv`, import the one verb that it names, run it. Returns the exit code.
 
@@ -59,7 +68,10 @@ def run(prog: str, description: str, verbs: Sequence[Verb], argv: Sequence[str])
     """
     there = [verb for verb in verbs if verb.exists()]
     wanted = next((word for word in argv if not word.startswith("-")), None)
-    args = _parser(prog, description, there, wanted).parse_args(argv)
+    parser = _parser(prog, description, there, wanted)
+    args, surplus = parser.parse_known_args(argv)
+    if surplus:
+        _named(parser, args).error(f"unrecognized arguments: {' '.join(surplus)}")
     try:
         return int(args.func(args))
     except P2PAvgError as error:

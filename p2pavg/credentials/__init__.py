@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from p2pavg.credentials.certificates import certificate_key
+from p2pavg.credentials.certificates import certificate_key, check_time
+from p2pavg.credentials.environment import from_environment
 from p2pavg.credentials.members import (
     DEFAULT_LIFETIME,
     Authority,
@@ -18,6 +19,8 @@ __all__ = [
     "Credentials",
     "accept",
     "certificate_key",
+    "check_time",
+    "from_environment",
     "new_request",
     "new_secret",
 ]

@@ -127,6 +127,37 @@ def check_issued(certificate: bytes, authority: bytes) -> None:
         raise CredentialError(DAMAGED) from None
 
 
+def check_time(certificate: bytes) -> None:
+    """Raises CredentialError unless the certificate, one of p2pavg, holds by this machine's clock."""
+    parsed = x509.load_der_x509_certificate(certificate)
+    begin, end, clock = parsed.not_valid_before_utc, parsed.not_valid_after_utc, now()
+    if not begin <= clock <= end:
+        begin, end = begin + CLOCK_TOLERANCE, end - CLOCK_TOLERANCE
+        raise CredentialError(
+            f"a member's certificate holds from {_time(begin)} to {_time(end)}, and the clock of the machine "
+            f"that looked at it says {_time(clock)}; set that clock right, or make new credentials"
+        )
+
+
+def _time(moment: datetime.datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+def check_own_time(certificate: bytes) -> None:
+    """`check_time` of this machine's own credentials. Raises CredentialError, which says what to do here."""
+    parsed, clock = x509.load_der_x509_certificate(certificate), now()
+    if clock > parsed.not_valid_after_utc:
+        raise CredentialError(
+            f"these credentials expired at {_time(parsed.not_valid_after_utc - CLOCK_TOLERANCE)}, and this "
+            f"machine's clock says {_time(clock)}; ask for a new invitation, or set the clock right"
+        )
+    if clock < parsed.not_valid_before_utc:
+        raise CredentialError(
+            f"these credentials hold from {_time(parsed.not_valid_before_utc + CLOCK_TOLERANCE)} on, and "
+            f"this machine's clock says {_time(clock)}; set the clock right"
+        )
+
+
 def certificate_end(certificate: bytes) -> datetime.datetime:
     """When a member's certificate ends, without the tolerance for wrong clocks."""
     try:

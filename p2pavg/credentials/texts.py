@@ -44,6 +44,11 @@ def from_text(text: str) -> tuple[str, dict[str, Any]]:
     return kind, fields
 
 
+def is_line(text: str) -> bool:
+    """Whether it looks like such a line, rather than like a path."""
+    return any(text.strip().startswith(f"p2pavg-{kind}:") for kind in KINDS)
+
+
 def read(source: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """From a file, or the text itself. A file that others can read is refused."""
     if not isinstance(source, (str, os.PathLike)):
@@ -51,7 +56,7 @@ def read(source: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
             f"credentials are given as a path, or as the line itself, not as {type(source).__name__}"
         )
     text = str(source)
-    if any(text.strip().startswith(f"p2pavg-{kind}:") for kind in KINDS):
+    if is_line(text):
         return from_text(text)
     path = Path(text)
     try:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from p2pavg.credentials import Credentials
+from p2pavg.credentials import Credentials, from_environment
 from p2pavg.errors import ConfigurationError
 from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.shown import Shown, run_line
@@ -108,7 +108,7 @@ def run_monitor(args: argparse.Namespace) -> int:
 
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    source = args.credentials or os.environ.get("P2PAVG_CREDENTIALS") or None
+    source = args.credentials or from_environment()
     credentials = None if source is None else Credentials.load(source)
     named = args.initial_peers or os.environ.get("P2PAVG_INITIAL_PEERS", "").replace(",", " ").split()
     picture = Picture(args.run_id, _prices(args))

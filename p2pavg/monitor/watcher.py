@@ -11,7 +11,7 @@ from p2pavg.credentials import Credentials
 from p2pavg.errors import ConfigurationError, CredentialError, IncompatiblePeerError, P2PAvgError
 from p2pavg.identity import Identity, short_id
 from p2pavg.membership import DHT, PeerInfo, View
-from p2pavg.membership.table.address import parse_host_port
+from p2pavg.membership.table.address import parse_host_port, wildcard
 from p2pavg.monitor.picture import Picture
 from p2pavg.rounds.measure.status import WATCH
 from p2pavg.transport.links.endpoint import Endpoint
@@ -71,7 +71,7 @@ class Watcher:
         )
         try:
             self._dht = await DHT.start(
-                identity, host="0.0.0.0", port=0, initial_peers=initial_peers, client_only=True
+                identity, host=wildcard(), port=0, initial_peers=initial_peers, client_only=True
             )
         except BaseException:
             await self._endpoint.close()

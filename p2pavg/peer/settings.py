@@ -8,12 +8,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2pavg.credentials import Credentials
+from p2pavg.credentials import Credentials, from_environment
 from p2pavg.errors import ConfigurationError, CredentialError
-from p2pavg.membership.table.address import is_loopback, parse_host_port
+from p2pavg.membership.table.address import is_loopback, parse_host_port, wildcard
 
 logger = logging.getLogger("p2pavg.peer.peer")
 DEFAULT_PORT = 31330
+DEFAULT_LISTEN = f"0.0.0.0:{DEFAULT_PORT}"
 MAX_STREAMS = 128
 MAX_RUN_ID = 200
 
@@ -60,13 +61,15 @@ def settings(
     if streams != "auto" and (type(streams) is not int or not 1 <= streams <= MAX_STREAMS):
         raise ConfigurationError(f'streams must be "auto" or an int from 1 to {MAX_STREAMS}, not {streams!r}')
     check_rate("max_upload_mbps", max_upload_mbps)
+    if listen == DEFAULT_LISTEN:
+        listen = None
     host, port = _listen(listen)
     return Settings(
         run_id=run_id,
         initial_peers=tuple(initial_peers),
         host=host,
         port=port,
-        port_is_default=listen is None or (host, port) == ("0.0.0.0", DEFAULT_PORT),
+        port_is_default=listen is None,
         announce=None if announce is None else parse_host_port(announce),
         client_only=bool(client_only),
         region=region or "",
@@ -85,7 +88,7 @@ def check_rate(name: str, value: object) -> None:
 
 def _listen(listen: str | None) -> tuple[str, int]:
     if listen is None:
-        return "0.0.0.0", DEFAULT_PORT
+        return wildcard(), DEFAULT_PORT
     head, _, tail = listen.rpartition(":")
     if tail == "0" and head:  # any free port: no address of a peer, but one to listen on
         return parse_host_port(f"{head}:1")[0], 0
@@ -93,7 +96,7 @@ def _listen(listen: str | None) -> tuple[str, int]:
 
 
 def _credentials(run_id: str, source: str | os.PathLike[str] | None, host: str) -> Credentials | None:
-    source = source or os.environ.get("P2PAVG_CREDENTIALS") or None
+    source = source or from_environment()
     if source is None:
         if not is_loopback(host):
             logger.warning(

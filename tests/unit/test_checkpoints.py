@@ -4,6 +4,7 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,25 @@ def test_only_the_last_are_kept(tmp_path: Path) -> None:
     assert [path.name.split("-")[-2] for path in checkpoints.paths()] == [f"{e:010d}" for e in (10, 9, 8)]
     assert len(list(tmp_path.iterdir())) == 4
     assert len(other.paths()) == 1
+
+
+def test_only_their_owner_can_read_them(tmp_path: Path) -> None:
+    """A checkpoint holds the model: whatever the umask, its file is 0600."""
+    before = os.umask(0)
+    try:
+        path = save(Checkpoints(tmp_path, ABOUT), 3)
+    finally:
+        os.umask(before)
+    assert path is not None
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_deleted_directory_is_made_again(tmp_path: Path) -> None:
+    """Whoever deletes the directory of a run that goes on loses the old checkpoints, not the next ones."""
+    checkpoints = Checkpoints(tmp_path / "made", ABOUT)
+    checkpoints.directory.rmdir()
+    assert save(checkpoints, 3) is not None
+    assert len(checkpoints.paths()) == 1
 
 
 def damage_head(raw: bytes) -> bytes:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 import ssl
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pavg import credentials
-from p2pavg.credentials import Authority, Credentials, certificates, texts
+from p2pavg.credentials import Authority, Credentials, certificates, environment, texts
 from p2pavg.errors import ConfigurationError, CredentialError
+from tests.unit.endpoints import Host
 
 
 def member(authority: Authority, **lifetime: float) -> Credentials:
@@ -78,18 +82,49 @@ async def test_a_member_of_another_run_is_refused() -> None:
         await meet(member(Authority.new("r")), member(Authority.new("r")))
 
 
-async def test_an_expired_member_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An expired certificate is refused by the other side, and by its own when it is loaded."""
-    authority = Authority.new("r")
-    with monkeypatch.context() as past:
-        past.setattr(
-            certificates, "now", lambda: datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
-        )
-        old = member(authority, days=1)
-    with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
-        await meet(member(authority), old)
-    with pytest.raises(CredentialError, match="expired"):
-        Credentials.load(old.to_text())
+def made_at(monkeypatch: pytest.MonkeyPatch, authority: Authority, **ago: float) -> Credentials:
+    """A member for one day, made at another time."""
+    with monkeypatch.context() as then:
+        moment = datetime.datetime.now(datetime.UTC).replace(microsecond=0) - datetime.timedelta(**ago)
+        then.setattr(certificates, "now", lambda: moment)
+        return member(authority, days=1)
+
+
+@pytest.mark.parametrize(("ago", "words"), [(2, "expired at"), (-2, "hold from")])
+def test_credentials_tell_both_times_when_they_do_not_hold(
+    monkeypatch: pytest.MonkeyPatch, ago: float, words: str
+) -> None:
+    """Credentials of another time are refused when they are loaded, with their time and the clock's."""
+    made = made_at(monkeypatch, Authority.new("r"), days=ago)
+    with pytest.raises(CredentialError, match=words) as caught:
+        Credentials.load(made.to_text())
+    now = datetime.datetime.now(datetime.UTC)
+    assert f"clock says {now:%Y-%m-%d}" in str(caught.value)
+    assert f"{now - datetime.timedelta(days=ago):%Y-%m-%d}"[:8] in str(caught.value)
+
+
+@pytest.mark.parametrize("ago", [2, -2])
+@pytest.mark.parametrize("who", ["dialler", "listener"])
+async def test_a_certificate_of_another_time_names_the_clocks(
+    monkeypatch: pytest.MonkeyPatch, who: str, ago: float
+) -> None:
+    """Whichever side's certificate does not hold now, the dialler is told when it holds and what the clock
+    that looked at it says, not that nobody answers.
+    """
+    authority = Authority.new("run")
+    other, right = made_at(monkeypatch, authority, days=ago), member(authority)
+    dialler, listener = (other, right) if who == "dialler" else (right, other)
+    one, two = Host(dialler.identity), Host(listener.identity)
+    await one.start(credentials=dialler)
+    await two.start(credentials=listener)
+    try:
+        with pytest.raises(CredentialError, match=r"holds from .* to .*clock .* says") as caught:
+            await one.connect(two)
+    finally:
+        await one.close()
+        await two.close()
+    assert f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}" in str(caught.value)
+    assert not two.up
 
 
 async def test_ten_minutes_of_clock_error_are_tolerated() -> None:
@@ -206,3 +241,20 @@ def test_a_certificate_that_only_openssl_refuses() -> None:
         except CredentialError as error:
             strict += isinstance(error.__context__, ssl.SSLError)
     assert strict
+
+
+def test_a_line_in_the_environment_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret line is read once from the environment, which children inherit, and is still known here; a
+    path stays.
+    """
+    line = credentials.new_secret("r")
+    monkeypatch.setattr(environment, "_line", None)
+    monkeypatch.setenv(environment.VARIABLE, line)
+    assert credentials.from_environment() == line
+    assert environment.VARIABLE not in os.environ
+    child = [sys.executable, "-c", f"import os; print(os.environ.get({environment.VARIABLE!r}))"]
+    assert subprocess.run(child, capture_output=True, text=True, check=True).stdout.strip() == "None"
+    assert credentials.from_environment() == line  # a second optimizer of this process
+    monkeypatch.setenv(environment.VARIABLE, "path/of.credentials")
+    assert credentials.from_environment() == "path/of.credentials"
+    assert os.environ[environment.VARIABLE] == "path/of.credentials"

@@ -34,7 +34,7 @@ def test_a_newcomer_is_let_in(capsys: pytest.CaptureFixture[str]) -> None:
     Path("newcomer.request").write_text(capsys.readouterr().out)
     assert run("invite", "my-run.authority", "--request", "newcomer.request", "--days", "2") == 0
     Path("invitation").write_text(capsys.readouterr().out)
-    assert run("accept", "--invitation", "invitation") == 0
+    assert run("accept", "invitation") == 0
     loaded = Credentials.load("p2pavg-member.credentials")
     assert loaded.run_id == "my-run"
     for path in ("my-run.authority", "p2pavg-request.key", "p2pavg-member.credentials"):
@@ -101,7 +101,7 @@ def test_show_tells_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
         (["invite", "r.authority", "--count", "1", "--days", "nan"], "--days"),
         (["new", "r"], "exists"),
         (["new", "r" * 300], "characters"),
-        (["accept", "--key", "r.authority", "--invitation", "r.authority"], "not what"),
+        (["accept", "--key", "r.authority", "r.authority"], "not what"),
         (["show", "p2pavg-secret:AAAA"], "command line"),
         (["show", "readable"], "chmod 600"),
         (["show", "garbage"], "not credentials"),
@@ -136,3 +136,11 @@ def test_a_request_that_would_weaken_the_run_key_is_refused(capsys: pytest.Captu
     capsys.readouterr()
     assert run("invite", "r.authority", "--request", "req") == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_too_many_words_show_the_usage_of_their_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """A word too many shows the usage of the step that was meant."""
+    with pytest.raises(SystemExit) as left:
+        run("accept", "one", "two")
+    assert left.value.code == 2
+    assert "usage: p2pavg credentials accept" in capsys.readouterr().err

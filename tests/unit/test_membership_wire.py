@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from p2pavg.errors import ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.membership import View
 from p2pavg.membership.peerinfo import PeerInfo
+from p2pavg.membership.table import address as addresses
 from p2pavg.membership.table.address import (
     format_host_port,
     normalise,
@@ -141,6 +143,46 @@ def test_addresses_as_people_write_them() -> None:
     assert format_host_port("2001:db8::7", 31330) == "[2001:db8::7]:31330"
     with pytest.raises(ConfigurationError, match="ambiguous"):
         parse_host_port("2001:db8::7:31330")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("http://10.0.0.5:31330", "is a URL"),
+        ("10.0.0.5:99999", "has port 99999, and ports are 1 to 65535"),
+        ("10.0.0.5:0", "has port 0, and ports are 1 to 65535"),
+        ("10.0.0.5", "is not an address"),
+        (":31330", "is not an address"),
+        ("10.0.0.5/run:31330", "is not an address"),
+        ("10.0.0.5:port", "is not an address"),
+        ("10.0.0.5:٣", "is not an address"),
+    ],
+)
+def test_what_is_no_address_is_told(text: str, why: str) -> None:
+    """What is wrong with a text is said, with the text and the right form."""
+    with pytest.raises(ConfigurationError, match=why) as caught:
+        parse_host_port(text)
+    assert repr(text) in str(caught.value)
+    assert "write host:port" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("four", "six", "listens", "found"),
+    [
+        ("10.0.0.5", None, "0.0.0.0", ["10.0.0.5"]),
+        ("10.0.0.5", "2001:db8::7", "0.0.0.0", ["10.0.0.5"]),
+        (None, "2001:db8::7", "::", ["2001:db8::7"]),
+        (None, None, "0.0.0.0", ["127.0.0.1"]),
+    ],
+)
+def test_a_machine_with_but_ipv6_is_reached_by_it(
+    monkeypatch: pytest.MonkeyPatch, four: str | None, six: str | None, listens: str, found: list[str]
+) -> None:
+    """By default a peer listens where its machine has addresses, and announces one of these."""
+    have = {socket.AF_INET: four, socket.AF_INET6: six}
+    monkeypatch.setattr(addresses, "primary_address", lambda family=socket.AF_INET: have[family])
+    assert addresses.wildcard() == listens
+    assert addresses.own_addresses(listens) == found
 
 
 def test_a_peers_words_survive_their_encoding() -> None:

@@ -12,21 +12,29 @@ import struct
 from p2pavg.errors import ConfigurationError
 
 SIOCGIFADDR = 0x8915
+EXAMPLE = "10.0.0.5:31330"
+LAST_PORT = 65535
+_FAR = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # no machine has these
 Address = tuple[str, int]  # numeric IPv4 or IPv6 address, port
 
 
 def parse_host_port(text: str) -> tuple[str, int]:
     """Split "host:port" or "[ipv6]:port". Raises `ConfigurationError` naming the right form."""
+    if "://" in text:
+        raise ConfigurationError(f"{text!r} is a URL; write host:port alone, such as {EXAMPLE}")
     host, separator, port = text.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
         raise ConfigurationError(f"{text!r} is ambiguous; write an IPv6 address as [address]:port")
-    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    number = int(port) if port.isascii() and port.isdigit() else None
+    if not separator or not host or number is None or any(c.isspace() or c in "/[]@" for c in host):
+        raise ConfigurationError(f"{text!r} is not an address of a peer; write host:port, such as {EXAMPLE}")
+    if not 0 < number <= LAST_PORT:
         raise ConfigurationError(
-            f"{text!r} is not an address of a peer; write host:port, such as 10.0.0.5:31330"
+            f"{text!r} has port {number}, and ports are 1 to {LAST_PORT}; write host:port, such as {EXAMPLE}"
         )
-    return host, int(port)
+    return host, number
 
 
 def format_host_port(host: str, port: int) -> str:
@@ -95,17 +103,34 @@ def unpack_address(data: bytes) -> Address | None:
     return str(ip), port
 
 
-def primary_address() -> str | None:
-    """This machine's own IPv4 address on the way to the internet; no packet is sent.
+def primary_address(family: socket.AddressFamily = socket.AF_INET) -> str | None:
+    """This machine's own address, IPv4 or IPv6, on the way to the internet; no packet is sent.
 
-    Without such a way, that of its first interface that is not loopback; None when there is none.
+    Without such a way, the IPv4 address of its first interface that is not loopback; None: it has none.
     """
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((_FAR[family], 9))
             return str(probe.getsockname()[0])
     except OSError:
+        if family == socket.AF_INET6:
+            return None
         return next((host for host in _interface_addresses() if not is_loopback(host)), None)
+
+
+def wildcard() -> str:
+    """Where a peer listens unless it is told: on all IPv4 addresses, or, on a machine that has but IPv6, on
+    those.
+    """
+    only_ipv6 = primary_address() is None and primary_address(socket.AF_INET6) is not None
+    return "::" if only_ipv6 else "0.0.0.0"
+
+
+def own_addresses(host: str) -> list[str]:
+    """The addresses of this machine at which a socket that listens on a wildcard `host` may be reached."""
+    families = (socket.AF_INET, socket.AF_INET6) if host == "::" else (socket.AF_INET,)
+    found = [address for family in families if (address := primary_address(family)) is not None]
+    return found or ["::1" if host == "::" else "127.0.0.1"]
 
 
 def _interface_addresses() -> list[str]:

@@ -23,8 +23,8 @@ from p2pavg.membership.table.address import (
     format_host_port,
     is_loopback,
     normalise,
+    own_addresses,
     parse_host_port,
-    primary_address,
     resolve,
 )
 from p2pavg.membership.table.node import Node
@@ -197,9 +197,8 @@ class DHT:
         seen = sorted(votes, key=lambda host: (is_loopback(host), -votes[host]))
         hosts = [host for host in seen[:2] if not is_loopback(host)]
         if not hosts:
-            own = primary_address()
-            hosts = [host for host in (*seen[:1], own) if host is not None]
-        return [(host, self.port) for host in dict.fromkeys(hosts or ["127.0.0.1"])]
+            hosts = [*seen[:1], *own_addresses(self._host)]
+        return [(host, self.port) for host in dict.fromkeys(hosts)]
 
     async def check_reachability(self) -> Reachability:
         """Have others open a TCP connection to this node's port where they see it; takes up to 3 seconds."""
@@ -235,18 +234,23 @@ class DHT:
             if way_in is not None and way_in.id != self.identity.peer_id:
                 self._spawn(self._find_neighbours(way_in))
                 return
-            if way_in is not None and len(addresses) == 1:
-                return  # every machine of a job was given the first one's address, and this is the first one
-            if self.node.clock() >= deadline:
+            ourselves = way_in is not None
+            if (ourselves and len(addresses) == 1) or self.node.clock() >= deadline:
                 break
             await asyncio.sleep(JOIN_RETRY_SECONDS)
         names = ", ".join(format_host_port(host, port) for host, port in self._initial_peers)
+        if ourselves and len(addresses) == 1:
+            raise ConfigurationError(
+                f"{names} is this peer's own address, where it would meet itself alone; name another member "
+                "(its port may have moved: look at what it printed), or no initial_peers to start a new swarm"
+            )
         if self.node.rpc.other_version is not None:
             raise IncompatiblePeerError(
                 f"the nodes at {names} speak version {self.node.rpc.other_version} of the table, this one "
                 f"(p2pavg {__version__}) version {VERSION}; install the same p2pavg version everywhere"
             )
         hint = f"; no address is known for {unresolved[0]}" if unresolved else ""
+        hint += "; one of them is this peer's own" if ourselves else ""
         raise UnreachableError(
             f"none of the initial peers answered over UDP ({names}){hint}; check that one of them runs and "
             f"that its port is open for UDP and TCP, or start a new swarm without initial_peers"

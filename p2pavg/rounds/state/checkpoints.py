@@ -142,6 +142,7 @@ class Checkpoints:
     def save(self, manifest: Manifest, blob: U8, history: list[list[Any]]) -> Path | None:
         """Write one, all or nothing, and drop the oldest; None: another peer is at it. Raises OSError."""
         path = self.path(manifest.epoch, manifest.lineage)
+        self.directory.mkdir(parents=True, exist_ok=True)  # somebody may have deleted it
         with self._alone() as alone:
             if not alone:
                 return None
@@ -167,7 +168,7 @@ class Checkpoints:
         )
         part = self.directory / f".{path.stem}.{secrets.token_hex(4)}.part"
         try:
-            with part.open("xb") as file:
+            with open(part, "xb", opener=_private) as file:
                 file.write(MAGIC + struct.pack("<Q", len(head)) + head)
                 file.write(memoryview(blob))
                 file.flush()
@@ -204,6 +205,11 @@ def _unpacked(head: bytes) -> Any:
         return msgpack.unpackb(head)
     except (ValueError, msgpack.UnpackException):
         raise _BrokenError("its head is broken") from None
+
+
+def _private(path: str, flags: int) -> int:
+    """The model is its owner's, whatever the umask."""
+    return os.open(path, flags, 0o600)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from p2pavg.credentials import Credentials, certificate_key
+from p2pavg.credentials import Credentials, certificate_key, check_time
 from p2pavg.errors import CredentialError, ProtocolError, UnreachableError
 from p2pavg.transport.links import handshake
 
@@ -67,13 +67,16 @@ class ControlConnection(asyncio.Protocol):
             if not _is_about_certificates(error):
                 raise UnreachableError(f"the TLS handshake failed ({error.reason or error})") from None
             raise CredentialError(
-                f"the other side's credentials are not of this run, or expired ({error.reason or error}); "
+                f"the other side's credentials are not of this run ({error.reason or error}); "
                 "check credentials= on both sides"
             ) from None
         return connection
 
     def proven_key(self) -> bytes | None:
-        """The public key of the other side's certificate; None without TLS. Raises CredentialError."""
+        """The public key of the other side's certificate, which holds now; None without TLS.
+
+        Raises CredentialError.
+        """
         assert self._transport is not None
         tls = self._transport.get_extra_info("ssl_object")
         if tls is None:
@@ -81,7 +84,9 @@ class ControlConnection(asyncio.Protocol):
         certificate = tls.getpeercert(binary_form=True)
         if certificate is None:
             raise CredentialError("the other side showed no certificate")
-        return certificate_key(certificate)
+        key = certificate_key(certificate)
+        check_time(certificate)
+        return key
 
     # -- use
 

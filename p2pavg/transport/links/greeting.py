@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from p2pavg.credentials import Credentials
-from p2pavg.errors import ProtocolError, UnreachableError
+from p2pavg.errors import CredentialError, ProtocolError, UnreachableError
 from p2pavg.identity import Identity
 from p2pavg.transport.links import handshake, proofs
 from p2pavg.transport.links import raw_socket as wire
@@ -58,7 +58,7 @@ async def as_dialler(
         rtt = time.monotonic() - began
         theirs = handshake.parse_hello(answer)
         try:
-            handshake.check_key(theirs, connection.proven_key())
+            handshake.check_key(theirs, _proven_key(connection))
             proofs.check_signature(mine, theirs, theirs, answer)
             await admit(theirs)
         except Refusal as refusal:
@@ -93,7 +93,7 @@ async def as_listener(
         connection = await ControlConnection.over(sock, dialled=False, credentials=credentials)
         theirs = handshake.parse_hello(await connection.read())
         try:
-            handshake.check_key(theirs, connection.proven_key())
+            handshake.check_key(theirs, _proven_key(connection))
             check(theirs)
             began = time.monotonic()
             signature = identity.sign(proofs.transcript(theirs, mine, mine))
@@ -112,6 +112,14 @@ async def as_listener(
         _close(sock, connection)
         raise
     return Met(connection, theirs, mine, rtt)
+
+
+def _proven_key(connection: ControlConnection) -> bytes | None:
+    """The key that the other side proved to have. Raises Refusal, so that it is told what is wrong."""
+    try:
+        return connection.proven_key()
+    except CredentialError as error:
+        raise Refusal("credentials", str(error)) from None
 
 
 def _close(sock: socket.socket, connection: ControlConnection | None) -> None:

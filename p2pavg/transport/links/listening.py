@@ -54,6 +54,8 @@ def _listen(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # on "::", IPv4 comes in as well
         sock.bind(address)
         sock.listen(_BACKLOG)
         sock.setblocking(False)

@@ -1,0 +1,28 @@
+"""Credentials that come in the environment, which every child process would inherit."""
+
+from __future__ import annotations
+
+import os
+
+from p2pavg.credentials import texts
+
+VARIABLE = "P2PAVG_CREDENTIALS"
+_line: str | None = None  # a secret that was there
+
+
+def from_environment() -> str | None:
+    """What P2PAVG_CREDENTIALS says: a path, or the line itself; None: nothing.
+
+    A line is a secret. It is taken out of the environment, so that children of this process (workers that
+    load data, shells) do not get it, and kept here for whoever asks again.
+    """
+    global _line
+    source = os.environ.get(VARIABLE)
+    if not source:
+        return _line
+    if texts.is_line(source):
+        _line = source
+        del os.environ[VARIABLE]
+    else:
+        _line = None  # a path was said later
+    return source
