@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 from p2pavg.identity import Identity, peer_id_of, verify
 from p2pavg.membership.table.address import Address, normalise, pack_address
 from p2pavg.membership.table.beat import BEAT_MARK
-from p2pavg.membership.table.throttle import Throttle, network_of
+from p2pavg.membership.table.throttle import Throttle
 from p2pavg.membership.table.wire import (
     AMPLIFICATION,
     FLAGS_OFFSET,
@@ -35,6 +35,7 @@ from p2pavg.membership.table.wire import (
     encode,
     other_version,
 )
+from p2pavg.networks import source_of
 
 logger = logging.getLogger("p2pavg.membership")
 
@@ -176,7 +177,7 @@ class Rpc(asyncio.DatagramProtocol):
 
     def _admits(self, address: Address, work: float = 1.0) -> bool:
         """Whether to work for what came from there."""
-        return self._throttle.admits(network_of(address[0]), self._clock(), work)
+        return self._throttle.admits(source_of(address[0]), self._clock(), work)
 
     def _other(self, data: bytes, address: Address) -> None:
         """No message of ours. Whoever speaks another version is told so, briefly, and we remember it."""

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 
 MAX_SENDERS = 4096
-
-
-def network_of(host: str) -> str:
-    """Whom a numeric address is counted to: an IPv4 address, or the /64 of an IPv6 one."""
-    if ":" not in host:
-        return host
-    try:
-        number = int(ipaddress.IPv6Address(host.partition("%")[0]))
-    except ValueError:
-        return host
-    return f"{number >> 64:x}::"
 
 
 class Throttle:

@@ -6,12 +6,13 @@ Two peers that average tiny vectors without a pause send each other 1,300 messag
 
 from __future__ import annotations
 
-from p2pavg.membership.table.throttle import Throttle, network_of
+from p2pavg.membership.table.throttle import Throttle
+from p2pavg.networks import source_of
 
 MESSAGES_PER_S, MESSAGES_AT_ONCE = 5000.0, 20000.0  # of one peer, over all links that it makes
 MESSAGE_BYTES = 1024  # a longer message counts as one for each so many bytes
 STREAMS_PER_S, STREAMS_AT_ONCE = 100.0, 400.0  # that one peer opens
-HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 20.0, 256.0  # of one address, or IPv6 network
+HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 20.0, 256.0  # of one source (see p2pavg.networks)
 MAX_LINKS = 512
 
 
@@ -33,4 +34,4 @@ class Budget:
 
     def admits_handshake(self, host: str, now: float) -> bool:
         """Whether somebody at this address may try to prove who it is."""
-        return self._handshakes.admits(network_of(host), now)
+        return self._handshakes.admits(source_of(host), now)
