@@ -20,6 +20,7 @@ import numpy.typing as npt
 from p2pavg.allreduce.encoded import EncodedResult
 from p2pavg.allreduce.encoding import Encodable
 from p2pavg.codecs import Codec
+from p2pavg.rounds.protocol.ballot import Note
 from p2pavg.rounds.protocol.roles import Generation
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Contribution:
     scale: float
     samples: int
     weight: float | None = None  # what the mean counts in the average; None: its samples
+    note: Note = b""  # for the step of all members, if this peer leads the round; at most 64 KiB
 
 
 @dataclass(slots=True)
@@ -122,6 +124,7 @@ class Average:
     members: int
     late: bool
     result: EncodedResult  # decoded into bits that are equal on all peers
+    note: Note  # of the leader, or of another member when that computed on: the same on all peers
 
 
 @dataclass(frozen=True, slots=True)

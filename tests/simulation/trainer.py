@@ -200,7 +200,13 @@ class Node:
     def _local(self) -> ev.LocalProgress:
         samples = self.contribution if self.waiting else self.samples
         return ev.LocalProgress(
-            len(samples), self.batch / self.step_seconds, self.waiting, None, self.last_step, self.batch
+            len(samples),
+            self.batch / self.step_seconds,
+            self.waiting,
+            None,
+            self.last_step,
+            self.batch,
+            note=self.me,
         )
 
     def _step_ends(self) -> None:

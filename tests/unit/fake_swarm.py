@@ -77,9 +77,10 @@ class FakeSwarm:
             share = np.float32(weight / sum(weights.values()))
             mean += share * mean_of(self.waiting[rank], codec)
         result = encoded(mean, codec)
+        note = self.waiting[min(self.waiting)].note
         for rank, member in enumerate(self.joined):
             late = rank not in self.waiting
-            average = Average(self.rounds, sum(weights.values()), len(self.joined), late, result)
+            average = Average(self.rounds, sum(weights.values()), len(self.joined), late, result, note)
             member.outcomes.append(average)
             if not late:
                 member.counted -= self.waiting[rank].samples

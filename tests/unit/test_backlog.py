@@ -27,7 +27,7 @@ def average(epoch: int) -> tuple[Average, np.ndarray]:
         size = codec.encoded_size(count)
         codec.encode(vector[start : start + count], data[at : at + size], 1.0)
         at += size
-    return Average(epoch, 8, 2, True, EncodedResult(layout, data)), vector
+    return Average(epoch, 8, 2, True, EncodedResult(layout, data), b""), vector
 
 
 def test_what_exceeds_the_memory_waits_on_disk(tmp_path: Path) -> None:

@@ -447,7 +447,7 @@ def test_impossible_samples(
 
     calm.run(30.0, lambda: bool(asked()))
     proposal, liar = machine.leading.proposal, asked()[0]
-    machine.handle(Received(liar, Ready(proposal.ballot, samples, weight)), calm.swarm.world.now)
+    machine.handle(Received(liar, Ready(proposal.ballot, samples, weight, b"")), calm.swarm.world.now)
     assert (liar in machine.core.excluded) is checked
     assert (liar in proposal.ready) is not checked
 
@@ -476,7 +476,7 @@ def test_a_forged_begin(checked: bool, forged: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(member, "plausible", lambda *_: True)
         held.declared = told[held.rank]
     samples, weights = zip(*told, strict=True)
-    begin = Begin(held.ballot, weights, samples, (True,) * len(told))
+    begin = Begin(held.ballot, weights, samples, (True,) * len(told), b"")
     leader = held.ballot.leader
     actions = node.machine.handle(Received(leader, begin), calm.swarm.world.now)
     assert held.begun is not checked

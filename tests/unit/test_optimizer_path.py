@@ -123,7 +123,7 @@ def _late_average(opt: CollaborativeOptimizer) -> Any:
     from tests.unit.fake_swarm import encoded
 
     numel = opt._flat.layout.numel
-    return Average(0, 4, 2, True, encoded(np.zeros(numel, np.float32), "none"))
+    return Average(0, 4, 2, True, encoded(np.zeros(numel, np.float32), "none"), b"")
 
 
 def test_sums_come_back_when_nothing_was_averaged(swarm: FakeSwarm, path: FakePath) -> None:

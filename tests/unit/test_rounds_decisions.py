@@ -167,18 +167,19 @@ def test_what_a_successor_decides(answers: dict[bytes, Held | None], commits: bo
 
 
 def test_a_lineage_names_everything_that_went_into_it() -> None:
-    """Another past, epoch, member, weight or result is another lineage."""
-    base = (L0, 1, [A, B], [1.0, 2.0], [b"x" * 32])
+    """Another past, epoch, member, weight, result or note is another lineage."""
+    base = (L0, 1, [A, B], [1.0, 2.0], [b"x" * 32], b"n")
     other = [
-        (L1, 1, [A, B], [1.0, 2.0], [b"x" * 32]),
-        (L0, 2, [A, B], [1.0, 2.0], [b"x" * 32]),
-        (L0, 1, [A, C], [1.0, 2.0], [b"x" * 32]),
-        (L0, 1, [A, B], [1.0, 2.5], [b"x" * 32]),
-        (L0, 1, [A, B], [1.0, 2.0], [b"y" * 32]),
-        (L0, 1, [A, B], [1.0, 2.0], [b"x" * 32, b"x" * 32]),
+        (L1, 1, [A, B], [1.0, 2.0], [b"x" * 32], b"n"),
+        (L0, 2, [A, B], [1.0, 2.0], [b"x" * 32], b"n"),
+        (L0, 1, [A, C], [1.0, 2.0], [b"x" * 32], b"n"),
+        (L0, 1, [A, B], [1.0, 2.5], [b"x" * 32], b"n"),
+        (L0, 1, [A, B], [1.0, 2.0], [b"y" * 32], b"n"),
+        (L0, 1, [A, B], [1.0, 2.0], [b"x" * 32, b"x" * 32], b"n"),
+        (L0, 1, [A, B], [1.0, 2.0], [b"x" * 32], b""),
     ]
     assert next_lineage(*base) == next_lineage(*base)
-    assert len({next_lineage(*arguments) for arguments in [base, *other]}) == 7
+    assert len({next_lineage(*arguments) for arguments in [base, *other]}) == 8
     assert first_lineage(b"r", L0) != first_lineage(b"s", L0) != first_lineage(b"s", L1)
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from p2pavg.part import Part
-from p2pavg.rounds.machine.actions import Commit, Discarded, OpenJob, Resume, Send, WaitAt
+from p2pavg.rounds.machine.actions import Action, Commit, Discarded, OpenJob, Resume, Send, WaitAt
 from p2pavg.rounds.machine.events import (
     Applied,
     Event,
@@ -74,7 +74,7 @@ def test_links_rates_reach_the_next_plan() -> None:
         actions = machine.handle(LocalProgress(10, 1.0, at_boundary=True), at)
         opened = next(a for a in actions if isinstance(a, OpenJob))
         machine.handle(Received(other, Promise(opened.ballot, None)), at + 0.1)
-        machine.handle(Received(other, Ready(opened.ballot, 10, 10.0)), at + 0.2)
+        machine.handle(Received(other, Ready(opened.ballot, 10, 10.0, b"")), at + 0.2)
         machine.handle(JobDone(opened.transfer, (b"d" * 32,), ((other, 5e6),)), at + 0.3)
         actions = machine.handle(Received(other, Done(opened.ballot, (b"d" * 32,), ((me, 7e6),))), at + 0.4)
         commit = next(a for a in actions if isinstance(a, Commit))
@@ -82,6 +82,32 @@ def test_links_rates_reach_the_next_plan() -> None:
         progress = machine.core.progress()
         machine.handle(Received(other, replace(progress, boundary=False, samples=0)), at + 0.6)
     assert plans == [[{}, {}], [{other: 5e6}, {me: 7e6}]]
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_all_members_get_one_note(absent: bool) -> None:
+    """Every member commits with the note of the leader, or of the first that is ready when it computes on."""
+    calm = Calm(3, step=0.02, batch=4, target=24)
+    calm.epochs(2)
+    committed: dict[int, set[bytes]] = {}
+    acted = calm.swarm.acted
+
+    def record(node: Node, action: Action) -> None:
+        acted(node, action)
+        if isinstance(action, Commit):
+            committed.setdefault(action.ballot.epoch, set()).add(action.note)
+
+    calm.swarm.acted = record  # type: ignore[method-assign]
+    leader = calm.leader
+    leader.hung = absent
+    if absent:
+        calm.run(30.0, lambda: bool(committed))
+        assert calm.leader is leader
+        others = min(node.me for node in calm.nodes if node is not leader)
+        assert committed[min(committed)] == {others}
+    else:
+        calm.epochs(4)
+        assert set(map(frozenset, committed.values())) == {frozenset({leader.me})}
 
 
 def test_a_peer_stops_at_the_step_that_reaches_the_target() -> None:

@@ -251,6 +251,7 @@ class Driver:
             samples_per_second=self.recorder.rate(session.samples(), session.steps),
             at_boundary=at_boundary,
             weight=contribution.weight if contribution is not None else None,
+            note=contribution.note if contribution is not None else b"",
             step_seconds=session.step_seconds,
             step_samples=session.step_samples,
             upload_bps=self._pulse.upload_bps,
@@ -394,6 +395,7 @@ class Driver:
             members=len(commit.members),
             late=commit.late,
             result=job.encoded(),
+            note=commit.note,
         )
         self._deliveries.put(average, commit)
         self._deliver()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2pavg.part import Part
-from p2pavg.rounds.protocol.ballot import Ballot, Lineage, PeerId
+from p2pavg.rounds.protocol.ballot import Ballot, Lineage, Note, PeerId
 from p2pavg.rounds.protocol.messages import Message
 from p2pavg.rounds.protocol.roles import Seat
 
@@ -70,6 +70,7 @@ class Commit:
     following: bool  # it follows on a state that is being downloaded
     attempts: int
     failed: tuple[tuple[PeerId, str], ...]  # who was left out in this epoch, and why
+    note: Note  # all members step by it
     seconds: Mapping[str, float] = field(default_factory=dict)
     # phases as seen here, one after the other: waiting (boundary -> proposal), matchmaking (-> begin),
     # transfer (-> own result whole), commit (-> now)

@@ -13,7 +13,7 @@ from p2pavg.rounds.machine.camps import Camp, Facts, View
 from p2pavg.rounds.machine.deadlines import Deadlines
 from p2pavg.rounds.machine.election import rendezvous
 from p2pavg.rounds.machine.pace import Pace
-from p2pavg.rounds.protocol.ballot import Ballot, Lineage, PeerId
+from p2pavg.rounds.protocol.ballot import Ballot, Lineage, Note, PeerId
 from p2pavg.rounds.protocol.lineage import History
 from p2pavg.rounds.protocol.messages import Aborted, Committed, Message, Progress
 from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
@@ -74,6 +74,7 @@ class Core:
         self.samples = 0
         self.rate = 0.0
         self.weight: float | None = None
+        self.note: Note = b""  # for the coming step
         self.pace = Pace()
         self.upload_bps = self.download_bps = 0.0  # not measured yet
         self.link_bps: Mapping[PeerId, float] = {}  # from others, where measured

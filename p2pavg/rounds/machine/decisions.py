@@ -60,7 +60,7 @@ class Decisions:
         """The result is the epoch's average."""
         core, ballot = self.core, held.ballot
         peers = [seat.peer for seat in held.members]
-        lineage = next_lineage(held.lineage, ballot.epoch, peers, message.weights, message.digests)
+        lineage = next_lineage(held.lineage, ballot.epoch, peers, message.weights, message.digests, held.note)
         total = core.history.total + sum(message.samples)
         made = Generation(ballot.epoch, lineage, held.transfer, sum(message.samples), total, ballot.leader)
         late = not held.ready
@@ -79,6 +79,7 @@ class Decisions:
                 following=core.joining is not None,
                 attempts=core.attempts,
                 failed=tuple(core.excluded.items()),
+                note=held.note,
                 seconds={
                     "waiting": max(0.0, held.proposed_at - arrived),
                     "matchmaking": held.begun_at - max(held.proposed_at, arrived),

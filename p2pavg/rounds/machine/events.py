@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.ballot import Lineage, Note, PeerId
 from p2pavg.rounds.protocol.messages import Message
 from p2pavg.rounds.protocol.roles import Generation, Role
 
@@ -22,6 +22,7 @@ class LocalProgress:
     at_boundary: it waits in step() with a fixed contribution (samples may be 0: nothing to contribute) and
     was given no outcome yet: False as soon as Resume, Commit, RoundFailed or a state was handed to it.
     step_seconds, step_samples: how long the last step took and what it counted; 0 before the first.
+    note: for everybody's coming step, if this peer turns out to lead it.
     """
 
     samples: int
@@ -32,6 +33,7 @@ class LocalProgress:
     step_samples: int = 0
     upload_bps: float = 0.0  # as measured; 0.0: not yet
     download_bps: float = 0.0
+    note: Note = b""
 
 
 @dataclass(frozen=True, slots=True)

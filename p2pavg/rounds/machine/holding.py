@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from p2pavg.part import Part
 from p2pavg.rounds.machine.stalls import TransferWatch
-from p2pavg.rounds.protocol.ballot import Ballot, Held, Lineage, PeerId, Stage
+from p2pavg.rounds.protocol.ballot import Ballot, Held, Lineage, Note, PeerId, Stage
 from p2pavg.rounds.protocol.messages import Committed
 from p2pavg.rounds.protocol.roles import Seat
 
@@ -32,6 +32,7 @@ class Holding:
     ready: bool = False  # at the boundary when the round began
     weights: tuple[float, ...] = ()
     samples: tuple[int, ...] = ()
+    note: Note = b""  # what all members step by, once begun
     digests: tuple[bytes, ...] = ()
     fact: tuple[PeerId, Committed] | None = None  # told so, but our copy is not whole yet (joiners)
     watch: TransferWatch | None = None

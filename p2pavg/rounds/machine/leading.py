@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from p2pavg.rounds.machine.camps import Facts
 from p2pavg.rounds.machine.core import UNANSWERED, UNLINKED
 from p2pavg.rounds.machine.stalls import judge
-from p2pavg.rounds.protocol.ballot import Ballot, PeerId, Stage
+from p2pavg.rounds.protocol.ballot import Ballot, Note, PeerId, Stage
 from p2pavg.rounds.protocol.messages import (
     Aborted,
     Begin,
@@ -44,6 +44,7 @@ class Proposal:
     asked_at: float
     promised: set[PeerId] = field(default_factory=set)
     ready: dict[PeerId, tuple[int, float]] = field(default_factory=dict)  # samples, weight
+    notes: dict[PeerId, Note] = field(default_factory=dict)  # of those that are ready
     begun: bool = False
     weights: tuple[float, ...] = ()  # once begun
     samples: tuple[int, ...] = ()
@@ -186,6 +187,7 @@ class Leading:
             self.abort("it declares more samples, or another weight, than it can have", [peer])
             return
         proposal.ready[peer] = (message.samples, message.weight)
+        proposal.notes[peer] = message.note
         self._try_to_begin()
 
     def on_refuse(self, peer: PeerId, message: Refuse) -> None:
@@ -255,7 +257,8 @@ class Leading:
         proposal.samples = tuple(proposal.ready.get(peer, nothing)[0] for peer in proposal.members)
         proposal.weights = tuple(proposal.ready.get(peer, nothing)[1] for peer in proposal.members)
         ready = tuple(peer in proposal.ready for peer in proposal.members)
-        message = Begin(proposal.ballot, proposal.weights, proposal.samples, ready)
+        first = core.me if core.me in proposal.notes else min(proposal.notes)
+        message = Begin(proposal.ballot, proposal.weights, proposal.samples, ready, proposal.notes[first])
         for peer in proposal.members:
             core.send(peer, message)
 

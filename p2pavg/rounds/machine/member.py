@@ -176,7 +176,7 @@ class Member:
             return
         held.said_ready = True
         held.declared = core.samples, float(core.samples) if core.weight is None else core.weight
-        core.send(held.ballot.leader, Ready(held.ballot, *held.declared))
+        core.send(held.ballot.leader, Ready(held.ballot, *held.declared, core.note))
 
     def on_begin(self, peer: PeerId, message: Begin) -> None:
         held, core = self.holding, self.core
@@ -195,7 +195,7 @@ class Member:
         if ready and not (held.said_ready and core.boundary):
             return  # we do not wait any more: the leader's deadline or ours ends it
         held.begun, held.begun_at, held.ready = True, core.now, ready
-        held.weights, held.samples = message.weights, message.samples
+        held.weights, held.samples, held.note = message.weights, message.samples, message.note
         held.watch = TransferWatch(core.now, [seat.peer for seat in held.members], core.me, core.deadlines)
         if held.voter:
             core.must_go = True

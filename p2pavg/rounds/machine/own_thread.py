@@ -29,7 +29,7 @@ class Trainer:
         if event.samples > core.samples:
             core.pace = Pace(event.step_seconds, event.step_samples, core.now)
             core.deadlines.measured_step(core.me, event.step_seconds)
-        core.samples, core.weight = event.samples, event.weight
+        core.samples, core.weight, core.note = event.samples, event.weight, event.note
         if event.at_boundary and not core.boundary:
             core.boundary_at = core.now
         core.boundary = event.at_boundary

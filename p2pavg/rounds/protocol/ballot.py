@@ -12,6 +12,8 @@ DIGEST_BYTES = 32
 
 PeerId = bytes
 Lineage = bytes
+Note = bytes
+"""What a training thread says of its coming step, for those of the other peers. The rounds only carry it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -11,6 +11,7 @@ from p2pavg.printable import printable
 
 MAX_MEMBERS = 1024
 MAX_TEXT = 400
+MAX_NOTE = 1 << 16  # bytes
 MAX_INT = 2**62
 
 Check = Callable[[Any], Any]
@@ -60,6 +61,13 @@ def sized(size: int) -> Check:
         return value
 
     return check
+
+
+def note(value: Any) -> bytes:
+    """At most MAX_NOTE bytes."""
+    if type(value) is not bytes or len(value) > MAX_NOTE:
+        raise malformed("a note is missing or too long")
+    return value
 
 
 def optional(inner: Check) -> Check:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.ballot import Lineage, Note, PeerId
 from p2pavg.rounds.protocol.roles import Generation
 
 KEPT_GENERATIONS = 1024
@@ -25,14 +25,16 @@ def next_lineage(
     members: Sequence[PeerId],
     weights: Sequence[float],
     digests: Sequence[bytes],
+    note: Note,
 ) -> Lineage:
-    """id_t = H(id_{t-1}, epoch, members and weights, digest of the encoded result)."""
+    """id_t = H(id_{t-1}, epoch, members and weights, digest of the encoded result, what they step by)."""
     state = hashlib.sha256(before)
     state.update(struct.pack("<QII", epoch, len(members), len(digests)))
     for peer, weight in zip(members, weights, strict=True):
         state.update(peer + struct.pack("<d", weight))
     for digest in digests:
         state.update(digest)
+    state.update(note)
     return state.digest()
 
 

@@ -13,6 +13,7 @@ from p2pavg.rounds.protocol.ballot import (
     Ballot,
     Held,
     Lineage,
+    Note,
     PeerId,
     Stage,
 )
@@ -23,6 +24,7 @@ from p2pavg.rounds.protocol.fields import (
     items,
     listed,
     malformed,
+    note,
     number,
     optional,
     sized,
@@ -116,6 +118,7 @@ class Ready:
     ballot: Ballot
     samples: int
     weight: float
+    note: Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,7 @@ class Begin:
     weights: tuple[float, ...]
     samples: tuple[int, ...]
     ready: tuple[bool, ...]  # who was at its boundary; the others compute on, and their samples count later
+    note: Note  # the leader's, if it is ready, else that of the first who is; all step by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +296,7 @@ _CHECKS: Mapping[str, Check] = {
     "bool": boolean,
     "str": text,
     "Lineage": _lineage,
+    "Note": note,
     "PeerId": _peer,
     "PeerId | None": optional(_peer),
     "Ballot": _ballot,
