@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kLongestLine = 65536;
 constexpr size_t kMostClients = 64;
+constexpr size_t kMostGateways = 64;
 
 using Setters = std::map<std::string, std::function<void(double)>>;
 
@@ -50,25 +51,72 @@ std::pair<size_t, size_t> range(const std::string& word, size_t hosts) {
     throw std::runtime_error("no such host " + word);
 }
 
+// "gateway NAME key=value ...": a new one, or changes to one that exists.
+void apply_gateway(Network& network, std::istringstream& words, const std::string& name) {
+    std::vector<Gateway>& gateways = network.gateways();
+    size_t g = 0;
+    while (g < gateways.size() && gateways[g].name != name) ++g;
+    Gateway changed = g < gateways.size() ? gateways[g] : Gateway{};
+    changed.name = name;
+    auto dependence = [](double v) { return static_cast<Dependence>(static_cast<int>(v)); };
+    assign(words, {{"inside", [&](double v) { changed.inside = static_cast<uint32_t>(v); }},
+                   {"external", [&](double v) { changed.external = static_cast<uint32_t>(v); }},
+                   {"parent", [&](double v) { changed.parent = static_cast<int>(v) - 1; }},  // 0: none
+                   {"mapping", [&](double v) { changed.mapping = dependence(v); }},
+                   {"filtering", [&](double v) { changed.filtering = dependence(v); }},
+                   {"hairpin", [&](double v) { changed.hairpin = v != 0; }},
+                   {"resets", [&](double v) { changed.resets = v != 0; }},
+                   {"pmp", [&](double v) { changed.pmp = v != 0; }},
+                   {"pcp", [&](double v) { changed.pcp = v != 0; }},
+                   {"udp_idle_ns", [&](double v) { changed.udp_idle = static_cast<Nanoseconds>(v); }},
+                   {"tcp_idle_ns", [&](double v) { changed.tcp_idle = static_cast<Nanoseconds>(v); }}});
+    if (changed.parent >= static_cast<int>(gateways.size())) throw std::runtime_error("no such parent of gateway " + name);
+    if (gateways.size() >= kMostGateways) throw std::runtime_error("too many gateways");
+    if (g == gateways.size()) {
+        changed.started = monotonic();
+        gateways.push_back(changed);
+        return;
+    }
+    if (changed.external != gateways[g].external) changed.clear();
+    gateways[g] = changed;
+}
+
+std::string dotted(uint32_t address) {
+    char text[16];
+    std::snprintf(text, sizeof text, "%u.%u.%u.%u", address >> 24, address >> 16 & 255, address >> 8 & 255, address & 255);
+    return text;
+}
+
 }  // namespace
 
 void apply(Network& network, const std::string& line) {
     std::istringstream words(line);
     std::string verb, first, second;
     words >> verb >> first;
+    if (verb == "gateway") return apply_gateway(network, words, first);
     const auto [from, from_end] = range(first, network.size());
     if (verb == "node") {
-        double egress_bps = -1, ingress_bps = -1, queue_bytes = -1, behind_nat = -1;
+        double egress_bps = -1, ingress_bps = -1, queue_bytes = -1, behind_nat = -1, address = -1, v6 = -1, gateway = -1,
+               drop_udp = -1;
         assign(words, {{"egress_bps", [&](double v) { egress_bps = v; }},
                        {"ingress_bps", [&](double v) { ingress_bps = v; }},
                        {"queue_bytes", [&](double v) { queue_bytes = v; }},
-                       {"behind_nat", [&](double v) { behind_nat = v; }}});
+                       {"behind_nat", [&](double v) { behind_nat = v; }},
+                       {"address", [&](double v) { address = v; }},
+                       {"v6", [&](double v) { v6 = v; }},
+                       {"gateway", [&](double v) { gateway = v; }},
+                       {"drop_udp", [&](double v) { drop_udp = v; }}});
+        if (gateway > double(network.gateways().size())) throw std::runtime_error("no such gateway: " + line);
         for (size_t i = from; i < from_end; ++i) {
             Host& host = network.host(i);
             if (egress_bps >= 0) host.egress_bps = egress_bps;
             if (ingress_bps >= 0) host.ingress_bps = ingress_bps;
             if (queue_bytes >= 0) host.queue_bytes = queue_bytes;
             if (behind_nat >= 0) host.behind_nat = behind_nat != 0;
+            if (address >= 0) host.address = static_cast<uint32_t>(address);
+            if (v6 >= 0) host.has_v6 = v6 != 0;
+            if (gateway >= 0) host.gateway = static_cast<int>(gateway) - 1;  // 0: none
+            if (drop_udp >= 0) host.drop_udp = drop_udp != 0;
         }
         network.configured();
         return;
@@ -152,11 +200,26 @@ std::string ControlServer::answer(const std::string& line, bool* quit) {
         return "ok";
     }
     try {
-        apply(network_, line);
+        if (line.rfind("readdress ", 0) == 0) readdress(line);
+        else apply(network_, line);
         return "ok";
     } catch (const std::exception& error) {
         return std::string("error: ") + error.what();
     }
+}
+
+// "readdress I A.B.C.D": the host's device gets another address, and packets to the old one lead nowhere.
+void ControlServer::readdress(const std::string& line) {
+    std::istringstream words(line);
+    std::string verb, host, address;
+    unsigned a, b, c, d;
+    words >> verb >> host >> address;
+    if (std::sscanf(address.c_str(), "%u.%u.%u.%u", &a, &b, &c, &d) != 4 || (a | b | c | d) > 255)
+        throw std::runtime_error("bad address " + address);
+    const auto [i, end] = range(host, network_.size());
+    if (end - i != 1) throw std::runtime_error("one host at a time: " + line);
+    set_host_address(devices_[i], address);
+    network_.host(i).address = a << 24 | b << 16 | c << 8 | d;
 }
 
 std::string ControlServer::statistics() const {
@@ -168,6 +231,25 @@ std::string ControlServer::statistics() const {
                       i ? "," : "", devices_[i].name.c_str(), devices_[i].address.c_str(), host.egress_bps,
                       host.ingress_bps);
         text += buffer;
+    }
+    text += "],\"gateways\":[";
+    for (size_t g = 0; g < network_.gateways().size(); ++g) {
+        const Gateway& gateway = network_.gateways()[g];
+        std::snprintf(buffer, sizeof buffer, "%s{\"name\":\"%s\",\"external\":\"%s\",\"mappings\":[", g ? "," : "",
+                      gateway.name.c_str(), dotted(gateway.external).c_str());
+        text += buffer;
+        bool first = true;
+        for (const auto& [where, mapping] : gateway.mappings()) {
+            std::snprintf(buffer, sizeof buffer,
+                          "%s{\"protocol\":%u,\"outside_port\":%u,\"inside\":\"%s:%u\",\"leased\":%s,\"lease_s\":%.3f}",
+                          first ? "" : ",", unsigned{where.first}, unsigned{where.second},
+                          dotted(mapping.inside.address).c_str(), unsigned{mapping.inside.port},
+                          mapping.lease_ends != 0 ? "true" : "false",
+                          mapping.lease_ends != 0 ? double(mapping.lease_ends - monotonic()) * 1e-9 : 0.0);
+            text += buffer;
+            first = false;
+        }
+        text += "]}";
     }
     text += "],\"paths\":[";
     bool first = true;

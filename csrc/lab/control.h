@@ -12,8 +12,8 @@ namespace lab {
 
 class Router;
 
-// Applies "path I J key=value ...", "node I key=value ...", "cut I J sport dport" or "restore I J".
-// I and J are host indices or *. Throws std::runtime_error on anything else.
+// Applies "path I J key=value ...", "node I key=value ...", "gateway NAME key=value ...", "cut I J sport dport" or
+// "restore I J". I and J are host indices or *; IPv4 addresses are numbers. Throws std::runtime_error on anything else.
 void apply(Network& network, const std::string& line);
 
 class ControlServer {
@@ -27,6 +27,7 @@ public:
 private:
     std::string answer(const std::string& line, bool* quit);
     std::string statistics() const;
+    void readdress(const std::string& line);
 
     std::vector<HostDevice>& devices_;
     Network& network_;

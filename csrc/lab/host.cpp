@@ -7,6 +7,7 @@
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
 #include <net/if.h>
+#include <net/route.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -52,6 +53,43 @@ void set_address(int sock, const char* device, unsigned long what, const std::st
     in->sin_family = AF_INET;
     if (inet_pton(AF_INET, address.c_str(), &in->sin_addr) != 1) throw std::runtime_error("bad address " + address);
     if (ioctl(sock, what, &request) < 0) fail("cannot set address " + address);
+}
+
+// All that has no address of its own here goes to the router.
+void add_default_route(int sock, const char* device) {
+    rtentry route{};
+    route.rt_dst.sa_family = route.rt_genmask.sa_family = route.rt_gateway.sa_family = AF_INET;
+    route.rt_flags = RTF_UP;
+    std::string name = device;
+    route.rt_dev = name.data();
+    if (ioctl(sock, SIOCADDRT, &route) < 0 && errno != EEXIST) fail("cannot set a route");
+}
+
+void set_v4(const std::string& address) {
+    const int sock = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (sock < 0) fail("cannot open a socket");
+    set_address(sock, "wan0", SIOCSIFADDR, address);
+    set_address(sock, "wan0", SIOCSIFNETMASK, "255.255.255.0");
+    set_up(sock, "wan0");
+    add_default_route(sock, "wan0");
+    close(sock);
+}
+
+struct Request6 {  // struct in6_ifreq of linux/ipv6.h, which cannot be included beside netinet/in.h
+    in6_addr address;
+    uint32_t prefix;
+    int index;
+};
+
+void set_v6(const std::string& address) {
+    const int sock = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (sock < 0) fail("cannot open an IPv6 socket: the kernel has no IPv6");
+    Request6 request{};
+    request.prefix = 64;
+    request.index = static_cast<int>(if_nametoindex("wan0"));
+    if (inet_pton(AF_INET6, address.c_str(), &request.address) != 1) throw std::runtime_error("bad address " + address);
+    if (ioctl(sock, SIOCSIFADDR, &request) < 0) fail("cannot set address " + address);
+    close(sock);
 }
 
 // By netlink, for the ioctl asks for privilege outside of the user namespace.
@@ -108,17 +146,19 @@ void gain_privilege() {
     if (unshare(CLONE_NEWNET) < 0) fail("cannot make a network namespace");
 }
 
-HostDevice make_host(const std::string& name, const std::string& address, int mtu, const Sysctls& sysctls) {
+HostDevice make_host(const std::string& name, const std::string& address, const std::string& address6, int mtu,
+                     const Sysctls& sysctls) {
     HostDevice host;
     host.name = name;
     host.address = address;
+    host.address6 = address6;
     if (unshare(CLONE_NEWNET) < 0) fail("cannot make a network namespace");
     host.ns = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
     struct stat status {};
     if (host.ns < 0 || fstat(host.ns, &status) < 0) fail("cannot open the network namespace");
     host.inode = status.st_ino;
 
-    write_file("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1", false);
+    write_file("/proc/sys/net/ipv6/conf/default/disable_ipv6", address6.empty() ? "1" : "0", false);
     host.tun = open_tun();
     const int sock = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (sock < 0) fail("cannot open a socket");
@@ -128,10 +168,10 @@ HostDevice make_host(const std::string& name, const std::string& address, int mt
     std::strncpy(request.ifr_name, "wan0", IFNAMSIZ - 1);
     request.ifr_mtu = mtu;
     if (ioctl(sock, SIOCSIFMTU, &request) < 0) fail("cannot set the MTU");
-    set_address(sock, "wan0", SIOCSIFADDR, address);
-    set_address(sock, "wan0", SIOCSIFNETMASK, "255.255.255.0");
     set_up(sock, "wan0");
     close(sock);
+    if (!address.empty()) set_v4(address);
+    if (!address6.empty()) set_v6(address6);
     for (const auto& [key, value] : sysctls) {
         std::string path = "/proc/sys/" + key;
         std::replace(path.begin() + 10, path.end(), '.', '/');
@@ -139,6 +179,21 @@ HostDevice make_host(const std::string& name, const std::string& address, int mt
     }
     host.statistics = open("/proc/thread-self/net/dev", O_RDONLY | O_CLOEXEC);
     return host;
+}
+
+void set_host_address(HostDevice& host, const std::string& address) {
+    const int home = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+    if (home < 0 || setns(host.ns, CLONE_NEWNET) < 0) fail("cannot enter the host's namespace");
+    std::string wrong;
+    try {
+        set_v4(address);
+        host.address = address;
+    } catch (const std::runtime_error& error) {
+        wrong = error.what();
+    }
+    if (setns(home, CLONE_NEWNET) < 0) fail("cannot leave the host's namespace");
+    close(home);
+    if (!wrong.empty()) throw std::runtime_error(wrong);
 }
 
 uint64_t kernel_drops(const HostDevice& host) {

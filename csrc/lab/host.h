@@ -12,7 +12,7 @@
 namespace lab {
 
 struct HostDevice {
-    std::string name, address;
+    std::string name, address, address6;  // IPv4 and IPv6; empty: none
     int tun = -1;         // read and write packets
     int ns = -1;          // the namespace
     int statistics = -1;  // /proc/net/dev of the namespace
@@ -25,7 +25,11 @@ using Sysctls = std::vector<std::pair<std::string, std::string>>;
 // Throws std::runtime_error with a sentence for the user; so do all functions here.
 void gain_privilege();
 
-HostDevice make_host(const std::string& name, const std::string& address, int mtu, const Sysctls& sysctls);
+HostDevice make_host(const std::string& name, const std::string& address, const std::string& address6, int mtu,
+                     const Sysctls& sysctls);
+
+// Gives a host another IPv4 address, in the place of the one that it has.
+void set_host_address(HostDevice& host, const std::string& address);
 
 uint64_t kernel_drops(const HostDevice& host);  // packets that the kernel dropped because the router was too slow
 

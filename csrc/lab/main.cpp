@@ -26,7 +26,10 @@
 namespace {
 
 struct Configuration {
-    std::vector<std::pair<std::string, std::string>> hosts;
+    struct Host {
+        std::string name, address, address6;
+    };
+    std::vector<Host> hosts;
     lab::Sysctls sysctls;
     std::vector<std::string> commands;
     int mtu = 1500;
@@ -42,7 +45,9 @@ Configuration read_configuration(const std::string& path) {
         std::istringstream words(line);
         std::string verb, key, value;
         words >> verb >> key;
-        if (verb == "host" && words >> value) configuration.hosts.emplace_back(key, value);
+        std::string address6;
+        if (verb == "host" && words >> value >> address6)  // "-": no address of that family
+            configuration.hosts.push_back({key, value == "-" ? "" : value, address6 == "-" ? "" : address6});
         else if (verb == "sysctl" && std::getline(words >> std::ws, value)) configuration.sysctls.emplace_back(key, value);
         else if (verb == "mtu") configuration.mtu = std::stoi(key);
         else if (verb == "seed") configuration.seed = std::stoull(key);
@@ -89,7 +94,7 @@ void write_state(const std::string& path, const std::vector<lab::HostDevice>& ho
     file << "{\"pid\":" << getpid() << ",\"start\":" << start_time() << ",\"priority\":\"" << priority << "\",\"hosts\":[";
     for (size_t i = 0; i < hosts.size(); ++i) {
         file << (i ? "," : "") << "{\"name\":\"" << hosts[i].name << "\",\"address\":\"" << hosts[i].address
-             << "\",\"fd\":" << hosts[i].ns << ",\"inode\":" << hosts[i].inode << "}";
+             << "\",\"address6\":\"" << hosts[i].address6 << "\",\"fd\":" << hosts[i].ns << ",\"inode\":" << hosts[i].inode << "}";
     }
     file << "]}\n";
     file.close();
@@ -109,8 +114,8 @@ int run(const std::string& directory, bool with_lifeline) {
     lab::gain_privilege();
     const int home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
     std::vector<lab::HostDevice> hosts;
-    for (const auto& [name, address] : configuration.hosts)
-        hosts.push_back(lab::make_host(name, address, configuration.mtu, configuration.sysctls));
+    for (const auto& [name, address, address6] : configuration.hosts)
+        hosts.push_back(lab::make_host(name, address, address6, configuration.mtu, configuration.sysctls));
     if (setns(home, CLONE_NEWNET) < 0) throw std::runtime_error("cannot leave the last host's namespace");
 
     lab::Network network(hosts.size(), configuration.seed);

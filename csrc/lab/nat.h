@@ -1,4 +1,4 @@
-// The way back into a host behind a NAT: open to what the host spoke to first, and to nothing else.
+// The way back into a host behind a firewall: open to what the host spoke to first, and to nothing else.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace lab {
 
 using Nanoseconds = int64_t;
 
-// Flows by protocol, addresses and ports, as RFC 4787 calls it: address- and port-dependent filtering. Addresses and
-// ports are not rewritten. A packet either way keeps a flow open; when the table is full, new flows stay closed.
+// Flows by protocol, addresses and ports: address- and port-dependent filtering in the words of RFC 4787. Addresses and
+// ports are not rewritten (gateway.h does that). A packet either way keeps a flow open; when the table is full, new flows stay closed.
 class Nat {
 public:
     void sent(FlowKey flow, Nanoseconds now);        // the host sent a packet of this flow

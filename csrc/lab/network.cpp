@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "port_mapping.h"
+
 namespace lab {
 namespace {
 
@@ -11,6 +13,9 @@ constexpr double kSmallestQueue = 128 * 1024;  // bytes: two super-packets
 constexpr double kPieceTime = 1e6;             // ns: a super-packet is sliced so that no slice takes longer than this
 constexpr Nanoseconds kFlowIdle = 120'000'000'000;
 constexpr size_t kManyFlows = 4096;
+
+constexpr uint8_t kIcmp = 1, kUdp = 17;
+constexpr double kInside = 2e5;  // ns: to the gateway and back
 
 enum Stage : uint8_t { kLeavesFlow, kLeavesPath, kArrives };
 
@@ -132,6 +137,133 @@ Flow* Network::find_flow(const FlowKey& key, Nanoseconds now) {
     return &flow;
 }
 
+int Network::host_in(int net, uint32_t address) const {
+    for (size_t i = 0; i < size(); ++i)
+        if (hosts_[i].gateway == net && hosts_[i].address == address && address != 0) return static_cast<int>(i);
+    return -1;
+}
+
+int Network::gateway_in(int net, uint32_t address) const {
+    for (size_t g = 0; g < gateways_.size(); ++g)
+        if (gateways_[g].parent == net && gateways_[g].external == address) return static_cast<int>(g);
+    return -1;
+}
+
+// The host that a port of a gateway leads to, or, while it leads nowhere, one whose path to the gateway is as long.
+int Network::likely_host(int gateway, uint8_t protocol, uint16_t port, Nanoseconds now) {
+    if (const Mapping* mapped = gateways_[gateway].find(protocol, port, now)) {
+        const int host = host_in(gateway, mapped->inside.address);
+        if (host >= 0) return host;
+        const int inner = gateway_in(gateway, mapped->inside.address);
+        if (inner >= 0) return likely_host(inner, protocol, mapped->inside.port, now);
+    }
+    for (size_t i = 0; i < size(); ++i)
+        for (int g = hosts_[i].gateway; g != -1; g = gateways_[g].parent)
+            if (g == gateway) return static_cast<int>(i);
+    return -1;
+}
+
+bool Network::translate_out(Packet* packet, Gateway& gateway, Nanoseconds now) {
+    uint16_t sport, dport;
+    if (!translatable_ports(packet, &sport, &dport)) return false;
+    const uint16_t remote = packet->protocol == kIcmp ? 0 : dport;
+    const uint16_t port =
+        gateway.leaves(packet->protocol, {source(packet), sport}, {destination(packet), remote}, now);
+    if (port == 0) return false;
+    set_source(packet, gateway.external, port);
+    return true;
+}
+
+bool Network::translate_in(Packet* packet, Nanoseconds now) {
+    int at = packet->entering - 1;
+    const uint32_t asked = destination(packet);
+    uint16_t asked_port, sport, dport;
+    if (!translatable_ports(packet, &sport, &asked_port)) return false;
+    auto keep_out = [&] {
+        set_destination(packet, asked, asked_port);
+        return false;
+    };
+    while (true) {
+        translatable_ports(packet, &sport, &dport);
+        const uint16_t remote = packet->protocol == kIcmp ? 0 : sport;
+        const Mapping* mapped = gateways_[at].enters(packet->protocol, dport, {source(packet), remote}, now);
+        if (mapped == nullptr) return keep_out();
+        set_destination(packet, mapped->inside.address, mapped->inside.port);
+        const int host = host_in(at, mapped->inside.address);
+        const int inner = gateway_in(at, mapped->inside.address);
+        if (host < 0 && inner < 0) return keep_out();
+        if (host >= 0) {
+            packet->dst = static_cast<uint8_t>(host);
+            packet->entering = 0;
+            return true;
+        }
+        at = inner;
+    }
+}
+
+Network::Way Network::route(PacketPool& pool, Packet* packet, int net, Nanoseconds now) {
+    while (true) {
+        const uint32_t to = destination(packet);
+        const int host = host_in(net, to);
+        if (host >= 0) {
+            packet->dst = static_cast<uint8_t>(host);
+            return host == packet->src ? Way::kNowhere : Way::kHost;
+        }
+        int entering = gateway_in(net, to);
+        if (net >= 0) {
+            Gateway& own = gateways_[net];
+            if (to == own.inside) {
+                answer(pool, packet, own, now);
+                return Way::kAnswered;
+            }
+            if (to == own.external && own.hairpin) entering = net;
+            if (to == own.external && !own.hairpin) return Way::kNowhere;
+            if (entering < 0 || entering == net) {
+                if (!translate_out(packet, own, now)) return Way::kNowhere;
+            }
+        }
+        if (entering >= 0) {
+            uint16_t sport, dport;
+            if (!translatable_ports(packet, &sport, &dport)) return Way::kNowhere;
+            const int likely = likely_host(entering, packet->protocol, dport, now);
+            if (likely < 0) return Way::kNowhere;
+            packet->dst = static_cast<uint8_t>(likely);
+            packet->entering = static_cast<uint8_t>(entering + 1);
+            return Way::kEntering;
+        }
+        if (net < 0) return Way::kNowhere;
+        net = gateways_[net].parent;
+    }
+}
+
+void Network::answer(PacketPool& pool, Packet* packet, Gateway& gateway, Nanoseconds now) {
+    uint16_t sport, dport;
+    if (packet->protocol != kUdp || !translatable_ports(packet, &sport, &dport) || dport != kPortMappingPort) return;
+    const Endpoint4 client{source(packet), sport};
+    const std::vector<uint8_t> text = answer_port_mapping(
+        gateway, client, packet->ip() + packet->header, packet->len - sizeof(VirtioHeader) - packet->header, now);
+    if (text.empty()) return;
+    Packet* reply =
+        make_udp(pool, gateway.inside, kPortMappingPort, client.address, client.port, text.data(), text.size());
+    reply->src = reply->dst = packet->src;
+    reply->flow = find_flow(make_flow_key(packet->src, packet->src, kUdp, kPortMappingPort, client.port), now);
+    reply->flow->in_flight += 1;
+    reply->stage = kArrives;
+    push(reply, now + static_cast<Nanoseconds>(kInside));
+}
+
+// A gateway that refuses a connection aloud: as if the host that the packet was for had sent the RST.
+void Network::reset(PacketPool& pool, Packet* refused, Nanoseconds now) {
+    Packet* reply = make_reset(pool, refused);
+    reply->src = refused->dst;
+    const Way way = route(pool, reply, gateways_[refused->entering - 1].parent, now);
+    if (way != Way::kHost && way != Way::kEntering) return drop(pool, reply);
+    uint16_t sport, dport;
+    translatable_ports(reply, &sport, &dport);
+    reply->flow = find_flow(make_flow_key(reply->src, reply->dst, reply->protocol, sport, dport), now);
+    enter_flow(pool, reply, path(reply->src, reply->dst), now);
+}
+
 void Network::push(Packet* packet, Nanoseconds due) { heap_.push({due, order_++, packet}); }
 
 void Network::drop(PacketPool& pool, Packet* packet) { pool.put(packet); }
@@ -145,18 +277,24 @@ uint32_t Network::piece_segments(const Path& path, const Packet* packet) const {
 }
 
 void Network::admit(PacketPool& pool, Packet* packet, uint8_t src, Nanoseconds now) {
-    uint8_t protocol;
     uint16_t sport, dport;
-    const bool understood = parse(packet, &protocol, &sport, &dport);
-    const uint32_t last_byte = understood ? (destination(packet) & 0xff) : 0;
-    if (!understood || last_byte == 0 || last_byte > size() || last_byte - 1 == src) return drop(pool, packet);
+    if (!parse(packet, &sport, &dport)) return drop(pool, packet);
     packet->src = src;
-    packet->dst = static_cast<uint8_t>(last_byte - 1);
+    if (is_v6(packet)) {
+        const uint16_t last = last_of_destination6(packet);
+        if (last == 0 || last > size() || last - 1 == src || !hosts_[last - 1].has_v6) return drop(pool, packet);
+        packet->dst = static_cast<uint8_t>(last - 1);
+    } else {
+        const Way way = route(pool, packet, hosts_[src].gateway, now);
+        if (way == Way::kNowhere || way == Way::kAnswered) return drop(pool, packet);
+        if (packet->header > packet->ip_header) translatable_ports(packet, &sport, &dport);
+    }
     Path& path = this->path(src, packet->dst);
     path.counters.sent_packets += packet->segments;
     path.counters.sent_bytes += packet->wire;
-    packet->flow = find_flow(make_flow_key(src, packet->dst, protocol, sport, dport), now);
-    if (path.down || packet->flow->cut) {
+    packet->flow = find_flow(make_flow_key(src, packet->dst, packet->protocol, sport, dport), now);
+    const bool filtered = packet->protocol == kUdp && (hosts_[src].drop_udp || hosts_[packet->dst].drop_udp);
+    if (path.down || packet->flow->cut || filtered) {
         path.counters.cut_packets += packet->segments;
         return drop(pool, packet);
     }
@@ -249,8 +387,13 @@ Packet* Network::pop(PacketPool& pool, Nanoseconds now, Nanoseconds* due) {
         Packet* packet = heap_.top().packet;
         heap_.pop();
         Path& path = this->path(packet->src, packet->dst);
-        const bool kept_out = path.to_nat && packet->stage != kLeavesFlow &&
-                              !hosts_[packet->dst].nat.admits(packet->flow->key, *due);
+        bool kept_out = path.to_nat && packet->stage != kLeavesFlow &&
+                        !hosts_[packet->dst].nat.admits(packet->flow->key, *due);
+        if (packet->entering != 0 && packet->stage != kLeavesFlow && !path.down && !kept_out) {
+            const Gateway& first = gateways_[packet->entering - 1];
+            kept_out = !translate_in(packet, *due);
+            if (kept_out && first.resets && opens_tcp(packet)) reset(pool, packet, *due);
+        }
         if (path.down || packet->flow->cut || kept_out) {
             path.counters.cut_packets += packet->segments;
             packet->flow->in_flight -= 1;

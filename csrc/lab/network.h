@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "gateway.h"
 #include "nat.h"
 #include "packet.h"
 
@@ -37,7 +38,7 @@ struct Counters {
     uint64_t lost_packets = 0;     // by the loss rate
     uint64_t dropped_packets = 0;  // a queue was full
     uint64_t corrupted_packets = 0;  // a bit was flipped
-    uint64_t cut_packets = 0;        // the path, or the flow, was down, or a NAT kept it out
+    uint64_t cut_packets = 0;        // the path, or the flow, was down, or a firewall or NAT kept it out
 };
 
 struct Path {  // one ordered pair of hosts
@@ -56,6 +57,10 @@ struct Host {
     Shaper egress, ingress;
     bool behind_nat = false;
     Nat nat;
+    uint32_t address = 0;  // IPv4, host order; 0: none
+    bool has_v6 = false;
+    int gateway = -1;      // behind which gateway; -1: none
+    bool drop_udp = false;
 };
 
 struct FlowRule {
@@ -70,6 +75,8 @@ public:
     size_t size() const { return hosts_.size(); }
     Host& host(size_t i) { return hosts_[i]; }
     Path& path(size_t i, size_t j) { return paths_[i * hosts_.size() + j]; }
+    std::vector<Gateway>& gateways() { return gateways_; }
+    const std::vector<Gateway>& gateways() const { return gateways_; }
     void cut_flow(FlowRule rule);
     void restore_flows(uint8_t src, uint8_t dst);
     void configured();  // call after any change: derives shapers and queue limits
@@ -94,6 +101,20 @@ private:
         }
     };
 
+    enum class Way : uint8_t { kNowhere, kHost, kEntering, kAnswered };
+
+    // Where a packet goes from the network behind gateway `net` (-1: the public one): translates what it passes on its way
+    // out, and sets dst, and entering where a gateway has to let it in.
+    Way route(PacketPool& pool, Packet* packet, int net, Nanoseconds now);
+    bool translate_out(Packet* packet, Gateway& gateway, Nanoseconds now);
+    // On arrival: translates the destination, gateway by gateway, down to a host. False: kept out.
+    bool translate_in(Packet* packet, Nanoseconds now);
+    int host_in(int net, uint32_t address) const;     // -1: none
+    int gateway_in(int net, uint32_t address) const;  // -1: none
+    int likely_host(int gateway, uint8_t protocol, uint16_t port, Nanoseconds now);
+    void answer(PacketPool& pool, Packet* packet, Gateway& gateway, Nanoseconds now);
+    void reset(PacketPool& pool, Packet* refused, Nanoseconds now);
+
     void push(Packet* packet, Nanoseconds due);
     void drop(PacketPool& pool, Packet* packet);
     void enter_flow(PacketPool& pool, Packet* piece, Path& path, Nanoseconds now);
@@ -108,6 +129,7 @@ private:
     double draw_loss_gap(double loss);
 
     std::vector<Host> hosts_;
+    std::vector<Gateway> gateways_;
     std::vector<Path> paths_;
     std::vector<FlowRule> cut_;
     std::unordered_map<FlowKey, Flow, FlowKeyHash> flows_;

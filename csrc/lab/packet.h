@@ -1,4 +1,4 @@
-// One IPv4 packet as it crosses the router: a virtio header, then the packet, possibly a TSO super-packet.
+// One IPv4 or IPv6 packet as it crosses the router: a virtio header, then the packet, possibly a TSO super-packet.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +32,9 @@ struct Packet {
     uint16_t payload;   // payload bytes of a full segment
     uint8_t size_class;
     uint8_t src, dst;   // host indices
+    uint8_t protocol;   // TCP, UDP, ICMP
+    uint8_t ip_header;  // bytes of the IP header
+    uint8_t entering;   // 1 + the gateway that must still let the packet in; 0: none
     uint8_t stage;      // of Network: what the packet waits for
     uint8_t* data() { return reinterpret_cast<uint8_t*>(this + 1); }
     uint8_t* ip() { return data() + sizeof(VirtioHeader); }
@@ -67,12 +70,28 @@ FlowKey make_flow_key(uint8_t src, uint8_t dst, uint8_t protocol, uint16_t sport
 FlowKey reversed(FlowKey key);  // of the answers
 uint8_t protocol_of(FlowKey key);
 
-// Reads the headers of a packet that came out of a TUN device. False: not IPv4, or malformed.
-// Fills segments, wire, header and payload, and the fields of the flow's key.
-bool parse(Packet* packet, uint8_t* protocol, uint16_t* sport, uint16_t* dport);
+// Reads the headers of a packet that came out of a TUN device. False: neither IPv4 nor IPv6, or malformed.
+// Fills protocol, ip_header, segments, wire, header and payload, and the ports; 0 where a packet has none.
+bool parse(Packet* packet, uint16_t* sport, uint16_t* dport);
 
-// The first and last IPv4 address bytes, host order.
-uint32_t destination(Packet* packet);
+bool is_v6(Packet* packet);
+uint32_t source(Packet* packet);       // of IPv4, host order
+uint32_t destination(Packet* packet);  // of IPv4, host order
+uint16_t last_of_destination6(Packet* packet);  // the last 16 bits of an IPv6 destination
+bool is_unfragmented(Packet* packet);           // of IPv4
+
+// Which ports a gateway translates: those of TCP and UDP, and the identifier of an ICMP echo as both. False: it has none.
+bool translatable_ports(Packet* packet, uint16_t* sport, uint16_t* dport);
+bool opens_tcp(Packet* packet);  // a SYN without ACK
+
+// Writes another source or destination into an IPv4 packet, and makes the checksums right.
+void set_source(Packet* packet, uint32_t address, uint16_t port);
+void set_destination(Packet* packet, uint32_t address, uint16_t port);
+
+// Fresh IPv4 packets; addresses in host order.
+Packet* make_udp(PacketPool& pool, uint32_t from, uint16_t sport, uint32_t to, uint16_t dport, const uint8_t* data,
+                 size_t bytes);
+Packet* make_reset(PacketPool& pool, Packet* refused);  // what answers a SYN to a closed port
 
 // Inverts one bit of the payload, counted from its first, and makes the checksum right again: the receiver's kernel does
 // not see the damage.

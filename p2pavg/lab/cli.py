@@ -64,13 +64,16 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"of a path: {', '.join(topology.PATH_SETTINGS)}\n"
         "           cut=SPORT:DPORT (one flow; 0 is any port), restore=1 (undo all cuts)\n"
-        f"of a host: {', '.join(topology.NODE_SETTINGS)}\n"
+        f"of a host: {', '.join(topology.NODE_SETTINGS)}, address=A.B.C.D\n"
+        "of a gateway: address=A.B.C.D (its outside address)\n"
         "delay_ms is one way, loss a fraction, a rate of 0 unlimited.\n\n"
         "example: p2pavg lab set two-300ms a:b --both loss=0.01 rate_mbps=100",
     )
     change.add_argument("name", metavar="NAME")
     change.add_argument(
-        "target", metavar="A:B|HOST", help="the path from A to B, or a host; '*' is every host"
+        "target",
+        metavar="A:B|HOST|GATEWAY",
+        help="the path from A to B, a host, or a gateway; '*' is every host",
     )
     change.add_argument("settings", metavar="KEY=VALUE", nargs="+")
     change.add_argument("--both", action="store_true", help="the path from B to A as well")
@@ -120,6 +123,7 @@ def _set(args: argparse.Namespace) -> int:
     settings: dict[str, float] = {}
     cuts: list[tuple[int, int]] = []
     restore = False
+    address = ""
     for word in args.settings:
         key, equals, value = word.partition("=")
         if not equals:
@@ -128,6 +132,8 @@ def _set(args: argparse.Namespace) -> int:
             if key == "cut":
                 sport, dport = value.split(":")
                 cuts.append((int(sport), int(dport)))
+            elif key == "address":
+                address = value
             elif key == "restore":
                 restore = bool(int(value))
             else:
@@ -138,8 +144,15 @@ def _set(args: argparse.Namespace) -> int:
     if not colon:
         if cuts or restore or args.both:
             raise ConfigurationError("cut, restore and --both are for a path: name it as A:B.")
-        running.set_node(src, **settings)
+        if address and src in running.hosts:
+            running.set_address(src, address)
+        elif address:
+            running.set_outside(src, address)
+        if settings:
+            running.set_node(src, **settings)
         return 0
+    if address:
+        raise ConfigurationError("address is a setting of a host or a gateway, not of a path.")
     if restore:
         running.restore_flows(src, dst, both=args.both)
     for sport, dport in cuts:

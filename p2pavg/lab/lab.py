@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from p2pavg.errors import ConfigurationError, P2PAvgError
-from p2pavg.lab import state, topology
-from p2pavg.lab.stats import LabStats
+from p2pavg.lab import gateways, state, topology
+from p2pavg.lab.stats import GatewayStats, LabStats, Mapped
 from p2pavg.lab.topology import Topology
 
 ROUTER = Path(__file__).parent / "_router"
@@ -45,8 +45,15 @@ class RunningLab:
         return self.state.hosts[host]
 
     def address(self, host: str) -> str:
-        """The IPv4 address of a host, as the other hosts reach it."""
-        return self._host(host).address
+        """The address that a host has itself when the lab comes up: IPv4 where it has one.
+
+        The others reach a host behind a gateway only through that one's outside address.
+        """
+        return self._host(host).address or self._host(host).address6
+
+    def address6(self, host: str) -> str:
+        """The IPv6 address of a host; "" for one that has none."""
+        return self._host(host).address6
 
     def command(self, host: str, argv: Sequence[str]) -> list[str]:
         """The command line that runs argv inside a host."""
@@ -94,10 +101,36 @@ class RunningLab:
     def set_node(self, host: str, **settings: float) -> None:
         """Change what a host may send and receive: egress_mbps, ingress_mbps, queue_kb; 0 is unlimited.
 
-        behind_nat: true lets in nothing but the answers to what the host sends from now on.
+        behind_nat: true lets in nothing but the answers to what the host sends from now on. drop_udp: true
+        lets no datagram out or in.
         """
         text = topology.settings_text(settings, topology.NODE_SETTINGS)
         self._tell(f"node {self._index(host)} {text}")
+
+    def set_address(self, host: str, address: str) -> None:
+        """Give a host another IPv4 address; what is sent to the old one is lost."""
+        gateways.number(address)
+        self._tell(f"readdress {self._index(host)} {address}")
+
+    def set_outside(self, gateway: str, address: str) -> None:
+        """Give a gateway another outside address, as a provider does; its mappings end."""
+        self._gateway(gateway)
+        self._tell(f"gateway {gateway} external={gateways.number(address)}")
+
+    def outside(self, gateway: str) -> str:
+        """The outside address of a gateway."""
+        return self._gateway(gateway).external
+
+    def mappings(self, gateway: str) -> tuple[Mapped, ...]:
+        """The ports of a gateway that lead to hosts now."""
+        return self._gateway(gateway).mappings
+
+    def _gateway(self, name: str) -> GatewayStats:
+        found = self.stats().gateways
+        if name not in found:
+            known = ", ".join(found) or "none"
+            raise ConfigurationError(f"Lab {self.name!r} has no gateway {name!r}; it has {known}.")
+        return found[name]
 
     def cut_flow(self, src: str, dst: str, *, sport: int = 0, dport: int = 0, both: bool = False) -> None:
         """Drop the packets of the flows src -> dst with these ports (0: any); both: and back."""

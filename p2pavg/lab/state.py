@@ -23,9 +23,10 @@ _END_S = 10.0
 
 @dataclass(frozen=True)
 class HostState:
-    """A host: its address, and its network namespace as the router holds it."""
+    """A host: its addresses, and its network namespace as the router holds it."""
 
-    address: str
+    address: str  # IPv4; "": none
+    address6: str
     fd: int
     inode: int
 
@@ -93,7 +94,8 @@ def read(name: str) -> LabState | None:
     except FileNotFoundError:
         return None
     hosts = {
-        host["name"]: HostState(host["address"], host["fd"], host["inode"]) for host in document["hosts"]
+        host["name"]: HostState(host["address"], host["address6"], host["fd"], host["inode"])
+        for host in document["hosts"]
     }
     return LabState(document["pid"], document["start"], document["priority"], hosts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 # Upper bounds of the router's lateness buckets, in microseconds; one more follows. As in csrc/lab/router.h.
@@ -29,6 +29,25 @@ class PathCounters:
 
 
 @dataclass(frozen=True)
+class Mapped:
+    """A port of a gateway that leads to a host behind it."""
+
+    protocol: int  # 6: TCP, 17: UDP, 1: ICMP
+    outside_port: int
+    inside: str  # address:port
+    leased: bool  # asked for by NAT-PMP or PCP
+    lease_s: float  # what is left of the lease, seconds; 0.0: not asked for
+
+
+@dataclass(frozen=True)
+class GatewayStats:
+    """A gateway now."""
+
+    external: str
+    mappings: tuple[Mapped, ...]
+
+
+@dataclass(frozen=True)
 class LabStats:
     """The router's counters since it started, or between two moments. Times in seconds."""
 
@@ -44,6 +63,7 @@ class LabStats:
     ]  # turns of the router's loop by their length: what bounds a packet's wait to be read
     paths: Mapping[tuple[str, str], PathCounters]
     settings: Mapping[tuple[str, str], Mapping[str, float]]
+    gateways: Mapping[str, GatewayStats] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, text: str) -> LabStats:
@@ -70,6 +90,12 @@ class LabStats:
                 }
                 for path in document["paths"]
             },
+            gateways={
+                gateway["name"]: GatewayStats(
+                    gateway["external"], tuple(Mapped(**mapped) for mapped in gateway["mappings"])
+                )
+                for gateway in document["gateways"]
+            },
         )
 
     def since(self, earlier: LabStats) -> LabStats:
@@ -93,6 +119,7 @@ class LabStats:
                 for pair, now in self.paths.items()
             },
             settings=self.settings,
+            gateways=self.gateways,
         )
 
     def late_us(self, percent: float) -> float:

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
+from p2pavg.lab import gateways as nat
+from p2pavg.lab.gateways import Gateway
 
 SUBNET = "10.77.0"
+SUBNET6 = "fd77::"
 LARGEST_LAB = 64
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
@@ -33,7 +36,9 @@ NODE_SETTINGS: Mapping[str, tuple[str, float]] = {
     "ingress_mbps": ("ingress_bps", 1e6),
     "queue_kb": ("queue_bytes", 1e3),
     "behind_nat": ("behind_nat", 1),
+    "drop_udp": ("drop_udp", 1),
 }
+FAMILIES = ("4", "6", "both")
 
 
 @dataclass(frozen=True)
@@ -58,18 +63,25 @@ class PathSettings:
 class NodeSettings:
     """One host: what it may send and receive in all, in Mb/s; 0 is unlimited.
 
-    behind_nat: packets reach it only as answers: of TCP, UDP and ICMP flows that it opened itself.
+    behind_nat: packets reach it only as answers: of TCP, UDP and ICMP flows that it opened itself; addresses
+    stay. Hosts whose addresses are translated stand behind a `Gateway`. drop_udp: no datagram goes out or in.
+    family: which addresses it has, IPv4, IPv6 or both.
     """
 
     egress_mbps: float = 0.0
     ingress_mbps: float = 0.0
     queue_kb: float = 0.0
     behind_nat: bool = False
+    drop_udp: bool = False
+    family: str = "4"
 
 
 @dataclass(frozen=True)
 class Topology:
-    """A named network. `paths` has every ordered pair of different hosts, `nodes` every host."""
+    """A named network. `paths` has every ordered pair of different hosts, `nodes` every host.
+
+    Between hosts behind different gateways a path is that from host to host, gateways included.
+    """
 
     name: str
     description: str
@@ -78,6 +90,7 @@ class Topology:
     sysctls: Mapping[str, str] = field(default_factory=dict)
     mtu: int = 1500
     seed: int = 1
+    gateways: Mapping[str, Gateway] = field(default_factory=dict)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -85,8 +98,23 @@ class Topology:
         return tuple(self.nodes)
 
     def address(self, host: str) -> str:
-        """The IPv4 address of `host`. Raises ConfigurationError for an unknown one."""
-        return f"{SUBNET}.{self.index(host) + 1}"
+        """The address that `host` has itself: IPv4 where it has one. Raises ConfigurationError for an unknown
+        host.
+        """
+        index = self.index(host)
+        if self.nodes[host].family == "6":
+            return self.address6(host)
+        gateway = self.gateway_of(host)
+        return nat.inside_address(self.gateways, gateway, host) if gateway else f"{SUBNET}.{index + 1}"
+
+    def address6(self, host: str) -> str:
+        """The IPv6 address of `host`; "" for one that has none."""
+        index = self.index(host)
+        return f"{SUBNET6}{index + 1:x}" if self.nodes[host].family in ("6", "both") else ""
+
+    def gateway_of(self, host: str) -> str:
+        """The gateway that `host` stands behind; "": none."""
+        return next((name for name, gateway in self.gateways.items() if host in gateway.hosts), "")
 
     def index(self, host: str) -> int:
         if host not in self.nodes:
@@ -137,17 +165,29 @@ class Topology:
     def configuration(self) -> str:
         """The router's configuration file."""
         lines = [f"mtu {self.mtu}", f"seed {self.seed}"]
-        lines += [f"host {host} {self.address(host)}" for host in self.hosts]
-        lines += [f"sysctl {key} {value}" for key, value in self.sysctls.items()]
         lines += [
-            f"node {self.index(host)} {settings_text(vars(node), NODE_SETTINGS)}"
+            f"host {host} {'-' if node.family == '6' else self.address(host)} {self.address6(host) or '-'}"
             for host, node in self.nodes.items()
         ]
+        lines += [f"sysctl {key} {value}" for key, value in self.sysctls.items()]
+        lines += nat.configuration(self.gateways)
+        lines += [f"node {self.index(host)} {self._node_text(host)}" for host in self.hosts]
         lines += [
             f"path {self.index(src)} {self.index(dst)} {settings_text(vars(path), PATH_SETTINGS)}"
             for (src, dst), path in self.paths.items()
         ]
         return "\n".join(lines) + "\n"
+
+    def _node_text(self, host: str) -> str:
+        node = self.nodes[host]
+        settings = {key: value for key, value in vars(node).items() if key != "family"}
+        gateway = self.gateway_of(host)
+        place = nat.ordered(self.gateways).index(gateway) + 1 if gateway else 0
+        address = 0 if node.family == "6" else nat.number(self.address(host))
+        return (
+            f"{settings_text(settings, NODE_SETTINGS)} address={address} "
+            f"v6={int(node.family != '4')} gateway={place}"
+        )
 
 
 def settings_text(settings: Mapping[str, Any], known: Mapping[str, tuple[str, float]]) -> str:
@@ -177,7 +217,9 @@ def parse(text: str, name: str) -> Topology:
 
 
 def _build(document: dict[str, Any], name: str) -> Topology:
-    unknown = set(document) - {"description", "hosts", "groups", "nodes", "paths", "sysctl", "mtu", "seed"}
+    unknown = set(document) - {
+        *("description", "hosts", "groups", "nodes", "paths", "gateways", "sysctl", "mtu", "seed")
+    }
     if unknown:
         raise ConfigurationError(f"unknown key {sorted(unknown)[0]!r}.")
     hosts: list[str] = document.get("hosts", [])
@@ -189,11 +231,30 @@ def _build(document: dict[str, Any], name: str) -> Topology:
     groups: dict[str, list[str]] = document.get("groups", {})
 
     nodes = {host: NodeSettings() for host in hosts}
+    gateways: dict[str, Gateway] = {}
     for table in document.get("nodes", []):
         chosen = _members(table.pop("hosts", "*"), hosts, groups)
-        settings_text(table, NODE_SETTINGS)
+        translated = "nat" in table
+        mapping, filtering = nat.parse_nat(table.pop("nat", "independent/port"))
+        if table.get("family", "4") not in FAMILIES:
+            raise ConfigurationError(f"family is one of {', '.join(FAMILIES)}, as text.")
+        settings_text({key: value for key, value in table.items() if key != "family"}, NODE_SETTINGS)
         for host in chosen:
             nodes[host] = replace(nodes[host], **table)
+            if translated:
+                gateways[f"{host}-gateway"] = Gateway((host,), mapping, filtering)
+    for gateway, table in document.get("gateways", {}).items():
+        if not _NAME.fullmatch(gateway):
+            raise ConfigurationError(f"gateway {gateway!r}: use lower-case letters, digits, '-' and '_'.")
+        chosen = _members(table.pop("hosts", []), hosts, groups)
+        gateways[gateway] = nat.parse_gateway(gateway, table, chosen)
+    nat.check(gateways)
+    for gateway, made in gateways.items():
+        wrong = [host for host in made.hosts if nodes[host].behind_nat or nodes[host].family == "6"]
+        if wrong:
+            raise ConfigurationError(
+                f"host {wrong[0]!r} cannot stand behind {gateway!r}: it is behind_nat, or has no IPv4."
+            )
 
     paths = {pair: PathSettings() for pair in itertools.permutations(hosts, 2)}
     for table in document.get("paths", []):
@@ -218,6 +279,7 @@ def _build(document: dict[str, Any], name: str) -> Topology:
         sysctls=sysctls,
         mtu=int(document.get("mtu", 1500)),
         seed=int(document.get("seed", 1)),
+        gateways=gateways,
     )
 
 

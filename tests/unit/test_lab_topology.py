@@ -55,7 +55,7 @@ def test_the_routers_configuration_is_in_base_units() -> None:
         'hosts = ["a", "b"]\n[[paths]]\nrtt_ms = 3\nrate_mbps = 1.5\nqueue_kb = 2\nloss = 0.25\n', "t"
     )
     lines = shape.configuration().splitlines()
-    assert "host b 10.77.0.2" in lines
+    assert "host b 10.77.0.2 -" in lines
     path = "delay_ns=1500000 jitter_ns=0 rate_bps=1500000 flow_bps=0 loss=0.25 corrupt=0 queue_bytes=2000"
     assert f"path 0 1 {path}" in lines
 
@@ -106,3 +106,38 @@ def test_an_unknown_topology_lists_those_there_are() -> None:
     """A wrong name is answered with the right ones."""
     with pytest.raises(ConfigurationError, match="two-300ms"):
         load("nowhere")
+
+
+def test_hosts_behind_gateways_have_addresses_of_their_own() -> None:
+    """Homes use the same addresses inside; gateways behind a carrier's get theirs from it."""
+    shape = load("homes")
+    assert shape.address("cloud") == "10.77.0.1"
+    assert shape.address("desk") == shape.address("strict") == shape.address("mobile") == "192.168.1.100"
+    lines = shape.configuration().splitlines()
+    gateways = [line.split()[1] for line in lines if line.startswith("gateway ")]
+    assert gateways.index("carrier") < gateways.index("tethered")
+    tethered = next(line for line in lines if line.startswith("gateway tethered"))
+    assert f"external={(100 << 24) + (64 << 16) + (1 << 8) + 2}" in tethered
+    assert f"parent={gateways.index('carrier') + 1}" in tethered
+    assert any(line.startswith("host desk 192.168.1.100 -") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[nodes]]\nhosts = "a"\nnat = "full-cone"\n', "MAPPING/FILTERING"),
+        ('[[nodes]]\nhosts = "a"\nfamily = "5"\n', "family is one of"),
+        ('[gateways.g]\nhosts = ["a"]\nbehind = "h"\n', "which is no gateway"),
+        ('[gateways.g]\nhosts = ["a"]\nbehind = "g"\n', "behind itself"),
+        ('[gateways.g]\nhosts = ["a"]\n[gateways.h]\nhosts = ["a"]\n', "behind two gateways"),
+        ('[gateways.g]\nhosts = ["a"]\nearly_syn = "no"\n', "early_syn"),
+        ('[gateways.g]\nhosts = ["a"]\nport_mapping = "upnp"\n', "port_mapping"),
+        ('[gateways.g]\nhosts = ["a"]\ntcp_s = 0\n', "tcp_s"),
+        ('[gateways.g]\nhosts = ["a"]\nspeed = 1\n', "'speed'"),
+        ('[[nodes]]\nhosts = "a"\nfamily = "6"\n[gateways.g]\nhosts = ["a"]\n', "has no IPv4"),
+    ],
+)
+def test_impossible_gateways_are_refused(text: str, said: str) -> None:
+    """Each mistake about a gateway is one sentence that names it."""
+    with pytest.raises(ConfigurationError, match=said):
+        parse('hosts = ["a", "b"]\n' + text, "t")
