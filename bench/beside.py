@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from bench.contestant import DEADLINE_S, Contestant
-from p2pavg.bench.common import environment
+from p2pavg.bench.machine import environment
 from p2pavg.bench.workers import Workers
 
 NETWORKS = {"loopback": None, "two-300ms": "two-300ms"}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.line_rate.contestants import averaging
-from p2pavg.bench.common import environment
+from p2pavg.bench.machine import environment
 
 
 def measure(numel: int, rounds: int) -> dict[str, Any]:

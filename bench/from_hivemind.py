@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from p2pavg.bench.common import environment
+from p2pavg.bench.machine import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 240.0

@@ -22,11 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from p2pavg.bench.common import environment
+from p2pavg.bench.machine import environment
 from p2pavg.bench.toy import Epoch, ToyTrainer
-from p2pavg.bench.workers import Workers, serve
+from p2pavg.bench.workers import Workers, serve, start_peer
 from p2pavg.credentials import new_secret
-from p2pavg.peer.peer import Peer
 from p2pavg.transport.links import handshake
 
 RUN = "hostile"
@@ -40,16 +39,10 @@ class Trainer:
     def start(self, config: dict[str, Any]) -> dict[str, Any]:
         """Join the swarm."""
         self.epochs: list[Epoch] = []
-        self.peer = Peer(
-            RUN,
-            initial_peers=config["initial_peers"],
-            listen="127.0.0.1:0",
-            credentials=config["credentials"],
-        ).start()
+        self.peer = start_peer(RUN, config, credentials=config["credentials"])
         self.trainer = ToyTrainer(
             self.peer,
             target=config["target"],
-            samples_per_step=1,
             step_seconds=config["step_seconds"],
             numel=NUMEL,
             on_epoch=self.epochs.append,
@@ -193,7 +186,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.worker:
         worker = Trainer()
-        return serve({"start": worker.start, "train": worker.train})
+        return serve(worker.start, worker.train)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, args.connections + 200)), hard))
     result = measure(args)

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import os
 import statistics
 import sys
 import threading
@@ -22,14 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from p2pavg.bench.common import environment
+from p2pavg.bench.machine import environment
 from p2pavg.bench.toy import Epoch, ToyTrainer
-from p2pavg.bench.workers import Worker, Workers, serve
+from p2pavg.bench.workers import Worker, Workers, own_host, serve, start_peer
 from p2pavg.errors import ClosedError
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View
 from p2pavg.peer.loop_thread import LoopThread
-from p2pavg.peer.peer import Peer
 
 RUN = "membership"
 DEADLINE_S = 60.0
@@ -50,7 +48,7 @@ class Members:
     def __init__(self) -> None:
         self._thread = LoopThread(RUN)
         self._views: list[View] = []
-        self._host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
+        self._host = own_host()
 
     def start(self, command: dict[str, Any]) -> dict[str, Any]:
         """`count` members, one after the other; the seconds of each."""
@@ -89,11 +87,10 @@ class Trainer:
     def start(self, config: dict[str, Any]) -> dict[str, Any]:
         """Join a swarm, and train from then on."""
         self._epochs: list[tuple[int, str, float]] = []
-        self._peer = Peer(RUN, initial_peers=config["initial_peers"], listen="127.0.0.1:0").start()
+        self._peer = start_peer(RUN, config)
         self._trainer = ToyTrainer(
             self._peer,
             target=config["target"],
-            samples_per_step=1,
             step_seconds=config["step_seconds"],
             numel=100_000,
             on_epoch=self._applied,
@@ -272,7 +269,7 @@ def main() -> int:
     if args.worker:
         worker = Members() if args.worker == "members" else Trainer()
         names = ("start", "see", "leave", "introduce", "epochs")
-        return serve({name: getattr(worker, name) for name in names if hasattr(worker, name)})
+        return serve(*(getattr(worker, name) for name in names if hasattr(worker, name)))
     result = {name: {"view": view, "far": far, "merge": merge}[name]() for name in args.part}
     print(json.dumps(result, indent=1))
     if args.json:

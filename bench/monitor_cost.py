@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from p2pavg.bench.common import environment
+from p2pavg.bench.machine import environment
 from p2pavg.bench.workers import Workers
 
 RUN = "bench-rounds"

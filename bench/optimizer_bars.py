@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from p2pavg import CollaborativeOptimizer
-from p2pavg.bench import common
+from p2pavg.bench.machine import environment
 from p2pavg.optim.gradients.layout import exchange_layout
 from p2pavg.optim.updates.masters import Masters
 
@@ -340,7 +340,7 @@ def main() -> None:
     result: dict[str, Any] = {}
     if args.json is not None and args.json.exists():
         result = json.loads(args.json.read_text())
-    result["environment"] = common.environment()
+    result["environment"] = environment()
     for name, section in sections.items():
         if args.only is not None and name not in args.only:
             continue

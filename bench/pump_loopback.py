@@ -31,7 +31,8 @@ import torch.distributed as dist
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.allreduce.partition import chunk_elements
-from p2pavg.bench import common
+from p2pavg.bench.options import positive_int
+from p2pavg.bench.result import add_output_options, emit
 from p2pavg.part import Part
 from p2pavg.transport.engine import SELF, Begin, Engine, ReduceJob
 from p2pavg.transport.pump_engine import PumpEngine
@@ -178,18 +179,18 @@ def run_worker(args: argparse.Namespace) -> None:
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--peers", type=common.positive_int, default=2)
-    parser.add_argument("--numel", type=common.positive_int, default=25_000_000)
-    parser.add_argument("--streams", type=common.positive_int, default=1, help="of each link")
-    parser.add_argument("--threads", type=common.positive_int, default=None, help="of each pump")
-    parser.add_argument("--rounds", type=common.positive_int, default=7)
+    parser.add_argument("--peers", type=positive_int, default=2)
+    parser.add_argument("--numel", type=positive_int, default=25_000_000)
+    parser.add_argument("--streams", type=positive_int, default=1, help="of each link")
+    parser.add_argument("--threads", type=positive_int, default=None, help="of each pump")
+    parser.add_argument("--rounds", type=positive_int, default=7)
     parser.add_argument("--codecs", default="fp16,none")
     parser.add_argument("--engines", default="pump", help="pump,python")
     parser.add_argument("--beside", choices=("none", "python"), default="none")
     parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    common.add_output_options(parser, plot=False)
+    add_output_options(parser, plot=False)
     args = parser.parse_args()
     if args.rank is not None:
         run_worker(args)
@@ -233,7 +234,7 @@ def main() -> None:
         for row in rows
     ]
     settings = {key: value for key, value in vars(args).items() if key not in ("json", "rank", "port")}
-    common.emit(args, {**settings, "contenders": rows}, lines)
+    emit(args, {**settings, "contenders": rows}, lines)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from p2pavg.bench import common
+from p2pavg.bench.options import positive_int
+from p2pavg.bench.progress import progress
+from p2pavg.bench.result import add_output_options, emit
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "train_lm.py"
 
@@ -31,12 +33,12 @@ def train(seed: int, words: list[str], log: Path) -> float:
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--seeds", type=common.positive_int, default=5, help="how many")
-    common.add_output_options(parser)
+    parser.add_argument("--seeds", type=positive_int, default=5, help="how many")
+    add_output_options(parser)
     args, words = parser.parse_known_args()  # the rest goes to train_lm.py
 
     losses = []
-    with tempfile.TemporaryDirectory() as folder, common.progress("training", total=args.seeds) as advance:
+    with tempfile.TemporaryDirectory() as folder, progress("training", total=args.seeds) as advance:
         for seed in range(args.seeds):
             losses.append(train(seed, words, Path(folder, "log.jsonl")))
             advance(1)
@@ -48,7 +50,7 @@ def main() -> None:
         axes.set(xlabel="seed", ylabel="validation loss, nats per byte", title=f"max - min = {spread:.4f}")
 
     lines = [f"seed {seed}: validation loss {loss:.4f}" for seed, loss in enumerate(losses)]
-    common.emit(args, {"losses": losses, "spread": spread}, [*lines, f"max - min: {spread:.4f}"], draw)
+    emit(args, {"losses": losses, "spread": spread}, [*lines, f"max - min: {spread:.4f}"], draw)
 
 
 if __name__ == "__main__":

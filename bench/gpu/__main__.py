@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg import native
-from p2pavg.bench import common
+from p2pavg.bench.machine import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 MICROBATCHES = 10  # per block of local training
@@ -33,7 +33,7 @@ class Story:
     def __init__(self, out: Path, end: float, resumed: bool) -> None:
         self._path = out / "gpu.json"
         self.end = end  # time.time()
-        self.found: dict[str, Any] = {"environment": common.environment(), "sections": {}}
+        self.found: dict[str, Any] = {"environment": environment(), "sections": {}}
         if resumed:
             self.found = json.loads(self._path.read_text())
 

@@ -17,7 +17,7 @@ from torch import nn
 from bench.gpu import with_hivemind
 from p2pavg import CollaborativeOptimizer
 from p2pavg.bench.accumulate import NEVER, lower_bound
-from p2pavg.bench.common import percentile
+from p2pavg.bench.result import percentile
 
 Loss = Callable[[nn.Module], torch.Tensor]
 

@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from p2pavg.bench.common import environment
+from p2pavg.bench.machine import environment
 from p2pavg.bench.workers import start, tell
 
 WORKERS = Path(__file__).resolve().parent / "workers"  # run as files, in the environments of their systems

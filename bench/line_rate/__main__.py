@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 
 from bench.line_rate.sections import SECTIONS
-from p2pavg.bench.common import environment
+from p2pavg.bench.machine import environment
 
 
 def main() -> int:

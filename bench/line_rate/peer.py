@@ -36,4 +36,4 @@ class Peer(Averaging):
 
 if __name__ == "__main__":
     peer = Peer()
-    sys.exit(serve({"start": peer.start, "fill": peer.fill, "round": peer.round, "flows": peer.flows}))
+    sys.exit(serve(peer.start, peer.fill, peer.round, peer.flows))

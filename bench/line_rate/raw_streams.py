@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import threading
 import time
 from typing import Any
 
-from p2pavg.bench.workers import serve
+from p2pavg.bench.workers import own_host, serve
 
 RAW_PORT = 7070
 
@@ -21,7 +20,7 @@ class RawStreams:
         """The first worker listens; the second connects."""
         self.size = config["bytes"] // config["streams"]
         self.acceptor = threading.Thread()
-        own, peer = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1"), config["initial_peers"]
+        own, peer = own_host(), config["initial_peers"]
         if peer:
             self.sockets = [socket.create_connection((peer[0], RAW_PORT)) for _ in range(config["streams"])]
             return {"address": own}
@@ -61,4 +60,4 @@ class RawStreams:
 
 if __name__ == "__main__":
     worker = RawStreams()
-    sys.exit(serve({"start": worker.start, "round": worker.round}))
+    sys.exit(serve(worker.start, worker.round))

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.contestant import DEADLINE_S, Contestant
 from bench.versus.plot import plot
-from p2pavg.bench.common import environment
+from p2pavg.bench.machine import environment
 from p2pavg.bench.workers import Workers
 
 WORKERS = Path(__file__).resolve().parent / "workers"  # run as files, in the environments of their systems

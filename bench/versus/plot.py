@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from p2pavg.bench.common import save_plot
+from p2pavg.report.plot import save_plot
 
 Rows = Sequence[dict[str, Any]]
 

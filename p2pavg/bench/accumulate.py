@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from p2pavg.bench.common import add_output_options, emit, percentile, positive_int, progress, torch_device
+from p2pavg.bench.options import positive_int, torch_device
+from p2pavg.bench.progress import progress
+from p2pavg.bench.result import add_output_options, emit, percentile
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 
 NEVER = 1 << 50

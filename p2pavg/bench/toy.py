@@ -2,8 +2,7 @@
 
 Every peer owns one slot of the vector, found from its id, and contributes 1.0 there and 0.0 elsewhere. In the
 weighted mean, the slot then holds the peer's share of the total weight: a result shows, by itself, exactly
-whose
-contributions it holds and with which weights.
+whose contributions it holds and with which weights.
 """
 
 from __future__ import annotations
@@ -57,14 +56,13 @@ class Epoch:
 
 
 class ToyTrainer:
-    """Counts samples, averages, and adds every average to its parameters."""
+    """Counts a sample a step, averages, and adds every average to its parameters."""
 
     def __init__(
         self,
         peer: Peer,
         *,
         target: int,
-        samples_per_step: int,
         step_seconds: float,
         numel: int,
         on_epoch: Callable[[Epoch], None],
@@ -73,7 +71,6 @@ class ToyTrainer:
         """extra: uint8[bytes], state besides the parameters, as a user's own would be."""
         self.peer = peer
         self.numel = numel
-        self.samples_per_step = samples_per_step
         self.step_seconds = step_seconds
         self.on_epoch = on_epoch
         self.parameters: F32 = np.zeros(numel, np.float32)
@@ -94,7 +91,7 @@ class ToyTrainer:
         time.sleep(self.step_seconds)
         start = time.monotonic()
         self._counted_at.append(start)
-        if not self.session.count(self.samples_per_step):
+        if not self.session.count(1):
             return
         outcome = self.session.arrive(Contribution(self._gradient, 1.0, self.session.samples()))
         self._apply(outcome, start)

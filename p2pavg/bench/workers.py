@@ -16,8 +16,10 @@ from typing import Any
 
 from p2pavg.errors import P2PAvgError
 from p2pavg.lab.topology import Topology
+from p2pavg.peer.peer import Peer
 
 START_DEADLINE_S = 60.0
+Command = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 Spawn = Callable[[int, Sequence[str], Mapping[str, str]], "subprocess.Popen[bytes]"]
 
@@ -164,10 +166,21 @@ def tell(process: subprocess.Popen[bytes], command: Mapping[str, Any]) -> None:
     process.stdin.flush()
 
 
-def serve(handlers: Mapping[str, Callable[[dict[str, Any]], Mapping[str, Any]]]) -> int:
+def own_host() -> str:
+    """The address on which this process listens: its host's in the lab, else the loopback's."""
+    return os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
+
+
+def start_peer(run_id: str, config: Mapping[str, Any], **options: Any) -> Peer:
+    """The peer of a worker, in the swarm that its configuration names. Raises what `Peer.start` raises."""
+    return Peer(run_id, initial_peers=config["initial_peers"], listen=f"{own_host()}:0", **options).start()
+
+
+def serve(*commands: Command) -> int:
     """A worker's main loop: one JSON command a line, {"do": name, ...}, one JSON answer a line; ends with
     its input.
     """
+    handlers = {command.__name__: command for command in commands}
     logging.getLogger("p2pavg").setLevel(logging.ERROR)  # that the run is open is no news here
     for line in sys.stdin.buffer:
         command = json.loads(line)

@@ -13,7 +13,7 @@ from math import inf
 from pathlib import Path
 from statistics import quantiles
 
-from p2pavg.bench.common import environment
+from p2pavg.bench.machine import environment
 from tests.simulation.schedule import Schedule, Verdict
 
 KEYS = ("events", "messages", "commits", "late", "heals", "aborts", "failed", "readmitted", "successions")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from p2pavg.bench.__main__ import main
-from p2pavg.bench.common import codec_of
+from p2pavg.bench.options import codec_of
 from p2pavg.errors import ConfigurationError
 
 pytestmark = pytest.mark.slow

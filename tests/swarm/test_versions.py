@@ -21,8 +21,8 @@ MAJOR, MINOR = handshake.WIRE_VERSION
 
 LATER = """
 import runpy
-from p2pavg.rounds import messages
-from p2pavg.transport import handshake, link
+from p2pavg.rounds.protocol import messages
+from p2pavg.transport.links import handshake, link
 
 handshake.WIRE_VERSION = {version}
 if {talks}:  # a later minor version: a new field in every message of the rounds, and a new message

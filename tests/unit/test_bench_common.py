@@ -12,19 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pavg import cli
-from p2pavg.bench import common
+from p2pavg.bench.machine import tcp_sysctls
+from p2pavg.bench.options import positive_int
+from p2pavg.bench.progress import progress
+from p2pavg.bench.result import add_output_options, emit, percentile
 from p2pavg.errors import ConfigurationError
+from p2pavg.report.plot import save_plot
 
 
 def parse(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    common.add_output_options(parser)
+    add_output_options(parser)
     return parser.parse_args(words)
 
 
 def test_json_dash_is_alone_on_stdout(capsys):
     """With --json - stdout is one JSON document and nothing else."""
-    common.emit(parse("--json", "-"), {"seconds": 1.5}, ["for people"])
+    emit(parse("--json", "-"), {"seconds": 1.5}, ["for people"])
     document = json.loads(capsys.readouterr().out)
     assert document["seconds"] == 1.5
     assert document["environment"]["cores"] >= 1
@@ -33,7 +37,7 @@ def test_json_dash_is_alone_on_stdout(capsys):
 def test_json_path_keeps_the_words_on_stdout(capsys, tmp_path):
     """With --json PATH people still read the summary."""
     path = tmp_path / "result.json"
-    common.emit(parse("--json", str(path)), {"seconds": 1.5}, ["for people"])
+    emit(parse("--json", str(path)), {"seconds": 1.5}, ["for people"])
     assert capsys.readouterr().out == "for people\n"
     assert json.loads(path.read_text())["seconds"] == 1.5
 
@@ -41,7 +45,7 @@ def test_json_path_keeps_the_words_on_stdout(capsys, tmp_path):
 def test_nan_never_reaches_the_json(tmp_path):
     """A result that is not a number is a bug, not a JSON that others cannot read."""
     with pytest.raises(ValueError, match="JSON compliant"):
-        common.emit(parse("--json", str(tmp_path / "r.json")), {"seconds": float("nan")}, [])
+        emit(parse("--json", str(tmp_path / "r.json")), {"seconds": float("nan")}, [])
 
 
 def test_missing_folder_is_a_usage_error_before_the_run(capsys):
@@ -88,41 +92,41 @@ def test_a_table_without_publishers_is_refused(capsys):
 def test_plot_is_drawn(tmp_path):
     """--plot writes a picture."""
     path = tmp_path / "result.png"
-    common.emit(parse("--plot", str(path)), {}, [], draw=lambda figure: figure.subplots().plot([1, 2]))
+    emit(parse("--plot", str(path)), {}, [], draw=lambda figure: figure.subplots().plot([1, 2]))
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_unknown_picture_format_names_the_file(tmp_path):
     """A suffix that matplotlib cannot write is one clear error."""
     with pytest.raises(ConfigurationError, match=r"picture\.nonsense"):
-        common.save_plot(tmp_path / "picture.nonsense", lambda _: None)
+        save_plot(tmp_path / "picture.nonsense", lambda _: None)
 
 
 def test_plot_without_matplotlib_says_what_to_install(monkeypatch, tmp_path):
     """Without matplotlib the error names the extra."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigurationError, match=r"p2pavg\[plot\]"):
-        common.save_plot(tmp_path / "picture.png", lambda _: None)
+        save_plot(tmp_path / "picture.png", lambda _: None)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "two", "²"])
 def test_positive_int_refuses(text):
     """positive_int takes whole numbers from 1 only."""
     with pytest.raises(argparse.ArgumentTypeError):
-        common.positive_int(text)
+        positive_int(text)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1))
 def test_percentile_agrees_with_median_and_extremes(values):
     """Percentiles 0, 50 and 100 are minimum, median and maximum."""
-    assert common.percentile(values, 0) == min(values)
-    assert common.percentile(values, 100) == max(values)
-    assert common.percentile(values, 50) == pytest.approx(statistics.median(values), abs=1e-6)
+    assert percentile(values, 0) == min(values)
+    assert percentile(values, 100) == max(values)
+    assert percentile(values, 50) == pytest.approx(statistics.median(values), abs=1e-6)
 
 
 def test_progress_is_silent_without_a_terminal(capsys):
     """No progress line where nobody watches."""
-    with common.progress("working", total=2) as advance:
+    with progress("working", total=2) as advance:
         advance(2)
     assert capsys.readouterr() == ("", "")
 
@@ -150,19 +154,19 @@ def test_progress_shows_only_when_it_takes_long(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     quick, long = Terminal("working"), Terminal("working")
     monkeypatch.setattr(sys, "stderr", quick)
-    with common.progress("working", total=2) as advance:
+    with progress("working", total=2) as advance:
         advance(2)
     assert not quick.shown.is_set()
     monkeypatch.setattr(sys, "stderr", long)
-    monkeypatch.setattr(common, "PROGRESS_AFTER_S", 0.0)
-    with common.progress("working", total=2) as advance:
+    monkeypatch.setattr("p2pavg.bench.progress.PROGRESS_AFTER_S", 0.0)
+    with progress("working", total=2) as advance:
         advance(1)
         assert long.shown.wait(10)
 
 
 def test_sysctls_are_read_from_the_kernel(monkeypatch):
     """Settings that this kernel does not have are left out rather than invented."""
-    monkeypatch.setattr(common, "_SYSCTLS", ("net.ipv4.tcp_rmem", "net.ipv4.no_such_setting"))
-    found = common.tcp_sysctls()
+    monkeypatch.setattr("p2pavg.bench.machine._SYSCTLS", ("net.ipv4.tcp_rmem", "net.ipv4.no_such_setting"))
+    found = tcp_sysctls()
     assert "net.ipv4.no_such_setting" not in found
     assert all(part.isdigit() for part in found.get("net.ipv4.tcp_rmem", "1").split())

@@ -42,7 +42,6 @@ def main() -> int:
     trainer = ToyTrainer(
         peer,
         target=STEPS * config["peers"],
-        samples_per_step=1,
         step_seconds=config["step_seconds"] / STEPS,
         numel=8192,
         on_epoch=finished,

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from p2pavg.bench.allreduce.worker import RUN_ID
-from p2pavg.bench.common import add_output_options, at_least, compression, emit, positive_int, progress
+from p2pavg.bench.options import at_least, compression, positive_int
+from p2pavg.bench.progress import progress
+from p2pavg.bench.result import add_output_options, emit
 from p2pavg.bench.workers import Workers
 from p2pavg.credentials import new_secret
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import sys
 import threading
 import time
@@ -13,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from p2pavg.bench.common import codec_of
-from p2pavg.bench.workers import serve
-from p2pavg.peer.peer import Peer
+from p2pavg.bench.options import codec_of
+from p2pavg.bench.workers import serve, start_peer
 from p2pavg.report import RoundReport
 
 RUN_ID = "bench-allreduce"
@@ -79,16 +77,14 @@ class Averaging:
         """Join the swarm and make the vector."""
         self.config = config
         self.peers = config["peers"]
-        host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
-        self.peer = Peer(
+        self.peer = start_peer(
             RUN_ID,
-            initial_peers=config["initial_peers"],
-            listen=f"{host}:0",
+            config,
             compression=codec_of(config["compression"]),
             streams=config["streams"],
             credentials=config.get("credentials"),
             max_upload_mbps=config.get("max_upload_mbps"),
-        ).start()
+        )
         self.base = np.random.default_rng(7).standard_normal(config["numel"], np.float32)
         self.vector = np.empty_like(self.base)
         self.beside = Beside(config["beside"])
@@ -176,6 +172,6 @@ def peak() -> int:
 
 if __name__ == "__main__":
     worker = Averaging()
-    ended = serve({"start": worker.start, "fill": worker.fill, "rest": worker.rest, "round": worker.round})
+    ended = serve(worker.start, worker.fill, worker.rest, worker.round)
     worker.beside.stop()
     sys.exit(ended)

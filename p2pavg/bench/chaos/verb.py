@@ -9,7 +9,9 @@ from typing import Any
 
 from p2pavg.bench.chaos.check import summarise
 from p2pavg.bench.chaos.swarm import FAULTS, LAB_FAULTS, Swarm
-from p2pavg.bench.common import add_output_options, at_least, emit, output_path, positive_int, progress
+from p2pavg.bench.options import at_least, positive_int
+from p2pavg.bench.progress import progress
+from p2pavg.bench.result import add_output_options, emit, output_path
 from p2pavg.errors import ConfigurationError
 
 EXAMPLE = "example: p2pavg bench chaos --peers 4 --epochs 100 --fault-every 2 --faults kill,stop"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg.bench.toy import Epoch, ToyTrainer
+from p2pavg.bench.workers import start_peer
 from p2pavg.errors import P2PAvgError
 from p2pavg.peer.peer import Peer
 
@@ -37,19 +38,11 @@ class Chaos:
     def run(self) -> None:
         """The whole life of the peer."""
         config = self.config
-        host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
-        peer = Peer(
-            config["run_id"],
-            initial_peers=config["initial_peers"],
-            listen=f"{host}:0",
-            compression="none",
-            **config["own"],
-        ).start()
+        peer = start_peer(config["run_id"], config, compression="none", **config["own"])
         self.say("up", address=peer.address, peer=peer.peer_id.hex())
         trainer = ToyTrainer(
             peer,
             target=config["target"],
-            samples_per_step=1,
             step_seconds=config["step_seconds"],
             numel=NUMEL,
             on_epoch=self._epoch,

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from p2pavg import codecs, native
-from p2pavg.bench import common
-from p2pavg.bench.codec import verb as cpu
+from p2pavg.bench.codec.kernel import COPY, Kernel, summary
+from p2pavg.bench.progress import progress
 from p2pavg.codecs import cuda as device
 from p2pavg.errors import ConfigurationError
 
@@ -35,19 +35,19 @@ def measure(numel: int, rounds: int) -> dict[str, Any]:
         raise ConfigurationError(
             "There is no usable CUDA device, or p2pavg was built without its CUDA module."
         )
-    with common.progress("kernels"):
+    with progress("kernels"):
         rates = _rates(list(kernels(numel)), rounds)
-        result = cpu.summary("cuda", torch.cuda.get_device_name(), numel, rates)
+        result = summary("cuda", torch.cuda.get_device_name(), numel, rates)
         result["host"] = _host_rates(list(host_copies(numel)), rounds)
     return result
 
 
-def kernels(numel: int) -> Iterator[cpu.Kernel]:
+def kernels(numel: int) -> Iterator[Kernel]:
     """The device copy and every kernel, over `numel` elements."""
     x = torch.randn(numel, device="cuda")
     y = torch.zeros(numel, device="cuda")
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-    yield cpu.Kernel(cpu.COPY, 8 * numel, lambda: y.copy_(x))
+    yield Kernel(COPY, 8 * numel, lambda: y.copy_(x))
     room = device.encoded_bytes(codecs.get("none"), [(0, numel)], CHUNK)
     encoded = torch.zeros(room, dtype=torch.uint8, device="cuda")
     named: list[tuple[str, codecs.Codec]] = [(name, codecs.get(name)) for name in codecs.WIRE_IDS]
@@ -58,7 +58,7 @@ def kernels(numel: int) -> Iterator[cpu.Kernel]:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         sources = list(torch.split(x.to(dtype), sizes))
         moved = numel * (sources[0].element_size() + 8)
-        yield cpu.Kernel(
+        yield Kernel(
             f"accumulate {str(dtype).removeprefix('torch.')}",
             moved,
             lambda sources=sources: device.accumulate(sources, targets, 1e-6, flag),  # type: ignore[misc]
@@ -72,13 +72,13 @@ def _codec_kernels(
     y: torch.Tensor,
     encoded: torch.Tensor,
     flag: torch.Tensor,
-) -> Iterator[cpu.Kernel]:
+) -> Iterator[Kernel]:
     once = 4 * x.numel() + device.encoded_bytes(codec, [(0, x.numel())], CHUNK)
-    yield cpu.Kernel(f"encode {name}", once, lambda: device.encode(codec, x, encoded, 0.7, CHUNK, flag))
+    yield Kernel(f"encode {name}", once, lambda: device.encode(codec, x, encoded, 0.7, CHUNK, flag))
     if name not in codecs.WIRE_IDS:
         return
-    yield cpu.Kernel(f"decode {name}", once, lambda: device.decode(codec, encoded, y, 0.7, CHUNK))
-    yield cpu.Kernel(
+    yield Kernel(f"decode {name}", once, lambda: device.decode(codec, encoded, y, 0.7, CHUNK))
+    yield Kernel(
         f"decode+add {name}",
         once + 4 * x.numel(),
         lambda: device.decode_add(codec, encoded, y, 1e-6, CHUNK, flag),
@@ -120,7 +120,7 @@ def _host_copies(
     yield HostCopy(f"{name}: decode, copy to device", nbytes, upload)
 
 
-def _rates(everything: list[cpu.Kernel], rounds: int) -> dict[str, float]:
+def _rates(everything: list[Kernel], rounds: int) -> dict[str, float]:
     seconds: dict[str, list[float]] = {kernel.name: [] for kernel in everything}
     for repetition in range(rounds + 1):  # the first warms up
         marks = []

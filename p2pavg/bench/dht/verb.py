@@ -8,7 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from p2pavg.bench.common import add_output_options, at_least, emit, percentile, positive_int, progress
+from p2pavg.bench.options import at_least, positive_int
+from p2pavg.bench.progress import progress
+from p2pavg.bench.result import add_output_options, emit, percentile
 from p2pavg.bench.workers import Workers
 from p2pavg.errors import ConfigurationError
 

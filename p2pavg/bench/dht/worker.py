@@ -138,8 +138,7 @@ def lose_datagrams(fraction: float, seed: int) -> None:
 
 def main() -> int:
     swarm = Swarm()
-    names = ("start", "store", "get", "kill", "views_start", "measure")
-    return serve({name: getattr(swarm, name) for name in names})
+    return serve(swarm.start, swarm.store, swarm.get, swarm.kill, swarm.views_start, swarm.measure)
 
 
 if __name__ == "__main__":

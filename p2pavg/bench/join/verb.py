@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from p2pavg.bench.common import add_output_options, at_least, emit, positive_int, progress
 from p2pavg.bench.join import figures
+from p2pavg.bench.options import at_least, positive_int
+from p2pavg.bench.progress import progress
+from p2pavg.bench.result import add_output_options, emit
 from p2pavg.bench.workers import Worker, Workers
 from p2pavg.errors import ConfigurationError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -13,8 +12,7 @@ import numpy as np
 
 from p2pavg.bench.allreduce.worker import peak, peak_reset
 from p2pavg.bench.toy import Epoch, ToyTrainer
-from p2pavg.bench.workers import serve
-from p2pavg.peer.peer import Peer
+from p2pavg.bench.workers import serve, start_peer
 
 POLL_S = 0.01
 
@@ -26,14 +24,10 @@ class Joining:
         self.applied: list[dict[str, Any]] = []
         extra = np.random.default_rng(3).integers(0, 256, config["extra_bytes"], np.uint8)
         self.began = time.monotonic()
-        host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
-        self.peer = Peer(
-            "bench-join", initial_peers=config["initial_peers"], listen=f"{host}:0", compression="fp16"
-        ).start()
+        self.peer = start_peer("bench-join", config, compression="fp16")
         self.trainer = ToyTrainer(
             self.peer,
             target=config["target"],
-            samples_per_step=1,
             step_seconds=config["step_seconds"],
             numel=config["numel"],
             on_epoch=self._on_epoch,
@@ -116,5 +110,4 @@ class Joining:
 
 if __name__ == "__main__":
     worker = Joining()
-    commands = (worker.start, worker.train_on, worker.stop, worker.join)
-    sys.exit(serve({command.__name__: command for command in commands}))
+    sys.exit(serve(worker.start, worker.train_on, worker.stop, worker.join))

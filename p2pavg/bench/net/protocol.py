@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from p2pavg.bench.common import tcp_sysctls
+from p2pavg.bench.machine import tcp_sysctls
 from p2pavg.bench.net.streams import Budget, Bundle
 from p2pavg.errors import IncompatiblePeerError, P2PAvgError, ProtocolError, UnreachableError
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from p2pavg.bench.common import tcp_sysctls
+from p2pavg.bench.machine import tcp_sysctls
 from p2pavg.bench.net import advice, fit
 from p2pavg.bench.net.advice import Burst, SenderView
 from p2pavg.bench.net.protocol import Client, vars_of

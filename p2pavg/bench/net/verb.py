@@ -10,10 +10,12 @@ import sys
 import threading
 from typing import Any
 
-from p2pavg.bench.common import add_output_options, at_least, emit, progress
 from p2pavg.bench.net import fit
 from p2pavg.bench.net.protocol import Client, Server
 from p2pavg.bench.net.sweep import Limits, measure
+from p2pavg.bench.options import at_least
+from p2pavg.bench.progress import progress
+from p2pavg.bench.result import add_output_options, emit
 from p2pavg.errors import AddressInUseError, ConfigurationError, P2PAvgError, ProtocolError
 
 EXAMPLE = (

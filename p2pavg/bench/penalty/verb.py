@@ -6,15 +6,9 @@ import argparse
 from statistics import mean, median
 from typing import Any
 
-from p2pavg.bench.common import (
-    add_output_options,
-    at_least,
-    compression,
-    emit,
-    positive_int,
-    progress,
-    torch_device,
-)
+from p2pavg.bench.options import at_least, compression, positive_int, torch_device
+from p2pavg.bench.progress import progress
+from p2pavg.bench.result import add_output_options, emit
 from p2pavg.bench.workers import Workers
 
 WORKER = "p2pavg.bench.penalty.worker"

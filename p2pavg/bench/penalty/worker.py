@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from p2pavg.bench.common import codec_of
-from p2pavg.bench.workers import serve
+from p2pavg.bench.options import codec_of
+from p2pavg.bench.workers import own_host, serve
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 
 LAYER = 512
@@ -72,7 +71,6 @@ class Penalty:
         slow = config["slow"] if config["index"] == config["peers"] - 1 else 1.0
         self.batch = config["batch"]
         self.job = Job(config, config["step_seconds"] * slow)
-        host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
         self.opt = CollaborativeOptimizer(
             self.job.inner(),
             "bench-penalty",
@@ -82,7 +80,7 @@ class Penalty:
             compression=codec_of(config["compression"]),
             delay_updates=config["delay"],
             offload_optimizer=config["offload"],
-            listen=f"{host}:0",
+            listen=f"{own_host()}:0",
         )
         return {"address": self.opt.peer.address}
 
@@ -144,13 +142,4 @@ def _averaging_cpu() -> float:
 
 if __name__ == "__main__":
     worker = Penalty()
-    sys.exit(
-        serve(
-            {
-                "start": worker.start,
-                "baseline": worker.baseline,
-                "train": worker.train,
-                "leave": worker.leave,
-            }
-        )
-    )
+    sys.exit(serve(worker.start, worker.baseline, worker.train, worker.leave))

@@ -6,7 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from p2pavg.bench.common import add_output_options, at_least, emit, percentile, positive_int, progress
+from p2pavg.bench.options import at_least, positive_int
+from p2pavg.bench.progress import progress
+from p2pavg.bench.result import add_output_options, emit, percentile
 from p2pavg.bench.workers import Workers
 
 EXAMPLE = "example: p2pavg bench rounds --peers 4 --epochs 100 --epoch-seconds 0.2"

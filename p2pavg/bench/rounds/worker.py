@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 from p2pavg.bench.toy import Epoch, ToyTrainer
-from p2pavg.bench.workers import serve
-from p2pavg.peer.peer import Peer
+from p2pavg.bench.workers import serve, start_peer
 
 NUMEL = 4096
 
@@ -20,18 +18,12 @@ class Rounds:
         """Join the swarm."""
         self.config = config
         self.epochs: list[Epoch] = []
-        host = os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
-        self.peer = Peer(
-            "bench-rounds",
-            initial_peers=config["initial_peers"],
-            listen=f"{host}:0",
-            client_only=config.get("client_only", False),
-            compression="none",
-        ).start()
+        self.peer = start_peer(
+            "bench-rounds", config, client_only=config.get("client_only", False), compression="none"
+        )
         self.trainer = ToyTrainer(
             self.peer,
             target=config["target"],
-            samples_per_step=1,
             step_seconds=config["step_seconds"],
             numel=NUMEL,
             on_epoch=self.epochs.append,
@@ -62,4 +54,4 @@ class Rounds:
 
 if __name__ == "__main__":
     worker = Rounds()
-    sys.exit(serve({"start": worker.start, "train": worker.train}))
+    sys.exit(serve(worker.start, worker.train))
