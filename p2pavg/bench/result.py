@@ -1,0 +1,61 @@
+"""A benchmark's result: lines for people, JSON, a picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from p2pavg.bench.machine import environment
+from p2pavg.report.plot import save_plot
+
+
+def output_path(text: str) -> str:
+    """An argparse type: a file that can be written, or '-'. Checked before the benchmark runs, not after."""
+    if text != "-" and not Path(text).absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"the folder of {text!r} does not exist; make it first")
+    return text
+
+
+def add_output_options(parser: argparse.ArgumentParser, *, plot: bool = True) -> None:
+    """Add `--json PATH` and, for benchmarks, `--plot PATH`."""
+    parser.add_argument(
+        "--json", metavar="PATH", type=output_path, help="write the result as JSON; '-' is stdout, alone"
+    )
+    if plot:
+        parser.add_argument(
+            "--plot", metavar="PATH", type=output_path, help="draw the result (png, svg or pdf)"
+        )
+
+
+def emit(
+    args: argparse.Namespace,
+    result: Mapping[str, Any],
+    lines: Iterable[str],
+    draw: Callable[[Any], None] | None = None,
+) -> None:
+    """Print `lines` for people, write `result` where --json says and the picture where --plot says.
+
+    result: JSON data; `environment()` is added under "environment". draw: draws on a matplotlib Figure.
+    """
+    document = {**result, "environment": environment()}
+    if args.json == "-":
+        print(json.dumps(document, allow_nan=False))
+    else:
+        for line in lines:
+            print(line)
+        if args.json is not None:
+            Path(args.json).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    if draw is not None and getattr(args, "plot", None) is not None:
+        save_plot(args.plot, draw)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value below which `percent` % of `values` lie, interpolated linearly. Not for empty `values`."""
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * percent / 100
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
