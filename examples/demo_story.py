@@ -118,7 +118,8 @@ class Story:
             case "validation":
                 self.say(f"epoch {epoch}: validation loss {event['loss']:.3f}{measured(follower)}")
             case "epoch" if name == FIRST and event["attempts"] > 1:
-                self.say(f"epoch {epoch} took {event['attempts']} attempts, {event['peers']} peers averaged")
+                attempts = f"{event['attempts']} attempts"
+                self.say(f"epoch {epoch} took {attempts}, {people(event['peers'])} averaged")
             case "epoch" if name == NEWCOMER and event["local_samples"] and not brought:
                 self.say(f"{name} contributes its first {event['local_samples']} samples, to epoch {epoch}")
             case "end":
@@ -192,13 +193,17 @@ class Story:
         return [*lines, "", sentence]
 
 
+def people(count: int) -> str:
+    return f"{count} peer{'' if count == 1 else 's'}"
+
+
 def measured(follower: Follower) -> str:
     """The last epoch's figures in words, empty before the first."""
     if not follower.epochs:
         return ""
     last = follower.epochs[-1]
     return (
-        f", {last['peers']} peers, {last['samples_per_second']:.0f} samples/s, "
+        f", {people(last['peers'])}, {last['samples_per_second']:.0f} samples/s, "
         f"{last['seconds_calculation']:.2f} s calculating, "
         f"{last['seconds_communication']:.2f} s communicating"
     )

@@ -123,7 +123,7 @@ def draw(story: Story, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print("No picture without matplotlib: pip install 'p2pavg[plot]'.")
+        print("No picture without matplotlib: pip install 'matplotlib>=3.8'")
         return
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     losses, peers = figure.subplots(1, 2)
@@ -156,7 +156,6 @@ def draw(story: Story, path: Path) -> None:
         peers.axvline(
             moment - story.started, color="tab:green", linestyle=":", label="newcomer's first epoch"
         )
-    peers.set(xlabel="seconds", ylabel="peers", title="Peers over time", ylim=(0, 3.5))
-    peers.yaxis.get_major_locator().set_params(integer=True)
+    peers.set(xlabel="seconds", ylabel="peers", title="Peers over time", ylim=(0, 3.4), yticks=range(4))
     peers.legend(loc="lower left")
     figure.savefig(path, dpi=120)

@@ -15,8 +15,12 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import sys
 from collections.abc import Iterator
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))  # Ctrl-C leaves the run, from here on
 
 import torch
 import torch.nn.functional as F
@@ -109,7 +113,8 @@ def train(args: argparse.Namespace) -> None:
             opt.zero_grad()
             if opt.epoch != epoch and opt.last_report is not None:
                 peers = len(opt.last_report.members)
-                print(f"epoch {opt.epoch}: loss {loss.item():.3f}, {peers} peers", flush=True)
+                words = f"{peers} peer{'' if peers == 1 else 's'}"
+                print(f"epoch {opt.epoch}: loss {loss.item():.3f}, {words}", flush=True)
             epoch = opt.epoch
             if epoch >= args.epochs:
                 break
@@ -138,12 +143,13 @@ def main() -> None:
     add("--target-batch-size", type=int, default=256, help="samples per epoch, over all peers")
     add("--batch-size", type=int, default=16)
     add("--lr", type=float, default=3e-3)
+    add("--threads", type=int, default=1, help="of torch; more where this peer has the machine to itself")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     try:
-        train(parser.parse_args())
+        train(args)
     except P2PAvgError as error:
         sys.exit(f"images: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,16 @@ import hashlib
 import json
 import math
 import random
+import signal
 import sys
 import sysconfig
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))  # Ctrl-C leaves the run, from here on
 
 import torch
 import torch.nn.functional as F
@@ -165,6 +169,9 @@ def train_together(args: argparse.Namespace, log: Log) -> None:
         join = f"To join from another terminal or machine:\n\n    {join_command(args, address)}\n"
         epoch = opt.epoch
         log("start", join, address=address, epoch=epoch, peer=opt.peer.peer_id.hex(), seed=args.seed)
+        if not args.initial_peers:
+            print("Training begins when somebody joins, or when you press Enter.", flush=True)
+            opt.peer.wait_for_peers(1, enter=True)
         for batch in batches(training, args.batch_size, args.seed):
             loss = loss_of(model, batch)
             loss.backward()
@@ -197,6 +204,10 @@ def join_command(args: argparse.Namespace, address: str) -> str:
     return f"python examples/train_lm.py --run-id {args.run_id} --initial-peers {address}{''.join(options)}"
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def tell(log: Log, epoch: int, loss: float, opt: object) -> None:
     """Log one epoch from its RoundReport (none when this peer only downloaded the state)."""
     report = opt.last_report  # type: ignore[attr-defined]
@@ -206,7 +217,7 @@ def tell(log: Log, epoch: int, loss: float, opt: object) -> None:
     members, spent = len(report.members), report.seconds_communication
     log(
         "epoch",
-        f"epoch {epoch}: training loss {loss:.3f}, {members} peers, {report.samples} samples "
+        f"epoch {epoch}: training loss {loss:.3f}, {counted(members, 'peer')}, {report.samples} samples "
         f"({report.local_samples} mine), {report.samples_per_second:.0f} samples/s, "
         f"{report.seconds_calculation:.2f} s calculating, {spent:.2f} s communicating",
         epoch=epoch,
@@ -282,7 +293,7 @@ def parser() -> argparse.ArgumentParser:
     add("--validation-windows", type=int, default=128, help="at the end: eight times as many")
     add("--text", type=Path, metavar="FOLDER", help="your own text, instead of Python's standard library")
     add("--suffix", default=".py", help="of the files to read")
-    add("--threads", type=int, default=1, help="of torch")
+    add("--threads", type=int, default=1, help="of torch; more where this peer has the machine to itself")
     add("--alone", action="store_true", help="one process, without p2pavg: the reference")
     add("--plan", type=Path, metavar="PATH", help="with --alone: JSON, per epoch [[seed, samples], ...]")
     add("--on-enter", action="store_true", help="prepare everything, and join when Enter is pressed")
@@ -306,8 +317,6 @@ def main() -> None:
         train_together(args, Log(args.log))
     except P2PAvgError as error:
         sys.exit(f"train_lm: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -112,3 +114,12 @@ class Identity:
 
     def __repr__(self) -> str:
         return f"Identity({short_id(self.peer_id)})"
+
+
+def told_apart(names: Mapping[bytes, str]) -> dict[bytes, str]:
+    """What people call each peer id: its name, with its short id where peers share one or have none."""
+    shared = Counter(names.values())
+    return {
+        peer: name if name and shared[name] == 1 else f"{name} {short_id(peer)}".strip()
+        for peer, name in names.items()
+    }

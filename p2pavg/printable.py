@@ -6,3 +6,8 @@ from __future__ import annotations
 def printable(text: str) -> str:
     """Without what would move a cursor or end a line."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def counted(count: int, noun: str) -> str:
+    """ "1 peer", "2 peers"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -17,6 +17,7 @@ from p2pavg.bench.options import positive_int, torch_device
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit, percentile
 from p2pavg.optim.optimizer import CollaborativeOptimizer
+from p2pavg.report.plot import whole
 
 NEVER = 1 << 50
 """A target batch size that no benchmark reaches."""
@@ -225,6 +226,8 @@ def draw(figure: Any, result: dict[str, Any]) -> None:
     axes.axhline(1.0, color="grey", linewidth=0.8)
     axes.plot(result["ratios"], "o", label="with the optimizer")
     axes.plot(result["controls"], "x", label="plain again (control)")
-    axes.set_xlabel("pair")
+    axes.set_title(f"{result['params'] / 1e6:.0f}M parameters, with the optimizer beside plain PyTorch")
+    axes.set_xlabel("pair of measurements")
     axes.set_ylabel("samples/s over plain PyTorch's")
+    whole(axes.xaxis)
     axes.legend()

@@ -12,7 +12,7 @@ DESCRIPTION = "Averages gradients between PyTorch processes that share nothing b
 
 VERBS = (
     verbs.Verb("bootstrap", "p2pavg.cli.membership", "run a DHT-only node that others name in initial_peers"),
-    verbs.Verb("peers", "p2pavg.cli.membership", "list who is in a run"),
+    verbs.Verb("peers", "p2pavg.monitor.peers", "list who is in a run"),
     verbs.Verb("monitor", "p2pavg.monitor.cli", "watch a run live, without slowing it"),
     verbs.Verb("report", "p2pavg.monitor.cli", "turn a run's reports into one page of plots and a summary"),
     verbs.Verb("credentials", "p2pavg.cli.credentials", "make the credentials of a closed run"),

@@ -13,6 +13,7 @@ from p2pavg.printable import printable
 Role = Literal["trainer", "watcher"]
 MAX_ADDRESSES = 6
 MAX_REPORT_BYTES = 200
+MAX_NAME = 32  # characters
 MOST_WITH_REPORT = 760  # bytes of a value; a longer one goes without its report
 _VERSION = 1
 
@@ -23,7 +24,8 @@ class PeerInfo:
 
     `addresses` are (host, port) for TCP and UDP, best first; `lineage` and `model` (the hash of the model's
     schema) are opaque bytes of at most 32, `report` (a compact form of the last epoch's, for watchers) of at
-    most 200; `incarnation` tells lives of one identity apart and is filled in by the view.
+    most 200; `name` is for people, and several peers may have the same; `joining`: it has not got the run's
+    state yet; `incarnation` tells lives of one identity apart and is filled in by the view.
     """
 
     peer_id: bytes
@@ -38,6 +40,8 @@ class PeerInfo:
     incarnation: int = 0
     leaving: bool = False
     report: bytes = b""
+    name: str = ""
+    joining: bool = False
 
     def differs_only_in_progress(self, other: PeerInfo) -> bool:
         """Whether nothing but epoch, lineage, rate and report tells the two apart."""
@@ -65,11 +69,11 @@ class PeerInfo:
             self.model,
             self.leaving,
         ]
-        packed: bytes = msgpack.packb(fields)
-        if not self.report or len(packed) + len(self.report) > MOST_WITH_REPORT:
-            return packed
-        with_report: bytes = msgpack.packb([*fields, self.report[:MAX_REPORT_BYTES]])
-        return with_report
+        told = [self.name[:MAX_NAME], self.joining]
+        packed: bytes = msgpack.packb([*fields, self.report[:MAX_REPORT_BYTES], *told])
+        if len(packed) > MOST_WITH_REPORT:
+            packed = msgpack.packb([*fields, b"", *told])
+        return packed
 
     @classmethod
     def decode(cls, value: bytes, peer_id: bytes, incarnation: int) -> PeerInfo | None:
@@ -78,10 +82,11 @@ class PeerInfo:
             fields = msgpack.unpackb(value)
         except MALFORMED:
             return None
-        if not isinstance(fields, list) or len(fields) < 10 or fields[0] != _VERSION:
+        if not isinstance(fields, list) or len(fields) < 13 or fields[0] != _VERSION:
             return None
+        # Later versions append more.
         _, addresses, client_only, region, epoch, lineage, rate, watcher, model, leaving = fields[:10]
-        report = fields[10] if len(fields) > 10 else b""  # later versions append more
+        report, name, joining = fields[10:13]
         expected = (
             (client_only, bool),
             (region, str),
@@ -92,10 +97,18 @@ class PeerInfo:
             (model, bytes),
             (leaving, bool),
             (report, bytes),
+            (name, str),
+            (joining, bool),
         )
         if any(type(item) is not kind for item, kind in expected) or not _are_addresses(addresses):
             return None
-        if len(region) > 64 or len(lineage) > 32 or len(model) > 32 or len(report) > MAX_REPORT_BYTES:
+        if (
+            len(region) > 64
+            or len(name) > MAX_NAME
+            or len(lineage) > 32
+            or len(model) > 32
+            or len(report) > MAX_REPORT_BYTES
+        ):
             return None
         if epoch < 0 or not 0 <= rate < 1e15:
             return None
@@ -112,6 +125,8 @@ class PeerInfo:
             incarnation,
             leaving,
             report,
+            printable(name),
+            joining,
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.monitor.shown import duration
+from p2pavg.printable import counted
 from p2pavg.report import PHASES, RoundReport, is_number
 from p2pavg.report.distance import Distance
 from p2pavg.report.prices import PriceTable, per_hour, per_million
@@ -179,11 +180,12 @@ def _causes(reports: Iterable[RoundReport]) -> dict[str, int]:
 def words(made: Mapping[str, Any]) -> list[str]:
     """The summary in sentences."""
     few, many = made["members_least"], made["members_most"]
-    members = f"{many} members" if few == many else f"{few} to {many} members"
+    members = counted(many, "member") if few == many else f"{few} to {many} members"
     share = made["share"]
     lines = [
-        f"run {made['run_id']}: {made['epochs']} epochs ({made['first_epoch']} to {made['last_epoch']}) in "
-        f"{duration(made['seconds'])}, {members} a round, reports of {made['peers']} peers",
+        f"run {made['run_id']}: {counted(made['epochs'], 'epoch')} "
+        f"({made['first_epoch']} to {made['last_epoch']}) in {duration(made['seconds'])}, "
+        f"{members} a round, reports of {counted(made['peers'], 'peer')}",
         f"{made['samples']} samples, {made['samples_per_second']:.4g} per second",
         "of the time: "
         + ", ".join(f"{name} {100 * share[name]:.1f}%" for name in PHASES if share[name] > 5e-4),
@@ -202,13 +204,14 @@ def words(made: Mapping[str, Any]) -> list[str]:
     if made["failed_attempts"]:
         causes = "; ".join(f"{cause} ({count})" for cause, count in made["causes"].items())
         lines.append(
-            f"{made['failed_attempts']} attempts failed and were made again: {causes or 'no cause told'}"
+            f"{counted(made['failed_attempts'], 'attempt')} failed and had to be made again: "
+            f"{causes or 'no cause told'}"
         )
     else:
         lines.append("every round succeeded at the first attempt")
     if made["samples_discarded"]:
         why = ", ".join(f"{count} {reason}" for reason, count in made["discarded_why"].items())
-        lines.append(f"{made['samples_discarded']} samples were discarded: {why}")
+        lines.append(f"discarded {counted(made['samples_discarded'], 'sample')}: {why}")
     if made["lineages_most"] > 1:
         lines.append(
             "at some epoch, parts of the swarm had averaged apart; the others' later reports say who healed"

@@ -8,6 +8,7 @@ from typing import Any
 from p2pavg.monitor.history import Run, losses, sent
 from p2pavg.report import PHASES, RoundReport
 from p2pavg.report.distance import Distance
+from p2pavg.report.plot import from_zero, whole
 
 COLORS = {
     "calculation": "#4c9f70",
@@ -30,7 +31,7 @@ def draw(figure: Any, run: Run) -> None:
     paces = [_mean([r.samples_per_second for r in row]) for _, row in epochs]
     axes[1].plot(numbers, paces, color=COLORS["transfer"])
     axes[1].set_ylabel("samples/s")
-    axes[1].set_ylim(bottom=0)
+    from_zero(axes[1])
     axes[2].step(
         numbers, [max(len(r.members) for r in row) for _, row in epochs], where="mid", label="members"
     )
@@ -38,13 +39,15 @@ def draw(figure: Any, run: Run) -> None:
     if any(failed):
         axes[2].bar(numbers, failed, color=COLORS["update"], label="failed attempts")
     axes[2].set_ylabel("peers")
-    axes[2].set_ylim(bottom=0)
+    from_zero(axes[2])
+    whole(axes[2].yaxis)
     axes[2].legend(loc="lower right", fontsize="small")
     _bytes(axes[3], numbers, [row for _, row in epochs])
     if found:
         axes[4].plot([epoch for epoch, _ in found], [loss for _, loss in found], color=COLORS["update"])
         axes[4].set_ylabel("loss")
     axes[-1].set_xlabel("epoch")
+    whole(axes[-1].xaxis)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from p2pavg.identity import short_id
+from p2pavg.identity import short_id, told_apart
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.monitor import heard
 from p2pavg.monitor.heard import Status
@@ -53,7 +53,7 @@ class Picture:
 
     def __init__(self, run_id: str, prices: PriceTable | None = None) -> None:
         self.run_id = run_id
-        self.story = Story()
+        self.story = Story(self._called)
         self._prices = prices
         self._peers: dict[bytes, _Seen] = {}
         self._found_at: float | None = None
@@ -67,9 +67,9 @@ class Picture:
                 continue
             seen = self._peers.get(peer)
             if seen is None:
-                seen = self._peers[peer] = _Seen(heard_at=now)
+                seen = self._peers[peer] = _Seen(info, heard_at=now)
                 if self._found_at is not None and now - self._found_at > FINDING_S:
-                    self.story.say(f"peer {short_id(peer)} joined in epoch {info.epoch}", now, info.epoch)
+                    self.story.say(f"{self._called(peer)} joined in epoch {info.epoch}", now, info.epoch)
             if seen.info != info:
                 seen.heard_at = now
                 if seen.gone_at is not None and (
@@ -132,12 +132,23 @@ class Picture:
         seen.gone_at = now
         self.story.gone(peer, self._epoch_of(seen), why, now)
 
+    def _names(self) -> dict[bytes, str]:
+        return told_apart({p: "" if s.info is None else s.info.name for p, s in self._peers.items()})
+
+    def _called(self, peer: bytes) -> str:
+        """As the subject of a sentence."""
+        seen = self._peers.get(peer)
+        if seen is None or seen.info is None or not seen.info.name:
+            return f"peer {short_id(peer)}"
+        return self._names()[peer]
+
     # ----------------------------------------------------------------------------------- what is shown
 
     def show(self, now: float) -> Shown:
         """Everything, as of now."""
         for peer in [p for p, s in self._peers.items() if s.gone_at is not None and now - s.gone_at > KEPT_S]:
             del self._peers[peer]
+        names = self._names()
         states = {peer: self._state(peer, seen, now) for peer, seen in self._peers.items()}
         here = {peer: self._peers[peer] for peer, state in states.items() if state not in ("gone", "silent")}
         leader = self._leader(here, now)
@@ -161,7 +172,8 @@ class Picture:
             dollars_per_million_samples=None if dollars is None else per_million(dollars / 3600, pace),
             leader="" if leader is None else leader.hex(),
             peers=tuple(
-                self._row(peer, seen, states[peer], now) for peer, seen in sorted(self._peers.items())
+                self._row(peer, names[peer], seen, states[peer], now)
+                for peer, seen in sorted(self._peers.items())
             ),
             links=tuple(self._links(here)),
             events=tuple(
@@ -177,7 +189,9 @@ class Picture:
             return "silent"
         if seen.status is not None and now - seen.status_at <= STALE_S:
             return seen.status.state
-        return "no link" if others is None else "training"
+        if others is None:
+            return "no link"
+        return "downloading" if seen.info is not None and seen.info.joining else "training"
 
     def _by_others(self, peer: bytes, since: float) -> heard.Other | None:
         """The peer as the last of the others to tell, since then, sees it; None: none of them hears it."""
@@ -190,7 +204,7 @@ class Picture:
                     return row
         return None
 
-    def _row(self, peer: bytes, seen: _Seen, state: str, now: float) -> PeerShown:
+    def _row(self, peer: bytes, name: str, seen: _Seen, state: str, now: float) -> PeerShown:
         if seen.status is not None:
             epoch, samples, pace = self._epoch_of(seen), seen.status.samples, seen.status.rate
         else:
@@ -203,7 +217,7 @@ class Picture:
         sent = 0 if last is None else sum(last.sent.values())
         return PeerShown(
             peer=peer.hex(),
-            name=short_id(peer),
+            name=name,
             region=self._region(seen),
             epoch=epoch,
             samples=samples,

@@ -1,4 +1,4 @@
-"""How a run looks on a terminal."""
+"""How a run looks on a terminal, 80 columns or more."""
 
 from __future__ import annotations
 
@@ -6,57 +6,70 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from p2pavg.identity import short_id
 from p2pavg.monitor.shown import PeerShown, Shown, duration, rate, run_line
 
-MATRIX_PEERS = 12
+WIDE = 100  # columns, from which on there is room for everything
+NAME, REGION = 20, 18
+CELL = 11  # of the matrix, with its gap
+MOST_NAME = 10  # in the matrix
 STYLES = {"gone": "red", "silent": "yellow", "no link": "dim", "averaging": "cyan", "waiting": "blue"}
+LEGEND = "* leads.  samples: of this epoch.  samples/s: over whole epochs; computing: without waiting"
 
 
-def screen(shown: Shown) -> RenderableType:
-    """The whole picture: run line, peers, links, what happened."""
+def screen(shown: Shown, width: int) -> RenderableType:
+    """The whole picture: run line, peers, links, what happened. width: columns of the terminal."""
     parts: list[RenderableType] = [Text(run_line(shown), style="bold")]
     if shown.peers:
-        parts.append(_peers(shown))
+        parts += [_peers(shown, width), Text(LEGEND if width >= WIDE else LEGEND.partition(";")[0], "dim")]
     ends = [peer for peer in shown.peers if peer.state != "gone"]
-    if 1 < len(ends) <= MATRIX_PEERS and shown.links:
-        parts.append(_matrix(shown, ends))
+    if len(ends) > 1 and shown.links:
+        fits = (width - NAME) // CELL
+        parts.append(_matrix(shown, ends) if len(ends) <= fits else Text(_too_many(len(ends)), "dim"))
     parts += [Text(f"{duration(ago):>8} ago  {words}") for _, ago, words in shown.events]
     return Group(*parts)
 
 
-def _peers(shown: Shown) -> Table:
+def _too_many(ends: int) -> str:
+    return f"the links of {ends} peers need {NAME + CELL * ends} columns; --jsonl has them all"
+
+
+def _peers(shown: Shown, width: int) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("peer", "region", "epoch", "samples", "samples/s", "computing", "upload", "state", "seen"):
-        left = name in ("peer", "region", "state")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    regions, wide = any(peer.region for peer in shown.peers), width >= WIDE
+    table.add_column("peer", no_wrap=True, max_width=NAME)
+    if regions:
+        table.add_column("region", no_wrap=True, max_width=REGION if wide else REGION - 6)
+    for name in ("epoch", "samples", "samples/s", *(["computing"] if wide else []), "upload"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
     for peer in shown.peers:
-        cells = (
-            peer.name + (" *" if peer.peer == shown.leader else ""),
-            peer.region or "-",
+        quiet = "" if peer.last_seen_s < 2 else f" {duration(peer.last_seen_s)}"
+        cells = [
+            ("* " if peer.peer == shown.leader else "") + peer.name,
+            *([peer.region or "-"] if regions else []),
             str(peer.epoch),
             str(peer.samples),
             f"{peer.samples_per_second:.1f}",
-            f"{peer.rate:.1f}/s",
+            *([f"{peer.rate:.1f}"] if wide else []),
             rate(peer.upload_bps),
-            peer.state,
-            "now" if peer.last_seen_s < 2 else f"{duration(peer.last_seen_s)} ago",
-        )
+            peer.state + quiet,
+        ]
         table.add_row(*map(Text, cells), style=STYLES.get(peer.state))  # as it is: others wrote some of it
     return table
 
 
 def _matrix(shown: Shown, ends: list[PeerShown]) -> Table:
-    """Rows send, columns receive: the fastest that the link went, and its round trip."""
+    """Rows send, columns receive: the fastest that the link went, and below that its round trip."""
     cells = {(link.peer, link.other): link for link in shown.links}
-    table = Table(box=None, pad_edge=False, title="links, row to column", title_justify="left")
-    table.add_column("")
+    title = "links, row to column: the fastest they went, and their round trip"
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    table.add_column("", no_wrap=True, max_width=NAME)
     for peer in ends:
-        table.add_column(short_id(bytes.fromhex(peer.peer)), justify="right", no_wrap=True)
+        table.add_column(Text(peer.name[-MOST_NAME:]), justify="right", no_wrap=True)
     for row in ends:
-        texts = []
+        texts = [Text(row.name)]
         for column in ends:
             link = cells.get((row.peer, column.peer))
-            texts.append("" if link is None else f"{rate(link.rate_bps)} {1e3 * link.rtt_s:.1f} ms")
-        table.add_row(row.name, *texts)
+            texts.append(Text("" if link is None else f"{rate(link.rate_bps)}\n{1e3 * link.rtt_s:.1f} ms"))
+        table.add_row(*texts)
     return table

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from p2pavg.printable import counted
+
 VERSION = 1
 BAR = 24
 
@@ -86,8 +88,9 @@ def run_line(shown: Shown) -> str:
     if shown.dollars_per_hour is not None:
         parts.append(f"$ {shown.dollars_per_hour:.2f}/h")
         parts.append(f"$ {shown.dollars_per_million_samples or 0.0:.3g} per million samples")
-    here = sum(peer.state != "gone" for peer in shown.peers)
-    parts.append(f"{here} peer{'' if here == 1 else 's'}")
+    downloading = sum(peer.state == "downloading" for peer in shown.peers)
+    here = sum(peer.state != "gone" for peer in shown.peers) - downloading
+    parts.append(counted(here, "peer") + (f" and {downloading} downloading" if downloading else ""))
     return "  ".join(parts)
 
 

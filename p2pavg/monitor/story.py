@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2pavg.identity import short_id
@@ -30,7 +31,9 @@ class Line:
 class Story:
     """The last sentences."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: Callable[[bytes], str] = lambda peer: f"peer {short_id(peer)}") -> None:
+        """name: what people call a peer."""
+        self._name = name
         self.lines: deque[Line] = deque(maxlen=LINES)
         self._said: dict[tuple[object, ...], float] = {}
         self._number = 0
@@ -47,7 +50,7 @@ class Story:
         if event.kind == "leader":
             self._led(event, now)
             return
-        text = sentence(by, event)
+        text = sentence(by, event, self._name)
         subject = by if event.kind in ("heal", "healed") else event.peer
         if text and self._is_new((event.kind, subject, event.epoch), now):
             self.say(text, now, event.epoch, event.kind if event.kind in BREAKS else "")
@@ -86,7 +89,7 @@ class Story:
             return
         before, self._leader = self._leader, event.peer
         if before is not None and self._is_new(("leader", event.peer, event.epoch), now):
-            self.say(f"peer {short_id(event.peer)} leads from epoch {event.epoch}", now, event.epoch)
+            self.say(f"{self._name(event.peer)} leads from epoch {event.epoch}", now, event.epoch)
 
 
 def text_of(line: Line) -> str:
@@ -97,9 +100,9 @@ def text_of(line: Line) -> str:
     return f"{line.text}; round {how} with {line.went_on}"
 
 
-def sentence(by: bytes, event: Told) -> str:
+def sentence(by: bytes, event: Told, name_of: Callable[[bytes], str]) -> str:
     """An event in words; empty when it is not worth any."""
-    name = "" if event.peer is None else f"peer {short_id(event.peer)}"
+    name = "" if event.peer is None else name_of(event.peer)
     why = f" ({event.why})" if event.why else ""
     match event.kind:
         case "down" if event.why == LEFT:
@@ -119,7 +122,7 @@ def sentence(by: bytes, event: Told) -> str:
         case "aborted":
             return f"an attempt of epoch {event.epoch} failed{why}"
         case "heal":
-            return f"peer {short_id(by)} downloads the state of epoch {event.number}{why}"
+            return f"{name_of(by)} downloads the state of epoch {event.number}{why}"
         case "healed":
-            return f"peer {short_id(by)} has the state of epoch {event.epoch}"
+            return f"{name_of(by)} has the state of epoch {event.epoch}"
     return ""

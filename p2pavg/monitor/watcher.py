@@ -109,6 +109,11 @@ class Watcher:
         await self._dht.stop()
         self._engine.close()
 
+    @property
+    def members(self) -> list[PeerInfo]:
+        """Who is in the run now, as the table tells."""
+        return list(self._view.peers.values())
+
     def refusal(self) -> P2PAvgError | None:
         """Why no member wants to be watched, when that is so."""
         if self._endpoint.links or not self._refused or not self._refused.keys() >= self._view.peers.keys():

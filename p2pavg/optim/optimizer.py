@@ -64,7 +64,7 @@ class CollaborativeOptimizer(Wrapper):
     max_grad_norm: clip the averaged gradient to this norm, as one would clip one big batch.
     grad_dtype: the dtype in which gradients of float16 and bfloat16 parameters accumulate; None: their own.
     listen, announce: "host:port" to bind and to tell others. client_only: nobody can connect to this peer.
-    region: where this peer is, for people and plans.
+    region: where this peer is, for people and plans. name: what people call it; None: the host's name.
     credentials: file or string of the run's credentials; None: from P2PAVG_CREDENTIALS, or else an open run.
     buffers: floating-point buffers of the model (BatchNorm statistics) are, after every epoch, the "average"
     over all peers' samples, or those of the round's "leader".
@@ -111,6 +111,7 @@ class CollaborativeOptimizer(Wrapper):
         announce: str | None = None,
         client_only: bool = False,
         region: str | None = None,
+        name: str | None = None,
         credentials: str | os.PathLike[str] | None = None,
         on_round: Callable[[RoundReport], None] | None = None,
         model: nn.Module | None = None,
@@ -170,6 +171,7 @@ class CollaborativeOptimizer(Wrapper):
             region=region,
             credentials=credentials,
             max_upload_mbps=max_upload_mbps,
+            name=name,
             compression=compression,
             streams=streams,
             on_round=on_round,

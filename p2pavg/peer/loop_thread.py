@@ -35,7 +35,8 @@ class LoopThread:
         try:
             return future.result()
         except P2PAvgError as error:
-            raise error.with_traceback(None) from None  # its sentence says it all, not where the loop was
+            error.__traceback__ = None  # its sentence says it all, not where the loop was
+            raise error from None
         except BaseException:
             future.cancel()
             raise

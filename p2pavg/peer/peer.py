@@ -6,6 +6,9 @@ import asyncio
 import logging
 import math
 import os
+import select
+import sys
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -16,6 +19,7 @@ from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.membership import PeerInfo
 from p2pavg.membership.table.address import format_host_port
+from p2pavg.peer import crowd
 from p2pavg.peer.loop_thread import LoopThread
 from p2pavg.peer.runtime import Place
 from p2pavg.peer.settings import settings
@@ -27,6 +31,7 @@ from p2pavg.rounds.training import TrainingSpec
 
 logger = logging.getLogger("p2pavg.peer.peer")
 CLOSE_NOTICE_S = 5.0
+WAIT_BEAT_S = 0.05
 
 
 class Peer:
@@ -47,6 +52,7 @@ class Peer:
     the
     run is open: whoever reaches a port can read and take part.
     max_upload_mbps: most Mb/s that this peer sends over all its links; None: what they carry.
+    name: what people call this peer in tables and the monitor; None: the host's name.
 
     Nothing happens before `start()` (or `async with`). Raises ConfigurationError for arguments that cannot
     work, CredentialError for credentials that cannot.
@@ -68,6 +74,7 @@ class Peer:
         identity: str | os.PathLike[str] | None = None,
         credentials: str | os.PathLike[str] | None = None,
         max_upload_mbps: float | None = None,
+        name: str | None = None,
     ) -> None:
         self._settings = settings(
             run_id,
@@ -79,6 +86,7 @@ class Peer:
             streams,
             credentials,
             max_upload_mbps,
+            name,
         )
         self._identity = identity
         self.run_id = run_id
@@ -176,6 +184,20 @@ class Peer:
         driver = self._running().driver
         return None if driver is None else driver.states.downloader.progress
 
+    def wait_for_peers(self, count: int = 1, timeout: float | None = None, *, enter: bool = False) -> int:
+        """Block until so many other peers train in the run and are linked; returns how many are.
+
+        timeout: seconds; None: as long as it takes. enter: a line on stdin, such as the Enter key, ends the
+        wait as well. Call it once this peer trains, as a `CollaborativeOptimizer` makes it do.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        typed = _typed() if enter else None
+        while True:
+            company = self._running().company()
+            if company >= count or time.monotonic() >= deadline or (typed is not None and typed()):
+                return company
+            time.sleep(WAIT_BEAT_S)
+
     def cpu_seconds(self) -> float:
         """CPU time that averaging used so far: native threads, the event loop, and `all_reduce` in its
         caller.
@@ -202,6 +224,7 @@ class Peer:
                 "this peer already trains; use one Peer for each optimizer, under its own run_id"
             )
         session = Session(thread.loop, spec.start.epoch if spec.start else 0, place.engine.note_trainer)
+        place.threads = crowd.threads_of_torch()
         thread.run(place.train(session, spec))
         self._session = session
         return session
@@ -218,11 +241,9 @@ class Peer:
         afterwards.
 
         tensors: one, or a sequence of, contiguous or strided torch tensors (any device) or numpy arrays, of
-        float32, float16 or
-        bfloat16; the same shapes on all peers and in all calls of one Peer. group_size: wait for this many
-        members;
-        None: all that are in the swarm now. timeout: seconds until RoundFailedError when the group does not
-        complete.
+        float32, float16 or bfloat16; the same shapes on all peers and in all calls of one Peer. group_size:
+        wait for this many members, this peer included; None: all that are in the swarm now, which may be this
+        peer alone. timeout: seconds until RoundFailedError when the group does not complete.
         """
         if not (isinstance(weight, (int, float)) and math.isfinite(weight) and 0 <= weight <= MOST_WEIGHT):
             raise ConfigurationError(f"weight must be a finite number between 0 and 1e12, not {weight!r}")
@@ -270,6 +291,22 @@ class Peer:
                 self._on_round(report)
             except Exception:
                 logger.exception("the on_round callback raised")
+
+
+def _typed() -> Callable[[], bool] | None:
+    """Whether a line, or the end, has come on stdin; None where nobody can type, such as in a notebook."""
+    try:
+        descriptor = sys.stdin.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None
+
+    def ready() -> bool:
+        if not select.select([descriptor], [], [], 0.0)[0]:
+            return False
+        sys.stdin.readline()
+        return True
+
+    return ready
 
 
 def _fail(place: Place, session: Session, error: BaseException) -> None:

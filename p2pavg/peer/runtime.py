@@ -21,7 +21,8 @@ from p2pavg.errors import (
 from p2pavg.identity import Identity, short_id
 from p2pavg.membership import DHT, PeerInfo, View
 from p2pavg.membership.table.address import is_loopback
-from p2pavg.peer import advice
+from p2pavg.peer import advice, crowd
+from p2pavg.peer.arrival import Arrival
 from p2pavg.peer.dialling import Dialler
 from p2pavg.peer.settings import Settings
 from p2pavg.report import RoundReport
@@ -86,8 +87,10 @@ class Place:
         self._shut_out: set[bytes] = set()  # by whom, because another process uses this one's identity
         self._early: list[tuple[Link, dict[str, Any]]] = []  # from peers that were faster than our start
         self._early_bytes = 0
+        self.threads = 0  # that the training thread computes with; 0: does not matter
         self._announcing: asyncio.Task[None] | None = None
         self._spec: TrainingSpec | None = None
+        self._arrival: Arrival | None = None
         self._closed = False
 
     async def start(self) -> None:
@@ -181,12 +184,18 @@ class Place:
         """Links whose control connection is up, by peer id."""
         return self.endpoint.links
 
+    def company(self) -> int:
+        """How many others that train are linked now."""
+        return sum(trains(link.hello) for link in self.links.values())
+
     def standing_changed(self) -> None:
         """Epoch, lineage or role changed: tell newcomers and watchers."""
         driver = self.driver
         if driver is None:
             return
         machine = driver.machine
+        if self._arrival is not None:
+            self._arrival.look()
         self.endpoint.hello.update(
             epoch=machine.epoch,
             lineage=machine.lineage,
@@ -223,6 +232,8 @@ class Place:
             if last and last.seconds_total
             else 0.0,
             report=b"" if last is None else CompactReport.of(last).encode(),
+            name=self.settings.name,
+            joining=driver.machine.role is Role.JOINER,
         )
 
     def _finished(self, report: RoundReport) -> None:
@@ -307,12 +318,12 @@ class Place:
         run_id = self.settings.run_id
         recorder = Recorder(run_id, self.peer_id, codec.name, meter, self._finished, region=region)
         recorder.on_trace = self.watching.event
-        self.driver = Driver(self, session, spec, machine, recorder)
-        session.connect(self.driver)
-        self.driver.start()
+        driver = self.driver = Driver(self, session, spec, machine, recorder)
+        session.connect(driver)
+        driver.start()
         for link in list(self.links.values()):
             if trains(link.hello):
-                self.driver.link_up(link)
+                driver.link_up(link)
         early, self._early = self._early, []
         for link, message in early:
             if self.links.get(link.peer_id) is not link:
@@ -321,6 +332,13 @@ class Place:
                 self.message(link, message)
             except ProtocolError as error:
                 link.close(str(error))
+        self._arrival = Arrival(
+            run_id,
+            lambda: (machine.epoch, machine.role is Role.JOINER),
+            self.company,
+            lambda: driver.states.downloader.progress,
+        )
+        self._arrival.begin()
         self.standing_changed()
 
     async def _learn_reachability(self) -> None:
@@ -382,8 +400,17 @@ class Place:
         """Endpoint event."""
         self.view.report_alive(link.peer_id)
         self._shut_out.discard(link.peer_id)
+        self._look_for_a_crowd()
         if self.driver is not None and trains(link.hello):
             self.driver.link_up(link)
+
+    def _look_for_a_crowd(self) -> None:
+        """Tell once that peers of this machine have too many threads."""
+        here = sum(trains(link.hello) and self._is_here(link.address[0]) for link in self.links.values())
+        told = None if self._spec is None else crowd.advice(1 + here, self.threads, crowd.cores())
+        if told is not None:
+            self.threads = 0
+            logger.warning("%s", told)
 
     def link_down(self, link: Link, reason: str) -> None:
         """Endpoint event."""
@@ -451,6 +478,8 @@ class Place:
         if self._announcing is not None:
             self._announcing.cancel()
         self.watching.close()
+        if self._arrival is not None:
+            self._arrival.close()
         if driver is not None:
             driver.close()
         try:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2pavg.credentials import Credentials, from_environment
 from p2pavg.errors import ConfigurationError, CredentialError
+from p2pavg.membership.peerinfo import MAX_NAME
 from p2pavg.membership.table.address import is_loopback, parse_host_port, wildcard
+from p2pavg.printable import printable
 
 logger = logging.getLogger("p2pavg.peer.peer")
 DEFAULT_PORT = 31330
@@ -33,6 +36,7 @@ class Settings:
     region: str
     streams: int | None  # per link; None: as many as transfers call for
     credentials: Credentials | None
+    name: str = ""
     upload_bps: float | None = None  # bit/s over all links; None: what they carry
 
 
@@ -46,6 +50,7 @@ def settings(
     streams: int | str,
     credentials: str | os.PathLike[str] | None,
     max_upload_mbps: float | None = None,
+    name: str | None = None,
 ) -> Settings:
     """As `peer.Peer` describes its arguments. Raises ConfigurationError, CredentialError."""
     if not isinstance(run_id, str) or not 0 < len(run_id) <= MAX_RUN_ID:
@@ -75,6 +80,7 @@ def settings(
         region=region or "",
         streams=None if streams == "auto" else int(streams),
         credentials=_credentials(run_id, credentials, host),
+        name=_name(name),
         upload_bps=None if max_upload_mbps is None else 1e6 * max_upload_mbps,
     )
 
@@ -84,6 +90,14 @@ def check_rate(name: str, value: object) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is not None and (not number or not 1 <= value < math.inf):  # type: ignore[operator]
         raise ConfigurationError(f"{name} must be a number of Mb/s of at least 1, or None, not {value!r}")
+
+
+def _name(name: str | None) -> str:
+    if name is None:
+        return printable(socket.gethostname().partition(".")[0])[:MAX_NAME]
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise ConfigurationError(f"name must be a text of 1 to {MAX_NAME} characters, or None for the host's")
+    return printable(name)
 
 
 def _listen(listen: str | None) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from p2pavg.rounds.training import Average, Contribution, KeepGoing, Snapshot, T
 if TYPE_CHECKING:
     from p2pavg.peer.peer import Peer
 
+logger = logging.getLogger("p2pavg.peer.peer")
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
@@ -44,6 +46,7 @@ class Averager:
         self._vector: F32 = np.empty(0, np.float32)
         self._sizes: tuple[int, ...] = ()
         self._one_at_a_time = threading.Lock()
+        self._told_alone = False
         self.cpu_seconds = 0.0
 
     def average(
@@ -71,6 +74,12 @@ class Averager:
             report = session.last_report
             self.cpu_seconds += time.thread_time() - started
         assert report is not None
+        if group_size is None and len(report.members) == 1 and not self._told_alone:
+            self._told_alone = True
+            logger.warning(
+                "all_reduce averaged over this peer alone, because no other was in the run when it was "
+                "called; all_reduce(..., group_size=N) waits until N peers call it"
+            )
         return report
 
     def _staging(self) -> F32:

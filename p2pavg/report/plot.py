@@ -1,4 +1,4 @@
-"""Pictures in files, by matplotlib where it is installed."""
+"""Pictures in files, by matplotlib where it is installed, and what all of them have in common."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
+
+HEADROOM = 1.08  # above the highest line: one at the border would be cut in half
 
 
 def save_plot(
@@ -17,12 +19,39 @@ def save_plot(
     Raises ConfigurationError when matplotlib is missing or cannot write that kind of file.
     """
     try:
+        import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigurationError("Plots need matplotlib: pip install 'p2pavg[plot]'.") from None
-    figure = Figure(figsize=size, layout="constrained")
-    draw(figure)
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"Cannot write the plot {str(path)!r}: {error}.") from None
+        raise ConfigurationError("Plots need matplotlib: pip install 'matplotlib>=3.8'.") from None
+    with mpl.rc_context({"axes.formatter.useoffset": False, "axes.formatter.limits": (-4, 7)}):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        try:
+            figure.savefig(path, dpi=120)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"Cannot write the plot {str(path)!r}: {error}.") from None
+
+
+def from_zero(axes: Any) -> None:
+    """Show the y axis from 0 to a little above whatever was drawn."""
+    axes.set_ylim(0, HEADROOM * max(axes.dataLim.y1, axes.get_ylim()[1] / HEADROOM, 1e-12))
+
+
+def whole(*axes: Any) -> None:
+    """Ticks of these matplotlib Axis objects at whole numbers alone: there is no half peer."""
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in axes:
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def plain_log(axis: Any) -> None:
+    """Numbers at a logarithmic Axis as people write them: 0.02, not 2 x 10^-2."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        def __call__(self, x: float, pos: Any = None) -> str:
+            return f"{x:g}" if super().__call__(x, pos) else ""  # empty: too many ticks for a label at each
+
+    axis.set_major_formatter(Plain())
+    axis.set_minor_formatter(Plain(labelOnlyBase=False, minor_thresholds=(1.5, 0.6)))

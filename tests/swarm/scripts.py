@@ -16,6 +16,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Condition, Thread
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 LM = ("--listen", "127.0.0.1:0", "--target-batch-size", "64", "--epochs", "100", "--validation-windows", "64")
@@ -24,7 +25,10 @@ LM = ("--listen", "127.0.0.1:0", "--target-batch-size", "64", "--epochs", "100",
 class Script:
     """`python WORDS`. Its output is read all the time, so that it never waits for a reader."""
 
-    def __init__(self, *words: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *words: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, stdin: int | None = None
+    ) -> None:
+        """stdin: a file descriptor; None: an empty one."""
         self.words = words
         self.lines: list[str] = []
         self._read = 0
@@ -34,6 +38,7 @@ class Script:
             cwd=cwd,
             env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"} | dict(env or {}),
             text=True,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -98,8 +103,9 @@ class Terminal:
     def __init__(self) -> None:
         self._scripts: list[Script] = []
 
-    def __call__(self, *words: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> Script:
-        self._scripts.append(Script(*words, cwd=cwd, env=env))
+    def __call__(self, *words: str, **options: Any) -> Script:
+        """options: those of Script."""
+        self._scripts.append(Script(*words, **options))
         return self._scripts[-1]
 
     def __enter__(self) -> Terminal:

@@ -122,3 +122,13 @@ async def test_who_asked_a_peer_before_it_trained_sees_it_train() -> None:
         await asyncio.gather(waiting, late.all_reduce(values[1], group_size=2, timeout=20.0))
         assert np.all(values[0] == 2.0)
         assert np.array_equal(*values)
+
+
+async def test_averaging_alone_by_accident_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a group_size a peer averages over whoever is there; when that is nobody, it says so, once."""
+    async with Peer("alone", listen=LISTEN) as peer:
+        for _ in range(2):
+            await peer.all_reduce(np.ones(10, np.float32))
+    told = [r.getMessage() for r in caplog.records if "averaged over this peer alone" in r.getMessage()]
+    assert len(told) == 1
+    assert "group_size=N" in told[0]

@@ -131,6 +131,7 @@ def test_bootstrap_on_a_taken_port():
 def test_a_training_peer_takes_the_next_port(caplog):
     """When the default port is taken a training peer listens on the next free one and says which."""
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of before may linger
         with contextlib.suppress(OSError):  # whoever else has it serves as well
             taken.bind(("0.0.0.0", 31330))
             taken.listen()

@@ -37,7 +37,7 @@ def test_digits_in_two_terminals(start):
     scripts = [start("examples/digits.py", "--epochs", "300", "--initial-peers", address) for _ in range(2)]
     for script in scripts:
         assert "--initial-peers" in script.line_with("join with")
-        script.line_with(": 2 peers")
+        script.line_with("peers: 2")
     for script in scripts:
         last = script.end().splitlines()[-1]
         assert float(last.split(": ")[1].split("%")[0]) > 85

@@ -244,7 +244,7 @@ def test_digits(shell):
     alone, joining = of("digits")
     one = shell(alone, "--epochs", "100000")
     where = one.line_with("join with").split()[-1]
-    shell(joining, "--epochs", "100000", address=where).line_with(": 2 peers")
+    shell(joining, "--epochs", "100000", address=where).line_with("peers: 2")
 
 
 def test_images(shell):

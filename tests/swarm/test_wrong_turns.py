@@ -6,6 +6,7 @@ Peers of another version: see test_versions.py.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import select
 import socket
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from p2pavg import CollaborativeOptimizer
+from p2pavg import CollaborativeOptimizer, cli
 from p2pavg.credentials import new_secret, texts
 from p2pavg.errors import ConfigurationError, CredentialError, IncompatiblePeerError, UnreachableError
 from p2pavg.membership import DHT
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.timeout(300)  # several processes import PyTorch, each 
 
 TRAINER = """
 import sys, time, torch
-from p2pavg import CollaborativeOptimizer
+from p2pavg import CollaborativeOptimizer, cli
 
 run_id, listen, announce, credentials = sys.argv[1:5]
 torch.manual_seed(0)
@@ -291,3 +292,42 @@ def test_forgotten_step(swarm):
         opt.model(torch.randn(8, 8)).square().mean().backward()
         with pytest.raises(ConfigurationError, match=r"call step\(\) to count the batch"):
             opt.zero_grad()
+
+
+def test_ones_own_address():
+    """Naming the port that this peer then takes itself would train alone for ever: it is refused by name."""
+    own = f"127.0.0.1:{free_port()}"
+    with pytest.raises(ConfigurationError, match=f"{own} is this peer's own address"):
+        newcomer(own, listen=own)
+
+
+@pytest.mark.parametrize(
+    ("credentials", "why"), [("wrong", "not of this run"), (None, "one of the two peers has credentials")]
+)
+def test_looking_with_wrong_credentials(addresses, folder, credentials, why, capsys, monkeypatch):
+    """`p2pavg peers` with other credentials than the run's says so, instead of that nobody is there."""
+    monkeypatch.delenv("P2PAVG_CREDENTIALS", raising=False)
+    words = ["peers", "closed", "--initial-peers", addresses["closed"]]
+    words += [] if credentials is None else ["--credentials", str(folder / credentials)]
+    assert cli.main(words) == 1
+    assert why in capsys.readouterr().err
+
+
+def test_joining_is_said(swarm, caplog):
+    """A newcomer says where it joined, and with how many, without being asked."""
+    caplog.set_level(logging.INFO, "p2pavg.peer")
+    with newcomer(swarm.address) as opt:
+        assert opt.peer.wait_for_peers(1, timeout=60) == 1
+    told = [record.getMessage() for record in caplog.records if record.name == "p2pavg.peer"]
+    assert any(re.fullmatch(r"joined run 'open' at epoch \d+, with 1 peer", words) for words in told)
+
+
+def test_waiting_for_somebody_ends_with_enter(monkeypatch):
+    """The first peer waits until somebody joins or Enter is pressed."""
+    terminal, keys = os.pipe()
+    with os.fdopen(terminal) as stdin, newcomer(run_id="waits") as opt:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert opt.peer.wait_for_peers(1, timeout=0.2, enter=True) == 0
+        os.write(keys, b"\n")
+        assert opt.peer.wait_for_peers(1, enter=True) == 0  # and not for ever
+        os.close(keys)

@@ -103,9 +103,9 @@ def test_unknown_picture_format_names_the_file(tmp_path):
 
 
 def test_plot_without_matplotlib_says_what_to_install(monkeypatch, tmp_path):
-    """Without matplotlib the error names the extra."""
+    """Without matplotlib the error names what to install, in a clone as elsewhere."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigurationError, match=r"p2pavg\[plot\]"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'matplotlib"):
         save_plot(tmp_path / "picture.png", lambda _: None)
 
 
@@ -170,3 +170,19 @@ def test_sysctls_are_read_from_the_kernel(monkeypatch):
     found = tcp_sysctls()
     assert "net.ipv4.no_such_setting" not in found
     assert all(part.isdigit() for part in found.get("net.ipv4.tcp_rmem", "1").split())
+
+
+def test_a_progress_line_can_move_by_the_clock(monkeypatch):
+    """A measurement that takes a known time shows how much of it has passed, though nobody advances it."""
+    from p2pavg.bench import progress as module
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    seen = threading.Event()
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(module, "BEAT_S", 0.01)
+    monkeypatch.setattr("rich.progress.Progress.update", lambda bar, task, completed: seen.set())
+    with module.progress("measuring", 5.0, by_clock=True):
+        assert seen.wait(20)

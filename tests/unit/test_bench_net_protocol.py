@@ -57,7 +57,7 @@ def test_streams_carry_bytes_both_ways_and_count_them(server: Server) -> None:
 def test_a_measurement_keeps_its_bounds(server: Server) -> None:
     """Seconds and bytes are not exceeded, and the result has what the command line promises."""
     with closing(Client("127.0.0.1", server.port, 2_000_000_000)) as client:
-        result = measure(client, Limits(seconds=6.0, bytes=2_000_000_000), lambda _: None)
+        result = measure(client, Limits(seconds=6.0, bytes=2_000_000_000))
     assert result["bytes_sent"] <= 2_000_000_000
     assert result["seconds"] < 6.0 + 2.0
     assert result["rtt_ms"] > 0

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from p2pavg.identity import short_id
 from p2pavg.membership.peerinfo import PeerInfo
-from p2pavg.monitor import heard
+from p2pavg.monitor import heard, peers
 from p2pavg.monitor.cli import Lines
 from p2pavg.monitor.picture import KEPT_S, Picture
+from p2pavg.monitor.screen import screen
 from p2pavg.monitor.shown import Shown, duration, run_line
 from p2pavg.report.compact import CompactReport
 from p2pavg.report.distance import Distance
@@ -280,13 +281,10 @@ def test_text_of_members_is_no_markup(capsys: pytest.CaptureFixture[str]) -> Non
     """A region or a state that looks like the terminal's markup is shown as it is."""
     from rich.console import Console
 
-    from p2pavg.cli.membership import _print_table
-    from p2pavg.monitor.screen import screen
-
     picture = three()
     picture.told(A, status(region="[/x]", state="[red]"), 0.5)
-    Console(width=150).print(screen(picture.show(1.0)))
-    _print_table("[/run]", [PeerInfo(B, region="[/y]")])
+    Console(width=150).print(screen(picture.show(1.0), 150))
+    peers._print_table("[/run]", [PeerInfo(B, region="[/y]")])
     shown = capsys.readouterr().out
     for part in ("[/x]", "[red]", "[/y]", "[/run]"):
         assert part in shown
@@ -336,14 +334,83 @@ def test_the_terminal_shows_peers_links_and_events() -> None:
     """The screen has a row per peer, the matrix of links and what happened."""
     from rich.console import Console
 
-    from p2pavg.monitor.screen import screen
-
     picture = three()
     row = [B, list(Distance).index(Distance.WORLD), 0.103, 8, 2.1e8, 1000, 1000]
     picture.told(A, status(counted=300, peers=sees(B, C), links=[row]), 0.5)
     picture.told(A, event("silent", peer=C, why="no heartbeat"), 0.6)
     console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(screen(picture.show(1.0)))
+    console.print(screen(picture.show(1.0), 150))
     text = console.export_text()
-    for part in (f"{short_id(A)} *", "eu-west-1", "210.0 Mb/s 103.0 ms", "silent", "fell silent in epoch 4"):
+    for part in (
+        f"* {short_id(A)}",
+        "eu-west-1",
+        "210.0 Mb/s",
+        "103.0 ms",
+        "silent",
+        "fell silent in epoch 4",
+    ):
         assert part in text
+
+
+def named(peer: bytes, name: str, **changes: Any) -> PeerInfo:
+    return PeerInfo(peer, (("198.51.100.7", 31330),), epoch=4, incarnation=1, name=name, **changes)
+
+
+def test_peers_have_names() -> None:
+    """A peer is called by its name; where two have the same, their ids tell them apart."""
+    picture = Picture("run")
+    picture.listed({A: named(A, "ada"), B: named(B, "box"), C: named(C, "box")}, 0.0)
+    for peer in (A, B, C):
+        picture.linked(peer, 0.0)
+    shown = picture.show(0.5)
+    assert [peer.name for peer in shown.peers] == ["ada", f"box {short_id(B)}", f"box {short_id(C)}"]
+    picture.unlinked(A, "timed out", 1.0)
+    assert events(picture.show(1.0)) == ["ada was lost in epoch 4 (timed out)"]
+
+
+def test_who_downloads_is_not_counted() -> None:
+    """A peer that has no state yet brings nothing: it is shown, and not counted among those that train."""
+    picture = Picture("run")
+    picture.listed({A: named(A, "ada"), B: named(B, "new", joining=True)}, 0.0)
+    picture.linked(A, 0.0)
+    picture.told(A, status(peers=sees(B)), 0.4)
+    line = run_line(picture.show(0.5))
+    assert line.endswith("1 peer and 1 downloading")
+
+
+@pytest.mark.parametrize("peers", [3, 40])
+def test_the_screen_fits_80_columns(peers: int) -> None:
+    """On 80 columns nothing is cut off: columns that do not fit are left out, and a legend says what is
+    there.
+    """
+    from rich.console import Console
+
+    picture = Picture("run")
+    ids = [bytes([65 + number]) * 20 for number in range(peers)]
+    row = [ids[1], list(Distance).index(Distance.WORLD), 0.103, 8, 2.1e8, 1000, 1000]
+    picture.listed({p: named(p, f"machine-{p[0]}", region="eu-west-1") for p in ids}, 0.0)
+    for peer in ids:
+        picture.linked(peer, 0.0)
+        picture.told(peer, status(leader=ids[0], peers=sees(*ids), links=[row]), 0.0)
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(screen(picture.show(0.5), 80))
+    text = console.export_text()
+    assert "…" not in text
+    assert "* machine-65" in text
+    assert "* leads." in text
+    assert ("210.0 Mb/s" in text) == (peers == 3)
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_the_table_of_peers_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """`p2pavg peers` on 80 columns: names, addresses, who downloads, and nothing cut off."""
+    rows = [
+        named(A, "a-machine-of-a-lab", region="eu-west-1", samples_per_second=1234.5),
+        named(B, "new", joining=True),
+    ]
+    peers._print_table("my-run", rows)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "run my-run: 1 peer and 1 downloading"
+    assert max(map(len, lines)) <= 80
+    for part in ("a-machine-of-a-lab", "198.51.100.7:31330", "eu-west-1", "1234.5", "downloading"):
+        assert any(part in line for line in lines)

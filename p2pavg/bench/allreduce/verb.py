@@ -14,6 +14,8 @@ from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.bench.workers import Workers
 from p2pavg.credentials import new_secret
+from p2pavg.printable import counted
+from p2pavg.report.plot import whole
 
 EXAMPLE = "example: p2pavg bench allreduce --peers 4 --numel 25000000 --compression fp16 --rounds 5"
 ROUND_DEADLINE_S = 600.0
@@ -129,7 +131,7 @@ def _summary(args: argparse.Namespace, rounds: Sequence[Sequence[dict[str, Any]]
 def _words(result: dict[str, Any]) -> list[str]:
     same = "all peers hold the same bits" if result["bit_identical"] else "PEERS DIFFER"
     return [
-        f"{result['peers']} peers averaged {result['numel']:,} float32 ({result['compression']}, "
+        f"{counted(result['peers'], 'peer')} averaged {result['numel']:,} float32 ({result['compression']}, "
         f"{result['streams']} streams, {result['engine']}) in {result['seconds_median']:.3f} s (median of "
         f"{len(result['seconds'])}); {same}, largest error {result['max_abs_error']:.2g}",
         f"each sent {result['bytes_sent_per_peer'] / 1e6:.1f} MB, {result['gbps_per_peer']:.2f} Gb/s "
@@ -141,7 +143,11 @@ def _words(result: dict[str, Any]) -> list[str]:
 def _draw(figure: Any, result: dict[str, Any]) -> None:
     axes = figure.subplots()
     axes.bar(range(1, len(result["seconds"]) + 1), result["seconds"])
-    axes.axhline(result["seconds_median"], linestyle="--", color="black", linewidth=1)
+    axes.axhline(result["seconds_median"], linestyle="--", color="black", linewidth=1, label="median")
+    axes.legend(loc="lower right")
+    whole(axes.xaxis)
     axes.set_xlabel("round")
     axes.set_ylabel("seconds")
-    axes.set_title(f"{result['peers']} peers, {result['numel']:,} float32, {result['compression']}")
+    axes.set_title(
+        f"{counted(result['peers'], 'peer')}, {result['numel']:,} float32, {result['compression']}"
+    )

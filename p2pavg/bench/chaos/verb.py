@@ -13,6 +13,8 @@ from p2pavg.bench.options import at_least, positive_int
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit, output_path
 from p2pavg.errors import ConfigurationError
+from p2pavg.printable import counted
+from p2pavg.report.plot import from_zero, whole
 
 EXAMPLE = "example: p2pavg bench chaos --peers 4 --epochs 100 --fault-every 2 --faults kill,stop"
 STEPS = 10  # per epoch and peer
@@ -115,8 +117,13 @@ def _draw(figure: Any, events: list[dict[str, Any]], result: dict[str, Any]) -> 
             living.discard(event["who"])
         times.append(event["at"] - start)
         counts.append(len(living))
+    top.set_title(
+        f"{counted(len([e for e in events if e['t'] == 'fault']), 'fault')} in a swarm of processes"
+    )
     top.step(times, counts, where="post")
     top.set_ylabel("peers")
+    from_zero(top)
+    whole(top.yaxis, middle.yaxis)
     applied = [e for e in events if e["t"] == "epoch"]
     middle.plot([e["at"] - start for e in applied], [e["epoch"] for e in applied], ".", markersize=2)
     middle.set_ylabel("epoch")

@@ -70,5 +70,6 @@ def draw(figure: Any, result: dict[str, Any]) -> None:
     axes.barh(names, [kernel["gb_per_s"] for kernel in result["kernels"]])
     axes.axvline(result["copy_gb_per_s"], color="black", linewidth=1, label="plain copy")
     axes.invert_yaxis()
+    axes.set_title("Kernels beside a plain copy of the same bytes")
     axes.set_xlabel(f"GB/s read + written, {result['device']} ({result['implementation']})")
     axes.legend()

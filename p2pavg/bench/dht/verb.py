@@ -13,6 +13,7 @@ from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit, percentile
 from p2pavg.bench.workers import Workers
 from p2pavg.errors import ConfigurationError
+from p2pavg.report.plot import plain_log, whole
 
 PROCESSES = 4
 STEP_DEADLINE_S = 600.0
@@ -270,6 +271,7 @@ def _draw(figure: Any, result: dict[str, Any]) -> None:
         values = sorted(s * 1000 for s in result[key])
         axes.plot(values, [(i + 1) / len(values) for i in range(len(values))], label=name)
     axes.set_xscale("log")
+    plain_log(axes.xaxis)
     axes.set_xlabel("milliseconds")
     axes.set_ylabel("fraction done")
     axes.set_title(
@@ -284,4 +286,5 @@ def _draw_traffic(figure: Any, bytes_per_s: Sequence[float]) -> None:
     axes.hist(bytes_per_s, bins=50)
     axes.set_xlabel("bytes per second, both directions")
     axes.set_ylabel("members")
+    whole(axes.yaxis)
     axes.set_title(f"{len(bytes_per_s)} simulated members, idle")

@@ -11,6 +11,8 @@ from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.bench.workers import Worker, Workers
 from p2pavg.errors import ConfigurationError
+from p2pavg.printable import counted
+from p2pavg.report.plot import from_zero
 
 EXAMPLE = "example: p2pavg bench join --state-mb 200 --lab join-4"
 BEFORE_EPOCHS = 12
@@ -130,7 +132,9 @@ def _draw(figure: Any, result: dict[str, Any]) -> None:
     axes.plot([at for at, _ in result["arrivals"]], [size / 1e6 for _, size in result["arrivals"]])
     axes.set_xlabel("seconds after the newcomer started")
     axes.set_ylabel("MB of state")
-    axes.set_title(f"{result['state_bytes'] / 1e6:.0f} MB from {result['donors']} donors, while they train")
+    axes.set_title(
+        f"{result['state_bytes'] / 1e6:.0f} MB from {counted(result['donors'], 'donor')}, while they train"
+    )
     rates = axes.twinx()
     rates.step(
         [epoch["at"] for epoch in result["donor_epochs"]],
@@ -138,5 +142,5 @@ def _draw(figure: Any, result: dict[str, Any]) -> None:
         where="pre",
         color="tab:orange",
     )
-    rates.set_ylim(bottom=0)
+    from_zero(rates)
     rates.set_ylabel("samples/s of a donor, by epochs", color="tab:orange")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,15 +62,14 @@ class Point:
 
 
 class Sweep:
-    """Measures one link from here. `progress(seconds)` is told what time has passed."""
+    """Measures one link from here."""
 
-    def __init__(self, client: Client, limits: Limits, progress: Callable[[float], None]) -> None:
+    def __init__(self, client: Client, limits: Limits) -> None:
         self._client = client
         self._deadline = time.monotonic() + limits.seconds
         self._limits = limits
         self._budget = Budget(limits.bytes)
         self._remote_sent = 0
-        self._progress = progress
         self.rtt_s = 0.0
 
     @property
@@ -138,7 +137,7 @@ class Sweep:
             allowance = self._allowance() // 2
             bundle.send(self._budget, Budget(allowance))
             left = int(self._client.ask("send", allowance)["left"])
-            self._sleep(self._step_s)
+            time.sleep(self._step_s)
             answer = self._client.ask("samples")
             here = bundle.deliveries()
             self._end(bundle, left)
@@ -179,10 +178,10 @@ class Sweep:
         else:
             self._client.ask("restart")
             bundle.send(self._budget, Budget(self._allowance()))
-        self._sleep(self._step_s - self._measure_s)
+        time.sleep(self._step_s - self._measure_s)
         infos = []
         for _ in range(_LOOKS):
-            self._sleep(self._measure_s / _LOOKS)
+            time.sleep(self._measure_s / _LOOKS)
             infos.append(bundle.infos()[0])
         there = self._client.ask("samples")
         if back:
@@ -214,14 +213,14 @@ class Sweep:
         if count == 0 or self._budget.left - self._remote_sent < count:
             return None
         pause = max(0.6, 4 * self.rtt_s)
-        self._sleep(pause)
+        time.sleep(pause)
         self._client.ask("restart")
         bundle.send(self._budget, Budget(count))
         warm_s = count * 8e-9 / point.gbps
         give_up = time.monotonic() + 4 * warm_s + 10 * self.rtt_s
         samples: list[tuple[float, int]] = []
         while (not samples or samples[-1][1] < count) and time.monotonic() < min(give_up, self._deadline):
-            self._sleep(0.1)
+            time.sleep(0.1)
             samples = _pairs(self._client.ask("samples")["samples"])
         return Burst(
             bytes=count,
@@ -241,10 +240,6 @@ class Sweep:
         """Bytes that one step may send: its share, so that a fast link leaves some for the others."""
         return max(0, min(self._limits.bytes // STEPS_PLANNED, self._budget.left - self._remote_sent))
 
-    def _sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-        self._progress(seconds)
-
 
 def _view(infos: list[StreamInfo], rtt_s: float) -> SenderView:
     """What held one stream back while it was looked at; retransmissions since it began."""
@@ -263,10 +258,10 @@ def _pairs(samples: list[list[float]]) -> list[tuple[float, int]]:
     return [(float(at), int(count)) for at, count in samples]
 
 
-def measure(client: Client, limits: Limits, progress: Callable[[float], None]) -> dict[str, Any]:
+def measure(client: Client, limits: Limits) -> dict[str, Any]:
     """Measure a link; returns JSON data. Raises P2PAvgError when nothing comes through."""
     begin = time.monotonic()
-    sweep = Sweep(client, limits, progress)
+    sweep = Sweep(client, limits)
     rtt_s = sweep.measure_rtt()
     sysctls = tcp_sysctls()
 

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 import threading
 from typing import Any
 
@@ -17,6 +18,7 @@ from p2pavg.bench.options import at_least
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.errors import AddressInUseError, ConfigurationError, P2PAvgError, ProtocolError
+from p2pavg.report.plot import plain_log
 
 EXAMPLE = (
     "example: p2pavg bench net --listen 0.0.0.0:31400   and elsewhere: p2pavg bench net --connect HOST:31400"
@@ -110,8 +112,8 @@ def _connect(args: argparse.Namespace) -> dict[str, Any]:
     limits = Limits(args.seconds, int(args.gigabytes * 1e9))
     client = Client(host, port, limits.bytes)
     try:
-        with progress("measuring", args.seconds) as advance:
-            return measure(client, limits, advance)
+        with progress("measuring", args.seconds, by_clock=True):
+            return measure(client, limits)
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(
             f"{args.connect} answered what 'bench net' does not understand: {error!r}."
@@ -133,7 +135,7 @@ def _on_lab(args: argparse.Namespace) -> dict[str, Any]:
     _announce(args)
     verb = [sys.executable, "-m", "p2pavg.bench", "net"]
     bounds = ["--seconds", str(args.seconds), "--gigabytes", str(args.gigabytes)]
-    with Lab(shape) as lab, progress("measuring", args.seconds):
+    with Lab(shape) as lab, progress("measuring", args.seconds, by_clock=True):
         server = lab.spawn(dst, [*verb, "--listen", f"0.0.0.0:{_LAB_PORT}", *bounds], stdout=subprocess.PIPE)
         assert server.stdout is not None
         if not server.stdout.readline():
@@ -255,8 +257,9 @@ def _draw(figure: Any, result: dict[str, Any]) -> None:
     counts = sorted({point["streams"] for part in (result, result["reverse"]) for point in part["sweep"]})
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_yscale("log")
+    plain_log(axes.yaxis)
     axes.set_xlabel("TCP streams")
     axes.set_ylabel("Gb/s")
-    axes.set_title(result["words"][0], fontsize="small")
+    axes.set_title("\n".join(textwrap.wrap(result["words"][0], 90)), fontsize="small")
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize="small")

@@ -10,6 +10,8 @@ from p2pavg.bench.options import at_least, compression, positive_int, torch_devi
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.bench.workers import Workers
+from p2pavg.printable import counted
+from p2pavg.report.plot import from_zero, whole
 
 WORKER = "p2pavg.bench.penalty.worker"
 START_DEADLINE_S = 120.0
@@ -118,7 +120,8 @@ def run(args: argparse.Namespace) -> int:
         **lab,
     }
     lines = [
-        f"{args.peers} peers, {args.params / 1e6:.1f}M parameters on {args.device}, {args.compression}"
+        f"{counted(args.peers, 'peer')}, {args.params / 1e6:.1f}M parameters on {args.device}, "
+        f"{args.compression}"
         f"{', delayed' if args.delay else ''}{', offloaded' if args.offload else ''}",
         f"one process {baseline:.1f} samples/s; a peer alone with its microbatches {locals_[0]:.1f} "
         f"({result['local_over_baseline']:.3f}); the swarm {global_sps:.1f} "
@@ -133,9 +136,11 @@ def run(args: argparse.Namespace) -> int:
 def draw(figure: Any, result: dict[str, Any]) -> None:
     """The epochs' durations."""
     axes = figure.subplots()
-    axes.plot(result["epoch_seconds"], "o-")
+    axes.plot(result["epoch_seconds"], "o-", label="epoch")
     axes.axhline(result["calculating_seconds_median"], color="grey", linewidth=0.8, label="calculation")
     axes.set_xlabel("epoch")
     axes.set_ylabel("seconds")
-    axes.set_ylim(bottom=0)
-    axes.legend()
+    axes.set_title(f"Epochs of {counted(result['peers'], 'peer')}, and what of them is calculation")
+    from_zero(axes)
+    whole(axes.xaxis)
+    axes.legend(loc="lower right")

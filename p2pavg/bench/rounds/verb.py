@@ -10,6 +10,8 @@ from p2pavg.bench.options import at_least, positive_int
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit, percentile
 from p2pavg.bench.workers import Workers
+from p2pavg.printable import counted
+from p2pavg.report.plot import whole
 
 EXAMPLE = "example: p2pavg bench rounds --peers 4 --epochs 100 --epoch-seconds 0.2"
 
@@ -79,8 +81,9 @@ def _overheads(timings: Sequence[dict[str, Any]], target: int) -> list[float]:
 
 def _words(result: dict[str, Any]) -> list[str]:
     return [
-        f"{result['peers']} peers, {result['epochs']} epochs: target to first gradient byte "
-        f"{result['overhead_ms_p50']:.1f} ms (median), {result['overhead_ms_p99']:.1f} ms (99%)",
+        f"{counted(result['peers'], 'peer')}, {counted(result['epochs'], 'epoch')}: "
+        f"target to first gradient byte {result['overhead_ms_p50']:.1f} ms (median), "
+        f"{result['overhead_ms_p99']:.1f} ms (99%)",
         f"commit {result['commit_ms_p50']:.1f} ms (median); {result['failed_rounds']} failed attempts",
     ]
 
@@ -90,4 +93,5 @@ def _draw(figure: Any, result: dict[str, Any]) -> None:
     axes.hist(result["overhead_ms"], bins=50)
     axes.set_xlabel("target reached to first gradient byte, ms")
     axes.set_ylabel("peer-epochs")
-    axes.set_title(f"{result['peers']} peers, {result['topology'] or 'loopback'}")
+    whole(axes.yaxis)
+    axes.set_title(f"{counted(result['peers'], 'peer')}, {result['topology'] or 'loopback'}")

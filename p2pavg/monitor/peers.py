@@ -1,0 +1,123 @@
+"""`p2pavg peers RUN`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from p2pavg.credentials import Credentials, from_environment
+from p2pavg.errors import ConfigurationError
+from p2pavg.identity import short_id, told_apart
+from p2pavg.membership.peerinfo import PeerInfo
+from p2pavg.membership.table.address import format_host_port
+from p2pavg.monitor.picture import Picture
+from p2pavg.monitor.watcher import Watcher
+from p2pavg.printable import counted
+
+
+def register(subparsers: Any) -> None:
+    """Add the verb to the command line's sub-parsers."""
+    peers = subparsers.add_parser(
+        "peers",
+        help="a table of the peers of a run",
+        description="Prints who is in a run now.",
+        epilog="example: p2pavg peers my-run --initial-peers 10.0.0.5:31330",
+    )
+    add = peers.add_argument
+    add("run_id", metavar="RUN")
+    add("--initial-peers", nargs="+", metavar="HOST:PORT", help="any member; default: $P2PAVG_INITIAL_PEERS")
+    add("--credentials", metavar="PATH", help="of a closed run; default: $P2PAVG_CREDENTIALS")
+    add("--json", metavar="PATH", help="write the table as JSON; - is stdout")
+    peers.set_defaults(func=run_peers)
+
+
+def run_peers(args: argparse.Namespace) -> int:
+    """Print the table once."""
+    initial_peers = initial_peers_of(args.initial_peers)
+    if not initial_peers:
+        raise ConfigurationError("no way into the swarm; name any member with --initial-peers host:port")
+    source = args.credentials or from_environment()
+    credentials = None if source is None else Credentials.load(source)
+    rows = asyncio.run(_members(args.run_id, initial_peers, credentials))
+    if args.json is not None:
+        document = json.dumps({"run": args.run_id, "peers": [_as_json(info) for info in rows]}, indent=2)
+        if args.json == "-":
+            print(document)
+            return 0
+        try:
+            Path(args.json).write_text(document + "\n")
+        except OSError as error:
+            raise ConfigurationError(
+                f"the table cannot be written to {args.json}: {error.strerror}"
+            ) from None
+    _print_table(args.run_id, rows)
+    return 0
+
+
+async def _members(run_id: str, initial_peers: list[str], credentials: Credentials | None) -> list[PeerInfo]:
+    """Who is there. Raises CredentialError when nobody is seen because the credentials are wrong."""
+    watcher = Watcher(Picture(run_id))
+    await watcher.start(initial_peers, credentials)
+    try:
+        return sorted(watcher.members, key=lambda info: (info.role, info.region, info.peer_id))
+    finally:
+        await watcher.close()
+
+
+def _as_json(info: PeerInfo) -> dict[str, Any]:
+    return {
+        "peer_id": info.peer_id.hex(),
+        "name": info.name or short_id(info.peer_id),
+        "addresses": [format_host_port(*address) for address in info.addresses],
+        "client_only": info.client_only,
+        "region": info.region,
+        "epoch": info.epoch,
+        "lineage": info.lineage.hex(),
+        "samples_per_second": info.samples_per_second,
+        "role": "downloading" if info.joining else info.role,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(info.incarnation / 1000)),
+    }
+
+
+def _print_table(run_id: str, rows: list[PeerInfo]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        print(f"nobody is in run {run_id!r} (the swarm itself answered)")
+        return
+    names = told_apart({info.peer_id: info.name for info in rows})
+    regions = any(info.region for info in rows)
+    joining = sum(info.joining for info in rows)
+    told = counted(len(rows) - joining, "peer") + (f" and {joining} downloading" if joining else "")
+    table = Table(title=Text(f"run {run_id}: {told}"), box=None, title_justify="left", pad_edge=False)
+    for column in ("peer", "address", *(["region"] if regions else []), "role", "epoch", "samples/s"):
+        table.add_column(column, justify="right" if column in ("epoch", "samples/s") else "left")
+    for info in rows:
+        address = format_host_port(*info.addresses[0]) if info.addresses else "-"
+        cells = (
+            names[info.peer_id],
+            f"{address} (out only)" if info.client_only else address,
+            *([info.region or "-"] if regions else []),
+            "downloading" if info.joining else info.role,
+            str(info.epoch),
+            f"{info.samples_per_second:.1f}",
+        )
+        table.add_row(*map(Text, cells))  # as it is: others wrote some of it
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    if any(info.client_only for info in rows):
+        print("out only: nobody can open a connection to that peer, it opens them")
+    if len({info.lineage for info in rows if info.epoch == max(r.epoch for r in rows)}) > 1:
+        print("peers at the same epoch hold different histories: parts of the swarm have averaged apart")
+
+
+def initial_peers_of(given: list[str] | None) -> list[str]:
+    """Those of the command line, else those of the environment."""
+    return given or os.environ.get("P2PAVG_INITIAL_PEERS", "").replace(",", " ").split()
