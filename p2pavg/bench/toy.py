@@ -93,6 +93,11 @@ class ToyTrainer:
         self._counted_at.append(start)
         if not self.session.count(1):
             return
+        self._arrive(start)
+        while self.session.catching_up:
+            self._arrive(start)
+
+    def _arrive(self, start: float) -> None:
         outcome = self.session.arrive(Contribution(self._gradient, 1.0, self.session.samples()))
         self._apply(outcome, start)
 

@@ -76,6 +76,7 @@ class Session:
         self.attention = False
         self._word = threading.Event()  # the loop thread may want this peer at a boundary now
         self.leads = False  # this peer is the leader
+        self.catching_up = False  # it applies what the others made without it
         self.at_boundary = False
         self._step_began = self._since
         self.step_seconds = 0.0  # of the last step, without waiting

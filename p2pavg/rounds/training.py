@@ -163,6 +163,10 @@ class Training(Protocol):
     def leads(self) -> bool:
         """Whether this peer leads the rounds, as far as it knows."""
 
+    @property
+    def catching_up(self) -> bool:
+        """Whether more results come that the others made without this peer: no step is worth its while."""
+
     def samples(self) -> int:
         """What was counted since the last average that included it."""
 

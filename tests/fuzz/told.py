@@ -28,10 +28,12 @@ from p2pavg.rounds.loop.bequest import MOST_AT_ONCE, Bequests
 from p2pavg.rounds.machine.departure import Verdict
 from p2pavg.rounds.protocol import messages
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
-from p2pavg.rounds.protocol.roles import Generation
+from p2pavg.rounds.protocol.lineage import next_lineage
+from p2pavg.rounds.protocol.roles import Generation, Seat
 from p2pavg.rounds.state import generation_rows as history
 from p2pavg.rounds.state import manifest as state
 from p2pavg.rounds.state.donor import MOST_TIMES, Donor
+from p2pavg.rounds.state.results import ResultHead
 from p2pavg.transport.engine import SELF, Missing, ReduceJob
 from p2pavg.transport.links import handshake
 from p2pavg.transport.links.control import ControlConnection
@@ -82,6 +84,7 @@ def _rounds() -> list[bytes]:
         messages.Aborted(ballot, ballot, "why", (PEER,), False),
         messages.Inquire(ballot, LINEAGE),
         messages.Unknown(ballot, 3, LINEAGE),
+        messages.CatchUp(3, True, 12.5, 5_000_000, 900_000, 20e6),
         messages.Leaving(4),
     ]
     return _packed(*(messages.to_dict(message) for message in made))
@@ -151,6 +154,13 @@ _BLOB = np.zeros(2 * state.CHUNK_BYTES + 100, np.uint8)
 _MANIFEST = state.describe(3, LINEAGE, 10, _BLOB)
 
 
+class _Background:
+    """Nobody copies."""
+
+    def submit(self, *_: object) -> None:
+        pass
+
+
 class _Kernel:
     """An engine that takes blobs, and keeps what it was told to send."""
 
@@ -169,17 +179,40 @@ class _Kernel:
         self.open.remove(transfer)
 
 
+def _head() -> ResultHead:
+    """Of a round of two members, as one of them keeps it."""
+    weights, ballot = (1.0, 2.0), Ballot(3, 1, PEER)
+    after = next_lineage(LINEAGE, 3, (PEER, OTHER), weights, (DIGEST, DIGEST))
+    seats, parts = (Seat(PEER, True), Seat(OTHER, True)), (Part(0, 0, 60), Part(1, 60, 40))
+    return ResultHead(ballot, 9, seats, parts, False, weights, (1, 2), (DIGEST, DIGEST), LINEAGE, after)
+
+
+def _heads() -> list[bytes]:
+    return _packed({"t": "result", **_head().to_message()})
+
+
+def _parse_head(data: bytes) -> None:
+    """What a donor says of a result, and what is made of that."""
+    head = ResultHead.from_message(handshake.unpack(data), _NUMEL)
+    layout = head.layout(_CODEC)
+    assert layout.numel == _NUMEL
+    assert not head.fits(layout, np.zeros(layout.nbytes, np.uint8))
+    assert ResultHead.from_message(head.to_message(), _NUMEL) == head
+
+
 def _chunk_requests() -> list[bytes]:
     asked = {"t": "state-chunks", "transfer": 7, "root": _MANIFEST.root}
-    return _packed({**asked, "chunks": [0, 1, 2]}, {**asked, "chunks": []})
+    result = {"t": "state-chunks", "transfer": 8, "lineage": _head().lineage}
+    return _packed({**asked, "chunks": [0, 1, 2]}, {**asked, "chunks": []}, {**result, "chunks": [0]})
 
 
 def _parse_chunk_request(data: bytes) -> None:
     """Asked twice, and all goes out."""
     kernel, asked = _Kernel(), handshake.unpack(data)
-    donor = Donor(kernel, None, None, bytes, None, lambda: False)  # type: ignore[arg-type]
+    donor = Donor(kernel, None, None, bytes, _Background(), lambda: False, list, None)  # type: ignore[arg-type]
     donor._snapshot = (_MANIFEST, _BLOB)
-    donor._begin(1, _MANIFEST)
+    donor._retained.begin((3, LINEAGE), [(_head(), np.zeros(200, np.uint8))])
+    donor._begin(1, _MANIFEST, 3)
     for _ in range(2):
         donor.send(1, asked)
         for transfer, chunk in kernel.sent:  # grows meanwhile
@@ -468,6 +501,7 @@ TARGETS = (
     Target("manifest", quiet(_parse_manifest, ProtocolError, StateError), _manifests),
     Target("state", quiet(_parse_state, StateError), _states),
     Target("history", quiet(_parse_history, ProtocolError, StateError), _histories),
+    Target("result", quiet(_parse_head, ProtocolError, StateError), _heads),
     Target("state-chunks", quiet(_parse_chunk_request, ProtocolError, StateError), _chunk_requests),
     Target("bequest", quiet(in_loop(_take_bequest), ProtocolError), _bequests),
     Target("resend", quiet(_parse_resend, ProtocolError), _resends),

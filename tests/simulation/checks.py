@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.protocol.ballot import Ballot, Lineage, PeerId, Stage
 from p2pavg.rounds.protocol.messages import Done, Promise
+from p2pavg.rounds.protocol.roles import Role
 
 if TYPE_CHECKING:
     from tests.simulation.swarm import Swarm
@@ -158,12 +159,23 @@ class Checks:
             self.broken("Equal", f"{node.name} applies an average to another state than it belongs to")
 
     def handled(self, node: Node) -> None:
-        """Live: no wait without a deadline."""
+        """Live: no wait without a deadline. Healing: nobody trains on a state of its own beside the run's."""
+        if node.bare and node.machine.core.role is Role.TRAINER:
+            self.broken("Healing", f"{node.name} begins a run of its own, though members answered it")
+        if self.orphaned(node):
+            return
         if node.waiting and not node.applying and not node.outcomes and not node.healing:
             if node.machine.next_deadline is None and not self._job_runs(node):
                 self.broken("Live", f"{node.name} waits without a deadline")
             if self.swarm.world.now - max(node.waiting_since, node.disturbed_at) > LONGEST_WAIT_S:
                 self.broken("Live", f"{node.name} sits in step() for {LONGEST_WAIT_S} s")
+
+    def orphaned(self, node: Node) -> bool:
+        """A newcomer that has no state, and nobody is left that has one."""
+        nodes = self.swarm.nodes.values()
+        return node.machine.core.role is Role.JOINER and not any(
+            other.alive and other.machine.core.role is Role.TRAINER for other in nodes
+        )
 
     def _job_runs(self, node: Node) -> bool:
         """A job has its deadlines inside: they are looked at with every JobProgressed."""
@@ -180,7 +192,9 @@ class Checks:
 
     def at_the_end(self, goal: int) -> None:
         """Everybody that lives has finished, in one lineage, and each sample is accounted for."""
-        nodes = [node for node in self.swarm.nodes.values() if node.alive]
+        nodes = [node for node in self.swarm.nodes.values() if node.alive and not self.orphaned(node)]
+        if not nodes:
+            return
         for node in nodes:
             if node.parameters.epoch < goal:
                 self.broken("Live", f"{node.name} stands at epoch {node.parameters.epoch} and not at {goal}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from p2pavg.rounds.machine.actions import Action, Send
 from p2pavg.rounds.machine.election import rendezvous
-from p2pavg.rounds.protocol.messages import Prepare, Promise, Query
+from p2pavg.rounds.protocol.messages import Done, Prepare, Promise, Query
+from p2pavg.rounds.protocol.roles import Role
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 
@@ -77,4 +80,57 @@ def missed_the_proposal() -> None:
     assert weights == {3}, "an average was made without the sleeper"
 
 
-CRAFTED = (denied_to_a_successor, missed_the_proposal)
+def left_without_a_state() -> None:
+    """The only peer that has the state dies while a newcomer downloads it: there is no run to go on with.
+
+    The newcomer waits, as long as that takes: with parameters of its own it would train apart.
+    """
+    calm = Calm(1, batch=4, target=12)
+    calm.swarm.state_seconds = 1.0
+    calm.epochs(2)
+    newcomer = calm.swarm.add(Role.JOINER, 0.02, 4)
+    calm.run(5.0, lambda: newcomer.machine.core.joining is not None)
+    (donor,) = calm.nodes
+    donor.alive = False
+    calm.swarm.closed(donor, "connection reset")
+    calm.run(20.0)
+    assert newcomer.machine.role is Role.JOINER, "a newcomer without a state takes part"
+
+
+def heals_to_what_it_contributed_to() -> None:
+    """A member is cut off when it has contributed, and heals to a state that is older than that round.
+
+    What it contributed is in a result that follows on that state: it is not lost.
+    """
+    calm = Calm(3, chunk_seconds=0.001)
+    calm.epochs(2)
+    victim = next(node for node in calm.nodes if node is not calm.leader)
+
+    def told_done(node: Node, action: Action) -> bool:
+        if isinstance(action, Send) and isinstance(action.message, Done) and node is victim:
+            victim.stop()
+            return True
+        return False
+
+    calm.swarm.traps.append(told_done)
+    calm.run(10.0, lambda: not victim.running)
+    epoch = victim.machine.epoch
+    others = [node for node in calm.nodes if node is not victim]
+    calm.run(10.0, lambda: all(node.parameters.epoch > epoch + 1 for node in others))
+    for node in others:
+        node.past = deque(past for past in node.past if past.epoch == epoch)
+    calm.swarm.only_old = True
+    victim.go_on()
+    calm.epochs(epoch + 4)
+    for node in calm.nodes:
+        node.only_averages = True
+    calm.run(5.0)
+    calm.swarm.checks.at_the_end(epoch + 4)
+
+
+CRAFTED = (
+    denied_to_a_successor,
+    missed_the_proposal,
+    left_without_a_state,
+    heals_to_what_it_contributed_to,
+)

@@ -159,8 +159,17 @@ def _never_forgive(_: Original) -> Original:
     return lambda self, others: False
 
 
-def _never_for_joiners(_: Original) -> Original:
-    return lambda self: 0.0
+def _found(_: Original) -> Original:
+    def on_orphaned_timer(self: Healing) -> None:
+        if self.core.joining is None:
+            self.core.role = Role.TRAINER
+            self.core.wait_at(0)
+
+    return on_orphaned_timer
+
+
+def _never_back(_: Original) -> Original:
+    return lambda self, epoch, transfer: 0
 
 
 def _cancel_nothing(original: Original) -> Original:
@@ -196,11 +205,8 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("a fact that is told twice is applied twice", Decisions, "_commit", _hold_on, (0,)),),
     (Mutation("a peer on another lineage never heals", Healing, "consider", _never_heal, (0,)),),
     (Mutation("who missed a proposal stays out", Counting, "_readmit", _never_forgive),),
-    (
-        Mutation(
-            "results flow before joiners can take them", Leading, "_joiners_due", _never_for_joiners, (2054,)
-        ),
-    ),
+    (Mutation("a newcomer begins a run of its own", Healing, "on_orphaned_timer", _found),),
+    (Mutation("what a later result holds of ours stays lost", History, "own", _never_back),),
     (Mutation("an aborted result can be committed later", Member, "drop", _cancel_nothing, (0, 13)),),
 )
 

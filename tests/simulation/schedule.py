@@ -78,7 +78,6 @@ class Schedule:
         step = 0.2 if large else dice.choice((0.03, 0.08, 0.2))
         batch = dice.choice((1, 4))
         epoch_steps = 4 if large else dice.choice((2, 4, 8))
-        # A joiner catches up only when a result reaches it in less than an epoch (docs/rounds.md).
         latency = min(dice.choice((0.0002, 0.002, 0.02, 0.05, 0.15)), step * epoch_steps / 5)
         chunk_seconds = min(dice.choice((0.0, 0.001, 0.05)), step * epoch_steps / 8) / self.peers
         self.swarm = Swarm(
@@ -271,7 +270,7 @@ class Schedule:
         goal = 1 + max((n.machine.epoch for n in swarm.nodes.values() if n.alive), default=0)
 
         def finished() -> bool:
-            if not any(node.alive for node in swarm.nodes.values()):
+            if all(not n.alive or swarm.checks.orphaned(n) for n in swarm.nodes.values()):
                 return True
             for node in swarm.nodes.values():
                 if node.alive and (node.parameters.epoch < goal or node.machine.role is not Role.TRAINER):

@@ -51,6 +51,7 @@ class Swarm:
         self.acknowledged = acknowledged
         self.corrupting: set[PeerId] = set()
         self.stopped: dict[PeerId, None] = {}
+        self.only_old = False  # donors give the oldest snapshot that they have
         self.checks = Checks(self)
         self.messages = 0
         self.traps: list[

@@ -14,7 +14,8 @@ from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.machine.departure import Verdict
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
-from p2pavg.rounds.protocol.roles import Generation, Role
+from p2pavg.rounds.protocol.roles import Role
+from tests.simulation.catching import Catching, followed
 from tests.simulation.jobs import SMALL, Job
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Node:
         self.jobs: dict[int, Job] = {}
         # The training thread.
         self.parameters = Parameters(0, swarm.lineage)
+        self.past: deque[Parameters] = deque(maxlen=3)  # of the same lineage: older snapshots
         self.produced = 0
         self.samples: list[Sample] = []
         self.stop_at = float("inf")
@@ -76,7 +78,8 @@ class Node:
         self.contribution: list[Sample] = []
         self.outcomes: deque[tuple[str, Any]] = deque()
         self.applying = False
-        self.healing: Any = None
+        self.healing: Catching | None = None
+        self.made: dict[Lineage, tuple[act.Commit, Job]] = {}  # by what each result follows on
         self.discarded = 0
         self.longest_stall = 0.0
         self.hung = False  # the training thread never finishes its step
@@ -85,6 +88,7 @@ class Node:
         )
         self.idle = False  # and waits to be wanted
         self.finished = False
+        self.bare = role is Role.JOINER  # it has never had the state of a run
         self.poison = False  # its next contribution is not finite
         self.refused: set[int] = set()
         self.leaving = False
@@ -319,7 +323,7 @@ class Node:
             return False
         if self.leaving:
             self._drop_states()
-        elif self.healing and self.outcomes[0][0] != "heal":
+        elif self.healing and not self.healing.loaded and self.outcomes[0][0] != "heal":
             return False
         if not self.outcomes:
             return False
@@ -344,10 +348,16 @@ class Node:
             if not commit.late:
                 count = commit.samples[job.rank]
                 del self.samples[:count]
+            self.past.append(self.parameters)
             self.parameters = Parameters(commit.ballot.epoch + 1, commit.lineage)
-            self.feed(ev.Applied(commit.ballot.epoch + 1, commit.lineage))
+            if commit.following:
+                self.feed(followed(commit))
+            else:
+                self.feed(ev.Applied(commit.ballot.epoch + 1, commit.lineage))
         else:
             parameters, history = what
+            self.bare = False
+            self.past.clear()
             dropped = len(self.samples) + len(self.inherited)
             self.samples.clear()
             self.inherited.clear()
@@ -356,10 +366,16 @@ class Node:
         self.feed(self._local())
         if self.leaving:
             self._leaves()
-        elif self.outcomes:
+        elif self.outcomes or self.healing:
             self._arrive()
         else:
             self._next_step()
+
+    def go_on_level(self) -> None:
+        """State and results are applied: the training thread computes, unless it has something to hand in."""
+        self.feed(self._local())
+        if self.waiting and not self.contribution and not self.stopping and not self.outcomes:
+            self._resume()
 
     # Actions.
 
@@ -383,6 +399,7 @@ class Node:
     def _commit(self, action: act.Commit) -> None:
         job = self.jobs.pop(action.transfer)
         self.stopping = False
+        self.made[action.before] = action, job
         self.outcomes.append(("average", (action, job)))
         self._give_next()
 
@@ -420,43 +437,9 @@ class Node:
         self.outcomes = deque(kept)
 
     def _heal(self, action: act.StartHeal) -> None:
-        token = object()
         self._drop_states()
-        self.healing = token
-        donors = deque(action.donors)
-
-        def ask() -> None:
-            if self.healing is not token or not self.alive:
-                return
-            if not donors:
-                self.healing = None
-                self.feed(ev.HealFailed("no donor answered"))
-                self._give_next()
-                return
-            donor = self.swarm.nodes[donors.popleft()]
-            if not self.swarm.reaches(donor, self) or donor.machine.role is not Role.TRAINER:
-                self.world.after(0.3, ask)
-            elif donor.parameters.epoch < action.epoch:
-                donors.appendleft(donor.me)  # it has yet to apply what we need
-                self.world.after(0.05, ask)
-            elif donor.running:
-                parameters = Parameters(donor.parameters.epoch, donor.parameters.lineage)
-                history = tuple(g for g in donor.machine.history if g.epoch < parameters.epoch)
-                self.world.after(self.swarm.state_seconds, lambda: got(donor, parameters, history))
-            else:
-                self.world.after(0.3, ask)
-
-        def got(donor: Node, parameters: Parameters, history: tuple[Generation, ...]) -> None:
-            if self.healing is not token or not self.alive:
-                return
-            if not self.swarm.reaches(donor, self):
-                ask()
-                return
-            self.healing = None
-            self.outcomes.appendleft(("heal", (parameters, history)))
-            self._give_next()
-
-        self.world.after(0.01, ask)
+        self.healing = Catching(self, action)
+        self.world.after(0.01, self.healing.ask)
 
 
 PERFORM: dict[type[Any], Callable[[Node, Any], None]] = {

@@ -134,6 +134,8 @@ class FakeTraining:
     def history(self) -> tuple[Generation, ...]:
         return ()
 
+    catching_up = False
+
     def samples(self) -> int:
         return self.counted
 

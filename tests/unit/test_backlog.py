@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.part import Part
-from p2pavg.rounds.loop.backlog import TELL_AFTER_S, Backlog
+from p2pavg.rounds.loop.backlog import Backlog
 from p2pavg.rounds.training import Average
 
 NUMEL = 10_000
@@ -53,19 +51,3 @@ def test_without_a_disk_it_stays_in_memory(tmp_path: Path, caplog: Any) -> None:
     given, _ = average(0)
     assert backlog.add(given) is given
     assert "no place on disk" in caplog.text
-
-
-@pytest.mark.parametrize(("done", "told"), [(3 * 4 * NUMEL - 1, True), (3 * 4 * NUMEL + 1, False)])
-def test_results_that_outrun_the_state_are_told_with_numbers(done: int, told: bool, caplog: Any) -> None:
-    """Once more bytes of results than of state came in the first seconds, one line has both numbers."""
-    caplog.set_level(logging.WARNING)
-    backlog = Backlog()
-    backlog.begin(100.0)
-    for epoch in range(3):
-        backlog.add(average(epoch)[0])
-    progress = (done, 10_000_000, 2)
-    backlog.look(100.0 + TELL_AFTER_S - 0.1, progress)
-    assert not caplog.text
-    backlog.look(100.0 + TELL_AFTER_S, progress)
-    backlog.look(100.0 + TELL_AFTER_S + 1, progress)
-    assert caplog.text.count("3 results of 0.1 MB together") == int(told)

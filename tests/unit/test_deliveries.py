@@ -41,9 +41,9 @@ def test_only_what_waits_for_a_state_goes_to_disk(tmp_path: Path, downloading: b
     """However large an average is, it stays in memory when the training thread takes it next."""
     session: Any = SimpleNamespace(standing=(4, HERE), next_standing=(4, HERE))
     deliveries = Deliveries(session, Backlog(memory_bytes=0, directory=tmp_path))
-    deliveries.downloading = downloading
+    deliveries.unloaded = downloading
     deliveries.put(average(4)[0], commit(4, HERE, following=False))
-    deliveries.downloading = False
+    deliveries.unloaded = False
     answer = arrive(deliveries)
     assert deliveries.give()
     outcome = answer.result()
@@ -72,7 +72,7 @@ def test_who_leaves_takes_its_last_average_and_what_it_inherited(
     own, _ = average(4)
     deliveries.put(own, commit(4, HERE, following=False))
     deliveries.put_inheritance(Inheritance(7, own.result))
-    deliveries.downloading = True
+    deliveries.downloading = deliveries.unloaded = True
     deliveries.leaving = leaving
     answer = arrive(deliveries)
     assert deliveries.give() is leaving

@@ -2,20 +2,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from p2pavg import codecs
+from p2pavg.allreduce.encoded import Layout
 from p2pavg.errors import ConfigurationError, StateError
+from p2pavg.part import Part
 from p2pavg.peer.settings import check_rate
+from p2pavg.rounds.protocol.ballot import Ballot
+from p2pavg.rounds.protocol.lineage import next_lineage
+from p2pavg.rounds.protocol.roles import Seat
 from p2pavg.rounds.state import donor as donor_module
-from p2pavg.rounds.state.donor import HELD_S, Donor
-from p2pavg.rounds.state.manifest import CHUNK_BYTES
+from p2pavg.rounds.state import download as download_module
+from p2pavg.rounds.state.donor import Donor, Offer
+from p2pavg.rounds.state.download import IDLE_S, QUEUED_CHUNKS, STATE_SHARE, Download, Piece
+from p2pavg.rounds.state.manifest import chunk_bytes
+from p2pavg.rounds.state.results import ResultHead
+from p2pavg.rounds.state.yielding import MOST_S
 from p2pavg.rounds.training import Section
 
 
@@ -23,6 +34,8 @@ class Engine:
     """Hands every chunk to the kernel at once, and says so a little later."""
 
     donor: Donor
+    live: Live
+    told: list[tuple[int, dict[str, Any]]]
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, int]] = []
@@ -39,47 +52,91 @@ class Engine:
         asyncio.get_running_loop().call_soon(self.donor.sent, link, transfer)
 
 
+TOTAL = 12 << 20
+SIZE = chunk_bytes(TOTAL)
+CHUNKS = -(-TOTAL // SIZE)
+
+
 class Source:
     def snapshot(self) -> Any:
-        return {}, {"values": Section.of(np.zeros(12 * CHUNK_BYTES - 100, np.uint8))}
+        return {}, {"values": Section.of(np.zeros(TOTAL - 100, np.uint8))}
 
     def load(self, meta: Any, buffers: Any) -> None:
         raise AssertionError
 
 
 class Live:
-    standing = (3, b"l" * 32)
+    def __init__(self) -> None:
+        self.standing = (3, b"l" * 32)
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[], bool]]:
         yield lambda: True
 
 
-class Later(Live):
-    standing = (4, b"m" * 32)
+def head(epoch: int, before: bytes) -> ResultHead:
+    """Of a round of one."""
+    peer, digest = b"p" * 20, b"d" * 32
+    after = next_lineage(before, epoch, (peer,), (1.0,), (digest,))
+    layout = Layout((Part(0, 0, 100),), 4096, codecs.get("fp16"))
+    commit: Any = SimpleNamespace(
+        ballot=Ballot(epoch, 0, peer),
+        transfer=epoch,
+        members=(Seat(peer, True),),
+        weights=(1.0,),
+        samples=(1,),
+        digests=(digest,),
+        before=before,
+        lineage=after,
+    )
+    return ResultHead.of(commit, layout, False)
+
+
+def chain(count: int) -> list[ResultHead]:
+    """Results of the epochs from 3 on."""
+    made: list[ResultHead] = []
+    for epoch in range(3, 3 + count):
+        made.append(head(epoch, made[-1].lineage if made else b"l" * 32))
+    return made
+
+
+RESULT = np.arange(400, dtype=np.uint16).view(np.uint8)
 
 
 def donor(engine: Engine, upload_bps: float | None) -> Donor:
+    engine.told = []
+    engine.live = Live()
     engine.donor = Donor(
         engine,  # type: ignore[arg-type]
         Source(),
-        Live(),
+        engine.live,
         lambda data: b"signed",
         ThreadPoolExecutor(1),
         lambda: engine.moving,
+        list,
+        lambda link, message: engine.told.append((link, message)),
         upload_bps=upload_bps,
     )
     return engine.donor
 
 
+async def offered(served: Donor, link: int, **asked: Any) -> Offer:
+    offer = await served.offer(link, **asked)
+    assert offer is not None
+    return offer
+
+
+def wanted(offer: Offer, transfer: int) -> dict[str, Any]:
+    """All chunks of its state."""
+    assert offer.manifest is not None
+    return {"root": offer.manifest.root, "transfer": transfer, "chunks": list(range(CHUNKS))}
+
+
 async def serve(engine: Engine, newcomers: int) -> None:
     """All newcomers ask for all chunks, until everything is sent."""
-    engine.goal = newcomers * 12
+    engine.goal = newcomers * CHUNKS
     for link in range(newcomers):
-        manifest = await engine.donor.manifest(link, 0)
-        assert manifest is not None
-        chunks = list(range(manifest.chunks))
-        engine.donor.send(link, {"root": manifest.root, "transfer": link, "chunks": chunks})
+        engine.donor.send(link, wanted(await offered(engine.donor, link), link))
     await asyncio.wait_for(engine.reached.wait(), 20)
 
 
@@ -89,8 +146,8 @@ async def test_a_cap_holds_for_all_newcomers_together() -> None:
     donor(engine, 400e6)
     began = time.monotonic()
     await serve(engine, 2)
-    assert engine.at[-1] - began >= 0.95 * 23 * CHUNK_BYTES / 50e6
-    halfway = {link for link, _ in engine.sent[:12]}
+    assert engine.at[-1] - began >= 0.9 * 2 * TOTAL / 50e6
+    halfway = {link for link, _ in engine.sent[:CHUNKS]}
     assert halfway == {0, 1}
 
 
@@ -99,22 +156,22 @@ async def test_without_a_cap_nothing_waits() -> None:
     engine = Engine()
     donor(engine, None)
     await serve(engine, 2)
-    assert sorted(engine.sent) == [(link, chunk) for link in range(2) for chunk in range(12)]
+    assert sorted(engine.sent) == [(link, chunk) for link in range(2) for chunk in range(CHUNKS)]
 
 
 async def test_state_waits_for_gradients_but_not_for_ever() -> None:
-    """While a round's gradients are on their way nothing of the state goes out, for a quarter of a second."""
+    """While a round's gradients are on their way nothing of the state goes out, but for a part of the time."""
     engine = Engine()
     donor(engine, None)
     engine.moving = True
     began = time.monotonic()
     await serve(engine, 1)
-    assert engine.at[0] - began >= HELD_S
-    assert engine.at[-1] - engine.at[0] < HELD_S
+    assert engine.at[0] - began >= 0.9 * MOST_S
+    assert engine.at[-1] - engine.at[0] < MOST_S
 
 
 async def test_state_goes_on_when_gradients_are_through() -> None:
-    """The end of a round's transfer lets the state go on, and the next one holds it up again."""
+    """The end of a round's transfer lets the state go on."""
     engine = Engine()
     donor(engine, None)
     loop = asyncio.get_running_loop()
@@ -122,30 +179,133 @@ async def test_state_goes_on_when_gradients_are_through() -> None:
     engine.moving = True
     loop.call_later(0.05, setattr, engine, "moving", False)
     await serve(engine, 1)
-    assert 0.05 <= engine.at[0] - began < HELD_S
-    engine.moving = True
-    engine.sent.clear()
-    engine.reached.clear()
-    began = time.monotonic()
-    await serve(engine, 1)
-    assert engine.at[12] - began >= HELD_S
+    assert 0.05 <= engine.at[0] - began < MOST_S
 
 
-async def test_chunks_of_another_snapshot_are_refused() -> None:
-    """Who asks for a snapshot that is gone, or for a chunk that it does not have, gets StateError."""
+async def test_what_there_is_not_is_refused() -> None:
+    """Who asks for a snapshot or a result that is gone, or for a chunk that is not there, gets StateError."""
     engine = Engine()
     served = donor(engine, None)
-    manifest = await served.manifest(0, 0)
-    assert manifest is not None
+    offer = await offered(served, 0)
+    assert offer.manifest is not None
+    root = offer.manifest.root
     for request in (
         {"root": b"other", "transfer": 1, "chunks": [0]},
-        {"root": manifest.root, "transfer": 1, "chunks": [manifest.chunks]},
-        {"root": manifest.root, "transfer": -1, "chunks": [0]},
-        {"root": manifest.root, "transfer": 1, "chunks": "abc"},
+        {"root": root, "transfer": 1, "chunks": [CHUNKS]},
+        {"root": root, "transfer": -1, "chunks": [0]},
+        {"root": root, "transfer": 1, "chunks": "abc"},
+        {"lineage": b"n" * 32, "transfer": 1, "chunks": [0]},
+        {"lineage": 7, "transfer": 1, "chunks": [0]},
     ):
         with pytest.raises(StateError):
             served.send(0, request)
     assert engine.sent == []
+
+
+async def test_results_since_the_snapshot_are_kept_until_the_newcomer_has_them() -> None:
+    """Each is told as it is committed, and served; what the newcomer says it has is let go."""
+    engine = Engine()
+    served = donor(engine, None)
+    offer = await offered(served, 0)
+    made = chain(3)
+    for each in made:
+        served.committed(each, RESULT)
+    assert [(link, message["lineage"]) for link, message in engine.told] == [(0, h.lineage) for h in made]
+    served.send(0, {"lineage": made[1].lineage, "transfer": 5, "chunks": [0]})
+    assert engine.sent == [(0, 0)]
+    served.send(0, wanted(offer, 6))  # its state is served as before
+    served.loaded(0, 5)
+    for gone in ({"lineage": made[1].lineage, "transfer": 7, "chunks": [0]}, wanted(offer, 8)):
+        with pytest.raises(StateError):
+            served.send(0, gone)
+    served.send(0, {"lineage": made[2].lineage, "transfer": 9, "chunks": [0]})
+
+
+async def test_newcomers_share_a_snapshot_and_the_results_since() -> None:
+    """A second newcomer gets the first one's snapshot, and all that followed on it."""
+    engine = Engine()
+    served = donor(engine, None)
+    first = await offered(served, 0)
+    made = chain(2)
+    for each in made:
+        served.committed(each, RESULT)
+    engine.live.standing = (5, made[-1].lineage)
+    second = await offered(served, 1)
+    assert second.manifest == first.manifest
+    assert second.results == tuple(made)
+
+
+async def test_a_snapshot_too_far_back_is_renewed_when_nobody_uses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With more results than a quarter of the state to follow, a newcomer gets a newer state instead."""
+    monkeypatch.setattr(donor_module, "REST", 0.0)
+    engine = Engine()
+    served = donor(engine, None)
+    await offered(served, 0)
+    (made,) = chain(1)
+    served.committed(made, np.zeros(TOTAL // 3, np.uint8))
+    served.lost(0)
+    engine.live.standing = (4, made.lineage)
+    offer = await offered(served, 1)
+    assert offer.manifest is not None
+    assert (offer.manifest.epoch, offer.results) == (4, ())
+
+
+async def test_who_comes_back_goes_on_where_it_was() -> None:
+    """The snapshot of a newcomer whose link was lost is there for a while, whatever followed on it."""
+    engine = Engine()
+    served = donor(engine, None)
+    offer = await offered(served, 0)
+    assert offer.manifest is not None
+    (made,) = chain(1)
+    served.committed(made, np.zeros(TOTAL // 3, np.uint8))
+    served.lost(0)
+    engine.live.standing = (4, made.lineage)
+    again = await offered(served, 3, root=offer.manifest.root)
+    assert again.manifest == offer.manifest
+    assert again.results == (made,)
+
+
+async def test_who_has_a_state_of_the_chain_needs_results_only() -> None:
+    """A peer that stands where a kept result follows is offered the results since, and no state."""
+    engine = Engine()
+    served = donor(engine, None)
+    await offered(served, 0)
+    made = chain(3)
+    for each in made:
+        served.committed(each, RESULT)
+    offer = await offered(served, 1, have=(4, made[0].lineage))
+    assert offer.manifest is None
+    assert offer.results == tuple(made[1:])
+
+
+async def test_a_donor_that_changes_its_state_says_so() -> None:
+    """Whoever downloads hears that what it downloads is not to be had any more, and gets nothing of it."""
+    engine = Engine()
+    served = donor(engine, None)
+    offer = await offered(served, 0)
+    served.committed(head(9, b"elsewhere" + bytes(23)), RESULT)
+    assert [message["t"] for _, message in engine.told] == ["state-gone"]
+    assert not served.serves
+    with pytest.raises(StateError):
+        served.send(0, wanted(offer, 1))
+
+
+async def test_results_beyond_the_bound_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newcomer for whom too many bytes wait has to begin anew; the donor's disk is not filled for it."""
+    from p2pavg.rounds.state import retained
+
+    monkeypatch.setattr(retained, "MOST_BYTES", 1000)
+    monkeypatch.setattr(retained, "MOST_STATES", 0)
+    engine = Engine()
+    served = donor(engine, None)
+    await offered(served, 0)
+    made = chain(2)
+    served.committed(made[0], RESULT)
+    assert served.serves
+    served.committed(made[1], RESULT)
+    assert not served.serves
 
 
 @pytest.mark.parametrize("limited", [False, True])
@@ -153,48 +313,72 @@ async def test_chunks_without_end(limited: bool, monkeypatch: pytest.MonkeyPatch
     """A newcomer may ask for each chunk a few times; who asks on is refused, else all of it is queued."""
     engine = Engine()
     served = donor(engine, None)
-    manifest = await served.manifest(0, 0)
-    assert manifest is not None
+    request = wanted(await offered(served, 0), 1)
     monkeypatch.setattr(
         engine.donor, "sent", lambda link, transfer: None
     )  # it does not read what it asks for
     if not limited:
         monkeypatch.setattr(donor_module, "MOST_TIMES", 1 << 40)
-    request = {"root": manifest.root, "transfer": 1, "chunks": list(range(manifest.chunks))}
     accepted = 0
-    for _ in range(1000):
+    for _ in range(100):
         with suppress(StateError):
             served.send(0, request)
             accepted += 1
-    assert accepted == (4 if limited else 1000)
-    assert len(served._downloads[0].left) == accepted * manifest.chunks - donor_module.QUEUED_CHUNKS
+    assert accepted == (4 if limited else 100)
+    assert served._downloads[0].waits == accepted * CHUNKS - QUEUED_CHUNKS
 
 
-@pytest.mark.parametrize("limited", [False, True])
-async def test_a_newcomer_that_does_not_read(limited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever takes nothing of what it asked for cannot keep others from a later snapshot."""
-    engine = Engine()
-    served = donor(engine, None)
-    manifest = await served.manifest(0, 0)
-    assert manifest is not None
-    monkeypatch.setattr(engine.donor, "sent", lambda link, transfer: None)
-    served.send(0, {"root": manifest.root, "transfer": 1, "chunks": [0, 1]})
-    monkeypatch.setattr(served, "_live", Later())
-    monkeypatch.setattr(donor_module, "BUSY_WAIT_S", 0.0)
-    assert await served.manifest(1, 4) is None  # for a while it may be the network
-    served._downloads[0].moved_at -= donor_module.STUCK_S
-    if not limited:
-        monkeypatch.setattr(donor_module, "STUCK_S", float("inf"))
-    monkeypatch.setattr(donor_module, "BUSY_WAIT_S", 5.0 if limited else 0.0)
-    assert (await served.manifest(1, 4) is not None) is limited
+def pieces(transfer: int, count: int, size: int = 1000) -> list[Piece]:
+    return [Piece(transfer, chunk, memoryview(bytes(size))) for chunk in range(count)]
+
+
+def download() -> Download:
+    return Download(3, 0.0, 0.0, b"root")
+
+
+def test_results_do_not_starve_the_state() -> None:
+    """While both wait, the state gets its share of the bytes, however many results there are."""
+    one = download()
+    one.ask_state(pieces(1, 300))
+    one.ask_result(pieces(2, 1000))
+    taken = Counter[int]()
+    for _ in range(300):
+        piece = one.take()
+        assert piece is not None
+        taken[piece.transfer] += 1
+        one.gone(piece.transfer, 1.0)
+    assert taken[1] == pytest.approx(STATE_SHARE * taken[2], rel=0.05)
+
+
+def test_what_waits_alone_waits_for_nothing() -> None:
+    """Without results the state has all, and the other way round."""
+    one = download()
+    one.ask_result(pieces(2, 3))
+    assert [one.take() is not None for _ in range(3)] == [True] * 3
+    other = download()
+    other.ask_state(pieces(1, 3))
+    assert [other.take() is not None for _ in range(3)] == [True] * 3
+
+
+def test_a_newcomer_that_reads_nothing_is_over() -> None:
+    """Whoever takes nothing of what it asked for is forgotten, later than who asks for nothing."""
+    one = download()
+    assert not one.is_over(IDLE_S - 1)
+    assert one.is_over(IDLE_S + 1)
+    one.ask_state(pieces(1, 3))
+    assert one.take() is not None
+    assert not one.is_over(IDLE_S + 1)
+    assert one.is_over(download_module.STUCK_S + 1)
 
 
 def test_a_newcomer_that_reads_slowly() -> None:
-    """One chunk now and then keeps nobody waiting for ever; 1 Mb/s is enough to be waited for."""
-    slow = donor_module._Download(began_at=0.0, moved_at=299.0, asked=12, left=deque(range(2)))
-    assert slow.is_over(300.0)  # 10 chunks in five minutes
-    enough = donor_module._Download(began_at=0.0, moved_at=299.0, asked=40, left=deque(range(2)))
-    assert not enough.is_over(300.0)
+    """One chunk now and then keeps nothing in memory for ever; 1 Mb/s is enough to be waited for."""
+    for bps, over in ((1e3, True), (125e3, False)):
+        one = download()
+        one.ask_state(pieces(1, 3))
+        assert one.take() is not None
+        one.sent_bytes, one.moved_at = int(300 * bps), 299.0
+        assert one.is_over(300.0) is over
 
 
 async def test_snapshots_are_not_taken_without_a_rest() -> None:
@@ -213,9 +397,9 @@ async def test_snapshots_are_not_taken_without_a_rest() -> None:
     served._take = take  # type: ignore[method-assign]
     began = time.monotonic()
     for _ in range(5):
-        assert await served.manifest(0, 0) is not None
+        await offered(served, 0)
         served.done(0)
-    await served.manifest(0, 0)
+    await offered(served, 0)
     assert time.monotonic() - began >= 0.8 * (1 + donor_module.REST) * copied * 5 / 6
 
 
@@ -223,13 +407,36 @@ async def test_a_newcomer_that_begins_anew() -> None:
     """Chunks of its first transfer that are still under way do not hold up its second."""
     engine = Engine()
     served = donor(engine, None)
-    manifest = await served.manifest(0, 0)
-    assert manifest is not None
-    chunks = list(range(manifest.chunks))
-    served.send(0, {"root": manifest.root, "transfer": 1, "chunks": chunks})
-    engine.goal = donor_module.QUEUED_CHUNKS + manifest.chunks
-    served.send(0, {"root": manifest.root, "transfer": 2, "chunks": chunks})
+    offer = await offered(served, 0)
+    served.send(0, wanted(offer, 1))
+    engine.goal = QUEUED_CHUNKS + CHUNKS
+    served.send(0, wanted(offer, 2))
     await asyncio.wait_for(engine.reached.wait(), 20)
+
+
+async def test_donors_take_their_snapshots_at_one_epoch() -> None:
+    """Where epochs are short, two donors that are asked a little apart agree on the epoch."""
+    taken = []
+    for first in (8, 9):
+        engine = Engine()
+        served = donor(engine, None)
+        now = time.monotonic()
+        served._epochs_at.extend(now + 0.1 * n for n in range(-7, 1))
+        engine.live.standing = (first, b"l" * 32)
+        asked = asyncio.ensure_future(served.offer(0, aligned=True))
+        for epoch in range(first + 1, 20):
+            await asyncio.sleep(0)
+            if served._snapshot is None and not asked.done():
+                served.committed(head(epoch - 1, engine.live.standing[1]), RESULT)
+                engine.live.standing = (epoch, head(epoch - 1, engine.live.standing[1]).lineage)
+                served.applied()
+            if engine.live.standing[0] % 4 == 0:
+                break
+        offer = await asyncio.wait_for(asked, 20)
+        assert offer is not None
+        assert offer.manifest is not None
+        taken.append(offer.manifest.epoch)
+    assert [epoch % 4 for epoch in taken] == [0, 0]
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.5, True, "10", float("inf"), float("nan")])

@@ -258,7 +258,7 @@ async def test_a_state_larger_than_memory(monkeypatch: pytest.MonkeyPatch) -> No
     tried again; it does not end with an error that nobody awaits.
     """
     donor, size = Identity.generate(), 1 << 36
-    hashes = bytes(state.HASH_BYTES * (size // state.CHUNK_BYTES))
+    hashes = bytes(state.HASH_BYTES * (size // state.chunk_bytes(size)))
     manifest = state.Manifest(3, bytes(32), 0, size, hashes).signed(donor.sign)
 
     class Donor:
@@ -271,6 +271,8 @@ async def test_a_state_larger_than_memory(monkeypatch: pytest.MonkeyPatch) -> No
         raise MemoryError
 
     monkeypatch.setattr(downloader.np, "empty", empty)
-    fetching = downloader.Downloader(None)  # type: ignore[arg-type]
+    fetching = downloader.Downloader(None, None)  # type: ignore[arg-type]
+    links: Any = {donor.peer_id: Donor()}
+    offers = await fetching.offers([donor.peer_id], links, None)
     with pytest.raises(StateError, match="has 68719 MB"):
-        await fetching.fetch([donor.peer_id], {donor.peer_id: Donor()}, 0)  # type: ignore[dict-item]
+        await fetching.fetch(manifest, offers, links)

@@ -85,6 +85,10 @@ class BehindUpdate:
             self._hand_in()
             if not self._delay or self._epoch < self._warmup:
                 self._finish()
+        while self._shared.training.catching_up:
+            if self._job is None:
+                self._hand_in()
+            self._finish()
 
     def settle(self) -> None:
         if self._job is not None:

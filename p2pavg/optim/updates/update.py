@@ -186,6 +186,8 @@ class WaitingUpdate:
             self._shared.drop(drop, since)
         if due:
             self._arrive()
+            while self._shared.training.catching_up:
+                self._arrive()
 
     def settle(self) -> None:
         """Nothing is ever under way."""

@@ -27,7 +27,8 @@ class Deliveries:
         self._queue: deque[Given] = deque()
         self._applying: Given | None = None
         self._inherited: deque[Inheritance] = deque()
-        self.downloading = False
+        self.downloading = False  # a state, or results that follow on it
+        self.unloaded = False  # the state is not with the training thread yet: what follows on it waits
         self.leaving = False  # no state is loaded any more: what was accumulated goes to somebody else
         self.stopping = False  # the training thread is wanted at its next boundary
 
@@ -46,21 +47,35 @@ class Deliveries:
 
     def put(self, average: Average, commit: act.Commit) -> None:
         """Another epoch's average."""
-        kept = self.backlog.add(average) if self.downloading else average  # else it is wanted soon
+        kept = self.backlog.add(average) if self.unloaded else average  # else it is wanted soon
         self._queue.append((kept, commit))
 
     def put_state(self, state: State) -> None:
         """A downloaded state: it comes before all averages."""
         self._queue.appendleft((Heal(state), None))
 
+    def begin_download(self) -> None:
+        """A state is on its way, or results that follow on ours; what came with another one is void."""
+        self.drop_states()
+        self.downloading = self.unloaded = True
+
+    @property
+    def following(self) -> int:
+        """Downloaded results that wait for the training thread."""
+        return sum(commit is not None and commit.following for _, commit in self._queue)
+
+    def unapplied(self) -> list[tuple[Average, act.Commit]]:
+        """Averages of rounds that the training thread has yet to apply, in order; it may be at the first."""
+        waiting = self._queue if self._applying is None else (self._applying, *self._queue)
+        return [(o, commit) for o, commit in waiting if isinstance(o, Average) and commit is not None]
+
     def drop_states(self) -> None:
-        """A newer one is on its way."""
-        unloaded = self.downloading or any(isinstance(outcome, Heal) for outcome, _ in self._queue)
+        """What was downloaded and is not loaded, states and results, is void."""
         kept: deque[Given] = deque()
         for outcome, commit in self._queue:
             if isinstance(outcome, Heal):
                 continue
-            if commit is None or not (unloaded and commit.following):
+            if commit is None or not commit.following:
                 kept.append((outcome, commit))
             elif isinstance(outcome, Average):
                 self.backlog.remove(outcome)
@@ -93,13 +108,15 @@ class Deliveries:
         if self.leaving:
             self.drop_states()
         while answer is not None and self._applying is None and self._queue:
-            if self.downloading and not self.leaving and not isinstance(self._queue[0][0], Heal):
+            if self.unloaded and not self.leaving and not isinstance(self._queue[0][0], Heal):
                 return False
             outcome, commit = self._queue.popleft()
             if isinstance(outcome, Average):
                 self.backlog.remove(outcome)
             if commit is not None and commit.before != session.standing[1]:
                 continue  # it does not follow on the state that was loaded
+            if isinstance(outcome, Heal):
+                self.unloaded = False
             self._applying = (outcome, commit)
             if commit is not None:
                 session.next_standing = (commit.ballot.epoch + 1, commit.lineage)
@@ -131,7 +148,8 @@ class Deliveries:
             self._answer = self.contribution = None
 
     def refresh_attention(self) -> None:
-        """Whether the training thread has to come to a boundary."""
+        """Whether the training thread has to come to a boundary, and to stay there."""
+        self._session.catching_up = self.downloading
         self._session.set_attention(
             self.stopping or bool(self._queue) or bool(self._inherited) or self.downloading
         )

@@ -18,7 +18,7 @@ from p2pavg.allreduce.jobs import Jobs
 from p2pavg.errors import ClosedError, ProtocolError
 from p2pavg.identity import Identity, short_id
 from p2pavg.report import RoundReport
-from p2pavg.rounds.loop import bequest
+from p2pavg.rounds.loop import bequest, notices
 from p2pavg.rounds.loop.attempts import Attempts
 from p2pavg.rounds.loop.backlog import Backlog
 from p2pavg.rounds.loop.bequest import Bequests
@@ -26,6 +26,7 @@ from p2pavg.rounds.loop.deliveries import Deliveries
 from p2pavg.rounds.loop.farewell import Farewell
 from p2pavg.rounds.loop.feeder import Feeder
 from p2pavg.rounds.loop.hello import introduced
+from p2pavg.rounds.loop.joining import followed
 from p2pavg.rounds.loop.state_transfer import States
 from p2pavg.rounds.loop.supply import Supply
 from p2pavg.rounds.machine import actions as act
@@ -110,6 +111,7 @@ class Driver:
             lambda: self.moving,
         )
         self.farewell = Farewell(session, self._deliveries, self.bequests, self._pulse, self.feed)
+        self._serving: asyncio.Task[None] | None = None  # whoever downloads from us while we leave
         self._closed = False
         session.standing = session.next_standing = (machine.epoch, machine.lineage)
 
@@ -123,6 +125,8 @@ class Driver:
         self._feeder.close()
         if self._beat is not None:
             self._beat.cancel()
+        if self._serving is not None:
+            self._serving.cancel()
         self.farewell.close()
         self.states.close()
         self.bequests.close()
@@ -166,8 +170,13 @@ class Driver:
         if self._give_next() or deliveries.give_inheritance():
             return
         self.feed(self._local(at_boundary=True))
-        idle = contribution.samples == 0 and not deliveries.stopping and self.machine.role is Role.TRAINER
-        if idle and deliveries.waiting:
+        self._resume_idle()
+
+    def _resume_idle(self) -> None:
+        """Who has nothing to hand in, and is not wanted, waits for nothing; but a newcomer for the state."""
+        what = self._deliveries.contribution
+        idle = what is not None and what.samples == 0 and not self._deliveries.stopping
+        if idle and self.machine.role is Role.TRAINER and self._deliveries.waiting:
             self._resume()
 
     def withdrawn(self, answer: Future[Outcome]) -> None:
@@ -185,6 +194,17 @@ class Driver:
     def _inherit(self, inheritance: Inheritance) -> None:
         self._deliveries.put_inheritance(inheritance)
         self._deliveries.refresh_attention()
+
+    def _leave(self) -> None:
+        """Whoever downloads a state that nobody else has gets it first, within the notice."""
+        until = self.farewell.until
+        if until is None or not self.states.last_holder:
+            self._has_left()
+            return
+        logger.info("a newcomer downloads the state, which nobody else has: it gets it before this peer goes")
+        serving = self._loop.create_task(self.states.served(until))
+        serving.add_done_callback(lambda _: None if self._closed else self._has_left())
+        self._serving = serving
 
     def _has_left(self) -> None:
         """Nothing more to do in the rounds: name what is lost, and let the training thread go."""
@@ -221,7 +241,9 @@ class Driver:
             )
             self._discarded.clear()
             self.states.applied(commit.ballot.epoch + 1)
-            self.feed(ev.Applied(commit.ballot.epoch + 1, commit.lineage))
+            self.feed(
+                followed(commit) if commit.following else ev.Applied(commit.ballot.epoch + 1, commit.lineage)
+            )
         elif isinstance(outcome, Heal):
             self.recorder.healed(time.monotonic())
             self._jobs.healed()
@@ -230,7 +252,7 @@ class Driver:
                 self._discarded.append((inherited, "healed"))
             state, dropped = outcome.state, self._dropped
             self._dropped = 0
-            self.feed(ev.Healed(state.epoch, state.lineage, self.states.healed, dropped))
+            self.feed(ev.Healed(state.epoch, state.lineage, self.states.history, dropped))
         recorded.set_result(report)
         self._peer.standing_changed()
         self.progress()
@@ -292,7 +314,7 @@ class Driver:
 
     def link_down(self, link: Link, reason: str) -> None:
         """A link is gone."""
-        self.states.link_down(link.id)
+        self.states.link_down(link.id, link.peer_id)
         self.bequests.link_down(link.id)
         self.feed(ev.PeerDown(link.peer_id, reason))
 
@@ -320,7 +342,7 @@ class Driver:
     def blob_chunk(self, transfer: int, chunk: int) -> None:
         """Engine event."""
         if not self.bequests.chunk(transfer):
-            self.states.downloader.chunk(transfer, chunk)
+            self.states.arrived(transfer, chunk)
 
     def blob_sent(self, link: int, transfer: int) -> None:
         """Engine event."""
@@ -370,6 +392,8 @@ class Driver:
                 self._deliveries.stopping = False
                 self._deliveries.refresh_attention()
                 self._resume()
+            case act.Hold() | act.Orphaned():
+                notices.tell(action)
             case act.Blame(peer, why):
                 self.recorder.blamed(peer, why)
                 logger.info("peer %s failed this round: %s", short_id(peer), why)
@@ -378,7 +402,7 @@ class Driver:
             case act.Bequeath():
                 self.farewell.bequeath(action)
             case act.Left():
-                self._has_left()
+                self._leave()
             case act.Trace(kind, fields):
                 self.recorder.trace(kind, fields, time.monotonic())
 
@@ -398,10 +422,12 @@ class Driver:
             note=commit.note,
         )
         self._deliveries.put(average, commit)
+        self.states.committed(commit, average)
         self._deliver()
 
     def _deliver(self) -> None:
         self._give_next()
+        self._resume_idle()
         self._deliveries.refresh_attention()
 
     def _give_next(self) -> bool:

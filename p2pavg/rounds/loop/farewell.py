@@ -41,6 +41,11 @@ class Farewell:
         self.left = asyncio.Event()
 
     @property
+    def until(self) -> float | None:
+        """time.monotonic() at which the notice ends; None: nobody leaves."""
+        return self._until
+
+    @property
     def waiting(self) -> bool:
         """The training thread must not be let go yet."""
         return self._until is not None and not self.left.is_set()

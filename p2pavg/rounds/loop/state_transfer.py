@@ -7,11 +7,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from p2pavg.errors import StateError
-from p2pavg.identity import Identity
+from p2pavg import codecs
+from p2pavg.errors import ProtocolError, StateError
+from p2pavg.identity import Identity, short_id
 from p2pavg.rounds.loop.deliveries import Deliveries
+from p2pavg.rounds.loop.joining import Joining
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.machine.machine import Machine
@@ -20,10 +23,12 @@ from p2pavg.rounds.session import Session
 from p2pavg.rounds.state import snapshot
 from p2pavg.rounds.state.donor import Donor
 from p2pavg.rounds.state.downloader import Downloader
-from p2pavg.rounds.state.exchange import StateExchange
+from p2pavg.rounds.state.exchange import ASKED, StateExchange
 from p2pavg.rounds.state.generation_rows import Generations
+from p2pavg.rounds.state.inbox import Inbox
+from p2pavg.rounds.state.results import ResultHead
 from p2pavg.rounds.state.saver import Saver
-from p2pavg.rounds.training import TrainingSpec
+from p2pavg.rounds.training import Average, TrainingSpec
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.link import Link
 
@@ -47,14 +52,19 @@ class States:
         moving: Callable[[], bool],
     ) -> None:
         """deliver(): something may be ready for the training thread. moving(): gradients flow now."""
+        self._engine = engine
+        self._links = links
+        self._session = session
+        self._spec = spec
         self._machine = machine
         self._deliveries = deliveries
         self._feed = feed
         self._deliver = deliver
-        self._healing: asyncio.Task[None] | None = None
+        self._joining: tuple[Joining, asyncio.Task[None]] | None = None
         self._failures = Counter[str]()  # reasons why downloads failed, since the last that did not
-        self.healed: Generations = ()  # the history that came with the last state
         self._background = snapshot.executor()
+        self._codec = codecs.for_results(codecs.get(spec.compression))
+        disk = None if spec.saving is None else spec.saving.checkpoints.directory
         donor = Donor(
             engine,
             spec.state,
@@ -62,10 +72,14 @@ class States:
             identity.sign,
             self._background,
             moving,
+            self._unapplied,
+            self._tell,
             upload_bps=spec.state_upload_bps,
+            directory=disk,
         )
-        self.downloader = Downloader(engine)
-        self._exchange = StateExchange(donor, self.downloader, links, self._history)
+        self._inbox = Inbox(engine)
+        self.downloader = Downloader(engine, self._inbox)
+        self._exchange = StateExchange(donor, self._history)
         self._saver: Saver | None = None
         if spec.saving is not None:
             self._saver = Saver(spec.saving, spec.state, session, lambda: machine.history, self._background)
@@ -73,17 +87,36 @@ class States:
     def _history(self) -> Generations | None:
         return self._machine.history if self._machine.role is Role.TRAINER else None
 
+    def _tell(self, number: int, message: dict[str, Any]) -> None:
+        for link in self._links.values():
+            if link.id == number:
+                link.send(message)
+
+    def _head(self, commit: act.Commit, average: Average) -> ResultHead:
+        exact = self._spec.exact(commit.ballot.epoch) > 0
+        return ResultHead.of(commit, average.result.layout, exact)
+
+    def _unapplied(self) -> list[tuple[ResultHead, Any]]:
+        return [(self._head(commit, a), a.result.data) for a, commit in self._deliveries.unapplied()]
+
     def close(self) -> None:
         """Download and give nothing any more."""
-        if self._healing is not None:
-            self._healing.cancel()
+        if self._joining is not None:
+            self._joining[1].cancel()
         self._exchange.close()
         self._background.shutdown(wait=False)
 
-    # Checkpoints.
+    # Epochs.
+
+    def committed(self, commit: act.Commit, average: Average) -> None:
+        """A round that this peer was in has a result."""
+        self._exchange.donor.committed(self._head(commit, average), average.result.data)
 
     def applied(self, epoch: int) -> None:
         """The training thread stands at `epoch`: a checkpoint may be due."""
+        self._exchange.donor.applied()
+        if self._joining is not None:
+            self._joining[0].applied()
         if self._saver is not None:
             self._saver.applied(epoch)
 
@@ -95,33 +128,79 @@ class States:
     # For others.
 
     def message(self, link: Link, message: dict[str, Any]) -> None:
-        """One of `exchange.KINDS`."""
-        self._exchange.message(link, message)
+        """One of `exchange.KINDS`. Raises ProtocolError when a donor describes a result wrongly."""
+        if message["t"] in ASKED:
+            self._exchange.message(link, message)
+        elif self._joining is not None and message["t"] == "result":
+            try:
+                self._joining[0].told(link.peer_id, message)
+            except StateError as error:
+                raise ProtocolError(str(error)) from None
+        elif self._joining is not None:
+            logger.info("peer %s gives no state any more", short_id(link.peer_id))
+            self._joining[0].following.lost(link.peer_id)
 
     def sent(self, link: int, transfer: int) -> None:
         """The engine handed a chunk to the kernel."""
         self._exchange.donor.sent(link, transfer)
 
-    def link_down(self, link: int) -> None:
-        """Whoever downloads over it is gone."""
-        self._exchange.donor.done(link)
+    def arrived(self, transfer: int, chunk: int) -> None:
+        """The engine put a chunk in place."""
+        self._inbox.chunk(transfer, chunk)
+
+    def link_down(self, link: int, peer: bytes) -> None:
+        """Whoever downloads over it is gone, and so is a donor."""
+        self._exchange.donor.lost(link)
+        if self._joining is not None:
+            self._joining[0].following.lost(peer)
+
+    @property
+    def last_holder(self) -> bool:
+        """Somebody downloads the state of this peer, and nobody else has it."""
+        return self._exchange.donor.serves and self._machine.alone
+
+    async def served(self, until: float) -> None:
+        """Wait for whoever downloads from this peer, until time.monotonic() is `until`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                await self._exchange.donor.idle()
 
     # For this peer.
 
+    @property
+    def history(self) -> Generations:
+        """That came with the state that is loaded."""
+        return () if self._joining is None else self._joining[0].history
+
     def heal(self, action: act.StartHeal) -> None:
-        """Download a state; a download that is under way is void."""
-        if self._healing is not None:
-            self._healing.cancel()
+        """Download a state and what follows on it; a download that is under way is void."""
+        if self._joining is not None:
+            self._joining[1].cancel()
         logger.info("downloading the state of epoch %d: %s", action.epoch, action.why)
-        self._deliveries.drop_states()
-        self._deliveries.downloading = True
-        self._deliveries.backlog.begin(time.monotonic())
-        self._healing = asyncio.get_running_loop().create_task(self._fetch(action))
+        if not action.results_do:
+            self._exchange.donor.stop("the peer that gave its state downloads another one")
+        self._deliveries.begin_download()
+        joining = Joining(
+            action,
+            self._engine,
+            self._inbox,
+            self.downloader,
+            self._links,
+            self._machine,
+            self._session,
+            self._deliveries,
+            self._spec.numel,
+            self._codec,
+            self._deliver,
+            self._feed,
+        )
+        task = asyncio.get_running_loop().create_task(self._join(joining))
+        self._joining = joining, task
         self._deliveries.refresh_attention()
 
-    async def _fetch(self, action: act.StartHeal) -> None:
+    async def _join(self, joining: Joining) -> None:
         try:
-            state, history = await self._exchange.fetch(action)
+            await joining.run()
         except StateError as error:
             self._over()
             self._say_why(str(error))
@@ -129,8 +208,7 @@ class States:
         else:
             self._over()
             self._failures.clear()
-            self.healed = history
-            self._deliveries.put_state(state)
+            self._feed(ev.Level())
         self._deliver()
 
     def _say_why(self, reason: str) -> None:
@@ -140,10 +218,10 @@ class States:
             logger.warning("no state yet, it is asked for again and again: %s", reason)
 
     def _over(self) -> None:
-        self._healing = None
-        self._deliveries.downloading = False
+        self._joining = None
+        self._deliveries.downloading = self._deliveries.unloaded = False
 
     def look(self) -> None:
-        """A beat: do results come faster than the state?"""
-        if self._deliveries.downloading:
-            self._deliveries.backlog.look(time.monotonic(), self.downloader.progress)
+        """A beat."""
+        if self._joining is not None:
+            self._joining[0].look()

@@ -8,7 +8,7 @@ from typing import Any
 
 from p2pavg.part import Part
 from p2pavg.rounds.protocol.ballot import Ballot, Lineage, Note, PeerId
-from p2pavg.rounds.protocol.messages import Message
+from p2pavg.rounds.protocol.messages import CatchUp, Message
 from p2pavg.rounds.protocol.roles import Seat
 
 
@@ -87,15 +87,16 @@ class RoundFailed:
 
 @dataclass(frozen=True, slots=True)
 class StartHeal:
-    """Download the state of (epoch, lineage) or later from one of the donors, best first.
+    """Get to where the donors stand, best first: their state, and all results since.
 
-    Healed or HealFailed follows. A second StartHeal replaces the first: the swarm moved on.
+    Healed, Followed for each result, and Level follow, or HealFailed. A second StartHeal replaces the first.
     """
 
     epoch: int
     lineage: Lineage
     donors: tuple[PeerId, ...]
     why: str
+    results_do: bool = False  # nothing of ours is undecided: results that follow on our own state are enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,19 @@ class Stop:
 @dataclass(frozen=True, slots=True)
 class Resume:
     """If the training thread waits in step(), let it go on computing (KeepGoing); a pending Stop is off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The next round waits for a newcomer; for logs. Once for each newcomer."""
+
+    peer: PeerId
+    asked: CatchUp
+
+
+@dataclass(frozen=True, slots=True)
+class Orphaned:
+    """Whoever had the run's state is gone, and this peer has none: it waits until one of them is back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +183,8 @@ Action = (
     | WaitAt
     | Stop
     | Resume
+    | Hold
+    | Orphaned
     | Blame
     | Discarded
     | Bequeath

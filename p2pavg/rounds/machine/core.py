@@ -61,11 +61,9 @@ class Core:
         self.lineage = config.lineage
         self.pending = False
         self.applied_epoch = config.epoch
-        # While a state is downloaded: where we will stand with it and the results since.
+        # While a state and the results since are downloaded: where we go; later, how far we are.
         self.joining: tuple[int, Lineage] | None = None
         self.unheard: set[PeerId] = set()  # peers that may have gone on while we loaded a state
-        self.joined_at = (config.epoch, config.lineage)  # where the following of results began
-        self.followed: list[Generation] = []
         self.role = config.role  # a joiner becomes a trainer when it has its state
         self.target = config.target
         self.leaving = False

@@ -36,7 +36,7 @@ class Counting:
 
     def new_epoch(self) -> None:
         self._reached = False
-        self.core.disarm("grace", "keepalive", "word", "lapse")
+        self.core.disarm("grace", "keepalive", "word", "lapse", "held")
 
     # The leader's side.
 
@@ -174,6 +174,9 @@ class Counting:
             core.arm("grace", grace)
             return
         core.disarm("grace")
+        if (until := machine.newcomers.held_until()) > core.now:
+            core.arm("held", until)
+            return
         if core.pending:
             self._abdicate()
         else:

@@ -76,7 +76,7 @@ class Decisions:
                 before=held.lineage,
                 lineage=lineage,
                 late=late,
-                following=core.joining is not None,
+                following=False,
                 attempts=core.attempts,
                 failed=tuple(core.excluded.items()),
                 note=held.note,
@@ -108,11 +108,6 @@ class Decisions:
                 facts.samples, facts.boundary, facts.pending, facts.total = 0, False, True, total
             facts.committed_at = core.now
             facts.late = message.weights[rank] == 0
-        if core.joining is not None:
-            core.followed.append(made)
-            core.joining = (ballot.epoch + 1, lineage)
-            core.send(ballot.leader, core.progress())
-            return
         core.pending = True
         core.deadlines.measured_epoch(core.proposed_at - core.epoch_began_at)
         core.history.append(made)

@@ -142,7 +142,10 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """The training thread loaded a downloaded state; what it had accumulated is gone from its buffer."""
+    """The training thread loaded a downloaded state; what it had accumulated is gone from its buffer.
+
+    Followed comes for each result that it applies on top, and Level at the end of them.
+    """
 
     epoch: int
     lineage: Lineage
@@ -151,8 +154,25 @@ class Healed:
 
 
 @dataclass(frozen=True, slots=True)
+class Followed:
+    """The training thread applied the result of an epoch that the others made without this peer."""
+
+    epoch: int
+    before: Lineage  # where it stood
+    lineage: Lineage  # where it stands now
+    transfer: int
+    samples: int  # of all members
+    leader: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The training thread has applied all results that there are: this peer can take part from here on."""
+
+
+@dataclass(frozen=True, slots=True)
 class HealFailed:
-    """No donor could give the state; the machine names others, later."""
+    """No donor could give the state, or the results since; the machine names others, later."""
 
     why: str
 
@@ -204,6 +224,8 @@ Event = (
     | JobFailed
     | Applied
     | Healed
+    | Followed
+    | Level
     | HealFailed
     | Discard
     | Leave

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.actions import Discarded, StartHeal
+from p2pavg.rounds.machine.actions import Discarded, Orphaned, StartHeal
 from p2pavg.rounds.machine.camps import Camp
-from p2pavg.rounds.machine.events import Healed, HealFailed
-from p2pavg.rounds.protocol.ballot import Ballot, Lineage, PeerId
+from p2pavg.rounds.machine.events import Followed, Healed, HealFailed, Level
+from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.messages import Inquire, Unknown
-from p2pavg.rounds.protocol.roles import Role
+from p2pavg.rounds.protocol.roles import Generation, Role
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.holding import Holding
     from p2pavg.rounds.machine.machine import Machine
 
 RETRY_S = 0.5  # after no donor could give the state
-ALONE_S = 5.0  # a joiner that sees nobody with a state begins with its own
+ALONE_S = 5.0  # a joiner that sees nobody with a state says so
 
 
 class Healing:
@@ -27,6 +26,7 @@ class Healing:
         self.machine = machine
         self.core = machine.core
         self._settles_at: float | None = None  # another camp has been winning, over however many epochs
+        self._orphaned = False  # we have no state, and nobody that has one is there
 
     def new_epoch(self) -> None:
         self.core.disarm("ask")
@@ -39,7 +39,6 @@ class Healing:
         if core.leaving and self.machine.member.holding is None:
             return  # but a ballot that it holds may have been decided without it
         if core.joining is not None:
-            self._keep_up()
             return
         if core.role is Role.TRAINER and not core.view.rivals(core.epoch, core.lineage):
             self._unrivalled()
@@ -52,7 +51,8 @@ class Healing:
         if best is mine:
             self._unrivalled()
             return
-        core.disarm("found")
+        core.disarm("orphaned")
+        self._orphaned = False
         if self._settles_at is None:
             self._settles_at = core.now + core.deadlines.settle()
             core.arm("settle", self._settles_at)
@@ -73,24 +73,9 @@ class Healing:
         if self._settles_at is not None or "ask" in core.timers:
             self._settles_at = None
             core.disarm("settle", "ask")
-        if core.role is Role.JOINER and "found" not in core.timers:
-            core.arm("found", core.now + ALONE_S)
-
-    def follow(self, ballot: Ballot, lineage: Lineage) -> None:
-        """While we download, the results since are followed; when some were missed, both begin again."""
-        core = self.core
-        if core.joining is not None and ballot.epoch > core.joining[0]:
-            self.machine.member.abandon("a result was missed")
-            self._start(Camp(ballot.epoch, lineage, 0, 0), "a result was missed", ballot.leader)
-
-    def _keep_up(self) -> None:
-        """While we download: a ballot that we hold may have been decided without us."""
-        core, held = self.core, self.machine.member.holding
-        if held is None or not core.view.rivals(*core.standing):
-            return
-        best = max(core.view.camps(Camp(-1, core.lineage, 0, 0)), key=lambda camp: camp.epoch)
-        if best.epoch > core.standing[0]:
-            self._ask(best, held)
+        if core.role is Role.JOINER and not self._orphaned:
+            self._orphaned = True
+            core.arm("orphaned", core.now + ALONE_S)
 
     def _ask(self, camp: Camp, held: Holding) -> None:
         """Those ahead of us know what became of the ballot that we hold."""
@@ -104,14 +89,12 @@ class Healing:
     def on_settle_timer(self) -> None:
         """Nothing to do: `consider` runs after every event."""
 
-    def on_found_timer(self) -> None:
-        """Whoever had the state is gone: what we were built with is where the run begins again."""
+    def on_orphaned_timer(self) -> None:
+        """Members have answered, and are gone: a run of our own would go another way than theirs."""
         core = self.core
         if core.joining is None:
-            core.role = Role.TRAINER
-            core.trace("founded")
-            core.wait_at(0)
-            core.broadcast_progress()
+            core.trace("orphaned")
+            core.act(Orphaned())
 
     def on_ask_timer(self) -> None:
         """Nobody of the winning camp knows our ballot: it went another way."""
@@ -148,18 +131,17 @@ class Healing:
         there = self.core.view.standing(camp.epoch, camp.lineage)
         return [f.peer for f in sorted(there, key=lambda f: (f.client_only, f.pending, rtt(f.peer), f.peer))]
 
-    def _start(self, camp: Camp, why: str, leader: PeerId | None = None) -> None:
-        """leader: stands there for sure, though it has not told us yet."""
+    def _start(self, camp: Camp, why: str) -> None:
         core = self.core
         self.machine.abandon_round(why)
-        core.joining = core.joined_at = (camp.epoch, camp.lineage)
-        core.followed.clear()
+        undecided = core.samples or core.history.offered_from(core.epoch)
+        core.joining = (camp.epoch, camp.lineage)
         core.resume()
         core.wait_at(None)
         core.deadlines.scale = 1.0  # the round in which it grew is over for us
-        donors = self._donors(camp) or ([leader] if leader is not None else [])
         core.trace("heal", to=camp.epoch, lineage=camp.lineage, why=why)
-        core.act(StartHeal(camp.epoch, camp.lineage, tuple(donors), why))
+        results_do = core.role is Role.TRAINER and not core.pending and not undecided
+        core.act(StartHeal(camp.epoch, camp.lineage, tuple(self._donors(camp)), why, results_do))
         core.broadcast_progress()
 
     def on_healed(self, event: Healed) -> None:
@@ -170,37 +152,50 @@ class Healing:
         lost = core.history.adopt(event.history, event.dropped - void)
         if lost:
             core.act(Discarded(lost, "healed" if lost > 0 else "healed back"))
-        passed = [core.joined_at, *((g.epoch + 1, g.lineage) for g in core.followed)]
-        here = (event.epoch, event.lineage)
-        since = core.followed[passed.index(here) :] if here in passed else []
-        for made in since:
-            core.history.append(replace(made, total=core.history.total + made.samples))
-        epoch, lineage = passed[-1] if since else here
         core.samples = 0
         core.boundary = False
-        core.applied_epoch = event.epoch
-        if core.joining is not None and event.epoch < core.joined_at[0]:
-            core.epoch, core.lineage = here  # a later state is on its way
+        core.pending = False
+        core.role = Role.TRAINER
+        generations = core.history.generations
+        self._stand(event.epoch, event.lineage, generations[-1].leader if generations else None)
+        core.trace("healed", lineage=event.lineage)
+
+    def on_followed(self, event: Followed) -> None:
+        """The training thread has applied a result on top of the state."""
+        core = self.core
+        if core.joining is None or (event.epoch, event.before) != (core.epoch, core.lineage):
+            return
+        history = core.history
+        if own := history.own(event.epoch, event.transfer):  # the state is older than what we contributed to
+            core.act(Discarded(-own, "healed back"))
+        total = history.total + event.samples
+        history.append(
+            Generation(event.epoch, event.lineage, event.transfer, event.samples, total, event.leader)
+        )
+        self._stand(event.epoch + 1, event.lineage, event.leader)
+
+    def _stand(self, epoch: int, lineage: Lineage, leader: PeerId | None) -> None:
+        core = self.core
+        core.applied_epoch = epoch
+        if core.joining is not None:
+            core.joining = (epoch, lineage)
+        core.sticky = None
+        core.new_epoch(epoch, lineage, leader)
+        self.machine.new_epoch()
+
+    def on_level(self, event: Level) -> None:
+        """State and results are in: from here on we take part."""
+        core = self.core
+        if core.joining is None:
             return
         self._settles_at = None
-        core.unheard = {f.peer for f in core.view.trainers() if f.epoch < epoch}
+        core.unheard = {f.peer for f in core.view.trainers() if f.epoch < core.epoch}
         wait = max(map(core.deadlines.answer, core.unheard), default=0.0)
         core.arm("unheard", core.now + wait)
-        core.pending = bool(since)
         core.joining = None
-        core.role = Role.TRAINER
         core.disarm("heal")
-        core.sticky = None
-        core.new_epoch(
-            epoch, lineage, core.history.generations[-1].leader if core.history.generations else None
-        )
-        self.machine.new_epoch()
-        core.trace("healed", lineage=event.lineage, results=len(since))
-        held = self.machine.member.holding
-        if held is not None and (held.ballot.epoch, held.lineage) != core.standing:
-            self.machine.member.abandon("the state belongs to another epoch")
-        if not core.pending:
-            core.wait_at(0)
+        core.trace("level", lineage=core.lineage)
+        core.wait_at(0)
         core.broadcast_progress()
 
     def on_heal_failed(self, event: HealFailed) -> None:
@@ -210,22 +205,10 @@ class Healing:
             core.arm("heal", core.now + RETRY_S)
 
     def on_heal_timer(self) -> None:
-        """Try again: with whoever wins now. What was followed is of no use without the state."""
-        core, held = self.core, self.machine.member.holding
+        """Try again, with whoever wins now."""
+        core = self.core
         core.joining = None
-        if held is not None and (held.ballot.epoch, held.lineage) != core.standing:
-            self.machine.member.abandon("the state that it follows on could not be downloaded")
         self.consider()
         if core.joining is None:
             core.wait_at(0)
             core.broadcast_progress()
-
-    def on_moved(self) -> None:
-        """While we download, nobody of the camp is left: look again."""
-        core = self.core
-        if core.joining is None:
-            return
-        epoch, _ = core.joining
-        if any(f.epoch >= epoch for f in core.view.trainers()):
-            return
-        core.arm("heal", core.now + RETRY_S)

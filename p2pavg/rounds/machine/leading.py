@@ -115,12 +115,10 @@ class Leading:
         return facts is not None and facts.client_only
 
     def _follows(self, facts: Facts) -> bool:
-        """Whether this peer gets the results without a vote: it downloads a state, or is late to apply."""
+        """Whether this peer gets the results without a vote: it is late to apply."""
         core = self.core
-        if facts.silent or facts.role is Role.WATCHER or facts.peer in core.excluded:
+        if facts.silent or facts.joining or facts.role is Role.WATCHER or facts.peer in core.excluded:
             return False
-        if facts.joining:
-            return core.stands_here(facts) or core.history.knows(facts.epoch, facts.lineage)
         return facts.pending and core.stands_here(facts)
 
     def _rates(self, peer: PeerId) -> tuple[float, float]:
@@ -264,7 +262,7 @@ class Leading:
 
     def _joiners_due(self) -> float:
         """Until when members without a vote get time to open their side: what comes before that is lost to
-        them, and with it the state that they download.
+        them.
         """
         proposal, core = self.proposal, self.core
         assert proposal is not None

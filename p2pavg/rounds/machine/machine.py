@@ -22,6 +22,7 @@ from p2pavg.rounds.machine.events import Event
 from p2pavg.rounds.machine.healing import Healing
 from p2pavg.rounds.machine.leading import Leading
 from p2pavg.rounds.machine.member import Member
+from p2pavg.rounds.machine.newcomers import Newcomers
 from p2pavg.rounds.machine.others import Peers
 from p2pavg.rounds.machine.own_thread import Trainer
 from p2pavg.rounds.machine.succession import Succession
@@ -81,6 +82,7 @@ class Machine:
         self.peers = Peers(self)
         self.trainer = Trainer(self)
         self.departure = Departure(self)
+        self.newcomers = Newcomers(self)
         self._events = self._event_table()
         self._messages = self._message_table()
         self._timers = self._timer_table()
@@ -121,6 +123,16 @@ class Machine:
     def total_samples(self) -> int:
         """Samples of all peers in this lineage so far."""
         return self.core.history.total
+
+    @property
+    def level(self) -> bool:
+        """Nobody that has the state is known to be ahead of this peer."""
+        return all(facts.epoch <= self.core.epoch for facts in self.core.view.trainers())
+
+    @property
+    def alone(self) -> bool:
+        """Nobody else that has the state of the run is in view."""
+        return not any(True for _ in self.core.view.trainers())
 
     @property
     def leader(self) -> PeerId | None:
@@ -229,6 +241,8 @@ class Machine:
             events.PeerDown: self.peers.on_down,
             events.Applied: self.trainer.on_applied,
             events.Healed: self.healing.on_healed,
+            events.Followed: self.healing.on_followed,
+            events.Level: self.healing.on_level,
             events.HealFailed: self.healing.on_heal_failed,
             events.Discard: self.trainer.on_discard,
             events.Leave: self.departure.on_leave,
@@ -252,11 +266,12 @@ class Machine:
             messages.Aborted: (self.decisions.on_aborted,),
             messages.Inquire: (self.decisions.on_inquire,),
             messages.Unknown: (self.healing.on_unknown,),
+            messages.CatchUp: (self.newcomers.on_catch_up,),
             messages.Leaving: (self.peers.on_leaving,),
         }
 
     def _timer_table(self) -> Mapping[str, Callable[[], None]]:
-        """grace, retry, report, settle, leave and unheard have none: they are looked at after every event."""
+        """Looked at after every event, thus not here: grace, held, retry, report, settle, leave, unheard."""
         return {
             "promise": self.leading.on_promise_timer,
             "patience": self.leading.on_patience_timer,
@@ -270,7 +285,7 @@ class Machine:
             "inquire": self.succession.on_inquire_timer,
             "ask": self.healing.on_ask_timer,
             "heal": self.healing.on_heal_timer,
-            "found": self.healing.on_found_timer,
+            "orphaned": self.healing.on_orphaned_timer,
         }
 
     # Ends.
@@ -281,6 +296,7 @@ class Machine:
         self.succession.new_epoch()
         self.counting.new_epoch()
         self.healing.new_epoch()
+        self.newcomers.new_epoch()
 
     def abandon_round(self, why: str) -> None:
         """Have no more part in the round of this epoch."""

@@ -50,8 +50,6 @@ class Member:
             return
         rank = message.members.index(core.me)
         votes = message.voters[rank]
-        if not votes:
-            self.machine.healing.follow(ballot, message.lineage)
         why = self._cannot(ballot, message.lineage, votes)
         owners = {message.members[owner] for owner, _, _ in message.parts}
         missing = tuple(
@@ -122,11 +120,11 @@ class Member:
         core = self.core
         if core.role is Role.WATCHER:
             return "a watcher"
-        if core.standing != (ballot.epoch, lineage) or (votes and core.joining is not None):
+        if core.joining is not None or (core.epoch, core.lineage) != (ballot.epoch, lineage):
             return "elsewhere"
         if votes and core.pending:
             return "pending"
-        if core.joining is None and core.pending and core.epoch - core.applied_epoch >= MOST_BEHIND:
+        if core.pending and core.epoch - core.applied_epoch >= MOST_BEHIND:
             return "too far behind"
         if core.leaving and self.holding is None:
             return "leaving"

@@ -50,7 +50,6 @@ class Peers:
         self.machine.leading.lost(peer, why)
         self.machine.member.lost(peer, why)
         self.machine.succession.lost(peer)
-        self.machine.healing.on_moved()
 
     def on_health(self, event: Health) -> None:
         """How long ago each peer was heard."""

@@ -202,6 +202,20 @@ class Unknown:
 
 
 @dataclass(frozen=True, slots=True)
+class CatchUp:
+    """From a newcomer to all: results come faster than its link takes them beside the state, so rounds must
+    wait for it.
+    """
+
+    epoch: int  # the next result that it lacks
+    entering: bool  # it has the state: the next round is to wait until it can take part
+    seconds: float  # how long rounds may wait for it, in all
+    state_bytes: int
+    result_bytes: int  # of one epoch
+    link_bps: float  # what its link brings
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """The sender leaves the run on purpose."""
 
@@ -225,6 +239,7 @@ Message = (
     | Aborted
     | Inquire
     | Unknown
+    | CatchUp
     | Leaving
 )
 
@@ -245,6 +260,7 @@ _TYPES: tuple[type[Any], ...] = (
     Aborted,
     Inquire,
     Unknown,
+    CatchUp,
     Leaving,
 )
 _BY_NAME = {kind.__name__.lower(): kind for kind in _TYPES}

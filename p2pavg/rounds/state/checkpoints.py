@@ -26,7 +26,7 @@ import numpy.typing as npt
 from p2pavg.errors import ConfigurationError, StateError
 from p2pavg.rounds.state import manifest as state
 from p2pavg.rounds.state.generation_rows import Generations, from_rows
-from p2pavg.rounds.state.manifest import CHUNK_BYTES, HASH_BYTES, Manifest
+from p2pavg.rounds.state.manifest import Manifest
 from p2pavg.rounds.training import State
 
 logger = logging.getLogger("p2pavg.state")
@@ -114,8 +114,7 @@ class Checkpoints:
             file.readinto(memoryview(blob))
         view = memoryview(blob)
         for chunk in range(manifest.chunks):
-            expected = manifest.hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
-            if state.chunk_hash(view[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]) != expected:
+            if state.chunk_hash(view[manifest.span(chunk)]) != manifest.hash_of(chunk):
                 raise _BrokenError("its bytes do not fit their hashes")
         try:
             return Checkpoint(path, state.unpack(manifest, blob), history)

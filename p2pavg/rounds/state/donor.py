@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +19,12 @@ import numpy.typing as npt
 
 from p2pavg.errors import StateError
 from p2pavg.rounds.state import snapshot
-from p2pavg.rounds.state.manifest import CHUNK_BYTES, Manifest
+from p2pavg.rounds.state.download import IDLE_S, Download, Piece
+from p2pavg.rounds.state.manifest import Manifest, chunk_bytes
+from p2pavg.rounds.state.results import ResultHead
+from p2pavg.rounds.state.retained import Retained
 from p2pavg.rounds.state.snapshot import Live
+from p2pavg.rounds.state.yielding import Yielding
 from p2pavg.rounds.training import StateSource
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.pacing import TokenBucket
@@ -25,42 +32,27 @@ from p2pavg.transport.pacing import TokenBucket
 logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
 
-QUEUED_CHUNKS = 4  # chunks of one download that are with the engine at a time
-HELD_S = 0.25  # how long state waits for a round's gradients, at most
-LOOK_S = 0.005  # how often it looks whether they are through
-BUSY_WAIT_S = 2.0  # how long a newcomer waits here for older downloads before it is told to ask again
-IDLE_S = 15.0  # a download that asks for nothing for so long is over, when somebody else waits for its end
-STUCK_S = 120.0  # and one of whose chunks none leaves for so long
-SLOWEST_S = 8.0  # and one that takes longer for a chunk, beyond the first two minutes
+LOOK_S = 0.005  # how often it looks whether a round's gradients are through
+BUSY_WAIT_S = 2.0  # how long a newcomer waits here before it is told to ask again
 REST = 2.0  # how long no new snapshot is taken, in times that the last one took
 MOST_TIMES = 4  # that a newcomer may ask for all chunks
 MAX_CHUNKS_ASKED = 4096
+OLD = 0.25  # of the state's bytes: with more results to follow on it, a newcomer gets a newer snapshot
+ALIGNED_S = 0.3  # donors of one newcomer whose requests arrive within this take their snapshots at one epoch
+EPOCHS_KNOWN = 8  # whose times tell how long one is
 
 
-@dataclass(slots=True)
-class _Download:
-    """One newcomer on one link."""
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a newcomer is given: a state, or only results that follow on its own."""
 
-    transfer: int = 0
-    left: deque[int] = field(default_factory=deque)
-    with_engine: int = 0
-    asked: int = 0  # chunks, so far
-    began_at: float = 0.0
-    moved_at: float = 0.0
-
-    def is_over(self, now: float) -> bool:
-        """It has stopped, or only keeps others waiting."""
-        paused = now - self.moved_at
-        slow = now - self.began_at > STUCK_S + SLOWEST_S * (self.asked - len(self.left) - self.with_engine)
-        return slow or paused > (STUCK_S if self.with_engine else IDLE_S)
+    manifest: Manifest | None
+    results: tuple[ResultHead, ...]
 
 
 class Donor:
-    """The snapshot and who downloads it. Runs on the loop thread; copying and hashing run beside it.
-
-    A newcomer whose own results begin later than the snapshot cannot use it; while others still download, it
-    waits
-    for them, so that there is never a second snapshot in memory.
+    """The snapshot, the results since, and who downloads them. Runs on the loop thread; copying and hashing
+    run beside it.
     """
 
     def __init__(
@@ -71,11 +63,15 @@ class Donor:
         sign: Callable[[bytes], bytes],
         background: Executor,
         moving: Callable[[], bool],
+        committed: Callable[[], Sequence[tuple[ResultHead, U8]]],
+        tell: Callable[[int, dict[str, Any]], None],
         *,
         upload_bps: float | None = None,
+        directory: Path | None = None,
     ) -> None:
-        """moving(): whether a round's gradients are on their way. upload_bps: bit/s that all downloads
-        together may take; None: what gradients leave of the links.
+        """moving(): whether a round's gradients are on their way. committed(): results that are yet to be
+        applied. tell(link, message). upload_bps: bit/s that all downloads together may take; None: what
+        gradients leave of the links. directory: for results that wait.
         """
         self._engine = engine
         self._source = source
@@ -83,132 +79,256 @@ class Donor:
         self._sign = sign
         self._background = background
         self._moving = moving
-        self._held_until: float | None = None  # since the gradients began to move
+        self._committed = committed
+        self._tell = tell
+        self._yielding = Yielding(time.monotonic())
         self._snapshot: tuple[Manifest, U8] | None = None
-        self._downloads: dict[int, _Download] = {}
+        self._retained = Retained(background, directory)
+        self._downloads: dict[int, Download] = {}
         self._bucket = None if upload_bps is None else TokenBucket(upload_bps / 8, time.monotonic())
         self._waking: asyncio.TimerHandle | None = None
         self._taking = asyncio.Lock()
         self._rests_until = 0.0
-        self._released = asyncio.Event()
+        self._done_at = 0.0  # the last download
+        self._ended = asyncio.Event()  # a download
+        self._moved = asyncio.Event()  # the training thread has applied an average
+        self._epochs_at: deque[float] = deque(maxlen=EPOCHS_KNOWN)
 
-    async def manifest(self, link: int, since: int) -> Manifest | None:
-        """The manifest of a state of epoch `since` or later, signed; None: busy, ask again."""
+    # What is offered.
+
+    async def offer(
+        self, link: int, *, have: tuple[int, bytes] | None = None, root: bytes = b"", aligned: bool = False
+    ) -> Offer | None:
+        """What a newcomer needs, all that is committed meanwhile included; None: busy, ask again.
+
+        have: (epoch, lineage) of its own state, where results that follow on it are enough. root: of a state
+        of which it has a part. aligned: it asks other donors, too.
+        """
         deadline = time.monotonic() + BUSY_WAIT_S
         while True:
             async with self._taking:
-                if self._snapshot is not None and self._usable(self._snapshot[0], since):
-                    return self._begin(link, self._snapshot[0])
-                busy = self._busy()
-                if not busy and time.monotonic() >= self._rests_until:
-                    return self._begin(link, await self._renew())
-            self._released.clear()
-            until = deadline if busy else min(deadline, self._rests_until)
-            try:
-                async with asyncio.timeout(max(0.0, until - time.monotonic())):
-                    await self._released.wait()
-            except TimeoutError:
-                if time.monotonic() >= deadline:
-                    return None
+                self.prune()
+                if have is not None and self._retained.reaches(*have):
+                    return self._begin(link, None, have[0])
+                usable = self._usable(root)
+                if usable is not None:
+                    return self._begin(link, usable, usable.epoch)
+                if time.monotonic() >= self._rests_until:
+                    manifest = await self._renew(aligned)
+                    if self._retained.reaches(manifest.epoch, manifest.lineage):
+                        return self._begin(link, manifest, manifest.epoch)
+            if time.monotonic() >= deadline:
+                return None
+            await asyncio.sleep(max(LOOK_S, min(deadline, self._rests_until) - time.monotonic()))
 
-    def _begin(self, link: int, manifest: Manifest) -> Manifest:
+    def _begin(self, link: int, manifest: Manifest | None, epoch: int) -> Offer:
         now = time.monotonic()
-        self._downloads[link] = _Download(began_at=now, moved_at=now)
-        return manifest
+        root = None if manifest is None else manifest.root
+        self._downloads[link] = Download(epoch, now, now, root)
+        return Offer(manifest, tuple(self._retained.since(epoch)))
 
-    async def _renew(self) -> Manifest:
+    def _usable(self, root: bytes) -> Manifest | None:
+        if self._snapshot is None:
+            return None
+        manifest = self._snapshot[0]
+        if not self._retained.reaches(manifest.epoch, manifest.lineage):
+            return None
+        old = self._retained.bytes_since(manifest.epoch) > OLD * manifest.total_bytes
+        in_use = any(download.root == manifest.root for download in self._downloads.values())
+        return manifest if not old or in_use or manifest.root == root else None
+
+    async def _renew(self, aligned: bool) -> Manifest:
         self._snapshot = None  # its memory goes before the next one is taken
+        if not self._retained:
+            self._retained.begin(self._live.standing, self._committed())
+        if aligned:
+            await self._aligned()
         began = time.monotonic()
         taken = await asyncio.get_running_loop().run_in_executor(self._background, self._take)
         ended = time.monotonic()
-        self._snapshot, self._rests_until = taken, ended + REST * (ended - began)
+        self._rests_until = ended + REST * (ended - began)
+        self._snapshot = taken
+        self._retained.state_bytes = taken[0].total_bytes
         return taken[0]
 
-    def _usable(self, manifest: Manifest, since: int) -> bool:
-        current = (manifest.epoch, manifest.lineage) == self._live.standing
-        return current or (manifest.epoch >= since and self._busy())
-
-    def _busy(self) -> bool:
-        now = time.monotonic()
-        for link in [link for link, download in self._downloads.items() if download.is_over(now)]:
-            self.done(link)
-        return bool(self._downloads)
+    async def _aligned(self) -> None:
+        """Wait for an epoch whose number all donors of a newcomer wait for, though they were asked a little
+        apart: one in so many that they are further apart than that.
+        """
+        times = self._epochs_at
+        if len(times) < 2:
+            return
+        epoch_s = max(1e-3, (times[-1] - times[0]) / (len(times) - 1))
+        every = 1 << max(0, math.ceil(math.log2(ALIGNED_S / epoch_s)))
+        try:
+            async with asyncio.timeout(2 * every * epoch_s):
+                while self._live.standing[0] % every:
+                    self._moved.clear()
+                    await self._moved.wait()
+        except TimeoutError:
+            logger.debug("no epoch to align the snapshot with came in time")
 
     def _take(self) -> tuple[Manifest, U8]:
         manifest, blob = snapshot.take(self._source, self._live)
         return manifest.signed(self._sign), blob
 
+    # What happens meanwhile.
+
+    def applied(self) -> None:
+        """The training thread stands at another epoch."""
+        self._epochs_at.append(time.monotonic())
+        self._moved.set()
+
+    def committed(self, head: ResultHead, data: U8) -> None:
+        """A round was committed: whoever downloads will need its result."""
+        if not self._retained:
+            return
+        self.prune()
+        if not self._downloads and time.monotonic() > self._done_at + IDLE_S:
+            self._forget()
+            return
+        if not self._retained.add(head, data):
+            self.stop("the results that follow on its state are gone")
+            return
+        message = {"t": "result", **head.to_message()}
+        for link in self._downloads:
+            self._tell(link, message)
+
+    def stop(self, why: str) -> None:
+        """This peer's state is another one now, or goes: nobody can go on with what it downloads."""
+        for link in list(self._downloads):
+            self._tell(link, {"t": "state-gone", "why": why})
+        self._downloads.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._snapshot = None
+        self._retained.clear()
+
+    @property
+    def serves(self) -> bool:
+        """Somebody downloads."""
+        self.prune()
+        return bool(self._downloads)
+
+    async def idle(self) -> None:
+        """Wait until nobody downloads any more."""
+        while self.serves:
+            self._ended.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_S):
+                    await self._ended.wait()
+
+    def prune(self) -> None:
+        """Forget downloads that are over."""
+        now = time.monotonic()
+        for link in [link for link, download in self._downloads.items() if download.is_over(now)]:
+            self.done(link)
+
+    def done(self, link: int) -> None:
+        """A newcomer has what it needs. The results stay a while: it may be late for its first round."""
+        if self._downloads.pop(link, None) is not None:
+            self._done_at = time.monotonic()
+            self._ended.set()
+            self._trim()
+
+    def lost(self, link: int) -> None:
+        """The link to a newcomer is gone. What it downloaded stays a while: it may come back."""
+        if self._downloads.pop(link, None) is not None:
+            self._done_at = time.monotonic()
+            self._ended.set()
+            asyncio.get_running_loop().call_later(IDLE_S, self._trim)
+
+    def loaded(self, link: int, epoch: int) -> None:
+        """A newcomer has the state, and all results before `epoch`."""
+        download = self._downloads.get(link)
+        if download is None:
+            return
+        download.root, download.moved_at = None, time.monotonic()
+        download.position = max(download.position, epoch)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Keep what those need that still download."""
+        downloads = self._downloads.values()
+        if all(download.root is None for download in downloads):
+            self._snapshot = None
+        if downloads:
+            self._retained.forget(min(download.position for download in downloads))
+
+    # What goes out.
+
     def send(self, link: int, request: dict[str, Any]) -> None:
-        """Queue the chunks that a newcomer asks for. Raises StateError when that snapshot is gone."""
-        download, snapshot = self._downloads.get(link), self._snapshot
-        if download is None or snapshot is None or request.get("root") != snapshot[0].root:
+        """Queue the chunks that a newcomer asks for. Raises StateError when they are gone."""
+        download = self._downloads.get(link)
+        lineage, transfer = request.get("lineage"), request.get("transfer")
+        if download is None:
             raise StateError("that snapshot is gone; ask for the manifest again")
-        transfer, chunks = request.get("transfer"), _chunks(request.get("chunks"), snapshot[0].chunks)
+        if lineage is None:
+            if self._snapshot is None or request.get("root") != self._snapshot[0].root:
+                raise StateError("that snapshot is gone; ask for the manifest again")
+            manifest, data = self._snapshot
+            size, name = manifest.chunk_bytes, manifest.root
+        else:
+            found = self._retained.get(lineage) if isinstance(lineage, bytes) else None
+            if found is None:
+                raise StateError("that result is gone; ask for the manifest again")
+            data, size, name = found, chunk_bytes(found.nbytes), lineage
+        count = -(-data.nbytes // size)
+        chunks = _chunks(request.get("chunks"), count)
         if type(transfer) is not int or not 0 <= transfer < 2**63 or chunks is None:
-            raise StateError("a chunk was asked for that the snapshot does not have")
-        download.asked += len(chunks)
-        if download.asked > MOST_TIMES * snapshot[0].chunks:
+            raise StateError("a chunk was asked for that there is not")
+        download.asked[name] += len(chunks)
+        if download.asked[name] > MOST_TIMES * count:
             raise StateError("that snapshot is gone; ask for the manifest again")
-        if transfer != download.transfer:  # it begins anew; nobody waits for what is under way
-            download.left.clear()
-            download.with_engine = 0
-        download.transfer = transfer
+        view = memoryview(data)
+        pieces = [Piece(transfer, chunk, view[chunk * size : (chunk + 1) * size]) for chunk in chunks]
         download.moved_at = time.monotonic()
-        download.left.extend(chunks)
-        self._feed(link, download, snapshot[1])
+        if lineage is None:
+            download.ask_state(pieces)
+        else:
+            download.ask_result(pieces)
+        self._feed(link, download)
 
     def sent(self, link: int, transfer: int) -> None:
         """The engine handed a chunk to the kernel."""
         download = self._downloads.get(link)
-        if download is not None and download.transfer == transfer and self._snapshot is not None:
-            download.with_engine = max(0, download.with_engine - 1)
-            download.moved_at = time.monotonic()
-            self._feed(link, download, self._snapshot[1])
-
-    def done(self, link: int) -> None:
-        """A newcomer has what it needs, or is gone."""
-        if self._downloads.pop(link, None) is not None and not self._downloads:
-            self._snapshot = None
-            self._released.set()
+        if download is not None and download.gone(transfer, time.monotonic()):
+            self._feed(link, download)
 
     def _wake(self) -> None:
         """The cap, or the round, may let something through again."""
         self._waking = None
         for link, download in list(self._downloads.items()):
-            if self._snapshot is not None:
+            if download.waits:
                 download.moved_at = time.monotonic()
-                self._feed(link, download, self._snapshot[1])
+                self._feed(link, download)
 
-    def _feed(self, link: int, download: _Download, blob: U8) -> None:
-        view = memoryview(blob)
-        while download.left and download.with_engine < QUEUED_CHUNKS:
+    def _feed(self, link: int, download: Download) -> None:
+        while download.waits:
             if (wait := self._wait_s(time.monotonic())) > 0:
                 if self._waking is None:
                     self._waking = asyncio.get_running_loop().call_later(wait, self._wake)
                 return
-            chunk = download.left.popleft()
-            download.with_engine += 1
-            data = view[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
+            piece = download.take()
+            if piece is None:
+                return
             if self._bucket is not None:
-                self._bucket.spend(len(data))
+                self._bucket.spend(len(piece.data))
                 self._downloads[link] = self._downloads.pop(link)  # the others come first next time
-            self._engine.send_blob(link, download.transfer, chunk, data)
+            self._engine.send_blob(link, piece.transfer, piece.chunk, piece.data)
 
     def _wait_s(self, now: float) -> float:
         """How long nothing may go out. Within one link gradients pass state by themselves; here they do on
         the way out of this peer, whoever they go to.
         """
-        if not self._moving():
-            self._held_until = None
-        elif self._held_until is None:
-            self._held_until = now + HELD_S
-        held = self._held_until is not None and now < self._held_until
+        held = self._yielding.waits(now, self._moving())
         capped = 0.0 if self._bucket is None else self._bucket.wait_s(now)
         return max(capped, LOOK_S if held else 0.0)
 
 
 def _chunks(value: object, count: int) -> list[int] | None:
-    """The asked chunks, or None when they are none of a snapshot of `count` chunks."""
+    """The asked chunks, or None when there are not so many."""
     if not isinstance(value, (list, tuple)) or len(value) > MAX_CHUNKS_ASKED:
         return None
     sound = all(type(chunk) is int and 0 <= chunk < count for chunk in value)

@@ -1,25 +1,25 @@
-"""Downloader: fetches the state of the swarm from several members at once."""
+"""Downloader: fetches the state of the swarm from several members at once, and goes on where it was."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from p2pavg.errors import P2PAvgError, StateError
-from p2pavg.identity import short_id
 from p2pavg.printable import printable
 from p2pavg.rounds.state import manifest as state
-from p2pavg.rounds.state.fetching import Fetching, allowance, choose
-from p2pavg.rounds.state.manifest import CHUNK_BYTES, Manifest
+from p2pavg.rounds.state.collecting import Collecting
+from p2pavg.rounds.state.fetching import Fetching, choose, same
+from p2pavg.rounds.state.generation_rows import Generations, from_rows
+from p2pavg.rounds.state.inbox import Inbox
+from p2pavg.rounds.state.manifest import Manifest
 from p2pavg.rounds.training import State
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.link import Link
@@ -31,84 +31,69 @@ MAX_DONORS = 4
 ASK_TIMEOUT_S = 60.0  # a donor copies and hashes its state first
 BUSY_TRIES = 60
 GRACE_S = 0.3  # how much longer than the first manifest the others may take, at least
-STALL_S = 5.0  # a donor from which nothing comes for so long is dropped
-TICK_S = 0.05
 MOST_WORDS = 200  # of a donor, why it does not give its state
 
 
-@dataclass(slots=True)
-class _Incoming:
-    """What the engine put in place and nobody verified yet."""
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """What the donors offer: states, or, where results on top of our own are enough, nothing but those."""
 
-    chunks: list[int] = field(default_factory=list)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    donors: tuple[bytes, ...]
+    manifests: Mapping[bytes, Manifest]
+    histories: Mapping[bytes, Any]
+
+
+@dataclass(slots=True)
+class _Partial:
+    """A download that did not end."""
+
+    manifest: Manifest
+    blob: U8
+    have: bytearray
 
 
 class Downloader:
     """Fetches states. One at a time."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, inbox: Inbox) -> None:
         self._engine = engine
-        self._incoming: dict[int, _Incoming] = {}
-        self._ids = itertools.count(random.getrandbits(61))
-        self.progress: tuple[int, int, int] | None = (
-            None  # verified bytes, all bytes, donors; of the last one
-        )
+        self._inbox = inbox
+        self._partial: _Partial | None = None
+        self._fetching: tuple[Manifest, Fetching, int] | None = None
 
-    def chunk(self, transfer: int, chunk: int) -> None:
-        """The engine put a chunk in place."""
-        incoming = self._incoming.get(transfer)
-        if incoming is not None:
-            incoming.chunks.append(chunk)
-            incoming.wake.set()
+    @property
+    def progress(self) -> tuple[int, int, int] | None:
+        """(verified bytes, all bytes, donors) of the last download; None: there was none."""
+        if self._fetching is None:
+            return None
+        manifest, fetching, donors = self._fetching
+        total = manifest.total_bytes
+        return max(0, total - fetching.left * manifest.chunk_bytes), total, donors
 
-    async def fetch(
-        self, donors: Sequence[bytes], links: Mapping[bytes, Link], since: int
-    ) -> tuple[State, dict[str, Any]]:
-        """(state, facts of the donor whose manifest it is). since: the first epoch whose result we shall
-        hold.
+    # ---------------------------------------------------------------------------------- offers
 
-        Raises StateError when no donor can give a whole, verified state.
+    async def offers(
+        self, donors: Sequence[bytes], links: Mapping[bytes, Link], have: tuple[int, bytes] | None
+    ) -> Offers:
+        """Ask all donors at once; go on with those that answer about as fast as the first.
+
+        have: (epoch, lineage) of our own state, where results on top of it are enough. Raises StateError when
+        no donor has anything.
         """
-        self.progress = None
-        manifests, facts = await self._manifests(donors[:MAX_DONORS], links, since)
-        primary = choose(manifests)
-        manifest = manifests[primary]
-        logger.info(
-            "downloading %.1f MB of state (epoch %d) from %d members",
-            manifest.total_bytes / 1e6,
-            manifest.epoch,
-            len(manifests),
-        )
-        self.progress = (0, manifest.total_bytes, len(manifests))
-        try:
-            blob = np.empty(manifest.total_bytes, np.uint8)
-        except MemoryError:
-            raise StateError(
-                f"the state has {manifest.total_bytes / 1e6:.0f} MB, for which there is no memory; free some"
-            ) from None
-        fetching = Fetching(manifest, manifests)
-        try:
-            await self._chunks(fetching, manifests, links, blob)
-        finally:
-            for donor in manifests:
-                if donor in links:
-                    links[donor].send({"t": "state-done"})
-        return state.unpack(manifest, blob), facts[primary]
-
-    # ---------------------------------------------------------------------------------- manifests
-
-    async def _manifests(
-        self, donors: Sequence[bytes], links: Mapping[bytes, Link], since: int
-    ) -> tuple[dict[bytes, Manifest], dict[bytes, dict[str, Any]]]:
-        """Ask all donors at once; go on with those that answer about as fast as the first."""
-        asked = {d: asyncio.ensure_future(self._ask(links[d], since)) for d in donors if d in links}
+        there = [donor for donor in donors if donor in links][:MAX_DONORS]
+        request = {
+            "t": "state",
+            "have": None if have is None else list(have),
+            "root": b"" if self._partial is None else self._partial.manifest.root,
+            "aligned": len(there) > 1,
+        }
+        asked = {d: asyncio.ensure_future(self._ask(links[d], request)) for d in there}
+        answered: dict[bytes, dict[str, Any]] = {}
         manifests: dict[bytes, Manifest] = {}
-        facts: dict[bytes, dict[str, Any]] = {}
         whys: list[str] = []
         start, deadline = time.monotonic(), None
         try:
-            while pending := [d for d, task in asked.items() if d not in facts and not task.cancelled()]:
+            while pending := [d for d in asked if d not in answered]:
                 timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
                 done, _ = await asyncio.wait(
                     [asked[d] for d in pending], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
@@ -116,26 +101,31 @@ class Downloader:
                 if not done:
                     break
                 for donor in [d for d in pending if asked[d] in done]:
+                    answered[donor] = {}
                     try:
-                        facts[donor] = asked[donor].result()
-                        manifests[donor] = Manifest.from_message(facts[donor])
-                        manifests[donor].check(links[donor].hello["key"])
+                        answer = asked[donor].result()
+                        if answer.get("results") is not True:
+                            manifest = Manifest.from_message(answer)
+                            manifest.check(links[donor].hello["key"])
+                            manifests[donor] = manifest
+                        answered[donor] = answer
                     except (P2PAvgError, TimeoutError, KeyError) as error:
                         whys.append(str(error) or type(error).__name__)
-                        manifests.pop(donor, None)
-                        facts[donor] = {}
-                if manifests and deadline is None:
+                if any(answered.values()) and deadline is None:
                     deadline = time.monotonic() + GRACE_S + (time.monotonic() - start)
         finally:
             for task in asked.values():
                 task.cancel()
-        if not manifests:
+        if not any(answered.values()):
             raise StateError(f"no member could give its state ({'; '.join(whys) or 'nobody is there'})")
-        return manifests, facts
+        willing = tuple(donor for donor, answer in answered.items() if answer)
+        if any(donor not in manifests for donor in willing):  # these have the results that we lack
+            return Offers(tuple(donor for donor in willing if donor not in manifests), {}, {})
+        return Offers(willing, manifests, {d: answer.get("history") for d, answer in answered.items()})
 
-    async def _ask(self, link: Link, since: int) -> dict[str, Any]:
+    async def _ask(self, link: Link, request: Mapping[str, Any]) -> dict[str, Any]:
         for _ in range(BUSY_TRIES):
-            answer = await link.request({"t": "state", "since": since}, ASK_TIMEOUT_S)
+            answer = await link.request(request, ASK_TIMEOUT_S)
             if "error" in answer:
                 raise StateError(printable(str(answer["error"])[:MOST_WORDS]))
             if not answer.get("busy"):
@@ -144,111 +134,63 @@ class Downloader:
 
     # ------------------------------------------------------------------------------------- chunks
 
-    async def _chunks(
-        self, fetching: Fetching, manifests: Mapping[bytes, Manifest], links: Mapping[bytes, Link], blob: U8
-    ) -> None:
-        while fetching.left:
-            transfer = next(self._ids) & (2**63 - 1)
-            incoming = self._incoming[transfer] = _Incoming()
-            self._engine.open_blob(transfer, memoryview(blob), CHUNK_BYTES)
-            try:
-                await self._transfer(fetching, manifests, links, blob, transfer, incoming)
-            finally:
-                self._engine.cancel(transfer)
-                del self._incoming[transfer]
+    def chosen(self, offers: Offers) -> tuple[Manifest, Generations]:
+        """The state to download, and the history that led there. Raises StateError."""
+        primary = choose(offers.manifests)
+        return offers.manifests[primary], from_rows(offers.histories[primary])
 
-    async def _transfer(
-        self,
-        fetching: Fetching,
-        manifests: Mapping[bytes, Manifest],
-        links: Mapping[bytes, Link],
-        blob: U8,
-        transfer: int,
-        incoming: _Incoming,
-    ) -> None:
-        """Until all is verified, or a chunk was wrong: then the caller begins anew with what is missing."""
-        heard = dict.fromkeys(fetching.donors, time.monotonic())
-        asking: dict[bytes, asyncio.Task[None]] = {}
+    async def fetch(self, manifest: Manifest, offers: Offers, links: Mapping[bytes, Link]) -> State:
+        """The whole, verified state. Chunks that an earlier download brought, and that are still the same,
+        are not downloaded again. Raises StateError when the donors are gone before all is here.
+        """
+        partial = self._resumed(manifest)
+        serving = {donor: same(manifest, m) for donor, m in offers.manifests.items()}
+        fetching = Fetching(manifest.chunks, serving, partial.have)
+        partial.have = fetching.have
+        self._partial, self._fetching = partial, (manifest, fetching, len(serving))
         loop = asyncio.get_running_loop()
+
+        async def broken(chunks: Sequence[int]) -> Sequence[int]:
+            return await loop.run_in_executor(None, _broken, manifest, partial.blob, chunks)
+
+        collecting = Collecting(
+            fetching,
+            partial.blob,
+            manifest.chunk_bytes,
+            links,
+            lambda link: self._engine.traffic(link)[1],
+            lambda donor: {"t": "state-chunks", "root": offers.manifests[donor].root},
+            broken,
+        )
+        await collecting.run(self._inbox)
+        self._partial = None
+        return state.unpack(manifest, partial.blob)
+
+    def _resumed(self, manifest: Manifest) -> _Partial:
+        """What there is of this state already."""
+        partial, self._partial = self._partial, None
+        if partial is not None and partial.manifest.total_bytes == manifest.total_bytes:
+            equal = same(manifest, partial.manifest)
+            have = bytearray(a & b for a, b in zip(partial.have, equal, strict=True))
+            if any(have):
+                kept = sum(have) * manifest.chunk_bytes / 1e6
+                logger.info("%.1f MB of the state are here from an earlier download", kept)
+            return _Partial(manifest, partial.blob, have)
         try:
-            while fetching.left:
-                for donor in fetching.donors:
-                    task = asking.get(donor)
-                    if task is not None and task.done():
-                        del asking[donor]
-                        if task.exception() is not None:
-                            self._drop(fetching, donor, str(task.exception()))
-                            continue
-                    link = links.get(donor)
-                    if donor in asking or link is None:
-                        continue
-                    if chunks := fetching.ask(donor, allowance(link.rtt_min)):
-                        work = self._request(link, manifests[donor], transfer, chunks)
-                        asking[donor] = loop.create_task(work)
-                self._drop_silent(fetching, links, heard)
-                if not fetching.donors or fetching.stuck():
-                    raise StateError("the members that gave their state are gone; others will be asked")
-                incoming.wake.clear()
-                if not incoming.chunks:
-                    try:
-                        async with asyncio.timeout(TICK_S):
-                            await incoming.wake.wait()
-                    except TimeoutError:
-                        continue
-                arrived, incoming.chunks = incoming.chunks, []
-                wrong = await loop.run_in_executor(None, _broken, fetching.manifest, blob, arrived)
-                total = fetching.manifest.total_bytes
-                verified = self._verified(fetching, arrived, wrong, heard)
-                self.progress = (max(0, total - fetching.left * CHUNK_BYTES), total, len(manifests))
-                if not verified:
-                    return
-        finally:
-            for task in asking.values():
-                task.cancel()
-
-    def _verified(
-        self, fetching: Fetching, arrived: Sequence[int], wrong: Sequence[int], heard: dict[bytes, float]
-    ) -> bool:
-        for chunk in arrived:
-            sender = fetching.wrong(chunk)
-            if chunk in wrong:
-                if sender is not None:
-                    self._drop(fetching, sender, "it sent bytes that do not fit its manifest")
-            else:
-                if sender is not None:
-                    heard[sender] = time.monotonic()
-                fetching.verified(chunk)
-        if wrong:
-            fetching.restart()
-        return not wrong
-
-    def _drop_silent(
-        self, fetching: Fetching, links: Mapping[bytes, Link], heard: Mapping[bytes, float]
-    ) -> None:
-        for donor in fetching.donors:
-            if donor not in links:
-                self._drop(fetching, donor, "the link is gone")
-            elif fetching.coming(donor) and time.monotonic() - heard[donor] > STALL_S:
-                self._drop(fetching, donor, "nothing comes from it any more")
-
-    def _drop(self, fetching: Fetching, donor: bytes, why: str) -> None:
-        logger.info("no more state from %s: %s", short_id(donor), why)
-        fetching.drop(donor)
-
-    async def _request(self, link: Link, manifest: Manifest, transfer: int, chunks: Sequence[int]) -> None:
-        request = {"t": "state-chunks", "transfer": transfer, "chunks": list(chunks), "root": manifest.root}
-        answer = await link.request(request, ASK_TIMEOUT_S)
-        if "error" in answer:
-            raise StateError(printable(str(answer["error"])[:MOST_WORDS]))
+            blob = np.empty(manifest.total_bytes, np.uint8)
+        except MemoryError:
+            raise StateError(
+                f"the state has {manifest.total_bytes / 1e6:.0f} MB, for which there is no memory; free some"
+            ) from None
+        return _Partial(manifest, blob, bytearray(manifest.chunks))
 
 
 def _broken(manifest: Manifest, blob: U8, chunks: Sequence[int]) -> list[int]:
     """Those of `chunks` whose hash is wrong."""
-    view, size = memoryview(blob), state.HASH_BYTES
+    view = memoryview(blob)
     broken = []
-    for i in chunks:
-        hashed = state.chunk_hash(view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES])
-        if hashed != manifest.hashes[i * size : (i + 1) * size]:
-            broken.append(i)
+    for chunk in chunks:
+        if state.chunk_hash(view[manifest.span(chunk)]) != manifest.hash_of(chunk):
+            broken.append(chunk)
         state.give_way()
     return broken

@@ -1,40 +1,30 @@
-"""The exchange of states between peers: asks donors for this peer, and answers newcomers."""
+"""The exchange of states and results between peers: answers newcomers. On the loop thread."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from p2pavg.errors import StateError
-from p2pavg.rounds.machine import actions as act
-from p2pavg.rounds.protocol.roles import Role
 from p2pavg.rounds.state.donor import Donor
-from p2pavg.rounds.state.downloader import Downloader
-from p2pavg.rounds.state.generation_rows import Generations, from_rows, to_rows
-from p2pavg.rounds.training import State
+from p2pavg.rounds.state.generation_rows import Generations, to_rows
 from p2pavg.transport.links.link import Link
 
 logger = logging.getLogger("p2pavg.rounds")
 
-KINDS = frozenset({"state", "state-chunks", "state-done"})
+ASKED = frozenset({"state", "state-chunks", "state-have", "state-done"})  # by newcomers
+TOLD = frozenset({"result", "state-gone"})  # by donors
+KINDS = ASKED | TOLD
 
 
 class StateExchange:
-    """Control messages about states, on the loop thread. The chunks go through the engine."""
+    """Control messages of newcomers. The chunks go through the engine."""
 
-    def __init__(
-        self,
-        donor: Donor,
-        downloader: Downloader,
-        links: Mapping[bytes, Link],
-        history: Callable[[], Generations | None],
-    ) -> None:
-        """links: by peer, a live view. history: of this peer; None while it waits for a state itself."""
+    def __init__(self, donor: Donor, history: Callable[[], Generations | None]) -> None:
+        """history: of this peer; None while it waits for a state itself."""
         self.donor = donor
-        self.downloader = downloader
-        self._links = links
         self._history = history
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -43,18 +33,11 @@ class StateExchange:
         for task in self._answering:
             task.cancel()
 
-    async def fetch(self, wanted: act.StartHeal) -> tuple[State, Generations]:
-        """A state to heal with, and its donor's history. Raises StateError when nobody can give one."""
-        trainers = [p for p, link in self._links.items() if link.hello.get("role") == Role.TRAINER.value]
-        donors = list(dict.fromkeys([*wanted.donors, *trainers]))  # links that came up meanwhile serve too
-        state, facts = await self.downloader.fetch(donors, self._links, wanted.epoch)
-        return state, from_rows(facts.get("history"))
-
     def message(self, link: Link, message: dict[str, Any]) -> None:
-        """One of `KINDS` from a newcomer."""
+        """One of `ASKED`."""
         match message["t"]:
             case "state":
-                self._answer(self._manifest(link, message))
+                self._answer(self._offer(link, message))
             case "state-chunks":
                 try:
                     self.donor.send(link.id, message)
@@ -62,6 +45,10 @@ class StateExchange:
                     link.reply(message, {"error": str(error)})
                 else:
                     link.reply(message, {"t": "ok"})
+            case "state-have":
+                epoch = message.get("epoch")
+                if type(epoch) is int:
+                    self.donor.loaded(link.id, epoch)
             case _:
                 self.donor.done(link.id)
 
@@ -70,13 +57,18 @@ class StateExchange:
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _manifest(self, link: Link, request: dict[str, Any]) -> None:
-        since, history = request.get("since"), self._history()
-        if history is None:
+    async def _offer(self, link: Link, request: dict[str, Any]) -> None:
+        if self._history() is None:
             link.reply(request, {"error": "this peer waits for the state itself"})
             return
+        root = request.get("root")
         try:
-            manifest = await self.donor.manifest(link.id, since if type(since) is int else 0)
+            offer = await self.donor.offer(
+                link.id,
+                have=_standing(request.get("have")),
+                root=root if isinstance(root, bytes) else b"",
+                aligned=request.get("aligned") is True,
+            )
         except StateError as error:
             link.reply(request, {"error": str(error)})
             return
@@ -84,8 +76,21 @@ class StateExchange:
             logger.warning("this peer cannot give its state to a newcomer: %s", error or type(error).__name__)
             link.reply(request, {"error": "its donor could not copy the state"})
             return
-        if manifest is None:
+        if offer is None:
             link.reply(request, {"busy": True})
             return
-        rows = to_rows(self._history() or (), manifest.epoch)
-        link.reply(request, {**manifest.to_message(), "history": rows})
+        if offer.manifest is None:
+            link.reply(request, {"results": True})
+        else:
+            rows = to_rows(self._history() or (), offer.manifest.epoch)
+            link.reply(request, {**offer.manifest.to_message(), "history": rows})
+        for head in offer.results:
+            link.send({"t": "result", **head.to_message()})
+
+
+def _standing(value: Any) -> tuple[int, bytes] | None:
+    """(epoch, lineage), or None for anything else."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        return None
+    epoch, lineage = value
+    return (epoch, lineage) if type(epoch) is int and isinstance(lineage, bytes) else None

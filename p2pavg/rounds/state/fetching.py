@@ -2,120 +2,144 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Mapping
 
-from p2pavg.rounds.state.manifest import HASH_BYTES, Manifest
+from p2pavg.rounds.state.manifest import Manifest
 
-LEAST_COMING = 8  # chunks on their way from one donor, however near it is
-COMING_PER_S = 100  # of its round-trip time: more of them; 100 MB/s of each donor, and the least on top
+FIRST = 4  # chunks on their way from a donor whose rate is not known yet
+LEAST = 2
+AHEAD_S = 0.5  # so much of what a donor sends, besides what fills its link, is on its way: all end together
+MEASURED_S = 2.0  # its rate is that of about the last two seconds
+MOST_TIMES = 2  # donors that a chunk is asked of at a time, the second one when it has nothing else to do
 
 
-def allowance(rtt_s: float) -> int:
-    """How many chunks may be on their way from a donor: enough for its link, and no more, so that all donors
-    end together.
-    """
-    return LEAST_COMING + int(COMING_PER_S * rtt_s)
+class Source:
+    """One donor: what it can serve, what it owes, and how fast it is."""
+
+    def __init__(self, can: bytearray) -> None:
+        self.can = can
+        self.coming: dict[int, None] = {}  # in the order in which they were asked for
+        self._rate = 0.0  # chunks per second
+        self._since: float | None = None
+        self._count = 0
+
+    def arrived(self, now: float) -> None:
+        """One of its chunks is verified."""
+        if self._since is None:
+            self._since = now
+            return
+        self._count += 1
+        passed = now - self._since
+        if passed > 0:
+            self._rate = self._count / passed
+        if passed > MEASURED_S:
+            self._since, self._count = now - passed / 2, self._count // 2
+
+    def allowance(self, rtt_s: float) -> int:
+        """How many chunks may be on their way from it: enough for its link, and little more."""
+        if self._rate == 0.0:
+            return FIRST
+        return max(LEAST, math.ceil(self._rate * (2 * rtt_s + AHEAD_S)) + 1)
 
 
 class Fetching:
-    """Donors work in parallel, each as fast as it can; a lost donor's chunks go to the others.
-
-    Every chunk is checked against the hashes of one manifest, the primary's. Another donor may serve the
-    chunks whose
-    hash is the same in its own manifest.
+    """Donors work in parallel, each as fast as it can; a lost donor's chunks go to the others, and so do the
+    last ones of a slow donor.
     """
 
-    def __init__(self, primary: Manifest, donors: Mapping[bytes, Manifest]) -> None:
-        self.manifest = primary
-        self._have = bytearray(primary.chunks)
-        self.left = primary.chunks  # chunks not yet verified
-        self._can: dict[bytes, bytearray] = {d: _same(primary, m) for d, m in donors.items()}
-        self._pool = deque(range(primary.chunks))
-        self._coming: dict[bytes, set[int]] = {donor: set() for donor in donors}
-        self._from: dict[int, bytes] = {}
+    def __init__(self, chunks: int, donors: Mapping[bytes, bytearray], have: bytes | bytearray = b"") -> None:
+        """donors: by chunk, whether it can serve it. have: by chunk, whether it is here already."""
+        self.have = bytearray(have) or bytearray(chunks)
+        self.left = chunks - sum(self.have)  # not yet verified
+        self.moved = 0  # verified since this download began, and asked for twice
+        self._sources = {donor: Source(can) for donor, can in donors.items()}
+        self._pool = deque(chunk for chunk in range(chunks) if not self.have[chunk])
+        self._asked = Counter[int]()  # of how many donors, by chunk on its way
 
     @property
     def donors(self) -> tuple[bytes, ...]:
         """Those still in use."""
-        return tuple(self._can)
+        return tuple(self._sources)
 
     def stuck(self) -> bool:
         """Chunks are left that no donor can serve."""
-        if any(map(all, self._can.values())):
+        cans = [source.can for source in self._sources.values()]
+        if any(map(all, cans)):
             return False
-        return any(not any(can[chunk] for can in self._can.values()) for chunk in self._pool)
+        return any(not any(can[chunk] for can in cans) for chunk in self._pool)
 
-    def ask(self, donor: bytes, allowed: int) -> list[int]:
-        """The chunks to ask this donor for now, so that `allowed` are coming; marks them so. Empty: it has
-        enough to do.
-        """
-        can, coming = self._can.get(donor), self._coming.get(donor)
-        if can is None or coming is None:
+    def ask(self, donor: bytes, rtt_s: float) -> list[int]:
+        """The chunks to ask this donor for now; marks them so. Empty: it has enough to do."""
+        source = self._sources.get(donor)
+        if source is None:
             return []
+        room = source.allowance(rtt_s) - len(source.coming)
         chosen: list[int] = []
         passed: list[int] = []
-        while self._pool and len(chosen) + len(coming) < allowed:
+        while self._pool and len(chosen) < room:
             chunk = self._pool.popleft()
-            (chosen if can[chunk] else passed).append(chunk)
+            (chosen if source.can[chunk] else passed).append(chunk)
         self._pool.extendleft(reversed(passed))
+        if not chosen and not source.coming and not self._pool:
+            chosen = self._overdue(source)[:room]
         for chunk in chosen:
-            coming.add(chunk)
-            self._from[chunk] = donor
+            source.coming[chunk] = None
+            self._asked[chunk] += 1
         return chosen
 
-    def verified(self, chunk: int) -> None:
-        """A chunk is in place and its hash is right."""
-        self.left -= 1 - self._have[chunk]
-        self._have[chunk] = 1
-        donor = self._from.pop(chunk, None)
-        if donor is not None and donor in self._coming:
-            self._coming[donor].discard(chunk)
+    def _overdue(self, source: Source) -> list[int]:
+        """What others owe, the last of the one that owes most first."""
+        most = max(self._sources.values(), key=lambda other: len(other.coming))
+        return [c for c in reversed(most.coming) if source.can[c] and self._asked[c] < MOST_TIMES]
 
-    def wrong(self, chunk: int) -> bytes | None:
-        """A chunk has the wrong hash: who sent it, so that it can be dropped."""
-        return self._from.get(chunk)
+    def verified(self, chunk: int, now: float) -> None:
+        """A chunk is in place and its hash is right."""
+        self.left -= 1 - self.have[chunk]
+        self.have[chunk] = 1
+        for source in self._sources.values():
+            if source.coming.pop(chunk, chunk) is None:
+                source.arrived(now)
+        self._asked.pop(chunk, None)
+
+    def owing(self, chunk: int) -> list[bytes]:
+        """Whom it was asked of: one of these sent it."""
+        return [donor for donor, source in self._sources.items() if chunk in source.coming]
 
     def coming(self, donor: bytes) -> int:
         """Chunks on their way from this donor."""
-        return len(self._coming.get(donor, ()))
+        source = self._sources.get(donor)
+        return 0 if source is None else len(source.coming)
 
     def drop(self, donor: bytes) -> None:
         """The donor is lost or wrong: others take over what it owed."""
-        self._can.pop(donor, None)
-        for chunk in sorted(self._coming.pop(donor, ())):
-            self._from.pop(chunk, None)
-            self._pool.appendleft(chunk)
+        source = self._sources.pop(donor, None)
+        for chunk in sorted(source.coming if source is not None else (), reverse=True):
+            self._asked[chunk] -= 1
+            if not self._asked[chunk]:
+                self._pool.appendleft(chunk)
 
     def restart(self) -> None:
         """Everything that is on its way will not come: ask again for all that is not verified."""
-        for coming in self._coming.values():
-            coming.clear()
-        self._from.clear()
-        self._pool = deque(chunk for chunk in range(len(self._have)) if not self._have[chunk])
+        for source in self._sources.values():
+            source.coming.clear()
+        self._asked.clear()
+        self._pool = deque(chunk for chunk in range(len(self.have)) if not self.have[chunk])
 
 
-def _same(primary: Manifest, other: Manifest) -> bytearray:
-    same = bytearray(primary.chunks)
-    if (other.total_bytes, other.meta_bytes, other.lineage) != (
-        primary.total_bytes,
-        primary.meta_bytes,
-        primary.lineage,
-    ):
-        return same
-    for chunk in range(primary.chunks):
-        at = chunk * HASH_BYTES
-        same[chunk] = primary.hashes[at : at + HASH_BYTES] == other.hashes[at : at + HASH_BYTES]
-    return same
+def same(primary: Manifest, other: Manifest) -> bytearray:
+    """By chunk, whether both have the same bytes."""
+    found = bytearray(primary.chunks)
+    if (primary.total_bytes, primary.meta_bytes) == (other.total_bytes, other.meta_bytes):
+        for chunk in range(primary.chunks):
+            found[chunk] = primary.hash_of(chunk) == other.hash_of(chunk)
+    return found
 
 
 def choose(manifests: Mapping[bytes, Manifest]) -> bytes:
-    """The donor whose manifest counts: of the newest epoch, the one that most donors share. Not for an empty
-    map.
+    """The donor whose manifest counts: the one that most donors share, of these the newest; the results since
+    are there for each. Not for an empty map.
     """
-    newest = max(manifest.epoch for manifest in manifests.values())
-    roots = [m.root for m in manifests.values() if m.epoch == newest]
-    return max(
-        (donor for donor, m in manifests.items() if m.epoch == newest),
-        key=lambda donor: (roots.count(manifests[donor].root), donor),
-    )
+    roots = Counter(manifest.root for manifest in manifests.values())
+    return max(manifests, key=lambda donor: (roots[manifests[donor].root], manifests[donor].epoch, donor))

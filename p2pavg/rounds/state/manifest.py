@@ -17,10 +17,19 @@ from p2pavg.identity import verify
 from p2pavg.rounds.training import Snapshot, State
 
 U8 = npt.NDArray[np.uint8]
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20  # at most
+LEAST_CHUNK_BYTES = 1 << 16
+CHUNKS = 256  # of a state that is not tiny or large
 MAX_STATE_BYTES = 1 << 38
 MAX_META_BYTES = 1 << 28
 HASH_BYTES = 16
+
+
+def chunk_bytes(total: int) -> int:
+    """Of what has `total` bytes: a power of two, so small that a result waits little behind a chunk of state,
+    compared with the whole.
+    """
+    return min(CHUNK_BYTES, max(LEAST_CHUNK_BYTES, 1 << (max(1, total // CHUNKS) - 1).bit_length()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,20 @@ class Manifest:
     @property
     def chunks(self) -> int:
         """Number of chunks."""
-        return -(-self.total_bytes // CHUNK_BYTES)
+        return -(-self.total_bytes // self.chunk_bytes)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk."""
+        return chunk_bytes(self.total_bytes)
+
+    def span(self, chunk: int) -> slice:
+        """Where a chunk lies."""
+        return slice(chunk * self.chunk_bytes, (chunk + 1) * self.chunk_bytes)
+
+    def hash_of(self, chunk: int) -> bytes:
+        """What its hash has to be."""
+        return self.hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
 
     @classmethod
     def from_message(cls, data: Mapping[str, Any]) -> Manifest:
@@ -129,9 +151,9 @@ class Packing:
 def describe(epoch: int, lineage: bytes, meta_bytes: int, blob: U8) -> Manifest:
     """The unsigned manifest of a packed state: hashes all of it."""
     view, total = memoryview(blob), blob.nbytes
-    hashes = bytearray()
-    for at in range(0, total, CHUNK_BYTES):
-        hashes += chunk_hash(view[at : at + CHUNK_BYTES])
+    hashes, size = bytearray(), chunk_bytes(total)
+    for at in range(0, total, size):
+        hashes += chunk_hash(view[at : at + size])
         give_way()
     return Manifest(epoch, lineage, meta_bytes, total, bytes(hashes))
 

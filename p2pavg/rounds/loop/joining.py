@@ -1,0 +1,195 @@
+"""Joining: one way from where this peer stands to where the swarm does. On the loop thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from p2pavg import codecs
+from p2pavg.allreduce.encoded import EncodedResult
+from p2pavg.errors import StateError
+from p2pavg.rounds.loop.deliveries import Deliveries
+from p2pavg.rounds.machine import actions as act
+from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.protocol import messages
+from p2pavg.rounds.protocol.messages import CatchUp
+from p2pavg.rounds.protocol.roles import Role
+from p2pavg.rounds.session import Session
+from p2pavg.rounds.state.downloader import Downloader
+from p2pavg.rounds.state.following import Following
+from p2pavg.rounds.state.generation_rows import Generations
+from p2pavg.rounds.state.inbox import Inbox
+from p2pavg.rounds.state.projection import Projection, Standing
+from p2pavg.rounds.state.results import ResultHead
+from p2pavg.rounds.state.telling import Telling
+from p2pavg.rounds.training import Average
+from p2pavg.transport.engine import Engine
+from p2pavg.transport.links.link import Link
+
+logger = logging.getLogger("p2pavg.state")
+
+ASK_S = 0.5  # between two words to those that are to wait
+LEVEL_S = 0.02  # between two looks whether it is level
+MOST_AHEAD = 8  # results that wait for the training thread: it applies them as fast as it can
+LEFT_ALONE_S = 5.0  # others are said to be ahead, and nobody gives their results
+
+
+class Joining:
+    """A download of the state and of all results since, until the training thread has applied them all."""
+
+    def __init__(
+        self,
+        action: act.StartHeal,
+        engine: Engine,
+        inbox: Inbox,
+        downloader: Downloader,
+        links: Mapping[bytes, Link],
+        machine: Machine,
+        session: Session,
+        deliveries: Deliveries,
+        numel: int,
+        codec: codecs.Codec,
+        deliver: Callable[[], None],
+        feed: Callable[[ev.Event], None],
+    ) -> None:
+        """links: by peer, a live view. codec: of the run's results. deliver(): there is something for the
+        training thread.
+        """
+        self._action = action
+        self._downloader = downloader
+        self._links = links
+        self._machine = machine
+        self._session = session
+        self._deliveries = deliveries
+        self._give = deliver
+        self._feed = feed
+        self.following = Following(engine, inbox, links, numel, codec, self._came)
+        self.history: Generations = ()  # that came with the state
+        self._projection = Projection()
+        self._telling = Telling(time.monotonic())
+        self._donors: tuple[bytes, ...] = ()
+        self._applied = asyncio.Event()
+        self._asked_at = 0.0
+        self._loaded_epoch = -1  # that the donors were told
+
+    async def run(self) -> None:
+        """Raises StateError when nobody can give what is missing."""
+        trainers = [p for p, link in self._links.items() if link.hello.get("role") == Role.TRAINER.value]
+        donors = list(dict.fromkeys([*self._action.donors, *trainers]))  # later links serve, too
+        have = self._session.standing if self._action.results_do else None
+        offers = await self._downloader.offers(donors, self._links, have)
+        self._donors = offers.donors
+        following: asyncio.Task[None] | None = None
+        loop = asyncio.get_running_loop()
+        try:
+            if not offers.manifests:
+                self._deliveries.unloaded = False
+                self.following.begin(self._session.standing)
+                following = loop.create_task(self.following.run())
+            else:
+                manifest, self.history = self._downloader.chosen(offers)
+                self._telling.begins(manifest.epoch, manifest.total_bytes, len(offers.manifests))
+                self.following.begin((manifest.epoch, manifest.lineage))
+                following = loop.create_task(self.following.run())
+                state = await self._downloader.fetch(manifest, offers, self._links)
+                self._deliveries.put_state(state)
+                self._give()
+            await self._level(following)
+        finally:
+            if following is not None:
+                following.cancel()
+            for donor in self._donors:
+                if donor in self._links:
+                    self._links[donor].send({"t": "state-done"})
+
+    async def _came(self, head: ResultHead, result: EncodedResult) -> None:
+        """The next result is here. The training thread is not buried under them, once it applies them."""
+        while not self._deliveries.unloaded and self._deliveries.following >= MOST_AHEAD:
+            await self._moved()
+        average = Average(head.epoch, sum(head.samples), len(head.members), late=True, result=result)
+        self._deliveries.put(average, head.to_commit())
+        self._give()
+
+    async def _level(self, following: asyncio.Task[None]) -> None:
+        """Until everything that there is has been applied."""
+        stuck_since: float | None = None
+        while True:
+            error = following.exception() if following.done() else None
+            if error is not None and not self._machine.alone:
+                raise error  # alone, this peer goes on with what it has
+            applied = not self._deliveries.unloaded and self._session.standing == self.following.standing
+            if applied and (error is not None or not self.following.lacking()):
+                if self._machine.level:
+                    break
+                stuck_since = stuck_since or time.monotonic()
+                if time.monotonic() - stuck_since > LEFT_ALONE_S:
+                    raise StateError("others are ahead, and none of the donors has their results")
+            else:
+                stuck_since = None
+            await self._moved()
+        self._telling.ends(time.monotonic(), self._machine.epoch, self._at(), self.following.fetched)
+
+    async def _moved(self) -> None:
+        """The training thread has applied something, or a little time has passed."""
+        self._applied.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEVEL_S):
+                await self._applied.wait()
+
+    def applied(self) -> None:
+        """The training thread has applied something."""
+        self._applied.set()
+
+    def told(self, donor: bytes, message: Mapping[str, Any]) -> None:
+        """A donor keeps a result for us. Raises StateError when it describes it wrongly."""
+        self.following.told(donor, message)
+
+    def look(self) -> None:
+        """A beat: tell where we are, and ask for what it takes."""
+        now, at, times = time.monotonic(), self._at(), self.following.times
+        epochs, span = (len(times) - 1, times[-1] - times[0]) if len(times) > 1 else (0, 0.0)
+        self._projection.observe(now, at, epochs, span)
+        self._telling.look(now, at, self._projection)
+        standing = self.following.standing
+        if standing is None or now < self._asked_at + ASK_S:
+            return
+        if not self._deliveries.unloaded and standing[0] > self._loaded_epoch:
+            self._loaded_epoch = standing[0]
+            self._tell_donors({"t": "state-have", "epoch": standing[0]})
+        entering = not self._deliveries.unloaded and self._projection.close()
+        if self._projection.paced or entering:
+            self._asked_at = now
+            self._ask(standing[0], entering, at)
+
+    def _ask(self, epoch: int, entering: bool, at: Standing) -> None:
+        projection = self._projection
+        asked = CatchUp(
+            epoch, entering, projection.held_s, at.total, at.result, 8 * projection.bytes_per_second
+        )
+        message = messages.to_dict(asked)
+        for link in list(self._links.values()):
+            if link.hello.get("role") != Role.WATCHER.value:
+                link.send(message)
+
+    def _tell_donors(self, message: Mapping[str, Any]) -> None:
+        for donor in self._donors:
+            if donor in self._links:
+                self._links[donor].send(message)
+
+    def _at(self) -> Standing:
+        state, total, _ = self._downloader.progress or (0, 0, 0)
+        following = self.following
+        return Standing(
+            state, total, following.fetched_bytes, following.lacking_bytes, following.result_bytes
+        )
+
+
+def followed(commit: act.Commit) -> ev.Followed:
+    """The result of a round that this peer was not in is applied."""
+    ballot, samples = commit.ballot, sum(commit.samples)
+    return ev.Followed(ballot.epoch, commit.before, commit.lineage, commit.transfer, samples, ballot.leader)

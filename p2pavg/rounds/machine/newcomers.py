@@ -1,0 +1,80 @@
+"""Newcomers for whom the next round waits: results come faster than their links take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from p2pavg.rounds.machine.actions import Hold
+from p2pavg.rounds.machine.camps import Facts
+from p2pavg.rounds.protocol.ballot import PeerId
+from p2pavg.rounds.protocol.messages import CatchUp
+
+if TYPE_CHECKING:
+    from p2pavg.rounds.machine.machine import Machine
+
+PACED_BEHIND = 3  # epochs that a newcomer may lack when the next round begins, while its state is on its way
+FRESH_S = 3.0  # whoever is at it says so again and again; its word holds for so long, and two round trips
+LEAST_S = 2.0  # that rounds wait for a newcomer, however fast its state comes: round trips, and loading
+
+
+@dataclass(slots=True)
+class _Asked:
+    message: CatchUp
+    heard_at: float
+    used_s: float = 0.0  # how long rounds have waited for it
+    told: bool = False
+
+
+class Newcomers:
+    """What newcomers ask of the leader: while its next round waits for them, their links catch up.
+
+    Each has so many seconds, in all, as it takes to send the state over its link one and a half times.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.core = machine.core
+        self._asked: dict[PeerId, _Asked] = {}
+        self._looked_at: float | None = None  # when the next round was last seen to wait
+
+    def new_epoch(self) -> None:
+        """A round ended: nothing waits."""
+        self._looked_at = None
+
+    def on_catch_up(self, peer: PeerId, message: CatchUp) -> None:
+        asked = self._asked.get(peer)
+        if asked is None:
+            self._asked[peer] = _Asked(message, self.core.now)
+        else:
+            asked.message, asked.heard_at = message, self.core.now
+
+    def held_until(self) -> float:
+        """The next round could begin: until when it waits, if nothing happens before; now: it does not."""
+        core = self.core
+        passed = 0.0 if self._looked_at is None else core.now - self._looked_at
+        self._looked_at = None
+        until = core.now
+        for peer, asked in list(self._asked.items()):
+            facts = core.view.get(peer)
+            if facts is None:
+                del self._asked[peer]
+            elif self._lacks(facts, asked.message):
+                asked.used_s += passed
+                most = core.now + LEAST_S + asked.message.seconds - asked.used_s
+                fresh = asked.heard_at + FRESH_S + 2 * core.deadlines.rtt(peer)
+                until = max(until, min(most, fresh))
+                self._tell(peer, asked)
+        if until > core.now:
+            self._looked_at = core.now
+        return until
+
+    def _lacks(self, facts: Facts, asked: CatchUp) -> bool:
+        if facts.silent or not facts.joining:
+            return False
+        return asked.entering or self.core.epoch - asked.epoch > PACED_BEHIND
+
+    def _tell(self, peer: PeerId, asked: _Asked) -> None:
+        if not asked.told:
+            asked.told = True
+            self.core.act(Hold(peer, asked.message))
+            self.core.trace("held", peer=peer)

@@ -1,0 +1,180 @@
+"""Following: fetches the results that come after a state, in order, from whoever keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pavg import codecs
+from p2pavg.allreduce.encoded import EncodedResult
+from p2pavg.errors import StateError
+from p2pavg.rounds.state.collecting import Collecting
+from p2pavg.rounds.state.fetching import Fetching
+from p2pavg.rounds.state.inbox import Inbox
+from p2pavg.rounds.state.manifest import chunk_bytes
+from p2pavg.rounds.state.results import ResultHead
+from p2pavg.transport.engine import Engine
+from p2pavg.transport.links.link import Link
+
+logger = logging.getLogger("p2pavg.state")
+U8 = npt.NDArray[np.uint8]
+
+AT_ONCE = 4  # results that are on their way at a time, so that a long round trip costs no time
+MOST_KNOWN = 1 << 16  # that are told of, and not fetched yet
+
+Deliver = Callable[[ResultHead, EncodedResult], Awaitable[None]]
+
+
+class Following:
+    """The chain of results after a state: what is known of it, and how far it is here. On the loop thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        inbox: Inbox,
+        links: Mapping[bytes, Link],
+        numel: int,
+        codec: codecs.Codec,
+        deliver: Deliver,
+    ) -> None:
+        """numel: of the gradient. codec: of the run's results. deliver: called with one after the other."""
+        self._engine = engine
+        self._inbox = inbox
+        self._links = links
+        self._numel = numel
+        self._codec = codec
+        self._deliver = deliver
+        self._heads: dict[bytes, ResultHead] = {}  # by what each follows on
+        self._holders: dict[bytes, list[bytes]] = {}  # by the lineage that it leads to
+        self._standing: tuple[int, bytes] | None = None  # where the results that are delivered lead
+        self._changed = asyncio.Event()
+        self.fetched = 0  # results
+        self.fetched_bytes = 0
+        self.result_bytes = 0  # of the last one
+        self.times: list[float] = []  # when results were told of, each once
+
+    def told(self, donor: bytes, message: Mapping[str, Any]) -> None:
+        """A donor keeps this result for us. Raises StateError when it describes it wrongly."""
+        head = ResultHead.from_message(message, self._numel)
+        if len(self._heads) >= MOST_KNOWN:
+            raise StateError("a donor tells of more results than there can be")
+        holders = self._holders.setdefault(head.lineage, [])
+        if donor not in holders:
+            holders.append(donor)
+        if self._heads.setdefault(head.before, head) is head:
+            self.times.append(time.monotonic())
+            self._changed.set()
+
+    def lost(self, donor: bytes) -> None:
+        """It keeps nothing for us any more."""
+        for holders in self._holders.values():
+            if donor in holders:
+                holders.remove(donor)
+        self._changed.set()
+
+    def begin(self, standing: tuple[int, bytes]) -> None:
+        """The state is that of `standing`."""
+        self._standing = standing
+        self._changed.set()
+
+    @property
+    def standing(self) -> tuple[int, bytes] | None:
+        """(epoch, lineage) where the results that are here lead; None: where the state will stand is not
+        known yet.
+        """
+        return self._standing
+
+    def lacking(self) -> list[ResultHead]:
+        """Results that are known, follow on one another, and are not here yet."""
+        found: list[ResultHead] = []
+        if self._standing is not None:
+            before = self._standing[1]
+            while (head := self._heads.get(before)) is not None:
+                found.append(head)
+                before = head.lineage
+        return found
+
+    @property
+    def lacking_bytes(self) -> int:
+        """About their size."""
+        return len(self.lacking()) * self.result_bytes
+
+    async def run(self) -> None:
+        """Fetch for ever. Raises StateError when a result that is known cannot be had from anybody."""
+        under_way: dict[bytes, asyncio.Task[EncodedResult]] = {}
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._changed.clear()
+                lacking = self.lacking()
+                for head in lacking[:AT_ONCE]:
+                    if head.lineage not in under_way:
+                        under_way[head.lineage] = loop.create_task(self._fetch(head))
+                if not lacking:
+                    await self._changed.wait()
+                    continue
+                first = lacking[0]
+                changed = loop.create_task(self._changed.wait())
+                await asyncio.wait((under_way[first.lineage], changed), return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if not under_way[first.lineage].done():
+                    continue
+                result = under_way.pop(first.lineage).result()
+                await self._deliver(first, result)
+                self._heads.pop(first.before)
+                self._holders.pop(first.lineage, None)
+                self._standing = first.epoch + 1, first.lineage
+                self.fetched += 1
+        finally:
+            for task in under_way.values():
+                task.cancel()
+
+    async def _fetch(self, head: ResultHead) -> EncodedResult:
+        layout = head.layout(self._codec)
+        data = np.empty(layout.nbytes, np.uint8)
+        self.result_bytes = data.nbytes
+        size = chunk_bytes(data.nbytes)
+        count = -(-data.nbytes // size)
+        loop = asyncio.get_running_loop()
+        asked = set[bytes]()  # who was asked alone, and whose bytes did not fit
+        together = True
+        while True:
+            holders = [d for d in self._holders.get(head.lineage, ()) if d in self._links and d not in asked]
+            if not holders:
+                raise StateError("nobody keeps the results that follow on the state any more")
+            serving = holders if together else holders[:1]
+            fetching = Fetching(count, {donor: bytearray(b"\1" * count) for donor in serving})
+            try:
+                await self._collect(head, fetching, data, size)
+            except StateError as error:
+                logger.info("a result was not to be had: %s", error)
+                for donor in serving:
+                    self.lost(donor)
+                continue
+            if await loop.run_in_executor(None, head.fits, layout, data):
+                return EncodedResult(layout, data)
+            if not together:
+                asked.add(serving[0])
+            together = False  # one of them sent something else: whoever it was is found one by one
+
+    async def _collect(self, head: ResultHead, fetching: Fetching, data: U8, size: int) -> None:
+        async def broken(chunks: Sequence[int]) -> Sequence[int]:
+            self.fetched_bytes += sum(len(data[c * size : (c + 1) * size]) for c in chunks)
+            return ()  # the whole is looked at
+
+        collecting = Collecting(
+            fetching,
+            data,
+            size,
+            self._links,
+            lambda link: self._engine.traffic(link)[1],
+            lambda donor: {"t": "state-chunks", "lineage": head.lineage},
+            broken,
+        )
+        await collecting.run(self._inbox)

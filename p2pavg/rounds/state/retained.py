@@ -1,0 +1,136 @@
+"""The results that a donor keeps for those that download its state, in memory and on disk, within a bound."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pavg.rounds.state.results import ResultHead
+
+logger = logging.getLogger("p2pavg.state")
+U8 = npt.NDArray[np.uint8]
+
+MEMORY_BYTES = 1 << 28  # the rest waits on disk
+MOST_BYTES = 1 << 30  # of all results that wait, or
+MOST_STATES = 2  # so many times the state: a newcomer that lacks more has to begin anew
+
+
+def spilled(data: U8, directory: Path | None) -> U8:
+    """The same bytes in a file that has no name, so that nothing of it can stay. Raises OSError."""
+    with tempfile.TemporaryFile(dir=directory) as file:
+        file.truncate(data.nbytes)
+        file.write(memoryview(data))  # not through the map, where a full disk would end the process
+        file.flush()
+        return np.memmap(file, np.uint8, "r", shape=data.shape)
+
+
+@dataclass(slots=True)
+class Kept:
+    """A result, and its bytes."""
+
+    head: ResultHead
+    data: U8
+
+
+class Retained:
+    """A chain of results: each follows on the one before. Runs on the loop thread; copies beside it."""
+
+    def __init__(self, background: Executor, directory: Path | None = None) -> None:
+        """directory: for what exceeds the memory; None: the system's for temporary files."""
+        self._background = background
+        self._directory = directory
+        self._start: tuple[int, bytes] | None = None  # (epoch, lineage) that the first one follows on
+        self._chain: deque[Kept] = deque()
+        self.state_bytes = 0  # of the state that they follow on
+
+    def __bool__(self) -> bool:
+        return self._start is not None
+
+    @property
+    def nbytes(self) -> int:
+        """All that is kept."""
+        return sum(kept.data.nbytes for kept in self._chain)
+
+    def begin(self, standing: tuple[int, bytes], committed: Sequence[tuple[ResultHead, U8]]) -> None:
+        """Keep what follows from now on. committed: results that follow on `standing` and are yet to be
+        applied.
+        """
+        self.clear()
+        self._start = standing
+        for head, data in committed:
+            if (head.epoch, head.before) == self.end:
+                self.add(head, data)
+
+    def clear(self) -> None:
+        """Keep nothing any more."""
+        self._start = None
+        self._chain.clear()
+
+    @property
+    def end(self) -> tuple[int, bytes] | None:
+        """(epoch, lineage) where the chain leads."""
+        if self._chain:
+            last = self._chain[-1].head
+            return last.epoch + 1, last.lineage
+        return self._start
+
+    def add(self, head: ResultHead, data: U8) -> bool:
+        """A round was committed. False: it does not follow, or is too much; then nothing is kept."""
+        if (head.epoch, head.before) != self.end:
+            self.clear()
+            return False
+        kept = Kept(head, data)
+        self._chain.append(kept)
+        if self.nbytes > max(MOST_BYTES, MOST_STATES * self.state_bytes):
+            logger.warning(
+                "%.1f MB of results wait for a newcomer, which is too much: it has to begin anew",
+                self.nbytes / 1e6,
+            )
+            self.clear()
+            return False
+        self._background.submit(self._settle, kept, self.nbytes > MEMORY_BYTES)
+        return True
+
+    def _settle(self, kept: Kept, to_disk: bool) -> None:
+        """Out of the memory that the rounds use."""
+        if to_disk:
+            try:
+                kept.data = spilled(kept.data, self._directory)
+                return
+            except OSError as error:
+                logger.warning(
+                    "results wait in memory for a newcomer, and there is no place on disk (%s)", error
+                )
+        kept.data = kept.data.copy()
+
+    def reaches(self, epoch: int, lineage: bytes) -> bool:
+        """Whether all results that follow on (epoch, lineage) are here."""
+        return (epoch, lineage) == self._start or any(
+            (kept.head.epoch + 1, kept.head.lineage) == (epoch, lineage) for kept in self._chain
+        )
+
+    def since(self, epoch: int) -> list[ResultHead]:
+        """The results from this epoch on, in order."""
+        return [kept.head for kept in self._chain if kept.head.epoch >= epoch]
+
+    def bytes_since(self, epoch: int) -> int:
+        """Their size."""
+        return sum(kept.data.nbytes for kept in self._chain if kept.head.epoch >= epoch)
+
+    def get(self, lineage: bytes) -> U8 | None:
+        """The bytes of the result that led to `lineage`."""
+        return next((kept.data for kept in self._chain if kept.head.lineage == lineage), None)
+
+    def forget(self, before: int) -> None:
+        """Nobody needs the results of the epochs before this one."""
+        while self._chain and self._chain[0].head.epoch < before:
+            gone = self._chain.popleft().head
+            self._start = gone.epoch + 1, gone.lineage
