@@ -34,7 +34,7 @@ class Holding:
     samples: tuple[int, ...] = ()
     note: Note = b""  # what all members step by, once begun
     digests: tuple[bytes, ...] = ()
-    fact: tuple[PeerId, Committed] | None = None  # told so, but our copy is not whole yet (joiners)
+    fact: tuple[PeerId, Committed] | None = None  # told so, but our copy is not whole yet (without a vote)
     watch: TransferWatch | None = None
     told_at: float = 0.0
     stalled_told: tuple[tuple[int, ...], tuple[int, ...], bool] = ((), (), False)

@@ -13,7 +13,7 @@ class Role(StrEnum):
     """What a peer is in the run."""
 
     TRAINER = "trainer"  # has the state of its (epoch, lineage), contributes
-    JOINER = "joiner"  # waits for its state, never votes; receives results
+    JOINER = "joiner"  # waits for its state; no member of any round
     WATCHER = "watcher"  # looks on; never a member
 
 
@@ -34,7 +34,7 @@ class Seat:
     """One member of a group, in rank order."""
 
     peer: PeerId
-    voter: bool  # False: a joiner; owns nothing, is not waited for
+    voter: bool  # False: it has yet to apply the last average; owns nothing, is not waited for
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from p2pavg import codecs, native
 from p2pavg.allreduce.encoded import Layout
+from p2pavg.allreduce.jobs import MOST_STATE
 from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.errors import P2PAvgError, StateError
 from p2pavg.part import Part
@@ -24,7 +25,7 @@ from p2pavg.rounds.protocol.messages import Committed
 from p2pavg.rounds.protocol.roles import Seat
 
 U8 = npt.NDArray[np.uint8]
-MOST_STATE = 8  # the longest vector of a round, in gradients: parameters, and what optimizers keep
+
 
 _peer, _lineage = sized(PEER_ID_BYTES), sized(LINEAGE_BYTES)
 
