@@ -182,9 +182,11 @@ class _Kernel:
 def _head() -> ResultHead:
     """Of a round of two members, as one of them keeps it."""
     weights, ballot = (1.0, 2.0), Ballot(3, 1, PEER)
-    after = next_lineage(LINEAGE, 3, (PEER, OTHER), weights, (DIGEST, DIGEST))
+    after = next_lineage(LINEAGE, 3, (PEER, OTHER), weights, (DIGEST, DIGEST), b"note")
     seats, parts = (Seat(PEER, True), Seat(OTHER, True)), (Part(0, 0, 60), Part(1, 60, 40))
-    return ResultHead(ballot, 9, seats, parts, False, weights, (1, 2), (DIGEST, DIGEST), LINEAGE, after)
+    return ResultHead(
+        ballot, 9, seats, parts, False, weights, (1, 2), (DIGEST, DIGEST), b"note", LINEAGE, after
+    )
 
 
 def _heads() -> list[bytes]:

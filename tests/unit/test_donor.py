@@ -77,7 +77,7 @@ class Live:
 def head(epoch: int, before: bytes) -> ResultHead:
     """Of a round of one."""
     peer, digest = b"p" * 20, b"d" * 32
-    after = next_lineage(before, epoch, (peer,), (1.0,), (digest,))
+    after = next_lineage(before, epoch, (peer,), (1.0,), (digest,), b"")
     layout = Layout((Part(0, 0, 100),), 4096, codecs.get("fp16"))
     commit: Any = SimpleNamespace(
         ballot=Ballot(epoch, 0, peer),
@@ -86,6 +86,7 @@ def head(epoch: int, before: bytes) -> ResultHead:
         weights=(1.0,),
         samples=(1,),
         digests=(digest,),
+        note=b"",
         before=before,
         lineage=after,
     )
@@ -160,7 +161,7 @@ async def test_without_a_cap_nothing_waits() -> None:
 
 
 async def test_state_waits_for_gradients_but_not_for_ever() -> None:
-    """While a round's gradients are on their way nothing of the state goes out, but for a part of the time."""
+    """While a round's gradients are on their way no state goes out, but for a part of the time."""
     engine = Engine()
     donor(engine, None)
     engine.moving = True

@@ -67,7 +67,7 @@ def everything(chunks: int) -> bytearray:
 
 
 def test_what_is_asked_of_a_donor_follows_its_rate() -> None:
-    """A donor that brings ten times as much has about ten times as much on its way, over a longer trip more."""
+    """Ten times the rate means about ten times as much on its way, and over a longer trip still more."""
     found = {}
     for name, per_s, rtt in (("slow", 10, 0.0), ("fast", 100, 0.0), ("far", 100, 0.5)):
         source = Source(everything(1000))

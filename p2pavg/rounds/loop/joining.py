@@ -111,7 +111,9 @@ class Joining:
         """The next result is here. The training thread is not buried under them, once it applies them."""
         while not self._deliveries.unloaded and self._deliveries.following >= MOST_AHEAD:
             await self._moved()
-        average = Average(head.epoch, sum(head.samples), len(head.members), late=True, result=result)
+        average = Average(
+            head.epoch, sum(head.samples), len(head.members), late=True, result=result, note=head.note
+        )
         self._deliveries.put(average, head.to_commit())
         self._give()
 

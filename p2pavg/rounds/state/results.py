@@ -19,7 +19,7 @@ from p2pavg.part import Part
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.protocol import messages
 from p2pavg.rounds.protocol.ballot import LINEAGE_BYTES, PEER_ID_BYTES, Ballot
-from p2pavg.rounds.protocol.fields import boolean, integer, items, listed, sized
+from p2pavg.rounds.protocol.fields import boolean, integer, items, listed, note, sized
 from p2pavg.rounds.protocol.lineage import next_lineage
 from p2pavg.rounds.protocol.messages import Committed
 from p2pavg.rounds.protocol.roles import Seat
@@ -42,6 +42,7 @@ class ResultHead:
     weights: tuple[float, ...]
     samples: tuple[int, ...]
     digests: tuple[bytes, ...]
+    note: bytes  # by which all members stepped
     before: bytes  # the lineage that it follows on
     lineage: bytes  # after it
 
@@ -57,6 +58,7 @@ class ResultHead:
             commit.weights,
             commit.samples,
             commit.digests,
+            commit.note,
             commit.before,
             commit.lineage,
         )
@@ -75,6 +77,7 @@ class ResultHead:
             "members": [[seat.peer, seat.voter] for seat in self.members],
             "parts": [[part.owner, part.start, part.count] for part in self.parts],
             "exact": self.exact,
+            "note": self.note,
             "before": self.before,
             "lineage": self.lineage,
         }
@@ -97,6 +100,7 @@ class ResultHead:
                 committed.weights,
                 committed.samples,
                 committed.digests,
+                note(data["note"]),
                 _lineage(data["before"]),
                 _lineage(data["lineage"]),
             )
@@ -117,7 +121,9 @@ class ResultHead:
         if not numel <= at <= (MOST_STATE if self.exact else 1) * numel:
             return False
         peers = [seat.peer for seat in self.members]
-        return self.lineage == next_lineage(self.before, self.ballot.epoch, peers, self.weights, self.digests)
+        return self.lineage == next_lineage(
+            self.before, self.ballot.epoch, peers, self.weights, self.digests, self.note
+        )
 
     def layout(self, codec: codecs.Codec) -> Layout:
         """codec: of the run's results."""
@@ -146,6 +152,7 @@ class ResultHead:
             weights=self.weights,
             samples=self.samples,
             digests=self.digests,
+            note=self.note,
             before=self.before,
             lineage=self.lineage,
             late=True,
