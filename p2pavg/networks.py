@@ -18,6 +18,19 @@ import functools
 import ipaddress
 
 _OF_IPV4 = (0xFFFF, 0x64FF9B << 64)  # the first 96 bits of ::ffff:0:0/96 (mapped) and 64:ff9b::/96 (NAT64)
+_PRIVATE = [
+    ipaddress.ip_network(text)
+    for text in (
+        "10.0.0.0/8",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "169.254.0.0/16",
+        "127.0.0.0/8",
+        "fc00::/7",
+        "fe80::/10",
+        "::1/128",
+    )
+]
 
 
 @functools.lru_cache(maxsize=8192)
@@ -49,6 +62,20 @@ def network_of(host: str) -> str:
         return f"{ipaddress.IPv4Address(int(ipaddress.IPv4Address(host)) & 0xFFFFFF00)}/24"
     except ValueError:
         return host
+
+
+@functools.lru_cache(maxsize=8192)
+def is_private(host: str) -> bool:
+    """Whether a numeric address is of a private network, of one link, or of this machine. Addresses that
+    carriers share (100.64.0.0/10) are none of these: strangers have them.
+    """
+    number = _ipv6_number(host)
+    host = (_embedded_ipv4(number) if number is not None else None) or host
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return any(address in network for network in _PRIVATE if network.version == address.version)
 
 
 def _ipv6_number(host: str) -> int | None:

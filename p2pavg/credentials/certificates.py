@@ -118,6 +118,17 @@ def certificate_key(certificate: bytes) -> bytes:
     raise CredentialError("a certificate is not one of a p2pavg member")
 
 
+def authority_key(authority: bytes) -> Ed25519PublicKey:
+    """The key of an authority's certificate. Raises CredentialError for a certificate of another shape."""
+    try:
+        key = x509.load_der_x509_certificate(authority).public_key()
+    except _BAD_CERTIFICATE:
+        key = None  # type: ignore[assignment]
+    if isinstance(key, Ed25519PublicKey):
+        return key
+    raise CredentialError(DAMAGED)
+
+
 def check_issued(certificate: bytes, authority: bytes) -> None:
     """Raises CredentialError unless the authority signed the certificate."""
     try:

@@ -13,7 +13,8 @@ import functools
 import os
 import ssl
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -22,9 +23,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from p2pavg.credentials import certificates, texts
+from p2pavg.credentials import certificates, statements, texts
 from p2pavg.errors import CredentialError
-from p2pavg.identity import Identity
+from p2pavg.identity import PEER_ID_BYTES, Identity, peer_id_of
 
 DEFAULT_LIFETIME = datetime.timedelta(days=30)
 KEY_BYTES = 32
@@ -39,6 +40,7 @@ class Authority:
     key: Ed25519PrivateKey = field(repr=False)
     certificate: bytes = field(repr=False)
     run_key: bytes = field(repr=False)
+    revoked: bytes = field(default=b"", repr=False)  # statements, in a row
 
     @classmethod
     def new(cls, run_id: str) -> Authority:
@@ -67,6 +69,7 @@ class Authority:
             key,
             certificate,
             texts.field(fields, "run_key", bytes, KEY_BYTES),
+            texts.field(fields, "revoked", bytes),
         )
 
     def to_text(self) -> str:
@@ -76,6 +79,7 @@ class Authority:
             "key": self.key.private_bytes_raw(),
             "certificate": self.certificate,
             "run_key": self.run_key,
+            "revoked": self.revoked,
         }
         return texts.to_text("authority", fields)
 
@@ -103,6 +107,7 @@ class Authority:
             "authority": self.certificate,
             "sealing_key": ours.public_key().public_bytes_raw(),
             "sealed": sealed,
+            "word": statements.vouch(self.key, peer_id_of(public_key)),
         }
         return texts.to_text("invitation", invitation)
 
@@ -112,7 +117,16 @@ class Authority:
         certificate = certificates.member_certificate(
             self.key, self.certificate, identity.public_key, lifetime
         )
-        return Credentials(self.run_id, identity, certificate, self.certificate, self.run_key)
+        word = statements.vouch(self.key, identity.peer_id)
+        return Credentials(self.run_id, identity, certificate, self.certificate, self.run_key, word)
+
+    def revoke(self, peer_ids: Iterable[bytes]) -> Authority:
+        """This authority, which has said that these peers (ids of 20 bytes) are no members any more."""
+        known = {statement[:PEER_ID_BYTES] for statement in statements.split(self.revoked)}
+        new = dict.fromkeys(peer_id for peer_id in peer_ids if peer_id not in known)
+        return replace(
+            self, revoked=self.revoked + b"".join(statements.revoke(self.key, peer_id) for peer_id in new)
+        )
 
 
 def _derive(secret: bytes, info: bytes) -> bytes:
@@ -155,7 +169,8 @@ def accept(kept: str, invitation: str) -> Credentials:
         raise CredentialError("this invitation is damaged; copy the whole line again") from None
     authority = texts.field(fields, "authority", bytes)
     certificates.check_issued(certificate, authority)
-    return Credentials(texts.field(fields, "run", str), identity, certificate, authority, run_key)
+    word = texts.field(fields, "word", bytes)
+    return Credentials(texts.field(fields, "run", str), identity, certificate, authority, run_key, word)
 
 
 def new_secret(run_id: str) -> str:
@@ -175,6 +190,7 @@ class Credentials:
     certificate: bytes  # DER
     authority: bytes  # DER
     run_key: bytes
+    word: bytes  # of the authority, that this peer is a member
 
     @classmethod
     def load(cls, source: str | os.PathLike[str]) -> Credentials:
@@ -206,10 +222,13 @@ class Credentials:
             texts.field(fields, "certificate", bytes),
             texts.field(fields, "authority", bytes),
             texts.field(fields, "run_key", bytes, KEY_BYTES),
+            texts.field(fields, "word", bytes),
         )
         certificates.check_issued(loaded.certificate, loaded.authority)
         if certificates.certificate_key(loaded.certificate) != identity.public_key:
             raise CredentialError("the certificate in these credentials is for another key; make new ones")
+        if not statements.is_vouched(loaded.authority_key, identity.peer_id, loaded.word):
+            raise CredentialError(certificates.DAMAGED)
         certificates.check_own_time(loaded.certificate)
         loaded.server_context  # noqa: B018  (what OpenSSL cannot read is to be known now)
         return loaded
@@ -227,8 +246,14 @@ class Credentials:
             "certificate": self.certificate,
             "authority": self.authority,
             "run_key": self.run_key,
+            "word": self.word,
         }
         return texts.to_text("member", fields)
+
+    @functools.cached_property
+    def authority_key(self) -> Ed25519PublicKey:
+        """What the authority's statements are signed with."""
+        return certificates.authority_key(self.authority)
 
     def key_for(self, purpose: bytes) -> bytes:
         """32 bytes derived from the run key: all members get the same."""

@@ -17,7 +17,7 @@ import msgpack
 
 from p2pavg.errors import ConfigurationError, CredentialError
 
-MAX_TEXT = 1 << 16
+MAX_TEXT = 1 << 20
 _SECRET = re.compile(r"[\w+=-]{40}")
 KINDS = ("authority", "secret", "request-key", "request", "invitation", "member")
 

@@ -8,14 +8,15 @@ import random
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from p2pavg.membership.peerinfo import PeerInfo
-from p2pavg.membership.roster import Member, Roster, prefixes
-from p2pavg.membership.table.address import Address, is_numeric, resolve
+from p2pavg.membership.places import Places
+from p2pavg.membership.revoking import Revoking
+from p2pavg.membership.roster import LARGE_VIEW, Member, Roster, prefixes
+from p2pavg.membership.table.address import Address
 from p2pavg.membership.table.beat import NEWS, RUN_TAG_BYTES, SAMPLED, SENDER_BYTES, Beat
 from p2pavg.membership.table.dht import DHT
 from p2pavg.membership.table.node import ENTRIES_BYTES
 from p2pavg.membership.table.reading import Reading
-from p2pavg.membership.table.store import PREFIX_BYTES, Outcome
+from p2pavg.membership.table.store import PREFIX_BYTES, Held, Outcome
 from p2pavg.membership.table.wire import Contact
 
 logger = logging.getLogger("p2pavg.membership")
@@ -26,6 +27,7 @@ READ_AT_JOIN = 12  # members of a large run that a newcomer reads to find its sa
 SLEEP_SECONDS = 1.0
 WAKE_SECONDS = 1.0  # in which those that slept too beat, and queued datagrams are read
 ASK_SECONDS = 1.0
+LARGE_ASK_SECONDS = 3.0  # in a view of many: of whom some are always late
 SYNC_SECONDS = 0.5
 QUARREL_SECONDS = 4.0
 SAMPLE_SYNC_SECONDS = 30.0
@@ -38,6 +40,7 @@ EARLY_LOOKS = 3  # so often
 CALM_SECONDS = 30.0  # without a new node in the table: then early again
 TOLD_AT_ONCE = 8
 INTRODUCTION_SECONDS = 0.1
+MOST_STEPS = 16  # of a chain, that a beat may be ahead: who missed more asks others
 
 
 class Pulse:
@@ -49,21 +52,21 @@ class Pulse:
         key: bytes,
         lifetime: float,
         roster: Roster,
-        addresses_of: Callable[[PeerInfo], list[Address]],
+        places: Places,
         on_tick: Callable[[], None],
-        beat_key: bytes | None = None,
+        revoking: Revoking | None = None,
     ) -> None:
-        """beat_key: of a closed run; beats that were not made with it are ignored."""
+        """revoking: of a closed run; beats that were not made with its key are ignored."""
         self.value: bytes | None = None
         self._dht = dht
         self._key = key
         self._lifetime = lifetime
         self._roster = roster
-        self._addresses_of = addresses_of
+        self._places = places
         self._on_tick = on_tick
-        self._beat_key = beat_key
+        self._revoking = revoking
+        self._beat_key = None if revoking is None else revoking.closed_run.beat_key
         self._publication = dht.publication(key)
-        self._heard_at: dict[bytes, Address] = {}
         self._ticked = dht.clock()
         self._awake_at = float("-inf")
         self._reveal_due = float("inf")
@@ -76,7 +79,6 @@ class Pulse:
         self._asked = self._synced = self._published = self._introduced = self._read_at = float("-inf")
         self._disagree_since: float | None = None
         self._introducing: set[Address] = set()
-        self._names: dict[str, str | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         dht.node.on_beat[key[:RUN_TAG_BYTES]] = self._on_beat
         dht.node.on_new_contact.add(self.table_grew)
@@ -88,21 +90,30 @@ class Pulse:
         self._publication.advance(self.value, self._lifetime)
         self._published = self._dht.clock()
         self._reveal_due = self._published + self._roster.interval
-        everybody = self._contacts(self._roster.members.values())
+        everybody = self._places.contacts(self._roster.members.values())
         await asyncio.gather(self._place(), self._publication.push(everybody))
 
     async def read(self) -> None:
         """Read the run's key from the table, then from members: they know more than the table keeps."""
         before = set(self._roster.members)
-        holders = await Reading(self._dht.node, self._key, want=self._roster.wants).run()
+        ways_in = [contact for contact in self._dht.ways_in if not before]
+        reading = Reading(self._dht.node, self._key, want=self._roster.wants)
+        if self._revoking is not None:
+            for contact in ways_in:
+                self._spawn(self._revoking.ask(contact))
+        holders = await reading.run(also=ways_in)
         self._publication.use_holders(holders)
+        await self._places.proofs()
+        asked = {contact.id for contact in (*holders, *ways_in)}
         first: list[Contact] = []
-        if self._roster.members.keys().isdisjoint(holder.id for holder in holders):  # else these told all
-            first = self._contacts(self._roster.fresh(self._dht.clock(), 2))
+        if self._roster.members.keys().isdisjoint(asked):  # else these told all
+            first = self._places.contacts(self._roster.fresh(self._dht.clock(), 2))
             await asyncio.gather(*(self._read_from(contact) for contact in first))
+            await self._places.proofs()
         if self._roster.is_sample and not before:
-            more = self._contacts(self._roster.fresh(self._dht.clock(), READ_AT_JOIN))
+            more = self._places.contacts(self._roster.fresh(self._dht.clock(), READ_AT_JOIN))
             await asyncio.gather(*(self._read_from(contact) for contact in more if contact not in first))
+            await self._places.proofs()
         await self._greet(before)
 
     def grew(self) -> None:
@@ -173,7 +184,7 @@ class Pulse:
         self._reveal_due = now + self._roster.interval
         if self._publication.refresh.step == 0:
             self._published = now
-            self._spawn(self._publication.push(self._contacts(self._roster.members.values())))
+            self._spawn(self._publication.push(self._places.contacts(self._roster.members.values())))
         if self._roster.is_among_closest(self._key, self._dht.identity.peer_id, ENTRY_POINTS):
             self._spawn(self._place())
 
@@ -192,16 +203,21 @@ class Pulse:
             record.sequence,
             self._publication.refresh,
             flags,
-            self._roster.digest(own),
+            self._digest(own),
         ).encode(self._beat_key)
-        for contact in self._contacts(members):
+        for contact in self._places.contacts(members):
             self._dht.node.rpc.send_beat(data, contact.address)
 
+    def _digest(self, own: Held | None) -> bytes:
+        return self._roster.digest(
+            own, 0 if self._revoking is None else self._revoking.closed_run.revoked.digest
+        )
+
     def _ask_about_silent(self, now: float) -> None:
-        if now - self._asked < ASK_SECONDS:
+        if now - self._asked < (ASK_SECONDS if len(self._roster) <= LARGE_VIEW else LARGE_ASK_SECONDS):
             return
         silent = self._roster.overdue(now)
-        others = self._contacts(self._roster.fresh(now, 1)) or self._contacts(silent[:1])
+        others = self._places.contacts(self._roster.fresh(now, 1)) or self._places.contacts(silent[:1])
         if not silent or not others:
             return
         self._asked = now
@@ -230,7 +246,7 @@ class Pulse:
             reading = Reading(self._dht.node, self._key, want=self._roster.wants)
             self._publication.use_holders(await reading.run(brief=self.value is not None))
         if self.value is None or self._roster.is_sample:
-            for contact in self._contacts(self._roster.fresh(self._dht.clock(), 1)):
+            for contact in self._places.contacts(self._roster.fresh(self._dht.clock(), 1)):
                 await self._read_from(contact)
         await self._greet(before)
 
@@ -245,6 +261,8 @@ class Pulse:
             record = member.held.record
             if record.sequence & 0xFFFF != beat.sequence:
                 continue
+            if beat.refresh.step - member.held.refresh.step > MOST_STEPS:
+                return
             outcome = self._dht.node.store.refresh(
                 self._key,
                 record.peer_id[:PREFIX_BYTES],
@@ -254,7 +272,7 @@ class Pulse:
                 now,
             )
             if outcome is Outcome.REFRESHED:
-                self._hear(record.peer_id, address)
+                self._places.hear(record.peer_id, address)
                 self._compare(beat, member, now)
             if outcome is not Outcome.REFUSED:
                 return
@@ -262,11 +280,6 @@ class Pulse:
             known or not self._roster.is_sample
         ):  # else there is no place for it; whoever reads here finds others
             self._introduce(address, now)
-
-    def _hear(self, peer_id: bytes, address: Address) -> None:
-        self._heard_at[peer_id] = address
-        if len(self._heard_at) > 2 * len(self._roster) + 16:
-            self._heard_at = {i: a for i, a in self._heard_at.items() if i in self._roster.members}
 
     def _introduce(self, address: Address, now: float) -> None:
         """A beat of somebody, or of a record, not known: fetch the record. Anybody may send these."""
@@ -282,7 +295,7 @@ class Pulse:
         if beat.flags & SAMPLED or self._roster.is_sample or self.value is None:
             return
         own = self._dht.node.store.lookup(self._key, self._dht.identity.peer_id[:PREFIX_BYTES])
-        if beat.digest == self._roster.digest(own):
+        if beat.digest == self._digest(own):
             self._disagree_since = None
             return
         if self._disagree_since is None:
@@ -293,7 +306,7 @@ class Pulse:
         if now - self._synced < (QUARREL_SECONDS if patient else SYNC_SECONDS):
             return
         self._synced = now
-        for contact in self._contacts([member]):
+        for contact in self._places.contacts([member]):
             self._spawn(self._sync(contact))
 
     async def _sync(self, contact: Contact) -> None:
@@ -302,43 +315,15 @@ class Pulse:
         await self._greet(before)
 
     async def _read_from(self, contact: Contact) -> None:
+        if self._revoking is not None:
+            await self._revoking.ask(contact)
         await Reading(self._dht.node, self._key, want=self._roster.wants).read_from(contact)
 
     async def _greet(self, before: set[bytes]) -> None:
         """Hand the own record to the peers that came into view by reading."""
         if self.value is not None and self._publication.record is not None:
             new = [member for peer_id, member in self._roster.members.items() if peer_id not in before]
-            await self._publication.push(self._contacts(new))
-
-    # the rest
-
-    def _contacts(self, members: Iterable[Member]) -> list[Contact]:
-        """Where to send: the announced address, or, for who can only connect out, where it was heard from."""
-        found = []
-        for member in members:
-            address = self._address(member)
-            if address is not None:
-                found.append(Contact(member.info.peer_id, address))
-        return found
-
-    def _address(self, member: Member) -> Address | None:
-        heard_at = self._heard_at.get(member.info.peer_id)
-        announced = self._addresses_of(member.info)
-        if member.info.client_only or not announced:
-            return heard_at
-        host, port = announced[0]
-        if is_numeric(host):
-            return host, port
-        if host not in self._names:
-            self._names[host] = None
-            self._spawn(self._resolve(host, port))
-        numeric = self._names[host]
-        return heard_at if numeric is None else (numeric, port)
-
-    async def _resolve(self, host: str, port: int) -> None:
-        for numeric, _ in await resolve(host, port):
-            self._names[host] = numeric
-            return
+            await self._publication.push(self._places.contacts(new))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

@@ -13,6 +13,7 @@ from p2pavg.membership.table.store import PREFIX_BYTES, Held
 
 FULL_VIEW = 128
 LARGE_VIEW = 32
+SAMPLE_SHARE = 0.75  # of the limit: below, the run has become one that is seen whole
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class Roster:
         self._lifetime = lifetime
         self._limit = limit
         self._rng = random.Random()
+        self._sampled = False
         self._combined = 0  # of the members' digests
         self._highest: int | None = None  # rank of a member; None: to be found anew
         self._by_sender: dict[bytes, set[bytes]] = {}
@@ -46,8 +48,13 @@ class Roster:
 
     @property
     def is_sample(self) -> bool:
-        """Whether there are, or may be, peers that are not in view."""
-        return len(self.members) >= self._limit
+        """Whether there are, or may be, peers that are not in view. A sample that lost some is still one."""
+        count = len(self.members)
+        if count >= self._limit:
+            self._sampled = True
+        elif count < SAMPLE_SHARE * self._limit:
+            self._sampled = False
+        return self._sampled
 
     @property
     def interval(self) -> float:
@@ -58,7 +65,7 @@ class Roster:
         """Whether a peer whose id starts with `prefix` (8 bytes) has a place here."""
         if prefix == self._own_prefix:
             return False
-        return not self.is_sample or self._rank(prefix) <= self._highest_rank()
+        return len(self.members) < self._limit or self._rank(prefix) <= self._highest_rank()
 
     def put(self, info: PeerInfo, held: Held, now: float) -> bool:
         """Add or update a peer; False when there is no place for it. It may take another's place."""
@@ -70,7 +77,7 @@ class Roster:
             return True
         if not self.wants(peer_id[:PREFIX_BYTES]):
             return False
-        if self.is_sample:
+        if len(self.members) >= self._limit:
             self.remove(max(self.members, key=lambda i: self.members[i].rank))
         due = now + self._rng.uniform(0.0, self.interval)
         self.members[peer_id] = Member(info, held, due, self._rank(peer_id[:PREFIX_BYTES]))
@@ -116,17 +123,25 @@ class Roster:
         heard = [m for m in self.members.values() if now - m.held.refreshed <= patience]
         return self._rng.sample(heard, min(count, len(heard)))
 
-    def digest(self, own: Held | None) -> bytes:
-        """What tells two peers whether they see the same records, this peer's own included."""
-        combined = self._combined ^ (own.digest if own is not None else 0)
+    def digest(self, own: Held | None, also: int = 0) -> bytes:
+        """What tells two peers whether they see the same records, this peer's own included. also: the digest
+        of what else they must agree on.
+        """
+        combined = self._combined ^ also ^ (own.digest if own is not None else 0)
         return combined.to_bytes(8, "big")[-DIGEST_BYTES:]
 
     def is_among_closest(self, key: bytes, own_id: bytes, count: int) -> bool:
-        """Whether fewer than `count` members' ids are closer to `key` than this peer's."""
+        """Whether fewer than `count` peers' ids are closer to `key` than this peer's, as far as a sample of
+        them tells.
+        """
         target = int.from_bytes(key, "big")
         own = int.from_bytes(own_id, "big") ^ target
         closer = sum(1 for peer_id in self.members if int.from_bytes(peer_id, "big") ^ target < own)
-        return closer < count
+        return closer < count * min(1.0, self._share())
+
+    def _share(self) -> float:
+        """Which part of the run is in view: ranks are spread evenly, and a sample has the lowest."""
+        return self._highest_rank() / 2**64 if self.is_sample else 1.0
 
     def _rank(self, prefix: bytes) -> int:
         low, high = sorted((prefix, self._own_prefix))

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from p2pavg.credentials import Credentials
+from p2pavg.membership.closed import ClosedRun
 from p2pavg.membership.peerinfo import PeerInfo
+from p2pavg.membership.places import Places
 from p2pavg.membership.pulse import WAKE_SECONDS, Pulse
+from p2pavg.membership.revoking import Revoking
 from p2pavg.membership.roster import Member, Roster
-from p2pavg.membership.table.address import is_loopback
+from p2pavg.membership.table.address import Address, is_loopback
 from p2pavg.membership.table.dht import DHT, key_of
-from p2pavg.membership.table.seal import Seal
+from p2pavg.membership.table.record import SignedRecord
 from p2pavg.membership.table.store import Held
+from p2pavg.membership.table.wire import Contact
 
 logger = logging.getLogger("p2pavg.membership")
 
@@ -34,13 +37,22 @@ class View:
     """
 
     def __init__(
-        self, dht: DHT, run_id: str, *, lifetime: float = LIFETIME, run_key: bytes | None = None
+        self,
+        dht: DHT,
+        run_id: str,
+        *,
+        lifetime: float = LIFETIME,
+        credentials: Credentials | None = None,
     ) -> None:
-        """run_key: 32 secret bytes of a closed run: only who has them finds and reads its records."""
+        """credentials: of a closed run: only who has them finds and reads its records."""
         self.on_change: Callable[[], None] = lambda: None
+        self.on_revoked: Callable[[list[bytes]], None] = lambda peer_ids: None
         self._dht = dht
-        self._key = key_of("run", run_id) if run_key is None else key_of("closed run", run_id, run_key)
-        self._seal = None if run_key is None else Seal(run_key)
+        self._closed_run = None if credentials is None else ClosedRun(credentials)
+        if self._closed_run is None:
+            self._key = key_of("run", run_id)
+        else:
+            self._key = key_of("closed run", run_id, self._closed_run.run_key)
         self._lifetime = lifetime
         self._own: PeerInfo | None = None
         self._found_addresses: tuple[tuple[str, int], ...] = ()
@@ -51,9 +63,14 @@ class View:
         self._loop = asyncio.get_running_loop()
         self._expiry: asyncio.TimerHandle | None = None
         self._roster = Roster(dht.identity.peer_id, lifetime)
-        beat_key = None if run_key is None else hmac.digest(run_key, b"beats", hashlib.sha256)
-        self._pulse = Pulse(dht, self._key, lifetime, self._roster, self._addresses_of, self._tick, beat_key)
-        self._unwatch = dht.watch(self._key, self._on_record)
+        self._places = Places(dht.node, self._key, self._roster, self._addresses_of, self._update)
+        self._revoking: Revoking | None = None
+        if self._closed_run is not None:
+            self._revoking = Revoking(
+                dht.node, self._key, self._closed_run, self._everybody, self._on_revoked
+            )
+        self._pulse = Pulse(dht, self._key, lifetime, self._roster, self._places, self._tick, self._revoking)
+        self._unwatch = dht.watch(self._key, self._on_record, self._is_ours)
 
     @property
     def peers(self) -> Mapping[bytes, PeerInfo]:
@@ -101,6 +118,9 @@ class View:
         self._unwatch()
         self._unwatch = lambda: None
         self._pulse.close()
+        self._places.close()
+        if self._revoking is not None:
+            self._revoking.close()
         if self._announcing is not None:
             self._announcing.cancel()
         if self._expiry is not None:
@@ -110,9 +130,48 @@ class View:
         """Read the run's members now: from the table, and from members that it names."""
         await self._pulse.read()
 
+    def addresses_to_dial(self, info: PeerInfo) -> list[Address]:
+        """Where a connection to a peer may be opened now, best first: where it has proven itself; and, a few
+        times, where members say that it has. Empty: it is being asked.
+        """
+        found = self._places.addresses_to_dial(info)
+        member = self._roster.members.get(info.peer_id)
+        if not found and member is not None:
+            self._places.prove(info, member.held)
+        return found
+
+    def contacts(self, peer_ids: Collection[bytes]) -> list[Contact]:
+        """Where those of these peers that are in view receive datagrams."""
+        members = self._roster.members
+        return self._places.contacts([members[peer_id] for peer_id in peer_ids if peer_id in members])
+
+    def is_revoked(self, peer_id: bytes) -> bool:
+        """Whether the run's authority has said that this peer is no member any more."""
+        return self._closed_run is not None and peer_id in self._closed_run.revoked
+
+    async def revoke(self, statements: bytes) -> int:
+        """Tell everybody in view what the authority says of former members; how many have confirmed it."""
+        return 0 if self._revoking is None else await self._revoking.revoke(statements)
+
     def _encode(self, info: PeerInfo) -> bytes:
         value = info.encode()
-        return value if self._seal is None else self._seal.close(value, info.peer_id)
+        return value if self._closed_run is None else self._closed_run.close(value, info.peer_id)
+
+    def _everybody(self) -> list[Contact]:
+        return self._places.contacts(self._roster.members.values())
+
+    def _is_ours(self, record: SignedRecord) -> bool:
+        """Whether a record, which anybody may bring, is one of this run's."""
+        if self._closed_run is None or record.peer_id == self._dht.identity.peer_id:
+            return True
+        return self._closed_run.open(record.value, record.peer_id) is not None
+
+    def _on_revoked(self, peer_ids: list[bytes]) -> None:
+        for peer_id in peer_ids:
+            if peer_id in self._roster.members:
+                self._roster.remove(peer_id)
+        self._update()
+        self.on_revoked(peer_ids)
 
     def _tick(self) -> None:
         """Announce anew when others turn out to see this peer elsewhere than it was found before."""
@@ -141,12 +200,18 @@ class View:
                 self._update()  # the refresh may show that it lives after all
             return
         value: bytes | None = held.record.value
-        if self._seal is not None:
-            value = self._seal.open(held.record.value, peer_id)
+        if self._closed_run is not None:
+            value = self._closed_run.open(held.record.value, peer_id)
         info = None if value is None else PeerInfo.decode(value, peer_id, held.record.incarnation)
         if info is None:
             logger.debug("ignored a malformed record of a peer")
-        elif self._roster.put(info, held, self._dht.clock()):
+            return
+        hearsay = held.told_at is not None and held.told_by in self._roster.members
+        if held.proved_at is None:
+            self._places.prove(info, held)  # it may be a replay, or name an address of somebody else
+        if known is None and held.proved_at is None and not hearsay:
+            return
+        if self._roster.put(info, held, self._dht.clock()):
             if info.leaving:
                 self._roster.remove(peer_id)
             elif known is None:

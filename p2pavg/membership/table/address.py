@@ -8,6 +8,7 @@ import functools
 import ipaddress
 import socket
 import struct
+from pathlib import Path
 
 from p2pavg.errors import ConfigurationError
 
@@ -79,9 +80,12 @@ async def resolve(host: str, port: int) -> list[Address]:
 @functools.lru_cache(maxsize=8192)
 def pack_address(address: Address) -> bytes:
     """18 bytes: the address as IPv6 (IPv4 mapped), and the port."""
-    ip = ipaddress.ip_address(address[0])
-    raw = ip.packed if ip.version == 6 else b"\x00" * 10 + b"\xff\xff" + ip.packed
-    return raw + address[1].to_bytes(2, "big")
+    host, port = address
+    if ":" in host:
+        raw = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    else:
+        raw = b"\x00" * 10 + b"\xff\xff" + socket.inet_pton(socket.AF_INET, host)
+    return raw + port.to_bytes(2, "big")
 
 
 PACKED_ADDRESS_BYTES = 18
@@ -115,7 +119,7 @@ def primary_address(family: socket.AddressFamily = socket.AF_INET) -> str | None
     except OSError:
         if family == socket.AF_INET6:
             return None
-        return next((host for host in _interface_addresses() if not is_loopback(host)), None)
+        return next((host for host in interface_addresses() if not is_loopback(host)), None)
 
 
 def wildcard() -> str:
@@ -133,7 +137,8 @@ def own_addresses(host: str) -> list[str]:
     return found or ["::1" if host == "::" else "127.0.0.1"]
 
 
-def _interface_addresses() -> list[str]:
+def interface_addresses() -> list[str]:
+    """The addresses of this machine's interfaces, IPv4 first, without those that hold on one link only."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -142,4 +147,9 @@ def _interface_addresses() -> list[str]:
                 found.append(socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24]))
             except OSError:
                 continue  # an interface without an IPv4 address
-    return found
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return found  # this system has no IPv6, or does not tell
+    hosts = [ipaddress.IPv6Address(bytes.fromhex(line.split()[0])) for line in lines]
+    return found + [str(host) for host in hosts if not host.is_link_local]

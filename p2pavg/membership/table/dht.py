@@ -21,6 +21,7 @@ from p2pavg.identity import Identity
 from p2pavg.membership.table.address import (
     Address,
     format_host_port,
+    interface_addresses,
     is_loopback,
     normalise,
     own_addresses,
@@ -29,11 +30,19 @@ from p2pavg.membership.table.address import (
 )
 from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.publish import Publication
-from p2pavg.membership.table.reach import Connect, Dialler, Reachability, find_reachability, tcp_connect
+from p2pavg.membership.table.reach import (
+    Connect,
+    Dialler,
+    Reachability,
+    find_reachability,
+    is_reached_at,
+    tcp_connect,
+)
 from p2pavg.membership.table.reading import Reading
-from p2pavg.membership.table.record import KEY_BYTES, Record
+from p2pavg.membership.table.record import KEY_BYTES, Record, SignedRecord
 from p2pavg.membership.table.store import Held
 from p2pavg.membership.table.wire import VERSION, Contact
+from p2pavg.networks import network_of
 
 logger = logging.getLogger("p2pavg.membership")
 
@@ -46,7 +55,10 @@ REJOIN_LOST = 8
 RECEIVE_BUFFER_BYTES = 1 << 20
 FIRST_REFRESH_SECONDS = 4.0
 REFRESH_GROWTH = 3.0
+GROWTH = 8  # a table grows when an eighth of its nodes is new
 LONGEST_REFRESH_SECONDS = 150.0
+REVIEW_SECONDS = 60.0  # between two looks at where this node is
+REVIEWED = 4  # observers asked then; all, when one of them says something new
 
 
 def key_of(*parts: bytes | str) -> bytes:
@@ -80,6 +92,12 @@ class DHT:
         self._tasks: set[asyncio.Future[Any]] = set()
         self._refresh_interval = FIRST_REFRESH_SECONDS
         self._next_refresh = float("inf")
+        self._grown = 0  # contacts that are new since the last refresh
+        self._next_review = float("-inf")
+        self._reviewing = False
+        self.ways_in: list[Contact] = []  # initial peers that answered
+        self.observers: Callable[[], list[Contact]] = list  # peers that this one has links with
+        self.is_dialled: Callable[[], bool] = lambda: False  # whether others' links to this peer are up
         self._dialler = Dialler(connect, node.clock)
         node.dial = self._dialler.dial
         node.on_new_contact.add(self._on_new_contact)
@@ -117,7 +135,8 @@ class DHT:
             await asyncio.get_running_loop().create_datagram_endpoint(lambda: node.rpc, sock=bound)
             port = normalise(bound.getsockname())[1]
         else:
-            _, port = open_endpoint(node.rpc)
+            host, port = open_endpoint(node.rpc)
+        node.bound = host, port
         if incarnation is None:
             incarnation = time.time_ns() // 1_000_000
         dht = cls(node, host, port, named, connect, incarnation)
@@ -169,11 +188,16 @@ class DHT:
         now = self.node.clock()
         return {held.record.peer_id: held.as_record(now) for held in self.node.store.live(key, now)}
 
-    def watch(self, key: bytes, callback: Callable[[Held], None]) -> Callable[[], None]:
+    def watch(
+        self,
+        key: bytes,
+        callback: Callable[[Held], None],
+        vet: Callable[[SignedRecord], bool] = lambda record: True,
+    ) -> Callable[[], None]:
         """Call back whenever a new version or refresh of a record under `key` arrives; returns the
-        function that ends it.
+        function that ends it. vet: which records are taken under the key.
         """
-        return self.node.store.watch(key, callback)
+        return self.node.store.watch(key, callback, vet)
 
     async def introduce(self, address: str) -> bool:
         """Learn of a node of another table, or of this one: the tables merge. False when nobody answers
@@ -181,7 +205,8 @@ class DHT:
         """
         host, port = parse_host_port(address)
         for numeric in await resolve(host, port):
-            contact = await self.node.ping(numeric)
+            self.node.rpc.ledger.proved(numeric)
+            contact = await self.node.ask_where(numeric)
             if contact is not None and contact.id != self.identity.peer_id:
                 await self.node.find(self.identity.peer_id, via=[contact])
                 return True
@@ -191,14 +216,16 @@ class DHT:
         """Where others most likely reach this node: as others saw it, else this machine's own addresses."""
         if self._host not in ("0.0.0.0", "::"):
             return [(self._host, self.port)]
-        votes: dict[str, int] = {}
-        for host, _ in self.node.observed.values():
-            votes[host] = votes.get(host, 0) + 1
-        seen = sorted(votes, key=lambda host: (is_loopback(host), -votes[host]))
-        hosts = [host for host in seen[:2] if not is_loopback(host)]
+        seen = self.node.whereabouts.hosts
+        hosts = [host for host in seen if not is_loopback(host)]
         if not hosts:
             hosts = [*seen[:1], *own_addresses(self._host)]
         return [(host, self.port) for host in dict.fromkeys(hosts)]
+
+    def review_address(self) -> None:
+        """Something suggests that this machine's address changed: ask others now where they see it."""
+        if not self._reviewing and not self._closed:
+            self._spawn(self._review())
 
     async def check_reachability(self) -> Reachability:
         """Have others open a TCP connection to this node's port where they see it; takes up to 3 seconds."""
@@ -228,10 +255,13 @@ class DHT:
             for host, port in self._initial_peers:
                 found = await resolve(host, port)
                 addresses += found
+                for address in found:
+                    self.node.rpc.ledger.proved(address)  # the user named it
                 if not found:
                     unresolved.append(host)
             way_in = await self._first_answer(list(dict.fromkeys(addresses)))
             if way_in is not None and way_in.id != self.identity.peer_id:
+                self.ways_in.append(way_in)
                 self._spawn(self._find_neighbours(way_in))
                 return
             ourselves = way_in is not None
@@ -258,7 +288,7 @@ class DHT:
 
     async def _first_answer(self, addresses: list[Address]) -> Contact | None:
         """The first contact to answer; this node itself only when nobody else does."""
-        pings = {asyncio.ensure_future(self.node.ping(address, tries=2)) for address in addresses}
+        pings = {asyncio.ensure_future(self.node.ask_where(address, tries=2)) for address in addresses}
         self._tasks |= pings
         ourselves = None
         while pings:
@@ -267,10 +297,16 @@ class DHT:
             for contact in (ping.result() for ping in done):
                 if contact is not None and contact.id != self.identity.peer_id:
                     for ping in pings:
-                        ping.add_done_callback(self._tasks.discard)
+                        ping.add_done_callback(self._answered_later)
                     return contact
                 ourselves = contact or ourselves
         return ourselves
+
+    def _answered_later(self, ping: asyncio.Future[Contact | None]) -> None:
+        self._tasks.discard(ping)
+        contact = None if ping.cancelled() else ping.result()
+        if contact is not None and contact.id != self.identity.peer_id:
+            self.ways_in.append(contact)
 
     async def _find_neighbours(self, way_in: Contact) -> None:
         await self.node.find(self.identity.peer_id, via=[way_in])
@@ -285,10 +321,13 @@ class DHT:
         while True:
             await asyncio.sleep(UPKEEP_SECONDS * random.uniform(0.8, 1.2))
             now = self.node.clock()
+            if now >= self._next_review:
+                self.review_address()
             await (self._probe_one_lost() if self.contacts else self._rejoin())
             if now >= self._next_refresh:
                 await self.node.find(self.node.random_target() if far else self.identity.peer_id)
                 far = not far
+                self._grown = 0
                 self._refresh_interval = min(REFRESH_GROWTH * self._refresh_interval, LONGEST_REFRESH_SECONDS)
                 self._next_refresh = now + self._refresh_interval * random.uniform(0.8, 1.2)
             if now >= next_purge:
@@ -300,7 +339,38 @@ class DHT:
         found = await asyncio.gather(*(resolve(host, port) for host, port in self._initial_peers))
         addresses = [address for several in found for address in several]
         addresses += [contact.address for contact in self.node.lost.values()][-REJOIN_LOST:]
-        await asyncio.gather(*(self.node.ping(address) for address in dict.fromkeys(addresses)))
+        for address in addresses:
+            self.node.rpc.ledger.proved(address)
+        await asyncio.gather(*(self.node.ask_where(address) for address in dict.fromkeys(addresses)))
+
+    async def _review(self) -> None:
+        """Ask a few observers where they see this node; where most say something new, have them try it."""
+        self._reviewing = True
+        self._next_review = self.node.clock() + REVIEW_SECONDS * random.uniform(0.8, 1.2)
+        try:
+            known = [voice.observer for voice in self.node.whereabouts.voices]
+            others = [c for c in self.observers() or self.ways_in if self.node.whereabouts.speaks(c)]
+            asked = list({network_of(c.address[0]): c for c in (*others, *known)}.values())
+            random.shuffle(asked)
+            before = self.node.whereabouts.hosts
+            for some in (asked[:REVIEWED], asked[REVIEWED:]):
+                await asyncio.gather(*(self.node.ask_where(c.address, expected=c.id) for c in some))
+                if all(voice.host in before for voice in self.node.whereabouts.voices):
+                    return
+            await self._adopt_candidate()
+        finally:
+            self._reviewing = False
+
+    async def _adopt_candidate(self) -> None:
+        whereabouts, own = self.node.whereabouts, interface_addresses()
+        host = whereabouts.candidate(own)
+        if host is None or self._host not in ("0.0.0.0", "::"):
+            return
+        if host in own or self.node.rpc.client_only or await is_reached_at(self.node, host, self.port):
+            whereabouts.adopt(host, keep=self.is_dialled())
+            logger.info("others see this peer at %s now", host)
+        else:
+            logger.info("others see this peer at %s, where they do not reach it: it is not announced", host)
 
     async def _probe_one_lost(self) -> None:
         addresses = [(contact.id, contact.address) for contact in self.node.lost.values()]
@@ -309,8 +379,11 @@ class DHT:
             await self.node.ping(address, expected=peer_id, tries=2)
 
     def _on_new_contact(self) -> None:
-        self._refresh_interval = FIRST_REFRESH_SECONDS
-        self._next_refresh = min(self._next_refresh, self.node.clock() + FIRST_REFRESH_SECONDS)
+        """A table that grows looks around sooner; one that gains a node now and then does not."""
+        self._grown += 1
+        if GROWTH * self._grown >= self.contacts:
+            self._refresh_interval = FIRST_REFRESH_SECONDS
+            self._next_refresh = min(self._next_refresh, self.node.clock() + FIRST_REFRESH_SECONDS)
 
     def publication(self, key: bytes) -> Publication:
         """This node's record under `key`, for callers that keep it fresh themselves."""

@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from p2pavg.identity import PEER_ID_BYTES, Identity, short_id
-from p2pavg.membership.table.address import Address, is_loopback, pack_address, unpack_address
+from p2pavg.identity import PEER_ID_BYTES, Identity, short_id, verify
+from p2pavg.membership.table.address import (
+    Address,
+    interface_addresses,
+    is_loopback,
+    pack_address,
+    unpack_address,
+)
 from p2pavg.membership.table.beat import Beat, decode_beat
 from p2pavg.membership.table.lookup import Shortlist
 from p2pavg.membership.table.record import KEY_BYTES, MAX_LIFETIME, Refresh, parse_record
 from p2pavg.membership.table.routing import Contacts
 from p2pavg.membership.table.rpc import Rpc
 from p2pavg.membership.table.store import ENTRY_BYTES, PREFIX_BYTES, Outcome, RecordStore
+from p2pavg.membership.table.whereabouts import Whereabouts
 from p2pavg.membership.table.wire import (
     CONTACT_BYTES,
     Contact,
@@ -27,16 +34,19 @@ from p2pavg.membership.table.wire import (
     pack_contacts,
     unpack_contacts,
 )
+from p2pavg.networks import is_private, network_of
 
 logger = logging.getLogger("p2pavg.membership")
 
 PARALLEL = 6
-MAX_PENDING_CHECKS = 64
+MAX_PENDING_CHECKS = 256
+MAX_CHECKS_OF_NETWORK = 16
 FETCH_PREFIXES = 16
 ENTRIES_BYTES = 28 * PREFIX_BYTES  # of prefixes whose entries fit one datagram
 LONGEST_SHUN_SECONDS = 60.0
 NOT_DEAD = (0.0, 2.0)
 MAX_LOST = 64
+STORE_DOMAIN = b"p2pavg store\0"
 
 OnBody = Callable[[Contact, list[Any]], bool]
 """Takes what a contact answered; False when no correct node answers so."""
@@ -52,12 +62,16 @@ class Node:
         self.clock = clock
         self.rpc = Rpc(identity, self, client_only=client_only, clock=clock)
         self.contacts = Contacts(identity.peer_id, k, self._is_alive)
-        self.observed: OrderedDict[bytes, Address] = OrderedDict()  # who saw us -> at which address
+        self.whereabouts = Whereabouts()
+        self.bound: Address | None = (
+            None  # where the socket is, when that is no wildcard; else its port alone
+        )
         self.lost: OrderedDict[bytes, Contact] = OrderedDict()  # contacts that stopped answering
         self.on_new_contact: set[Callable[[], None]] = set()
         self.on_beat: dict[bytes, Callable[[Beat, Address], None]] = {}  # run tag -> who listens
         self.dial: Callable[[str, int], int] | None = None  # dials back who asks for it
-        self._checking: set[bytes] = set()
+        self.on_revoked: dict[bytes, Callable[[bytes, bytes], list[Any]]] = {}  # key -> who keeps its list
+        self._checking: dict[Address, str] = {}  # -> the network whose share of checks it is
         self._dead: OrderedDict[Address, tuple[float, float]] = OrderedDict()  # shun until, for how long
 
     # asking others
@@ -66,18 +80,30 @@ class Node:
         self, address: Address, *, expected: bytes | None = None, tries: int = 4
     ) -> Contact | None:
         """The proven contact that answers at `address`, which becomes one of ours; None when nobody does."""
+        return (await self.meet(address, expected=expected, tries=tries))[0]
+
+    async def meet(
+        self, address: Address, *, expected: bytes | None = None, tries: int = 4
+    ) -> tuple[Contact | None, Address | None]:
+        """Like `ping`; also where the contact says that it sees this node."""
         answer = await self.rpc.ask(address, Kind.PING, [], expected=expected, tries=tries)
         if answer is None or not matches(answer.body, bytes):
-            return None
+            return None, None
         contact = Contact(answer.sender, address)
-        seen_at = unpack_address(answer.body[0])
         if contact.id != self.identity.peer_id:
-            if seen_at is not None:
-                self.observed[contact.id] = seen_at
-                self.observed.move_to_end(contact.id)
-                if len(self.observed) > 64:
-                    self.observed.popitem(last=False)
             self._heard_from(contact)
+        return contact, unpack_address(answer.body[0])
+
+    async def ask_where(
+        self, address: Address, *, expected: bytes | None = None, tries: int = 4
+    ) -> Contact | None:
+        """Ping an observer that this node chose; where it sees this node counts."""
+        contact, seen_at = await self.meet(address, expected=expected, tries=tries)
+        if contact is None:
+            if expected is not None:
+                self.whereabouts.silent(expected)
+        elif contact.id != self.identity.peer_id and seen_at is not None:
+            self.whereabouts.heard(contact, seen_at[0])
         return contact
 
     async def find(self, target: bytes, *, via: Iterable[Contact] = ()) -> list[Contact]:
@@ -141,6 +167,7 @@ class Node:
         now = self.clock()
         found = []
         for contact in contacts:
+            self.rpc.ledger.told(contact.address, message.size / len(contacts))
             if is_loopback(contact.address[0]) and not is_loopback(source.address[0]):
                 # "on my own machine", says a node that we see at another address
                 contact = Contact(contact.id, (source.address[0], contact.address[1]))
@@ -174,7 +201,22 @@ class Node:
         """A contact proved itself at its address."""
         self._dead.pop(contact.address, None)
         self.lost.pop(contact.id, None)
-        if self.contacts.add(contact):
+        rivals = self.contacts.rivals(contact)
+        if rivals:
+            self._check(contact.address, self._replace(contact, rivals))
+        elif self.contacts.add(contact):
+            for listener in tuple(self.on_new_contact):
+                listener()
+
+    async def _replace(self, contact: Contact, rivals: list[Contact]) -> None:
+        """Who moved is known at its old place while that answers: else anybody between could move it."""
+        answers = await asyncio.gather(
+            *(self.rpc.ask(rival.address, Kind.PING, [], expected=rival.id) for rival in rivals)
+        )
+        for rival, answer in zip(rivals, answers, strict=True):
+            if answer is None and self.contacts.get(rival.id) == rival:
+                self.contacts.remove(rival.id)
+        if not self.contacts.rivals(contact) and self.contacts.add(contact):
             for listener in tuple(self.on_new_contact):
                 listener()
 
@@ -193,20 +235,51 @@ class Node:
             if known is not None and known.address == address:
                 self.contacts.remove(known.id)
             return
-        if (known is not None and known.address == address) or message.sender in self._checking:
+        if known is not None and known.address == address:
             return
-        if len(self._checking) >= MAX_PENDING_CHECKS:
+        if self.rpc.is_proven(message.sender, address):
+            self._heard_from(Contact(message.sender, address))
+        else:
+            self._check(address, self.ping(address, expected=message.sender))
+
+    def _check(self, address: Address, work: Coroutine[Any, Any, object]) -> None:
+        """Do a check of an address, unless there is one, or its network has its share of them under way."""
+        network = network_of(address[0])
+        share = MAX_PENDING_CHECKS if is_private(address[0]) else MAX_CHECKS_OF_NETWORK
+        taken = Counter(self._checking.values())
+        if address in self._checking or taken[network] >= share or taken.total() >= MAX_PENDING_CHECKS:
+            work.close()
             return
-        self._checking.add(message.sender)
-        task = asyncio.ensure_future(self.ping(address, expected=message.sender))
-        task.add_done_callback(lambda _: self._checking.discard(message.sender))
+        self._checking[address] = network
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self._checking.pop(address, None))
+
+    def lives_at(self, asked: Address, asker: Address) -> bool:
+        """Whether this node may be at `asked`, where somebody asked it: else what it signs would help a relay
+        to stand in for it. Behind a NAT it cannot know; it says no only when it does.
+        """
+        host, port = asked
+        if is_loopback(host) and is_loopback(asker[0]):
+            return self.bound is None or port == self.bound[1]
+        if is_private(host):
+            return True
+        known = [host for host in self._public_hosts() if (":" in host) == (":" in asked[0])]
+        return not known or host in known or host in interface_addresses()
+
+    def _public_hosts(self) -> list[str]:
+        bound = [self.bound[0]] if self.bound is not None and self.bound[0] not in ("0.0.0.0", "::") else []
+        return [host for host in bound or self.whereabouts.confirmed() if not is_private(host)]
 
     # answering others
 
     def handle(self, message: Message, address: Address, returnable: bool, room: int) -> list[Any] | None:
         """Answer one request; None for what no correct node sends."""
-        if returnable:
+        answer = self._answer(message, address, returnable, room)
+        if returnable:  # and what it asked may have proven who it is
             self._check_sender(message, address)
+        return answer
+
+    def _answer(self, message: Message, address: Address, returnable: bool, room: int) -> list[Any] | None:
         body = message.body
         match message.kind:
             case Kind.PING if not body:
@@ -221,10 +294,14 @@ class Node:
                 return [self._entries(body[0], body[1])]
             case Kind.DIAL if matches(body, int) and 0 < body[0] < 65536 and self.dial is not None:
                 return [self.dial(address[0], body[0])] if returnable else None
-            case Kind.STORE if matches(body, bytes, int, bytes, int):
+            case Kind.STORE if matches(body, bytes, int, bytes, int, bytes):
                 # a sender without our token may be anybody: it learns the token from this answer, and tries
                 # again
-                return self._store(*body) if returnable else [int(Outcome.UNKNOWN), b""]
+                if not returnable:
+                    return [int(Outcome.UNKNOWN), b""]
+                return self._store(*body, sender=message.sender, address=address)
+            case Kind.REVOKED if matches(body, bytes, bytes, bytes) and body[0] in self.on_revoked:
+                return self.on_revoked[body[0]](body[1], body[2]) if returnable else None
             case Kind.REFRESH if matches(body, bytes, bytes, int, int, int, bytes):
                 key, prefix, incarnation, sequence, step, link = body
                 now = self.clock()
@@ -258,7 +335,9 @@ class Node:
         now = self.clock()
         parts = (prefixes[at : at + PREFIX_BYTES] for at in range(0, len(prefixes), PREFIX_BYTES))
         found = (self.store.lookup(key, prefix) for prefix in parts)
-        return b"".join(held.as_entry(now).encode() for held in found if held and held.expires > now)
+        return b"".join(
+            held.as_entry(now).encode() for held in found if held and held.expires > now and held.is_served
+        )
 
     def _fetch(self, key: bytes, prefixes: bytes, room: int) -> list[Any]:
         now = self.clock()
@@ -266,23 +345,40 @@ class Node:
         prefixes = prefixes or self.identity.peer_id[:PREFIX_BYTES]  # none named: this node's own record
         for at in range(0, len(prefixes), PREFIX_BYTES):
             held = self.store.lookup(key, prefixes[at : at + PREFIX_BYTES])
-            if held is None or held.expires <= now:
+            if held is None or held.expires <= now or not held.is_served:
                 continue
-            room -= len(held.record.encoded) + 32
+            room -= len(held.record.encoded) + 50
             if room < 0:
                 break
             left = int((held.expires - now) * 1000)
-            found.append([held.record.encoded, held.refresh.step, held.refresh.link, left])
+            where = pack_address(held.proved_at) if held.proved_at is not None else b""
+            found.append([held.record.encoded, held.refresh.step, held.refresh.link, left, where])
         return found
 
-    def _store(self, encoded: bytes, step: int, link: bytes, remaining_ms: int) -> list[Any] | None:
+    def _store(
+        self,
+        encoded: bytes,
+        step: int,
+        link: bytes,
+        remaining_ms: int,
+        signature: bytes,
+        *,
+        sender: bytes,
+        address: Address,
+    ) -> list[Any] | None:
+        """Take a record from its publisher, who signs the token that it got at `address`."""
         record = parse_record(encoded)
-        if record is None or not 0 <= remaining_ms <= MAX_LIFETIME * 1000:
+        if record is None or not 0 <= remaining_ms <= MAX_LIFETIME * 1000 or record.peer_id != sender:
             return None
         if not self._is_responsible(record.key):
             return [int(Outcome.REFUSED), b""]
+        if not self.rpc.is_proven(sender, address):
+            signed = to_store(self.identity.peer_id, self.rpc.token_for(address), record.key)
+            if not verify(record.public_key, signed, signature):
+                return [int(Outcome.UNKNOWN), b""]
+            self.rpc.ledger.proved(address, sender)
         now = self.clock()
-        outcome = self.store.offer(record, Refresh(step, link), remaining_ms / 1000, now)
+        outcome = self.store.offer(record, Refresh(step, link), remaining_ms / 1000, now, proved_at=address)
         newer = b""
         if outcome is Outcome.STALE:
             held = self.store.lookup(record.key, record.peer_id[:PREFIX_BYTES])
@@ -304,3 +400,8 @@ class Node:
         """An id in the range of a random bucket, to look for when refreshing the table."""
         low, high = random.choice(self.contacts.ranges())
         return random.randrange(low, max(low + 1, min(high, 2**160 - 1))).to_bytes(PEER_ID_BYTES, "big")
+
+
+def to_store(holder: bytes, token: bytes, key: bytes) -> bytes:
+    """What the publisher of a record signs for a holder, so that nobody else brings it there."""
+    return STORE_DOMAIN + holder + token + key

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container, Iterable
 
-from p2pavg.membership.table.node import Node
+from p2pavg.membership.table.node import Node, to_store
 from p2pavg.membership.table.record import (
     MAX_INCARNATION,
     Chain,
@@ -122,7 +122,9 @@ class Publication:
 
     def _keep(self) -> None:
         assert self._record is not None
-        self._node.store.offer(self._record, self._chain.last, self._record.lifetime, self._node.clock())
+        self._node.store.offer(
+            self._record, self._chain.last, self._record.lifetime, self._node.clock(), own=True
+        )
 
     async def _refresh_at(self, contact: Contact, on_slow: Callable[[], None]) -> bool:
         record = self._record
@@ -143,11 +145,19 @@ class Publication:
         return await self._store_at(contact, on_slow)
 
     async def _store_at(self, contact: Contact, on_slow: Callable[[], None] | None = None) -> bool:
+        rpc = self._node.rpc
         for _ in range(3):
+            if not rpc.has_token(contact.address):
+                opened = await rpc.ask(contact.address, Kind.PING, [], expected=contact.id, on_slow=on_slow)
+                if opened is None:
+                    self._node.failed(contact)
+                    return False
             record = self._record
             assert record is not None
             step, link = self._chain.last
-            body = [record.encoded, step, link, int(record.lifetime * 1000)]
+            signed = to_store(contact.id, rpc.token_from(contact.address), self._key)
+            signature = self._node.identity.sign(signed)
+            body = [record.encoded, step, link, int(record.lifetime * 1000), signature]
             answer = await self._node.rpc.ask(
                 contact.address, Kind.STORE, body, expected=contact.id, on_slow=on_slow
             )

@@ -96,13 +96,18 @@ async def ask_to_dial(node: Node, contact: Contact, port: int) -> bool | None:
     return None
 
 
+async def is_reached_at(node: Node, host: str, port: int) -> bool:
+    """Whether most of those who see this node at `host` can open a TCP connection to it there."""
+    asked = node.whereabouts.witnesses(host)[:ASKED]
+    reached = await asyncio.gather(*(ask_to_dial(node, contact, port) for contact in asked))
+    return 2 * sum(answer is True for answer in reached) > len(asked)
+
+
 async def find_reachability(node: Node, port: int) -> Reachability:
     """Ask a few contacts, those that see this peer at different addresses first."""
     askable: dict[str, list[Contact]] = {}
-    for peer_id, (host, _) in node.observed.items():
-        contact = node.contacts.get(peer_id)
-        if contact is not None:
-            askable.setdefault(host, []).append(contact)
+    for voice in node.whereabouts.voices:
+        askable.setdefault(voice.host, []).append(voice.observer)
     if not askable:
         return Reachability(None, "", "nobody is there yet to try whether others can reach this peer")
     asked = [(host, contact) for host, contacts in askable.items() for contact in contacts[:ASKED]]

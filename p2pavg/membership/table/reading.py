@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
-from p2pavg.membership.table.address import Address
+from p2pavg.membership.table.address import Address, unpack_address
 from p2pavg.membership.table.node import FETCH_PREFIXES, Node
 from p2pavg.membership.table.record import Refresh, parse_record
 from p2pavg.membership.table.store import PREFIX_BYTES, Entry, Outcome, decode_entries
@@ -19,6 +19,7 @@ PAGED_HOLDERS = 3
 MAX_PAGES = 512
 FETCH_AT_ONCE = 4  # records that usually fit one datagram
 PARALLEL_FETCHES = 16
+MAX_FOREIGN = 32  # records that are none of the run's, after which a node is asked for no more
 
 
 class _Page(NamedTuple):
@@ -44,6 +45,7 @@ class Reading:
         self._claims: dict[bytes, list[tuple[tuple[int, int], Contact]]] = defaultdict(list)
         self._fetching: set[bytes] = set()
         self._liars: set[bytes] = set()
+        self._foreign: Counter[bytes] = Counter()
         self._digests: set[bytes] = set()
         self._gate = asyncio.Semaphore(PARALLEL_FETCHES)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -52,8 +54,12 @@ class Reading:
         self._read_whole: set[bytes] = set()  # digests of indexes that were read to their ends
         self._changed = asyncio.Event()
 
-    async def run(self, *, brief: bool = False) -> list[Contact]:
-        """Read from the key's closest nodes; return these. `brief`: known records need no freshness."""
+    async def run(self, *, brief: bool = False, also: Iterable[Contact] = ()) -> list[Contact]:
+        """Read from the key's closest nodes, and `also` from others; return the closest. `brief`: known
+        records need no freshness.
+        """
+        for contact in also:
+            self._spawn(self._read_pages(contact, b""))
         known = self._node.store.summary(self._key, self._node.clock())[1] if brief else b""
         try:
             holders = await self._node.lookup(
@@ -87,8 +93,10 @@ class Reading:
     async def read_own(self, address: Address) -> None:
         """Fetch the record that the node at `address` has published itself."""
         answer = await self._node.rpc.ask(address, Kind.FETCH, [self._key, b""], tries=1)
-        for item in answer.body if answer is not None else ():
-            self._keep(item)
+        if answer is not None:
+            contact = Contact(answer.sender, address)
+            for item in answer.body:
+                self._keep(contact, item)
 
     # indexes
 
@@ -165,7 +173,7 @@ class Reading:
             while missing and contact.id not in self._liars:
                 body = [self._key, b"".join(missing)]
                 answer = await self._ask(contact, Kind.FETCH, body, partial(self._fetch_elsewhere, missing))
-                got = {self._keep(item) for item in answer.body} if answer is not None else set()
+                got = {self._keep(contact, item) for item in answer.body} if answer is not None else set()
                 if got.isdisjoint(missing):
                     self._liars.add(contact.id)
                 missing = [prefix for prefix in missing if prefix not in got]
@@ -180,14 +188,28 @@ class Reading:
             self._fetch_claimed(prefixes)
         return elsewhere
 
-    def _keep(self, item: Any) -> bytes | None:
-        if type(item) is not list or not matches(item, bytes, int, bytes, int):
+    def _keep(self, contact: Contact, item: Any) -> bytes | None:
+        if type(item) is not list or not matches(item, bytes, int, bytes, int, bytes):
             return None
         record = parse_record(item[0])
         if record is None or record.key != self._key:
             return None
-        refresh, remaining = Refresh(item[1], item[2]), item[3] / 1000
-        outcome = self._node.store.offer(record, refresh, remaining, self._node.clock())
+        told_at = unpack_address(item[4])
+        if told_at is not None:
+            self._node.rpc.ledger.told(told_at, len(record.encoded))
+        outcome = self._node.store.offer(
+            record,
+            Refresh(item[1], item[2]),
+            item[3] / 1000,
+            self._node.clock(),
+            proved_at=contact.address if contact.id == record.peer_id else None,
+            told_at=told_at,
+            told_by=contact.id,
+        )
+        if outcome is Outcome.FOREIGN:
+            self._foreign[contact.id] += 1
+            if self._foreign[contact.id] > MAX_FOREIGN:
+                self._liars.add(contact.id)
         return None if outcome is Outcome.REFUSED else record.peer_id[:PREFIX_BYTES]
 
     # tasks

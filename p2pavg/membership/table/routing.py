@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import heapq
-import ipaddress
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
 from kademlia.routing import RoutingTable
 
+from p2pavg.membership.table.address import Address
 from p2pavg.membership.table.wire import Contact
+from p2pavg.networks import is_private, network_of, source_of
+
+PLACES_OF_SOURCE = 2  # times k
+PLACES_OF_NETWORK = 8  # times k
 
 
 class _Entry:
@@ -38,6 +42,7 @@ class Contacts:
 
     def __init__(self, own_id: bytes, k: int, is_alive: Callable[[Contact], Awaitable[bool]]) -> None:
         self._by_id: dict[bytes, _Entry] = {}
+        self._by_address: dict[Address, bytes] = {}
         self._is_alive = is_alive
         self._table: Any = RoutingTable(_Probe(self._probe), k, _Entry(Contact(own_id, ("", 0))))
         self._own_id = own_id
@@ -55,27 +60,34 @@ class Contacts:
         entry = self._by_id.get(peer_id)
         return entry.contact if entry else None
 
-    def add(self, contact: Contact) -> bool:
-        """Add a verified contact, or move a known one to its new address. True when it was not known
-        before.
+    def at(self, address: Address) -> Contact | None:
+        """The contact that lives at an address."""
+        peer_id = self._by_address.get(address)
+        return None if peer_id is None else self.get(peer_id)
+
+    def rivals(self, contact: Contact) -> list[Contact]:
+        """Whom a contact contradicts: itself at another address, and who else lives at its address. While one
+        of them answers, the contact has no place: a node lives at one address, and an address has one node.
         """
-        if contact.id == self._own_id:
+        found = (self.get(contact.id), self.at(contact.address))
+        return [other for other in found if other is not None and other != contact]
+
+    def add(self, contact: Contact) -> bool:
+        """Add a verified contact that has no rivals. True when it was not known and has a place now."""
+        if contact.id == self._own_id or contact.id in self._by_id or self.rivals(contact):
             return False
-        known = self._by_id.get(contact.id)
-        if known is not None and known.contact.address == contact.address:
+        if self._crowds(contact):
             return False
-        if known is None and self._crowds(contact):
-            return False
-        if known is not None:
-            self._table.remove_contact(known)
         entry = self._by_id[contact.id] = _Entry(contact)
+        self._by_address[contact.address] = contact.id
         self._table.add_contact(entry)
         self._forget_overflow()
-        return known is None
+        return True
 
     def remove(self, peer_id: bytes) -> None:
         entry = self._by_id.pop(peer_id, None)
         if entry is not None:
+            self._by_address.pop(entry.contact.address, None)
             self._table.remove_contact(entry)
 
     def nearest(self, target: bytes, count: int) -> list[Contact]:
@@ -89,11 +101,18 @@ class Contacts:
         return [bucket.range for bucket in self._table.buckets]
 
     def _crowds(self, contact: Contact) -> bool:
-        """Whether one public address has its share of the table: identities are free, addresses are not."""
+        """Whether its source or its network has its share of the table: identities are free, addresses are
+        not. On private networks, and on this machine, they are as free, and no stranger is.
+        """
         host = contact.address[0]
-        if not ipaddress.ip_address(host).is_global:
+        if is_private(host):
             return False
-        return sum(1 for other in self if other.address[0] == host) >= 2 * self._k
+        source, network = source_of(host), network_of(host)
+        hosts = [other.address[0] for other in self]
+        return (
+            sum(source_of(h) == source for h in hosts) >= PLACES_OF_SOURCE * self._k
+            or sum(network_of(h) == network for h in hosts) >= PLACES_OF_NETWORK * self._k
+        )
 
     async def _probe(self, entry: _Entry) -> None:
         if not await self._is_alive(entry.contact):
@@ -104,3 +123,4 @@ class Contacts:
         if len(self._by_id) > 8 * self._k * max(8, len(self._table.buckets)):
             kept = {i for bucket in self._table.buckets for i in (*bucket.nodes, *bucket.replacement_nodes)}
             self._by_id = {i: e for i, e in self._by_id.items() if i in kept}
+            self._by_address = {e.contact.address: i for i, e in self._by_id.items()}

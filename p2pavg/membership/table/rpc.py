@@ -1,82 +1,59 @@
-"""Requests and answers over one UDP socket: adaptive timeouts, retries, proofs of identity, bounded
-amplification.
+"""Requests and answers over one UDP socket: retries, proofs of identity, and nothing for addresses that have
+not shown that they receive beyond a small multiple of what came.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
-import statistics
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from p2pavg.identity import Identity, peer_id_of, verify
 from p2pavg.membership.table.address import Address, normalise, pack_address
 from p2pavg.membership.table.beat import BEAT_MARK
-from p2pavg.membership.table.throttle import Throttle
+from p2pavg.membership.table.ledger import AMPLIFICATION, Ledger
+from p2pavg.membership.table.serving import BEAT_WORK, Server, Service
+from p2pavg.membership.table.timing import LONGEST_TIMEOUT, Endpoints
 from p2pavg.membership.table.wire import (
-    AMPLIFICATION,
     FLAGS_OFFSET,
     HEADER_BYTES,
     MAX_DATAGRAM,
     NO_TOKEN,
     NOTICE,
     TOKEN_BYTES,
+    TOKEN_OFFSET,
     TRANSACTION_BYTES,
     TRY_SHIFT,
     VERSION,
     Contact,
     Flag,
+    Head,
+    Kind,
     Message,
     decode,
     encode,
     other_version,
+    read_head,
 )
-from p2pavg.networks import source_of
 
 logger = logging.getLogger("p2pavg.membership")
 
 TRIES = 4
 BACKOFF = 1.5
-FIRST_TIMEOUT = 0.4
-SHORTEST_TIMEOUT = 0.12
-SHORTEST_PATIENCE = 0.04
-LONGEST_TIMEOUT = 5.0
-MAX_ENDPOINTS = 8192
 MAX_LATE = 1024
-REQUESTS_PER_S, REQUESTS_AT_ONCE = 500.0, 1000.0  # of one sender
-BEAT_WORK = 0.25  # of a request
-_PROOF_DOMAIN = b"p2pavg dht proof\x00"
+OPENED = (Kind.STORE, Kind.FETCH, Kind.DIAL, Kind.REVOKED)  # asked once the other side has given a token
 
 Answer = Callable[[Message | None], None]
-
-
-class Endpoint:
-    """What is known about one address: its token for us and its round-trip time (RFC 6298 estimator,
-    seconds).
-    """
-
-    __slots__ = ("deviation", "smoothed", "token")
-
-    def __init__(self) -> None:
-        self.token = NO_TOKEN
-        self.smoothed: float | None = None
-        self.deviation = 0.0
-
-    def measured(self, rtt: float) -> None:
-        if self.smoothed is None:
-            self.smoothed, self.deviation = rtt, rtt / 2
-        else:
-            self.deviation += (abs(rtt - self.smoothed) - self.deviation) / 4
-            self.smoothed += (rtt - self.smoothed) / 8
 
 
 class _Pending:
     __slots__ = (
         "address",
+        "asked",
+        "cookie",
         "data",
         "expected",
         "on_answer",
@@ -97,6 +74,8 @@ class _Pending:
         on_slow: Callable[[], None] | None,
     ) -> None:
         self.address = address
+        self.asked = pack_address(address)
+        self.cookie = False  # whether a token alone came back already
         self.data = bytearray(data)
         self.expected = expected
         self.on_answer = on_answer
@@ -113,16 +92,6 @@ class _Pending:
                 timer.cancel()
 
 
-class Service(Protocol):
-    """Answers requests. Returns the body of the answer, or None to stay silent."""
-
-    def handle(self, message: Message, address: Address, returnable: bool, room: int) -> list[Any] | None: ...
-
-    def handle_beat(self, data: bytes, address: Address) -> None: ...
-
-    def heard_late(self, contact: Contact) -> None: ...
-
-
 class Rpc(asyncio.DatagramProtocol):
     """One node's socket. All methods belong to the event loop's thread."""
 
@@ -135,7 +104,6 @@ class Rpc(asyncio.DatagramProtocol):
         self.bytes_sent = 0
         self.bytes_received = 0
         self._service = service
-        self._secret = os.urandom(32)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.DatagramTransport | None = None
@@ -143,13 +111,12 @@ class Rpc(asyncio.DatagramProtocol):
         self._late: OrderedDict[bytes, _Pending] = (
             OrderedDict()
         )  # given up, but an answer still tells the RTT
-        self._endpoints: OrderedDict[Address, Endpoint] = OrderedDict()
-        self._recent_rtts: deque[float] = deque(maxlen=32)
-        self._proven: OrderedDict[tuple[bytes, Address], None] = OrderedDict()
+        self.ledger = Ledger()
+        self._endpoints = Endpoints()
         self._ipv6 = False
         self._closed = False
         self._complained: set[str] = set()
-        self._throttle = Throttle(rate=REQUESTS_PER_S, burst=REQUESTS_AT_ONCE)
+        self._server = Server(identity, service, self.ledger, self._send, clock)
 
     # asyncio
 
@@ -163,21 +130,19 @@ class Rpc(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
         self.bytes_received += len(data)
         address = normalise(addr)
+        self.ledger.told(address, len(data))
         if data[:1] == BEAT_MARK:
-            if self._admits(address, BEAT_WORK):
+            if self._server.admits(address, BEAT_WORK):
                 self._service.handle_beat(data, address)
             return
-        message = decode(data)
-        if message is None:
+        head = read_head(data)
+        if head is None:
             self._other(data, address)
-        elif message.flags & Flag.ANSWER:
-            self._answered(message, address)
-        elif self._admits(address):
-            self._requested(message, address, len(data))
-
-    def _admits(self, address: Address, work: float = 1.0) -> bool:
-        """Whether to work for what came from there."""
-        return self._throttle.admits(source_of(address[0]), self._clock(), work)
+        elif head.flags & Flag.ANSWER:
+            if head.transaction in self._pending or head.transaction in self._late:
+                self._answered(data, head, address)
+        else:
+            self._server.requested(data, head, address)
 
     def _other(self, data: bytes, address: Address) -> None:
         """No message of ours. Whoever speaks another version is told so, briefly, and we remember it."""
@@ -187,7 +152,7 @@ class Rpc(asyncio.DatagramProtocol):
             return
         self.other_version = version
         self._complain_once(address, f"is of version {version} of the table, and this is version {VERSION}")
-        if len(data) > HEADER_BYTES and self._admits(address):
+        if len(data) > HEADER_BYTES and self._server.admits(address):
             self._send(NOTICE, address)
 
     def close(self) -> None:
@@ -220,26 +185,52 @@ class Rpc(asyncio.DatagramProtocol):
             self._loop.call_soon(on_answer, None)
             return
         transaction = os.urandom(TRANSACTION_BYTES)
-        endpoint = self._endpoint(address)
+        endpoint = self._endpoints.at(address)
         flags = Flag.CLIENT_ONLY if self.client_only else 0
-        if expected is None or (expected, address) not in self._proven:
-            flags |= Flag.PROVE
-        data = encode(
-            kind,
-            flags,
-            transaction,
-            self.identity.peer_id,
-            endpoint.token,
-            body,
-            pad_to=MAX_DATAGRAM // AMPLIFICATION if endpoint.token == NO_TOKEN else 0,
-        )
+        proves = expected is None or not self.ledger.is_home(address, expected)
+        asked = pack_address(address) if proves else b""
+        flags |= Flag.PROVE if proves else 0
+        me = self.identity.peer_id
+        data = encode(kind, flags, transaction, me, endpoint.token, body, asked=asked)
+        too_long = kind in OPENED or self.ledger.room(address) < len(data)
+        if too_long and endpoint.token == NO_TOKEN and kind != Kind.PING:
+            self._open(address, kind, body, on_answer, expected, on_slow, tries)
+            return
         pending = _Pending(address, data, expected, on_answer, on_slow)
-        pending.timeout = self._timeout(endpoint)
+        pending.timeout = self._endpoints.timeout(endpoint)
         pending.tries = TRIES - tries
         self._pending[transaction] = pending
         self._transmit(transaction)
         if on_slow is not None:
-            pending.slow_timer = self._loop.call_later(self._patience(endpoint), on_slow)
+            pending.slow_timer = self._loop.call_later(self._endpoints.patience(endpoint), on_slow)
+
+    def _open(
+        self,
+        address: Address,
+        kind: int,
+        body: list[Any],
+        on_answer: Answer,
+        expected: bytes | None,
+        on_slow: Callable[[], None] | None,
+        tries: int,
+    ) -> None:
+        """Get a token first, with a short message: an address may be anybody's before it answers."""
+        was_slow = False
+
+        def slow() -> None:
+            nonlocal was_slow
+            if not was_slow and on_slow is not None:
+                was_slow = True
+                on_slow()
+
+        def opened(message: Message | None) -> None:
+            if message is None or self._endpoints.at(address).token == NO_TOKEN:
+                on_answer(None)
+                return
+            who = message.sender if expected is None else expected
+            self.call(address, kind, body, on_answer, expected=who, on_slow=slow, tries=tries)
+
+        self.call(address, Kind.PING, [], opened, expected=expected, on_slow=slow, tries=tries)
 
     async def ask(
         self,
@@ -267,58 +258,90 @@ class Rpc(asyncio.DatagramProtocol):
 
     def is_proven(self, peer_id: bytes, address: Address) -> bool:
         """Whether the node at `address` has proven that it holds the key of `peer_id`."""
-        return (peer_id, address) in self._proven
+        return self.ledger.is_home(address, peer_id)
+
+    def has_token(self, address: Address) -> bool:
+        """Whether what is asked there now is served at once."""
+        return self._endpoints.at(address).token != NO_TOKEN
+
+    def token_from(self, address: Address) -> bytes:
+        """What the node at `address` gave, to be shown with each request."""
+        return self._endpoints.at(address).token
+
+    def token_for(self, address: Address) -> bytes:
+        """What only who receives at `address` can show."""
+        return self._server.token_for(address)
 
     def rtt(self, address: Address) -> float | None:
         """The smoothed round-trip time to an address in seconds, when known."""
-        endpoint = self._endpoints.get(address)
-        return endpoint.smoothed if endpoint else None
+        return self._endpoints.rtt(address)
 
     def _transmit(self, transaction: bytes) -> None:
         pending = self._pending[transaction]
+        endpoint = self._endpoints.at(pending.address)
         if pending.tries >= TRIES:
             self._late[transaction] = pending
             if len(self._late) > MAX_LATE:
                 self._late.popitem(last=False)
-            self._endpoint(pending.address).token = NO_TOKEN  # it may have restarted and forgotten its secret
+            endpoint.token = NO_TOKEN  # it may have restarted and forgotten its secret
             self._give_up(transaction)
             return
-        pending.sent[pending.tries] = self._clock()
         pending.data[FLAGS_OFFSET] = pending.data[FLAGS_OFFSET] & ~Flag.TRY | pending.tries << TRY_SHIFT
-        self._send(bytes(pending.data), pending.address)
+        data = bytes(pending.data)
+        if endpoint.token == NO_TOKEN and pending.data[3] != Kind.PING:  # whose answer is short
+            wanted = int(min(MAX_DATAGRAM // AMPLIFICATION, self.ledger.room(pending.address)))
+            data = data.ljust(wanted, b"\x00")
+        if self._send(data, pending.address):
+            pending.sent[pending.tries] = self._clock()
         pending.tries += 1
         pending.timer = self._loop.call_later(pending.timeout, self._transmit, transaction)
         pending.timeout = min(pending.timeout * BACKOFF, LONGEST_TIMEOUT)
 
-    def _answered(self, message: Message, address: Address) -> None:
-        late = self._late.pop(message.transaction, None)
-        pending = late or self._pending.get(message.transaction)
-        if pending is None:
+    def _answered(self, data: bytes, head: Head, address: Address) -> None:
+        pending = self._pending.get(head.transaction) or self._late[head.transaction]
+        if pack_address(address) != pending.asked:
+            self._complain_once(address, "answers a question that went to another address")
             return
+        message = decode(data)
+        if message is None:
+            return
+        if head.flags & Flag.COOKIE:
+            self._answered_by_cookie(pending, head)
+            return
+        late = self._late.pop(head.transaction, None)
         if pending.expected is not None and message.sender != pending.expected:
             self._give_up(message.transaction)
             return
-        contact = (message.sender, pending.address)
-        if contact not in self._proven:
-            if not self._is_proof(message):
+        contact = Contact(message.sender, pending.address)
+        if not self.ledger.is_home(contact.address, contact.id):
+            if not self._is_proof(message, pending.asked):
                 self._give_up(message.transaction)
                 return
-            self._proven[contact] = None
-            if len(self._proven) > MAX_ENDPOINTS:
-                self._proven.popitem(last=False)
-        endpoint = self._endpoint(pending.address)
+            self.ledger.proved(contact.address, contact.id)
+        endpoint = self._endpoints.at(pending.address)
         endpoint.token = message.token
         sent = pending.sent.get((message.flags & Flag.TRY) >> TRY_SHIFT)
         if sent is not None:
-            rtt = self._clock() - sent
-            endpoint.measured(rtt)
-            self._recent_rtts.append(rtt)
+            self._endpoints.measured(endpoint, self._clock() - sent)
         if late is not None:
-            self._service.heard_late(Contact(*contact))
+            self._service.heard_late(contact)
             return
         del self._pending[message.transaction]
         pending.cancel_timers()
         pending.on_answer(message)
+
+    def _answered_by_cookie(self, pending: _Pending, head: Head) -> None:
+        """The node there is busy, and serves who shows that it receives: ask again, with the token."""
+        if pending.cookie or head.transaction not in self._pending:
+            return
+        pending.cookie = True
+        self.ledger.proved(pending.address)
+        self._endpoints.at(pending.address).token = head.token
+        pending.data[TOKEN_OFFSET : TOKEN_OFFSET + TOKEN_BYTES] = head.token
+        if pending.timer is not None:
+            pending.timer.cancel()
+        pending.tries = max(0, pending.tries - 1)
+        self._transmit(head.transaction)
 
     def _give_up(self, transaction: bytes) -> None:
         """Somebody else lives at the address now: no use in asking again."""
@@ -327,75 +350,26 @@ class Rpc(asyncio.DatagramProtocol):
             pending.cancel_timers()
             pending.on_answer(None)
 
-    def _is_proof(self, message: Message) -> bool:
+    def _is_proof(self, message: Message, asked: bytes) -> bool:
         public_key, signature = message.proof[:32], message.proof[32:]
-        signed = _PROOF_DOMAIN + message.transaction + self.identity.peer_id
+        signed = message.to_prove(asked, self.identity.peer_id)
         return peer_id_of(public_key) == message.sender and verify(public_key, signed, signature)
-
-    # answering
-
-    def _requested(self, message: Message, address: Address, size: int) -> None:
-        returnable = message.token == self._token(address)
-        limit = MAX_DATAGRAM if returnable else min(MAX_DATAGRAM, AMPLIFICATION * size)
-        proof = b""
-        flags = Flag.ANSWER | message.flags & Flag.TRY
-        if message.flags & Flag.PROVE:
-            signed = _PROOF_DOMAIN + message.transaction + message.sender
-            proof = self.identity.public_key + self.identity.sign(signed)
-            flags |= Flag.PROOF
-        body = self._service.handle(message, address, returnable, limit - 160)
-        if body is None:
-            return
-        data = encode(
-            message.kind,
-            flags,
-            message.transaction,
-            self.identity.peer_id,
-            self._token(address),
-            body,
-            proof=proof,
-        )
-        if len(data) <= limit:
-            self._send(data, address)
-
-    def _token(self, address: Address) -> bytes:
-        return hashlib.blake2b(pack_address(address), key=self._secret, digest_size=TOKEN_BYTES).digest()
 
     # the rest
 
-    def _send(self, data: bytes, address: Address) -> None:
+    def _send(self, data: bytes, address: Address) -> bool:
+        """Whether it went: not to an address that has not shown that it receives and has had its share."""
         assert self._transport is not None
         host, port = address
         if ":" not in host:
             host = f"::ffff:{host}" if self._ipv6 else host
         elif not self._ipv6:
-            return  # this node has no IPv6 socket
-        if not self._transport.is_closing():
-            self.bytes_sent += len(data)
-            self._transport.sendto(data, (host, port))
-
-    def _endpoint(self, address: Address) -> Endpoint:
-        endpoint = self._endpoints.get(address)
-        if endpoint is None:
-            endpoint = self._endpoints[address] = Endpoint()
-            if len(self._endpoints) > MAX_ENDPOINTS:
-                self._endpoints.popitem(last=False)
-        else:
-            self._endpoints.move_to_end(address)
-        return endpoint
-
-    def _patience(self, endpoint: Endpoint) -> float:
-        """How long an answer from there usually takes at most, in seconds."""
-        if endpoint.smoothed is not None:
-            usual = endpoint.smoothed + 4 * endpoint.deviation + 0.01
-        elif len(self._recent_rtts) >= 4:
-            usual = 4 * statistics.median(self._recent_rtts)
-        else:
-            usual = FIRST_TIMEOUT / 2
-        return min(max(usual, SHORTEST_PATIENCE), LONGEST_TIMEOUT / 2)
-
-    def _timeout(self, endpoint: Endpoint) -> float:
-        return min(max(2 * self._patience(endpoint), SHORTEST_TIMEOUT), LONGEST_TIMEOUT)
+            return False  # this node has no IPv6 socket
+        if self._transport.is_closing() or not self.ledger.spend(address, len(data)):
+            return False
+        self.bytes_sent += len(data)
+        self._transport.sendto(data, (host, port))
+        return True
 
     def _complain_once(self, address: Address, what: str) -> None:
         if address[0] not in self._complained and len(self._complained) < 256:

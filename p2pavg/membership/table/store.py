@@ -6,11 +6,14 @@ import bisect
 import enum
 import hashlib
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from p2pavg.membership.table.address import Address
 from p2pavg.membership.table.record import LINK_BYTES, Record, Refresh, SignedRecord, has_valid_signature
+from p2pavg.networks import network_of
 
 PREFIX_BYTES = 8
 DIGEST_BYTES = 8
@@ -32,12 +35,14 @@ class Outcome(enum.IntEnum):
     STALE = 3
     UNKNOWN = 4
     REFUSED = 5
+    FOREIGN = 6
 
 
 @dataclass(slots=True)
 class Held:
     """A record as held: after `expires` it is a tombstone that keeps replays of it from coming back to
-    life.
+    life. `proved_at` is where its publisher has proven itself to this node, `told_at` where another node says
+    that it has to that node, and `told_by` which.
     """
 
     record: SignedRecord
@@ -45,6 +50,15 @@ class Held:
     refreshed: float
     expires: float
     digest: int
+    proved_at: Address | None = None
+    told_at: Address | None = None
+    told_by: bytes = b""
+    own: bool = False
+
+    @property
+    def is_served(self) -> bool:
+        """Whether others are told of it: what nobody has proven here goes no further."""
+        return self.own or self.proved_at is not None
 
     def as_entry(self, now: float) -> Entry:
         r = self.record
@@ -103,13 +117,41 @@ def _digest_of(record: SignedRecord) -> int:
     return int.from_bytes(hashlib.blake2b(named, digest_size=DIGEST_BYTES).digest(), "big")
 
 
+Place = tuple[bytes, bytes]  # key, prefix
+
+
+class _Shares:
+    """Places by the network that took them, oldest first."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, OrderedDict[Place, None]] = {}
+
+    def add(self, owner: str, place: Place) -> None:
+        self._places.setdefault(owner, OrderedDict())[place] = None
+
+    def remove(self, owner: str, place: Place) -> None:
+        places = self._places.get(owner, OrderedDict())
+        places.pop(place, None)
+        if not places:
+            self._places.pop(owner, None)
+
+    def oldest_of_largest(self, newcomer: str) -> Place | None:
+        """Which place goes to `newcomer`; None when no network has more than it would have then."""
+        largest = max(self._places.values(), key=len, default=None)
+        if largest is None or len(largest) <= len(self._places.get(newcomer, ())) + 1:
+            return None
+        return next(iter(largest))
+
+
 class _Key:
     """The records under one key, also in the order of their prefixes for paging."""
 
     def __init__(self) -> None:
         self.held: dict[bytes, Held] = {}
         self.order: list[bytes] = []
+        self.shares = _Shares()
         self.watchers: list[Callable[[Held], None]] = []
+        self.vet: Callable[[SignedRecord], bool] = lambda record: True
 
 
 class RecordStore:
@@ -123,15 +165,30 @@ class RecordStore:
         self._max_records_per_key = max_records_per_key
         self._count = 0
         self._look_again_at = float("-inf")
+        self._shares = _Shares()
 
     def __len__(self) -> int:
         return self._count
 
-    def watch(self, key: bytes, callback: Callable[[Held], None]) -> Callable[[], None]:
-        """Call back on every new version and refresh under `key`; returns the function that ends it."""
-        watchers = self._keys.setdefault(key, _Key()).watchers
-        watchers.append(callback)
-        return lambda: watchers.remove(callback)
+    def watch(
+        self,
+        key: bytes,
+        callback: Callable[[Held], None],
+        vet: Callable[[SignedRecord], bool] = lambda record: True,
+    ) -> Callable[[], None]:
+        """Call back on every new version and refresh under `key`; returns the function that ends it.
+
+        vet: which records are taken under it from now on.
+        """
+        entry = self._keys.setdefault(key, _Key())
+        entry.watchers.append(callback)
+        entry.vet = vet
+        return lambda: self._unwatch(key, callback)
+
+    def _unwatch(self, key: bytes, callback: Callable[[Held], None]) -> None:
+        entry = self._keys[key]
+        entry.watchers.remove(callback)
+        entry.vet = lambda record: True
 
     def is_watched(self, key: bytes) -> bool:
         entry = self._keys.get(key)
@@ -148,15 +205,15 @@ class RecordStore:
         return [h for h in entry.held.values() if h.expires > now] if entry else []
 
     def summary(self, key: bytes, now: float) -> tuple[int, bytes]:
-        """How many unexpired records there are under `key`, and a digest of which versions of whose."""
-        live = self.live(key, now)
+        """How many records others are told of under `key`, and a digest of which versions of whose."""
+        live = [held for held in self.live(key, now) if held.is_served]
         combined = 0
         for held in live:
             combined ^= held.digest
         return len(live), combined.to_bytes(DIGEST_BYTES, "big")
 
     def page(self, key: bytes, cursor: bytes, limit: int, now: float) -> tuple[list[Entry], bytes]:
-        """Up to `limit` index entries of unexpired records after `cursor`, and the next cursor (empty at
+        """Up to `limit` index entries of what others are told after `cursor`, and the next cursor (empty at
         the end).
         """
         entry = self._keys.get(key)
@@ -166,18 +223,30 @@ class RecordStore:
         for index in range(bisect.bisect_right(entry.order, cursor), len(entry.order)):
             prefix = entry.order[index]
             held = entry.held[prefix]
-            if held.expires <= now:
+            if held.expires <= now or not held.is_served:
                 continue
             if len(found) == limit:
                 return found, found[-1].prefix
             found.append(held.as_entry(now))
         return found, b""
 
-    def offer(self, record: SignedRecord, refresh: Refresh, remaining: float, now: float) -> Outcome:
-        """Take a record from anybody. It is kept when it is newer than what is held and properly signed.
+    def offer(
+        self,
+        record: SignedRecord,
+        refresh: Refresh,
+        remaining: float,
+        now: float,
+        *,
+        proved_at: Address | None = None,
+        told_at: Address | None = None,
+        told_by: bytes = b"",
+        own: bool = False,
+    ) -> Outcome:
+        """Take a record from anybody. It is kept when it is newer than what is held and properly signed, and
+        what watches the key takes it.
 
         `remaining` is what the sender says is left of its lifetime; never more than the signed lifetime is
-        believed.
+        believed. proved_at: where its publisher, from whom it comes, has proven itself.
         """
         entry = self._keys.get(record.key)
         prefix = record.peer_id[:PREFIX_BYTES]
@@ -185,24 +254,66 @@ class RecordStore:
         if held is not None and held.record.version >= record.version:
             if held.record.version > record.version or held.record.encoded != record.encoded:
                 return Outcome.STALE
-            return self._refresh(record.key, held, refresh, remaining, now)
-        if held is None and not self._make_room(record.key, now):
-            return Outcome.REFUSED
+            return self._again(held, refresh, remaining, now, proved_at, told_at, told_by)
         start = Refresh(0, record.anchor)
         if refresh != start and not record.accepts(start, refresh):
             return Outcome.REFUSED
+        if entry is not None and not entry.vet(record):
+            return Outcome.FOREIGN
         if not has_valid_signature(record):
+            return Outcome.REFUSED
+        network = "" if proved_at is None else network_of(proved_at[0])
+        if held is None and not self._make_room(record.key, network, now):
             return Outcome.REFUSED
         entry = self._keys.setdefault(record.key, _Key())
         if held is None:
             bisect.insort(entry.order, prefix)
             self._count += 1
+        else:
+            self._give_back(record.key, entry, held)
+            if held.expires > now:
+                proved_at = proved_at or held.proved_at  # who was there a version ago
         expires = now + min(remaining, record.lifetime)
-        fresh = Held(record, refresh, now, expires, _digest_of(record))
+        digest = _digest_of(record)
+        fresh = Held(record, refresh, now, expires, digest, proved_at, told_at, told_by, own)
         entry.held[prefix] = fresh
-        for watcher in tuple(entry.watchers):
-            watcher(fresh)
+        self._take(record.key, entry, fresh)
+        self._tell(entry, fresh)
         return Outcome.NEW
+
+    def prove(self, held: Held, proved_at: Address) -> None:
+        """The publisher of a record has proven itself, at this address."""
+        entry = self._keys.get(held.record.key)
+        if entry is not None and entry.held.get(held.record.peer_id[:PREFIX_BYTES]) is held:
+            self._give_back(held.record.key, entry, held)
+            held.proved_at = proved_at
+            self._take(held.record.key, entry, held)
+            self._tell(entry, held)
+
+    def _again(
+        self,
+        held: Held,
+        refresh: Refresh,
+        remaining: float,
+        now: float,
+        proved_at: Address | None,
+        told_at: Address | None,
+        told_by: bytes,
+    ) -> Outcome:
+        """A version that is held already came once more."""
+        expired = held.expires <= now
+        outcome = self._refresh(held.record.key, held, refresh, remaining, now, again=True)
+        if expired and outcome is Outcome.REFRESHED:
+            held.proved_at = None  # it may be a replay: its publisher proves itself anew
+        if told_at is not None and outcome in (Outcome.KNOWN, Outcome.REFRESHED):
+            held.told_at, held.told_by = told_at, told_by
+        if outcome is Outcome.REFUSED or outcome is Outcome.STALE:
+            return outcome
+        if proved_at is not None and held.proved_at != proved_at:
+            self.prove(held, proved_at)
+        elif outcome is Outcome.REFRESHED or told_at is not None:
+            self._tell(self._keys[held.record.key], held)
+        return outcome
 
     def refresh(
         self,
@@ -215,13 +326,23 @@ class RecordStore:
     ) -> Outcome:
         """Extend a held record by a later link of its chain. UNKNOWN when this version of it is not held."""
         held = self.lookup(key, prefix)
-        if held is None or held.record.version < version:
+        if held is None or held.record.version < version or held.expires <= now:
             return Outcome.UNKNOWN
         if held.record.version > version:
             return Outcome.STALE
         return self._refresh(key, held, refresh, remaining, now)
 
-    def _refresh(self, key: bytes, held: Held, refresh: Refresh, remaining: float, now: float) -> Outcome:
+    def _refresh(
+        self,
+        key: bytes,
+        held: Held,
+        refresh: Refresh,
+        remaining: float,
+        now: float,
+        *,
+        again: bool = False,
+    ) -> Outcome:
+        """again: the caller tells the watchers."""
         if refresh.step < held.refresh.step:
             return Outcome.STALE
         lifetime = held.record.lifetime
@@ -236,20 +357,60 @@ class RecordStore:
         held.refresh = refresh
         held.refreshed = now
         held.expires = now + min(remaining, lifetime)
-        for watcher in tuple(self._keys[key].watchers):
-            watcher(held)
+        if not again:
+            self._tell(self._keys[key], held)
         return Outcome.REFRESHED
 
-    def _make_room(self, key: bytes, now: float) -> bool:
-        entry = self._keys.get(key)
-        full = self._count >= self._max_records or (entry and len(entry.held) >= self._max_records_per_key)
-        if full and now >= self._look_again_at:
+    def _tell(self, entry: _Key, held: Held) -> None:
+        for watcher in tuple(entry.watchers):
+            watcher(held)
+
+    # room
+
+    def _take(self, key: bytes, entry: _Key, held: Held) -> None:
+        place = (key, held.record.peer_id[:PREFIX_BYTES])
+        network = _network_of(held)
+        entry.shares.add(network, place)
+        self._shares.add(network, place)
+
+    def _give_back(self, key: bytes, entry: _Key, held: Held) -> None:
+        place = (key, held.record.peer_id[:PREFIX_BYTES])
+        network = _network_of(held)
+        entry.shares.remove(network, place)
+        self._shares.remove(network, place)
+
+    def _make_room(self, key: bytes, network: str, now: float) -> bool:
+        """Whether there is a place for a record from `network`. When all are taken, the network that has most
+        loses one: so whoever fills a key from one place keeps nobody out of it.
+        """
+        if self._has_room(key):
+            return True
+        if now >= self._look_again_at:
             self._look_again_at = now + LOOK_SECONDS
             self.purge(now, tombstone_seconds=0.0)
+        while not self._has_room(key):
             entry = self._keys.get(key)
+            of_key = entry is not None and len(entry.held) >= self._max_records_per_key
+            shares = entry.shares if entry is not None and of_key else self._shares
+            place = shares.oldest_of_largest(network)
+            if place is None:
+                return False
+            self._drop(*place)
+        return True
+
+    def _has_room(self, key: bytes) -> bool:
+        entry = self._keys.get(key)
         return self._count < self._max_records and (
             entry is None or len(entry.held) < self._max_records_per_key
         )
+
+    def _drop(self, key: bytes, prefix: bytes) -> None:
+        entry = self._keys[key]
+        self._give_back(key, entry, entry.held.pop(prefix))
+        del entry.order[bisect.bisect_left(entry.order, prefix)]
+        self._count -= 1
+        if not entry.held and not entry.watchers:
+            del self._keys[key]
 
     def purge(self, now: float, *, tombstone_seconds: float = TOMBSTONE_SECONDS) -> None:
         """Forget what expired more than `tombstone_seconds` ago."""
@@ -257,7 +418,7 @@ class RecordStore:
             gone = {p for p, h in entry.held.items() if h.expires + tombstone_seconds <= now}
             if gone:
                 for prefix in gone:
-                    del entry.held[prefix]
+                    self._give_back(key, entry, entry.held.pop(prefix))
                 entry.order = [p for p in entry.order if p not in gone]
                 self._count -= len(gone)
             if not entry.held and not entry.watchers:
@@ -265,3 +426,7 @@ class RecordStore:
 
     def keys(self) -> Iterator[bytes]:
         return iter(tuple(self._keys))
+
+
+def _network_of(held: Held) -> str:
+    return "" if held.proved_at is None else network_of(held.proved_at[0])

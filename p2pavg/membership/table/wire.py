@@ -3,11 +3,13 @@
 ```
 0  2s magic "pD"   2 u8 version   3 u8 kind   4 u8 flags   5 8s transaction   13 20s sender's id
 33 8s token   41 u16 body length
-43 body, then the proof (32-byte public key, 64-byte signature) when flag PROOF is set, then padding (ignored)
+43 body, then in a request with flag PROVE the address that it is sent to (18 bytes), then the proof (32-byte
+   public key, 64-byte signature) when flag PROOF is set, then padding (ignored)
 ```
 No datagram is longer than `MAX_DATAGRAM` bytes. The token in an answer proves, when a later request repeats
 it, that its sender receives at the address it sends from. To anybody else an answer has at most
-`AMPLIFICATION` times the bytes of the request, so first requests are padded.
+`AMPLIFICATION` times the bytes of the request, so first requests are padded. A node that has too many such
+requests answers with a token alone (flag COOKIE): whoever repeats the request with it is served.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -24,18 +26,20 @@ from p2pavg.membership.table.address import PACKED_ADDRESS_BYTES, Address, pack_
 
 VERSION = 1
 MAX_DATAGRAM = 1200
-AMPLIFICATION = 3
 TRANSACTION_BYTES = 8
 TOKEN_BYTES = 8
 NO_TOKEN = bytes(TOKEN_BYTES)
 PROOF_BYTES = PUBLIC_KEY_BYTES + SIGNATURE_BYTES
 _MAGIC = b"pD"
+_PROOF_DOMAIN = b"p2pavg dht proof"
 _HEADER = struct.Struct(f">2sBBB{TRANSACTION_BYTES}s{PEER_ID_BYTES}s{TOKEN_BYTES}sH")
 HEADER_BYTES = _HEADER.size
 FLAGS_OFFSET = 4
+TOKEN_OFFSET = 33
 TRY_SHIFT = 4
 MAX_BODY = MAX_DATAGRAM - HEADER_BYTES - PROOF_BYTES
 MALFORMED = (ValueError, msgpack.UnpackException)  # all that msgpack raises for bytes that it cannot read
+PING_BYTES = HEADER_BYTES + 1 + PACKED_ADDRESS_BYTES  # that asks for a proof
 CONTACT_BYTES = PEER_ID_BYTES + PACKED_ADDRESS_BYTES
 
 
@@ -50,6 +54,7 @@ class Kind(enum.IntEnum):
     REFRESH = 6
     ENTRIES = 7
     DIAL = 8
+    REVOKED = 9
 
 
 class Flag:
@@ -59,6 +64,7 @@ class Flag:
     CLIENT_ONLY = 2  # the sender answers no requests: do not list it as a contact
     PROVE = 4  # the request wants a proof of the answerer's identity
     PROOF = 8  # the answer carries one
+    COOKIE = 0x40  # the answer is a token alone: ask again with it
     TRY = 0x30  # which try of the request this is, 0 to 3; the answer says which it answers
 
 
@@ -82,7 +88,24 @@ class Message:
     sender: bytes
     token: bytes
     body: list[Any]
-    proof: bytes
+    proof: bytes = b""
+    asked: bytes = b""  # the packed address that a request with flag PROVE was sent to
+    packed: bytes = b""  # the body as it travelled
+    size: int = 0  # bytes of the whole datagram
+
+    def to_prove(self, asked: bytes, asker: bytes) -> bytes:
+        """What whoever answers `asker`, who asked at the packed address `asked`, signs."""
+        return b"\0".join((_PROOF_DOMAIN, self.transaction, asker, asked, self.packed))
+
+
+class Head(NamedTuple):
+    """What a datagram says before its body, which costs nearly nothing to read."""
+
+    kind: int
+    flags: int
+    transaction: bytes
+    sender: bytes
+    token: bytes
 
 
 def encode(
@@ -93,37 +116,49 @@ def encode(
     token: bytes,
     body: list[Any],
     *,
+    asked: bytes = b"",
     proof: bytes = b"",
     pad_to: int = 0,
 ) -> bytes:
     """One datagram. Raises ValueError when it would be longer than `MAX_DATAGRAM`."""
     packed: bytes = msgpack.packb(body)
-    data = (
-        _HEADER.pack(_MAGIC, VERSION, kind, flags, transaction, sender, token, len(packed)) + packed + proof
-    )
+    head = _HEADER.pack(_MAGIC, VERSION, kind, flags, transaction, sender, token, len(packed))
+    data = head + packed + asked + proof
     if len(data) > MAX_DATAGRAM:
         raise ValueError(f"a datagram of {len(data)} bytes would be fragmented")
     return data.ljust(pad_to, b"\x00")
 
 
-def decode(data: bytes) -> Message | None:
-    """The message in a datagram, or None when no correct node sends such bytes."""
+def read_head(data: bytes) -> Head | None:
+    """The head of a datagram, or None when no correct node sends such bytes."""
     if not HEADER_BYTES < len(data) <= MAX_DATAGRAM:
         return None
     magic, version, kind, flags, transaction, sender, token, length = _HEADER.unpack_from(data)
-    end = HEADER_BYTES + length
-    if magic != _MAGIC or version != VERSION or len(data) < end:
+    if magic != _MAGIC or version != VERSION or len(data) < HEADER_BYTES + length:
         return None
-    proof = data[end : end + PROOF_BYTES] if flags & Flag.PROOF else b""
-    if flags & Flag.PROOF and len(proof) != PROOF_BYTES:
+    return Head(kind, flags, transaction, sender, token)
+
+
+def decode(data: bytes) -> Message | None:
+    """The message in a datagram, or None when no correct node sends such bytes."""
+    head = read_head(data)
+    if head is None:
+        return None
+    end = HEADER_BYTES + _HEADER.unpack_from(data)[-1]
+    packed, flags = data[HEADER_BYTES:end], head.flags
+    proves, proven = flags & Flag.PROVE and not flags & Flag.ANSWER, flags & Flag.PROOF
+    asked = data[end : end + PACKED_ADDRESS_BYTES] if proves else b""
+    end += len(asked)
+    proof = data[end : end + PROOF_BYTES] if proven else b""
+    if (proves and len(asked) != PACKED_ADDRESS_BYTES) or (proven and len(proof) != PROOF_BYTES):
         return None
     try:
-        body = msgpack.unpackb(data[HEADER_BYTES:end])
+        body = msgpack.unpackb(packed)
     except MALFORMED:
         return None
     if not isinstance(body, list):
         return None
-    return Message(kind, flags, transaction, sender, token, body, proof)
+    return Message(*head, body, proof, asked, packed, len(data))
 
 
 NOTICE = _MAGIC + bytes([VERSION])

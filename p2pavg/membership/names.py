@@ -1,0 +1,62 @@
+"""Numeric addresses of the host names that peers announce: off the loop, a few at a time, and soon forgotten.
+
+Anybody may announce any name, of any domain: looking one up may take half a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from p2pavg.membership.table.address import is_numeric, normalise
+
+MAX_NAMES = 256
+MAX_LOOKUPS = 4  # at once, each in a thread of its own
+KEEP_SECONDS = 300.0
+KEEP_FAILED_SECONDS = 30.0
+
+
+class Names:
+    """What the system's resolver said lately. `clock` gives monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float], found: Callable[[], None]) -> None:
+        """found: called on the loop when a name has an address now."""
+        self._clock = clock
+        self._found = found
+        self._known: OrderedDict[str, tuple[str | None, float]] = OrderedDict()
+        self._looking: set[str] = set()
+
+    def numeric(self, host: str) -> str | None:
+        """The address of a host; None while it is looked up, and when it has none."""
+        if is_numeric(host):
+            return host
+        known, until = self._known.get(host, (None, float("-inf")))
+        if until <= self._clock() and host not in self._looking and len(self._looking) < MAX_LOOKUPS:
+            self._looking.add(host)
+            loop = asyncio.get_running_loop()
+            threading.Thread(target=self._look_up, args=(host, loop), daemon=True).start()
+        return known
+
+    def _look_up(self, host: str, loop: asyncio.AbstractEventLoop) -> None:
+        numeric = None
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+            numeric = normalise(found[0][4])[0] if found else None
+        except (OSError, UnicodeError):
+            pass  # no such name, or none that a resolver takes
+        with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
+            loop.call_soon_threadsafe(self._keep, host, numeric)
+
+    def _keep(self, host: str, numeric: str | None) -> None:
+        self._looking.discard(host)
+        until = self._clock() + (KEEP_FAILED_SECONDS if numeric is None else KEEP_SECONDS)
+        self._known[host] = numeric, until
+        self._known.move_to_end(host)
+        if len(self._known) > MAX_NAMES:
+            self._known.popitem(last=False)
+        if numeric is not None:
+            self._found()

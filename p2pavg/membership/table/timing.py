@@ -1,0 +1,78 @@
+"""How long answers take: what is known about each address, and how long to wait for the next one."""
+
+from __future__ import annotations
+
+import statistics
+from collections import OrderedDict, deque
+
+from p2pavg.membership.table.address import Address
+from p2pavg.membership.table.wire import NO_TOKEN
+
+FIRST_TIMEOUT = 0.4
+SHORTEST_TIMEOUT = 0.12
+SHORTEST_PATIENCE = 0.04
+LONGEST_TIMEOUT = 5.0
+MAX_ENDPOINTS = 8192
+
+
+class Endpoint:
+    """What is known about one address: its token for us and its round-trip time (RFC 6298 estimator,
+    seconds).
+    """
+
+    __slots__ = ("deviation", "smoothed", "token")
+
+    def __init__(self) -> None:
+        self.token = NO_TOKEN
+        self.smoothed: float | None = None
+        self.deviation = 0.0
+
+    def measured(self, rtt: float) -> None:
+        if self.smoothed is None:
+            self.smoothed, self.deviation = rtt, rtt / 2
+        else:
+            self.deviation += (abs(rtt - self.smoothed) - self.deviation) / 4
+            self.smoothed += (rtt - self.smoothed) / 8
+
+
+class Endpoints:
+    """The addresses that this node asks, those least recently asked forgotten first."""
+
+    def __init__(self) -> None:
+        self._endpoints: OrderedDict[Address, Endpoint] = OrderedDict()
+        self._recent_rtts: deque[float] = deque(maxlen=32)
+
+    def at(self, address: Address) -> Endpoint:
+        """What is known about an address, from now on too."""
+        endpoint = self._endpoints.get(address)
+        if endpoint is None:
+            endpoint = self._endpoints[address] = Endpoint()
+            if len(self._endpoints) > MAX_ENDPOINTS:
+                self._endpoints.popitem(last=False)
+        else:
+            self._endpoints.move_to_end(address)
+        return endpoint
+
+    def rtt(self, address: Address) -> float | None:
+        """The smoothed round-trip time to an address in seconds, when known."""
+        endpoint = self._endpoints.get(address)
+        return endpoint.smoothed if endpoint else None
+
+    def measured(self, endpoint: Endpoint, rtt: float) -> None:
+        """An answer took so many seconds."""
+        endpoint.measured(rtt)
+        self._recent_rtts.append(rtt)
+
+    def patience(self, endpoint: Endpoint) -> float:
+        """How long an answer from there usually takes at most, in seconds."""
+        if endpoint.smoothed is not None:
+            usual = endpoint.smoothed + 4 * endpoint.deviation + 0.01
+        elif len(self._recent_rtts) >= 4:
+            usual = 4 * statistics.median(self._recent_rtts)
+        else:
+            usual = FIRST_TIMEOUT / 2
+        return min(max(usual, SHORTEST_PATIENCE), LONGEST_TIMEOUT / 2)
+
+    def timeout(self, endpoint: Endpoint) -> float:
+        """How long to wait for the answer to a first try, in seconds."""
+        return min(max(2 * self.patience(endpoint), SHORTEST_TIMEOUT), LONGEST_TIMEOUT)

@@ -1,0 +1,93 @@
+"""Where this node is, by the word of others: decisions without I/O.
+
+Anybody may say anything, and identities are free. So a node listens only to observers that it chose itself,
+each network of observers has one voice, and whoever has the voice keeps it as long as it answers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from p2pavg.membership.table.address import is_loopback
+from p2pavg.membership.table.wire import Contact
+from p2pavg.networks import network_of
+
+MAX_VOICES = 16
+MOST_HOSTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """What one observer says: at which host it sees this node."""
+
+    observer: Contact
+    host: str
+
+
+class Whereabouts:
+    """The voices, and the hosts that this node holds to be its own, best first."""
+
+    def __init__(self) -> None:
+        self.hosts: list[str] = []
+        self._voices: OrderedDict[str, Voice] = OrderedDict()
+
+    @property
+    def voices(self) -> list[Voice]:
+        """One for each network, those first that spoke longest ago."""
+        return list(self._voices.values())
+
+    def speaks(self, observer: Contact) -> bool:
+        """Whether the observer has its network's voice, or may have it."""
+        voice = self._voices.get(network_of(observer.address[0]))
+        return voice is None or voice.observer.id == observer.id
+
+    def heard(self, observer: Contact, host: str) -> None:
+        """An observer that this node chose says where it sees it. The first word of all is believed."""
+        network = network_of(observer.address[0])
+        if not self.speaks(observer) or (network not in self._voices and len(self._voices) >= MAX_VOICES):
+            return
+        self._voices[network] = Voice(observer, host)
+        self._voices.move_to_end(network)
+        if not self.hosts:
+            self.hosts = [host]
+
+    def silent(self, observer: bytes) -> None:
+        """An observer does not answer: its network's voice is free."""
+        for network, voice in list(self._voices.items()):
+            if voice.observer.id == observer:
+                del self._voices[network]
+
+    def candidate(self, own: list[str]) -> str | None:
+        """A host that is to be tried, because it is not known yet and more than half of the voices, or one of
+        this machine's `own` interfaces, speak for it.
+        """
+        votes = self._votes()
+        for host in sorted(votes, key=lambda host: (is_loopback(host), -votes[host])):
+            if host not in self.hosts and (2 * votes[host] > len(self._voices) or host in own):
+                return host
+        return None
+
+    def witnesses(self, host: str) -> list[Contact]:
+        """Who sees this node at `host`."""
+        return [voice.observer for voice in self._voices.values() if voice.host == host]
+
+    def adopt(self, host: str, *, keep: bool) -> None:
+        """`host` turned out to be this node's. keep: links came in where it was held to be before, so that
+        these hosts stay; else those stay for which a voice speaks.
+        """
+        votes = self._votes()
+        stay = [known for known in self.hosts if known != host and (keep or known in votes)]
+        ranked = sorted([*stay, host], key=lambda known: (is_loopback(known), -votes.get(known, 0)))
+        self.hosts = [*stay, host][:MOST_HOSTS] if keep else ranked[:MOST_HOSTS]
+
+    def confirmed(self) -> list[str]:
+        """The hosts for which at least two networks speak."""
+        votes = self._votes()
+        return [host for host in self.hosts if votes.get(host, 0) >= 2]
+
+    def _votes(self) -> dict[str, int]:
+        votes: dict[str, int] = {}
+        for voice in self._voices.values():
+            votes[voice.host] = votes.get(voice.host, 0) + 1
+        return votes
