@@ -77,8 +77,7 @@ class Watcher:
             await self._endpoint.close()
             self._engine.close()
             raise
-        run_key = None if credentials is None else credentials.key_for(b"table")
-        self._view = View(self._dht, run_id, run_key=run_key)
+        self._view = View(self._dht, run_id, credentials=credentials)
         self._view.on_change = self._changed
         await self._view.refresh_now()
         self._changed()

@@ -87,7 +87,7 @@ class Dialler:
                 info = self._view.peers.get(peer_id)
                 if info is None:
                     return
-                for host, port in info.addresses:
+                for host, port in self._view.addresses_to_dial(info):
                     try:
                         await self._endpoint.connect(host, port, expect=peer_id, timeout=DIAL_TIMEOUT_S)
                         return

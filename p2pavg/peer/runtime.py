@@ -105,8 +105,10 @@ class Place:
         if self.settings.upload_bps is not None:
             self._engine.set_upload_limit(self.settings.upload_bps / 8)
         credentials = self.settings.credentials
-        run_key = None if credentials is None else credentials.key_for(b"table")
-        self.view = View(self.dht, self.settings.run_id, run_key=run_key)
+        self.view = View(self.dht, self.settings.run_id, credentials=credentials)
+        self.view.on_revoked = self._revoked
+        self.dht.observers = lambda: self.view.contacts(self.links)
+        self.dht.is_dialled = lambda: any(not link.dialled for link in self.links.values())
         self._dialler = Dialler(self.endpoint, self.view, self._refused)
         self.view.on_change = self._look
 
