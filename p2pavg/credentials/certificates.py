@@ -123,10 +123,10 @@ def authority_key(authority: bytes) -> Ed25519PublicKey:
     try:
         key = x509.load_der_x509_certificate(authority).public_key()
     except _BAD_CERTIFICATE:
-        key = None  # type: ignore[assignment]
-    if isinstance(key, Ed25519PublicKey):
-        return key
-    raise CredentialError(DAMAGED)
+        raise CredentialError(DAMAGED) from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise CredentialError(DAMAGED)
+    return key
 
 
 def check_issued(certificate: bytes, authority: bytes) -> None:

@@ -1,8 +1,8 @@
 """What a run's authority says of one peer, in the 64 bytes of a signature: it is a member, or no more.
 
 They need no clock. A certificate says the first as well, and until when, but is too long for the table. Of
-the second there is a list, which only grows: it is the same in whatever order its parts arrive, and nobody but
-the authority adds to it.
+the second there is a list, which only grows: it is the same in whatever order its parts arrive, and nobody
+but the authority adds to it.
 """
 
 from __future__ import annotations

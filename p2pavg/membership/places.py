@@ -97,7 +97,9 @@ class Places:
             for address in addresses
             if ledger.is_home(address, info.peer_id) or (proved_at is not None and proved_at[0] == address[0])
         ]
-        return found or [address for address in addresses if ledger.spend(address, DIAL_BYTES)]
+        if found or info.peer_id in self._proving:
+            return found
+        return [address for address in addresses if ledger.spend(address, DIAL_BYTES)]
 
     def prove(self, info: PeerInfo, held: Held) -> None:
         """Have a peer prove itself where it says that it is."""

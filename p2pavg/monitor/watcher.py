@@ -144,7 +144,7 @@ class Watcher:
 
     async def _linked(self, peer: bytes, info: PeerInfo) -> bool:
         """Try its addresses. True: there is no more to try."""
-        for host, port in info.addresses:
+        for host, port in self._view.addresses_to_dial(info):
             try:
                 await self._endpoint.connect(host, port, expect=peer, timeout=DIAL_TIMEOUT_S)
                 return True

@@ -52,6 +52,7 @@ logger = logging.getLogger("p2pavg.peer.peer")
 PORTS_TRIED = 64
 EARLY_BYTES = 1 << 20  # of messages that wait for the start of the rounds
 ANNOUNCE_INTERVAL_S = 1.0
+REVOKED = "the run's owner has revoked these credentials; ask the owner for a new invitation"
 HEARTBEAT_S = 0.1
 
 
@@ -84,6 +85,7 @@ class Place:
         self._refusals: list[P2PAvgError] = []
         self._warned_of: dict[bytes, str] = {}  # what was said of a peer that cannot take part
         self._distrusted: list[P2PAvgError] = []  # of peers whose certificates, or ours, are not accepted
+        self._former: set[bytes] = set()  # members that the run's authority has revoked
         self._shut_out: set[bytes] = set()  # by whom, because another process uses this one's identity
         self._early: list[tuple[Link, dict[str, Any]]] = []  # from peers that were faster than our start
         self._early_bytes = 0
@@ -134,7 +136,7 @@ class Place:
                 streams=settings.streams,
                 events=self,
                 credentials=settings.credentials,
-                vet=vet,
+                vet=self._vet,
             )
             try:
                 self.dht = await DHT.start(
@@ -379,6 +381,26 @@ class Place:
             self._warned_of[peer_id] = str(error)
             logger.warning("peer %s cannot take part: %s", short_id(peer_id), error)
 
+    def _vet(self, facts: Mapping[str, Any]) -> None:
+        """Raises Refusal, or ProtocolError, for a peer that gets no link."""
+        if facts.get("peer") in self._former:
+            raise handshake.Refusal("credentials", REVOKED)
+        vet(facts)
+
+    def _revoked(self, peer_ids: list[bytes]) -> None:
+        """The run's authority says that these are no members any more: their links end at once."""
+        self._former.update(peer_ids)
+        for peer_id in peer_ids:
+            logger.warning("peer %s is no member any more: the run's owner has revoked it", short_id(peer_id))
+            link = self.links.get(peer_id)
+            if link is not None:
+                link.close("the run's owner has revoked its credentials")
+        if self.peer_id in self._former:
+            error = CredentialError(REVOKED)
+            self._distrusted.append(error)
+            if self.driver is not None:
+                self.driver.fail(error)
+
     def _shut_out_by(self, peer_id: bytes, error: IdentityInUseError) -> None:
         """Another process of this identity has a link to that peer: at a restart, when this process was
         stopped for so long that it counted as dead, or when two parts of a swarm met.
@@ -419,6 +441,7 @@ class Place:
         if self._closed:
             return
         self.view.report_dead(link.peer_id)
+        self.dht.review_address()  # it may be this machine whose address changed
         self._dialler.link_down(link)
         self.watching.link_down(link)
         if self.driver is not None:

@@ -14,9 +14,10 @@ from typing import Any
 
 import msgpack
 
+from p2pavg.credentials import Authority, statements
 from p2pavg.errors import ProtocolError
 from p2pavg.identity import Identity
-from p2pavg.membership import peerinfo
+from p2pavg.membership import closed, peerinfo
 from p2pavg.membership.table import beat, record, store, wire
 from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.reading import Reading
@@ -50,6 +51,20 @@ def _parse_record(data: bytes) -> None:
 def _beats() -> list[bytes]:
     made = beat.Beat(b"run", b"send", 7, record.Refresh(3, b"l" * 10), 1, b"dig")
     return [made.encode(), made.encode(b"k" * 32)]
+
+
+_AUTHORITY = Authority.new("run")
+_AUTHORITY_KEY = _AUTHORITY.key.public_key()
+
+
+def _take_revocations(data: bytes) -> None:
+    """What others say of former members: nobody is revoked but by the authority's word."""
+    revoked = closed.Revoked(lambda statement: statements.is_revocation(_AUTHORITY_KEY, statement))
+    for peer_id in revoked.add(data):
+        assert statements.is_revocation(_AUTHORITY_KEY, revoked.of([peer_id]))
+    page, following = revoked.page(data[:20])
+    assert len(page) <= closed.PAGE_BYTES
+    assert len(following) in (0, 20)
 
 
 def _parse_beat(data: bytes) -> None:
@@ -172,7 +187,8 @@ def _requests() -> list[bytes]:
     asked: list[tuple[wire.Kind, list[Any]]] = [
         (wire.Kind.PING, []),
         (wire.Kind.FIND, [b"p" * 20]),
-        (wire.Kind.STORE, [made.encoded, 0, made.anchor, 9000]),
+        (wire.Kind.STORE, [made.encoded, 0, made.anchor, 9000, bytes(64)]),
+        (wire.Kind.REVOKED, [key, prefix, b"s" * 84]),
         (wire.Kind.INDEX, [key, b"", b""]),
         (wire.Kind.INDEX, [key, prefix, b"d" * store.DIGEST_BYTES]),
         (wire.Kind.FETCH, [key, prefix]),
@@ -198,7 +214,7 @@ def _answers() -> list[bytes]:
     bodies: list[list[Any]] = [
         [_entry(), b"", 1, b"d" * store.DIGEST_BYTES, contacts],
         [_entry(), b"c" * store.PREFIX_BYTES, 1, b"d" * store.DIGEST_BYTES, contacts],
-        [[made.encoded, 0, made.anchor, 9000]],
+        [[made.encoded, 0, made.anchor, 9000, wire.pack_contacts([wire.Contact(b"", ("192.0.2.3", 1))])]],
         [contacts],
     ]
     return [msgpack.packb(body) for body in bodies]
@@ -218,7 +234,7 @@ async def _take_answer(data: bytes) -> None:
     reading = Reading(node, b"k" * 20)
     reading._first_page(asked, body)
     for item in body:
-        reading._keep(item)
+        reading._keep(asked, item)
     reading._cancel()  # what it would ask next
     await reading._finish()
 
@@ -229,6 +245,7 @@ TARGETS = {
         Target("record", _parse_record, lambda: [_record().encoded]),
         Target("entries", store.decode_entries, lambda: [_entry()]),
         Target("beat", _parse_beat, _beats),
+        Target("revocations", _take_revocations, lambda: [_AUTHORITY.revoke([b"p" * 20, b"q" * 20]).revoked]),
         Target("datagram", wire.decode, _datagrams),
         Target("contacts", lambda data: wire.unpack_contacts(data, 20), lambda: [bytes(26)]),
         Target("peerinfo", lambda data: peerinfo.PeerInfo.decode(data, b"p" * 20, 1), _infos),

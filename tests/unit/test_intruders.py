@@ -301,24 +301,29 @@ async def test_a_man_in_the_middle_who_is_a_member_of_nothing(monkeypatch: pytes
 
 @pytest.mark.flaky(reruns=2)  # four peers in one process: a busy machine may leave one out of the group
 async def test_a_newcomer_passes_by_one_whose_certificate_is_not_accepted(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody who knows the run key, and has no valid certificate any more, keeps no newcomer from the
+    """Somebody whose certificate has ended, and that the authority vouched for, keeps no newcomer from the
     others.
     """
+    monkeypatch.setattr(certificates, "check_own_time", lambda certificate: None)
     authority = Authority.new(RUN)
-    outsiders = replace(Authority.new(RUN), run_key=authority.run_key)
+    hour, now = datetime.timedelta(hours=1), certificates.now
+    with monkeypatch.context() as long_ago:
+        long_ago.setattr(certificates, "now", lambda: now() - 3 * hour)
+        ended = authority.member(hour)
 
-    def peer(of: Authority, *known: Peer) -> Peer:
+    def peer(member: Credentials, *known: Peer) -> Peer:
         ways = [other.address for other in known]
-        return Peer(RUN, listen="127.0.0.1:0", credentials=of.member().to_text(), initial_peers=ways)
+        return Peer(RUN, listen="127.0.0.1:0", credentials=member.to_text(), initial_peers=ways)
 
     def average(member: Peer) -> asyncio.Task[Any]:
         return asyncio.create_task(member.all_reduce(np.ones(100, np.float32), group_size=3))
 
-    async with peer(authority) as one, peer(authority, one) as two, peer(outsiders) as former:
+    one_of, two_of = authority.member(), authority.member()
+    async with peer(one_of) as one, peer(two_of, one) as two, peer(ended) as former:
         tasks = [average(member) for member in (one, two, former)]
-        async with peer(authority, one, former) as newcomer:
+        async with peer(authority.member(), one, former) as newcomer:
             await poll(lambda: {one.peer_id, two.peer_id, former.peer_id} <= newcomer.peers.keys())
             async with asyncio.timeout(DEADLINE_S):
                 await asyncio.gather(*tasks[:2], average(newcomer))

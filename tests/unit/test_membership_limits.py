@@ -9,10 +9,10 @@ import pytest
 from p2pavg.identity import Identity
 from p2pavg.membership.table import store
 from p2pavg.membership.table.beat import BEAT_BYTES, BEAT_MARK
-from p2pavg.membership.table.node import Node
+from p2pavg.membership.table.node import Node, to_store
 from p2pavg.membership.table.record import Chain, Refresh, sign_record
 from p2pavg.membership.table.routing import Contacts
-from p2pavg.membership.table.rpc import BEAT_WORK, REQUESTS_AT_ONCE
+from p2pavg.membership.table.serving import BEAT_WORK, REQUESTS_AT_ONCE
 from p2pavg.membership.table.store import Outcome, RecordStore
 from p2pavg.membership.table.throttle import Throttle
 from p2pavg.membership.table.wire import Contact
@@ -47,15 +47,30 @@ async def test_one_public_address_cannot_fill_the_table() -> None:
     assert len(private) > 30
 
 
-async def test_a_moved_contact_is_kept_at_its_new_address() -> None:
-    """A known id at a new address replaces the old entry, and does not count as new."""
+@pytest.mark.parametrize("address", ["100.64.7.%d", "2001:db8:0:1::%x", "2001:db8:0:%x::1"])
+async def test_one_network_cannot_fill_the_table(address: str) -> None:
+    """Addresses that a carrier shares, those of one /64, and those of one /48 get the places of one source or
+    network, not each its own.
+    """
     contacts = Contacts(node_id(0), 8, alive)
-    assert contacts.add(Contact(node_id(1), ("10.0.0.1", 1)))
-    assert not contacts.add(Contact(node_id(1), ("10.0.0.2", 2)))
-    assert [contact.address for contact in contacts] == [("10.0.0.2", 2)]
+    for number in range(1, 3000):
+        contacts.add(Contact(node_id(number), (address % (number % 250), number)))
+    assert len(contacts) <= (16 if "0:1" in address else 64)
+
+
+async def test_an_address_has_one_node_and_a_node_one_address() -> None:
+    """A known id at another address, and another id at a known address, get no place beside the known."""
+    contacts = Contacts(node_id(0), 8, alive)
+    first = Contact(node_id(1), ("10.0.0.1", 1))
+    assert contacts.add(first)
+    moved, other = Contact(node_id(1), ("10.0.0.2", 2)), Contact(node_id(2), ("10.0.0.1", 1))
+    for rival in (moved, other):
+        assert contacts.rivals(rival) == [first]
+        assert not contacts.add(rival)
     contacts.remove(node_id(1))
-    assert not len(contacts)
-    assert contacts.get(node_id(1)) is None
+    assert contacts.add(moved)
+    assert contacts.add(other)
+    assert contacts.at(("10.0.0.1", 1)) == other
 
 
 async def test_neighbours_are_exact() -> None:
@@ -74,12 +89,14 @@ async def test_records_of_other_regions_are_refused() -> None:
     key = bytes(byte ^ 0xFF for byte in node.identity.peer_id)
     for number in range(1, 400):
         node.contacts.add(Contact(node_id(number), ("10.0.0.1", number)))
-    record = sign_record(
-        Identity.generate(), key, b"v", incarnation=1, sequence=1, lifetime=9.0, anchor=Chain().anchor
-    )
-    assert node._store(record.encoded, 0, record.anchor, 9000) == [Outcome.REFUSED, b""]
+    publisher, address = Identity.generate(), ("10.0.0.7", 31330)
+    record = sign_record(publisher, key, b"v", incarnation=1, sequence=1, lifetime=9.0, anchor=Chain().anchor)
+    signed = to_store(node.identity.peer_id, node.rpc.token_for(address), key)
+    body = (record.encoded, 0, record.anchor, 9000, publisher.sign(signed))
+    sender = publisher.peer_id
+    assert node._store(*body, sender=sender, address=address) == [Outcome.REFUSED, b""]
     node.store.watch(key, lambda held: None)
-    assert node._store(record.encoded, 0, record.anchor, 9000) == [Outcome.NEW, b""]
+    assert node._store(*body, sender=sender, address=address) == [Outcome.NEW, b""]
 
 
 @pytest.mark.parametrize("checked", [False, True])

@@ -5,6 +5,7 @@ from p2pavg.membership.table.record import Chain, Refresh, SignedRecord, sign_re
 from p2pavg.membership.table.store import ENTRY_BYTES, Held, Outcome, RecordStore, decode_entries
 
 KEY = b"k" * 20
+WHERE = ("192.0.2.1", 31330)
 
 
 class Publisher:
@@ -28,7 +29,7 @@ class Publisher:
 
 
 def offer(store: RecordStore, record: SignedRecord, now: float, remaining: float = 300.0) -> Outcome:
-    return store.offer(record, Refresh(0, record.anchor), remaining, now)
+    return store.offer(record, Refresh(0, record.anchor), remaining, now, proved_at=WHERE)
 
 
 def values(store: RecordStore, now: float) -> list[bytes]:

@@ -29,6 +29,7 @@ from p2pavg.membership.table.wire import (
     CONTACT_BYTES,
     MAX_DATAGRAM,
     Contact,
+    Flag,
     Kind,
     Message,
     decode,
@@ -43,13 +44,17 @@ SENDER = b"s" * 20
 
 def test_a_message_survives_its_encoding() -> None:
     """Header, body, proof and padding come back as they were."""
-    data = encode(Kind.FIND, 12, b"t" * 8, SENDER, b"k" * 8, [b"x", 1], proof=b"p" * 96, pad_to=400)
+    asked = pack_address(("192.0.2.1", 31330))
+    flags = Flag.PROVE | Flag.PROOF
+    data = encode(
+        Kind.FIND, flags, b"t" * 8, SENDER, b"k" * 8, [b"x", 1], asked=asked, proof=b"p" * 96, pad_to=400
+    )
     assert len(data) == 400
     message = decode(data)
     assert message is not None
-    assert (message.kind, message.flags, message.transaction) == (Kind.FIND, 12, b"t" * 8)
+    assert (message.kind, message.flags, message.transaction) == (Kind.FIND, flags, b"t" * 8)
     assert (message.sender, message.token, message.body) == (SENDER, b"k" * 8, [b"x", 1])
-    assert message.proof == b"p" * 96
+    assert (message.asked, message.proof, message.size) == (asked, b"p" * 96, 400)
 
 
 def test_no_datagram_is_fragmented() -> None:
@@ -100,10 +105,11 @@ def test_a_node_survives_any_message(messages: list[tuple[int, int, list[Any]]])
         here, stranger = ("10.0.0.2", 31330), ("10.9.0.1", 1)
         raised: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context))
-        token = node.node.rpc._token(stranger)
+        token = node.node.rpc.token_for(stranger)
         for kind, flags, body in messages:
             for known in (token, bytes(8)):
-                data = encode(kind, flags & ~8, b"t" * 8, SENDER, known, body)
+                asked = pack_address(here) if flags & Flag.PROVE else b""
+                data = encode(kind, flags & ~8, b"t" * 8, SENDER, known, body, asked=asked)
                 net.send(data, stranger, here)
         await asyncio.sleep(5.0)
         assert not raised
@@ -217,7 +223,11 @@ page_like = st.tuples(
 ).map(list)
 items_like = st.lists(
     st.tuples(
-        st.binary(max_size=300), st.integers(0, 300), st.binary(max_size=12), st.integers(0, 2**40)
+        st.binary(max_size=300),
+        st.integers(0, 300),
+        st.binary(max_size=12),
+        st.integers(0, 2**40),
+        st.binary(max_size=18),
     ).map(list)
 )
 

@@ -17,6 +17,7 @@ from p2pavg.identity import SIGNATURE_BYTES, Identity, peer_id_of
 from p2pavg.membership import DHT, PeerInfo, View
 from p2pavg.membership.pulse import LONGEST_READ_SECONDS, TABLE_SECONDS
 from p2pavg.membership.roster import FULL_VIEW
+from p2pavg.membership.table import node as node_module
 from p2pavg.membership.table import record, rpc
 from p2pavg.membership.table.address import format_host_port
 from p2pavg.membership.table.dht import LONGEST_REFRESH_SECONDS
@@ -116,12 +117,16 @@ async def _settled(network: Network, members: int) -> list[tuple[DHT, View]]:
         own = int.from_bytes(node.identity.peer_id, "big")
         near = sorted(everybody, key=lambda contact: contact.long_id ^ own)[1 : NEAR + 1]
         for contact in (*near, *network.rng.sample(everybody, FAR)):
-            node.node.rpc._proven[contact.id, contact.address] = None
+            node.node.rpc.ledger.proved(contact.address, contact.id)
             node.node._heard_from(contact)
         for _, j in heapq.nsmallest(FULL_VIEW, ranks):
             publication = run[j][1]._pulse._publication
             assert publication.record is not None
-            node.node.store.offer(publication.record, publication.refresh, LIFETIME, node.clock())
+            where = run[j][0].external_addresses()[0]
+            node.node.rpc.ledger.proved(where, publication.record.peer_id)
+            node.node.store.offer(
+                publication.record, publication.refresh, LIFETIME, node.clock(), proved_at=where
+            )
         _look_around_later(node, view, network.rng)
     return run
 
@@ -157,7 +162,7 @@ def _cheap_signatures() -> Iterator[None]:
     def verify(public_key: bytes, message: bytes, signature: bytes) -> bool:
         return signature == _signature(public_key, message)
 
-    modules = (vars(record), vars(rpc))
+    modules = (vars(record), vars(rpc), vars(node_module))
     before = [module["verify"] for module in modules]
     for module in modules:
         module["verify"] = verify
