@@ -51,13 +51,13 @@ def shares(
     owners = [i for i, member in enumerate(members) if member.owns]
     if not owners:
         raise ValueError("no member of the group can own a part")
-    costs = _costs(members, links or {}) if len(owners) > 1 else None
+    found_costs = costs(members, links or {}) if len(owners) > 1 else None
     found = np.zeros(len(members))
-    found[owners] = 1 / len(owners) if costs is None else _even(costs[:, owners])
+    found[owners] = 1 / len(owners) if found_costs is None else _even(found_costs[:, owners])
     return tuple(float(x) for x in found)
 
 
-def _costs(members: Sequence[Capacity], links: Mapping[tuple[int, int], float]) -> F64 | None:
+def costs(members: Sequence[Capacity], links: Mapping[tuple[int, int], float]) -> F64 | None:
     """float64[bounds, members]: seconds that each sender, receiver and link needs per byte of the vector, by
     whose it is. None: nothing is known.
     """

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from p2pavg.forecast.inventory import EXAMPLE
+from tests.forecast.swarms import reports
 from tests.swarm.scripts import LM, ROOT, Script, Terminal, free_port, served, write_shards
 
 pytestmark = pytest.mark.timeout(300)  # several processes import PyTorch, each for seconds
@@ -258,6 +260,14 @@ def test_images(shell):
     with served(shell.folder / "shards") as url:
         other = shell(remote.replace("http://192.0.2.20:8000", url), *PICTURES, "100000", address=where)
         other.line_with(" 2 peers")
+
+
+def test_forecast(shell):
+    """Reports are foretold, and an inventory planned with."""
+    (shell.folder / "reports.jsonl").write_text("".join(one.to_json() + "\n" for one in reports()))
+    (shell.folder / "offers.toml").write_text(EXAMPLE)
+    for line in of("forecast"):
+        assert "samples/s" in shell(line).end()
 
 
 def test_bootstrap(shell):

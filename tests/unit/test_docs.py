@@ -18,7 +18,7 @@ PACKAGE = ROOT / "p2pavg"
 GUIDE = " ".join((ROOT / "docs" / "failures.md").read_text().split())
 CLASSES = [name for name, value in vars(errors).items() if isinstance(value, type)]
 LOUD = ("warning", "error", "exception", "critical")
-TOOLS = ("bench", "lab")  # their messages are about their own arguments
+TOOLS = ("bench", "forecast", "lab")  # their messages are about their own arguments
 
 
 def literal(node: ast.expr, names: dict[str, str]) -> str:

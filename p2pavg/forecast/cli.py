@@ -1,0 +1,466 @@
+"""`p2pavg predict` and `p2pavg plan`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from p2pavg.errors import ConfigurationError
+from p2pavg.forecast import trace
+from p2pavg.forecast.evidence import Evidence, from_reports
+from p2pavg.forecast.inventory import EXAMPLE, Inventory, load
+from p2pavg.forecast.laws import (
+    BYTES,
+    Epoch,
+    Job,
+    Link,
+    Member,
+    dollars_per_hour,
+    dollars_per_million,
+    epoch,
+    smallest_target,
+)
+from p2pavg.forecast.search import Goal, Judge, Plan, front, search
+from p2pavg.monitor.history import load as load_reports
+from p2pavg.report.distance import distance
+from p2pavg.report.plot import from_zero, save_plot
+from p2pavg.report.prices import PriceTable
+
+EFFICIENCIES = (0.8, 0.9, 0.95)
+_ADDED = re.compile(r"(\d+)x([^@]+)@(.+)")
+
+
+def register(subparsers: Any) -> None:
+    """Add the two verbs to the command line's sub-parsers."""
+    predict = subparsers.add_parser(
+        "predict",
+        help="what an epoch of a swarm will take and cost, from the reports of a run",
+        description="Reads what P2PAVG_REPORTS=PATH made peers write, and says what an epoch takes and\n"
+        "costs, also with peers added or left out, another target batch, or communication that hides.",
+        epilog="example: p2pavg predict --from reports.jsonl --add 4xT4@europe-west1 --inventory offers.toml",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = predict.add_argument
+    add("--from", dest="reports", nargs="+", required=True, metavar="JSONL", help="reports of one run")
+    add("--run", metavar="RUN", help="which run, when the files hold several")
+    add(
+        "--add",
+        nargs="+",
+        default=[],
+        metavar="NxTYPE@REGION",
+        help="peers more; TYPE: of --inventory, or samples/s",
+    )
+    add("--without", nargs="+", default=[], metavar="REGION", help="leave a region's peers out")
+    add("--target-batch-size", type=float, metavar="N", help="another target batch")
+    add("--delay", action="store_true", help="as with delay_updates: communication hides behind calculation")
+    add("--outer", metavar="H:CODEC", help="an average every H epochs' worth of samples, in this codec")
+    add("--inventory", metavar="TOML", help="speeds, links and prices of types; see 'p2pavg plan --help'")
+    add("--prices", metavar="TOML", help="a price table; see 'p2pavg report --help'")
+    add("--json", metavar="PATH", help="write the figures as JSON; - is stdout, alone")
+    predict.set_defaults(func=lambda args: _usage(predict, args, run_predict))
+
+    plan = subparsers.add_parser(
+        "plan",
+        help="which machines to rent, from an inventory of offers",
+        description="Chooses how many of each offer train fastest for the money, or cheapest at a speed.",
+        epilog="example: p2pavg plan inventory.toml --most-samples-per-second --dollars-per-hour 5\n\n"
+        "an inventory:\n\n" + EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = plan.add_argument
+    add("inventory", metavar="INVENTORY", help="a TOML file, see below")
+    goal = plan.add_mutually_exclusive_group(required=True)
+    goal.add_argument("--most-samples-per-second", action="store_true", help="within --dollars-per-hour")
+    goal.add_argument("--least-dollars", action="store_true", help="at --samples-per-second or more")
+    add("--dollars-per-hour", type=float, metavar="D")
+    add("--samples-per-second", type=float, metavar="S")
+    add(
+        "--from",
+        dest="reports",
+        nargs="+",
+        default=[],
+        metavar="JSONL",
+        help="reports that show the overheads",
+    )
+    add("--run", metavar="RUN", help="which run, when the files hold several")
+    add("--trace", metavar="CSV", help="lines 'seconds,TYPE@REGION,count': replay what is on offer over time")
+    add(
+        "--join-seconds",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="with --trace: what a newcomer waits (20)",
+    )
+    add("--plot", metavar="PATH", help="draw samples/s over dollars per hour of the best plans")
+    add("--json", metavar="PATH", help="write the plan as JSON; - is stdout, alone")
+    plan.set_defaults(func=lambda args: _usage(plan, args, run_plan))
+
+
+def _usage(parser: argparse.ArgumentParser, args: argparse.Namespace, run: Callable[..., int]) -> int:
+    """Mistakes in what was asked for are usage errors: exit code 2."""
+    try:
+        return run(args)
+    except ConfigurationError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+
+
+# ---------------------------------------------------------------------------------------------- predict
+
+
+def run_predict(args: argparse.Namespace) -> int:
+    """Say what an epoch will take."""
+    evidence = from_reports(load_reports(args.reports, args.run).reports)
+    inventory = load(args.inventory, {}) if args.inventory else None
+    prices = PriceTable.load(args.prices) if args.prices else None
+    job = _job(evidence.job, args)
+    members, links = _swarm(evidence, inventory, args.add, args.without)
+    money = _Money(inventory, prices, members, links)
+    found = epoch(job, members, links, evidence.overheads)
+    figures = _figures(job, members, found, evidence.half_width, money)
+    figures["without"] = [
+        {"region": region, **_change(job, members, links, region, evidence, found, money)}
+        for region in sorted({member.region for member in members})
+        if len({member.region for member in members}) > 1
+    ]
+    figures["hides_from"] = _hides_from(job, members, links, evidence)
+    lines = _words(figures, members, found)
+    if evidence.epochs < 5:
+        lines.append(f"Only {evidence.epochs} epochs were looked at: the interval is wide.")
+    return _emit(args.json, figures, lines)
+
+
+def _job(job: Job, args: argparse.Namespace) -> Job:
+    if args.target_batch_size is not None:
+        if not 0 < args.target_batch_size < 1e15:
+            raise ConfigurationError(f"--target-batch-size must be above 0, not {args.target_batch_size:g}")
+        job = job.with_target(args.target_batch_size)
+    if args.outer:
+        steps, colon, codec = args.outer.partition(":")
+        if not steps.isdecimal() or int(steps) < 1 or (colon and codec not in BYTES):
+            raise ConfigurationError(f"--outer is H:CODEC, such as 30:int8, not {args.outer!r}")
+        codec = codec or job.contribution
+        result = "fp16" if codec == "int8" else codec
+        job = replace(job, target=job.target * int(steps), contribution=codec, result=result)
+    return replace(job, delayed=job.delayed or args.delay)
+
+
+def _swarm(
+    evidence: Evidence, inventory: Inventory | None, added: Sequence[str], without: Sequence[str]
+) -> tuple[list[Member], dict[tuple[int, int], Link]]:
+    """The members to predict, and their links: measured ones, else those of their regions."""
+    kept = [i for i, member in enumerate(evidence.members) if member.region not in without]
+    members = [evidence.members[i] for i in kept]
+    more = [member for text in added for member in _added(text, inventory)]
+    for region in without:
+        if region not in {member.region for member in (*evidence.members, *more)}:
+            raise ConfigurationError(f"--without {region!r}: no peer of these reports is there")
+    members += [member for member in more if member.region not in without]
+    if not members:
+        raise ConfigurationError("nobody is left; leave fewer regions out")
+    by_region = dict(inventory.links) if inventory else {}
+    for (i, j), link in evidence.links.items():
+        by_region.setdefault((evidence.members[i].region, evidence.members[j].region), link)
+    links: dict[tuple[int, int], Link] = {}
+    for a in range(len(members)):
+        for b in range(len(members)):
+            if a == b:
+                continue
+            known = evidence.links.get((kept[a], kept[b])) if max(a, b) < len(kept) else None
+            known = known or by_region.get((members[a].region, members[b].region))
+            if known is not None:
+                links[a, b] = known
+            elif max(a, b) >= len(kept):
+                raise ConfigurationError(
+                    f"no link between {members[a].region!r} and {members[b].region!r} is known; measure it "
+                    "with 'p2pavg bench net' and name it in --inventory"
+                )
+    return members, links
+
+
+def _added(text: str, inventory: Inventory | None) -> list[Member]:
+    found = _ADDED.fullmatch(text)
+    if found is None:
+        raise ConfigurationError(f"--add is NxTYPE@REGION, such as 4xT4@europe-west1, not {text!r}")
+    count, kind, region = int(found[1]), found[2], found[3]
+    offers = [offer for offer in (inventory.offers if inventory else ()) if offer.kind == kind]
+    here = next((offer for offer in offers if offer.region == region), offers[0] if offers else None)
+    try:
+        speed = here.sps if here else float(kind)
+    except ValueError:
+        speed = math.nan
+    if not 0 < speed < 1e15 or not 1 <= count <= 1024:
+        raise ConfigurationError(
+            f"--add {text}: {kind!r} was never measured; name its samples/s, or an --inventory with it"
+        )
+    rent = here.dollars_hour if here else 0.0
+    up, down = (here.up, here.down) if here else (None, None)
+    return [Member(f"{kind}@{region}#{n + 1}", region, speed, up, down, rent) for n in range(count)]
+
+
+class _Money:
+    """What an epoch costs by the prices at hand."""
+
+    def __init__(
+        self,
+        inventory: Inventory | None,
+        prices: PriceTable | None,
+        members: Sequence[Member],
+        links: Mapping[tuple[int, int], Link],
+    ) -> None:
+        self.known = prices is not None or inventory is not None
+        self._prices = prices
+        self.per_gb = dict(inventory.per_gb) if inventory else {}
+        if prices is not None:
+            for (i, j), link in links.items():
+                a, b = members[i].region, members[j].region
+                where = distance(a, b, same_host=False, rtt_s=link.rtt)
+                self.per_gb[a, b] = prices.gb.get(where, 0.0)
+
+    def dollars(self, found: Epoch, members: Sequence[Member]) -> tuple[float, float]:
+        rented = [
+            replace(member, dollars_hour=member.dollars_hour or self._hourly(member.region))
+            for member in members
+        ]
+        return dollars_per_hour(found, rented, self.per_gb)
+
+    def _hourly(self, region: str) -> float:
+        return self._prices.hourly(region) if self._prices else 0.0
+
+
+def _figures(
+    job: Job, members: Sequence[Member], found: Epoch, half_width: float, money: _Money
+) -> dict[str, Any]:
+    rent, traffic = money.dollars(found, members)
+    sps = found.samples_per_second
+    sent: dict[str, float] = {}
+    for (i, j), count in found.transfer.sent.items():
+        where = f"{members[i].region or '?'} to {members[j].region or '?'}"
+        sent[where] = sent.get(where, 0.0) + count
+    return {
+        "samples_per_second": sps,
+        "interval": [sps / (1 + half_width), sps * (1 + half_width)],
+        "epoch_s": found.total,
+        "calculation_s": found.calculation,
+        "communication_s": found.communication,
+        "hidden_s": found.hidden,
+        "granularity": found.granularity if found.communication else None,
+        "dollars_per_hour": rent + traffic if money.known else None,
+        "dollars_per_million": dollars_per_million(found, rent + traffic) if money.known else None,
+        "binds": found.transfer.binds,
+        "smallest_target_batch": {f"{e:g}": smallest_target(job, members, found, e) for e in EFFICIENCIES},
+        "shares": list(found.transfer.shares),
+        "bytes_between_regions": sent,
+        "peers": len(members),
+    }
+
+
+def _change(
+    job: Job,
+    members: Sequence[Member],
+    links: Mapping[tuple[int, int], Link],
+    region: str,
+    evidence: Evidence,
+    before: Epoch,
+    money: _Money,
+) -> dict[str, float | None]:
+    """What leaving a region out would change, as shares."""
+    kept = [i for i, member in enumerate(members) if member.region != region]
+    place = {i: n for n, i in enumerate(kept)}
+    fewer = [members[i] for i in kept]
+    between = {(place[i], place[j]): link for (i, j), link in links.items() if i in place and j in place}
+    after = epoch(job, fewer, between, evidence.overheads)
+    costs = [
+        dollars_per_million(found, sum(money.dollars(found, who)))
+        for found, who in ((before, members), (after, fewer))
+    ]
+    return {
+        "samples_per_second": after.samples_per_second / before.samples_per_second - 1,
+        "dollars_per_million": costs[1] / costs[0] - 1 if costs[0] else None,
+    }
+
+
+def _hides_from(
+    job: Job, members: Sequence[Member], links: Mapping[tuple[int, int], Link], evidence: Evidence
+) -> dict[str, int]:
+    """For each codec, how many epochs' worth of local steps communication would hide behind."""
+    found = {}
+    for codec in ("fp16", "int8"):
+        one = epoch(replace(job, contribution=codec, result="fp16"), members, links, evidence.overheads)
+        found[codec] = max(1, math.ceil(one.communication / one.calculation))
+    return found
+
+
+def _words(figures: Mapping[str, Any], members: Sequence[Member], found: Epoch) -> list[str]:
+    low, high = figures["interval"]
+    lines = [
+        f"{figures['samples_per_second']:,.1f} samples/s ({low:,.1f} to {high:,.1f}), {len(members)} peers: "
+        f"an epoch of {found.total:.2f} s, {found.calculation:.2f} calculation and "
+        f"{found.communication:.2f} communication"
+        + (f", {found.hidden:.2f} of it hidden" if found.hidden else ""),
+        f"What binds a transfer of {found.transfer.seconds:.2f} s: {found.transfer.binds}.",
+    ]
+    if figures["dollars_per_hour"] is not None:
+        lines.append(
+            f"${figures['dollars_per_hour']:,.2f} an hour, "
+            f"${figures['dollars_per_million']:,.2f} a million samples."
+        )
+    targets = ", ".join(f"{float(e):.0%} from {n:,.0f}" for e, n in figures["smallest_target_batch"].items())
+    lines.append(f"Efficiency by target batch, samples: {targets}.")
+    hides = ", ".join(f"{n} with {codec}" for codec, n in figures["hides_from"].items())
+    lines.append(f"With outer steps, epochs' worth of local steps that hide the communication: {hides}.")
+    for row in figures["without"]:
+        cost = "" if row["dollars_per_million"] is None else f", {row['dollars_per_million']:+.0%} $ a sample"
+        verdict = "leave it out" if row["samples_per_second"] > 0 else "keep it"
+        where = row["region"] or "unnamed"
+        lines.append(f"Without {where}: {row['samples_per_second']:+.0%} samples/s{cost}: {verdict}.")
+    return lines
+
+
+# ------------------------------------------------------------------------------------------------- plan
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """Choose the machines."""
+    goal = _goal(args)
+    evidence = from_reports(load_reports(args.reports, args.run).reports) if args.reports else None
+    inventory = load(args.inventory, {})
+    judge = Judge(inventory, evidence.overheads if evidence else None)
+    if args.trace:
+        return _emit(args.json, *_replayed(inventory, judge, goal, args))
+    plan = search(judge, goal)
+    if plan is None:
+        raise ConfigurationError(_infeasible(judge, goal))
+    ways = front(judge)
+    figures = _told(judge, plan) | {
+        "left_out": _left_out(judge, goal, plan),
+        "front": [_brief(judge, one) for one in ways],
+    }
+    lines = [f"{n} x {name}" for name, n in figures["peers"].items()]
+    lines.append(
+        f"{figures['samples_per_second']:,.1f} samples/s, ${figures['dollars_per_hour']:,.2f} an hour, "
+        f"${figures['dollars_per_million']:,.2f} a million samples; binds: {figures['binds']}"
+    )
+    lines += [f"left out: {name}: {why}" for name, why in figures["left_out"].items()]
+    if args.plot:
+        _draw(ways, plan, args.plot)
+    return _emit(args.json, figures, lines)
+
+
+def _goal(args: argparse.Namespace) -> Goal:
+    wanted = "dollars_per_hour" if args.most_samples_per_second else "samples_per_second"
+    other = "samples_per_second" if args.most_samples_per_second else "dollars_per_hour"
+    value, surplus = getattr(args, wanted), getattr(args, other)
+    names = {"dollars_per_hour": "--dollars-per-hour", "samples_per_second": "--samples-per-second"}
+    if value is None or surplus is not None:
+        verb = "--most-samples-per-second" if args.most_samples_per_second else "--least-dollars"
+        raise ConfigurationError(f"{verb} goes with {names[wanted]}, and with it alone")
+    if not 0 < value < 1e15:
+        raise ConfigurationError(f"{names[wanted]} must be above 0 and below 1e15, not {value:g}")
+    return Goal(dollars_hour=value) if args.most_samples_per_second else Goal(sps=value)
+
+
+def _infeasible(judge: Judge, goal: Goal) -> str:
+    if goal.sps is None:
+        cheapest = min(judge.plan(row).dollars_hour for row in _ones(judge))
+        return f"nothing costs so little; the cheapest peer is ${cheapest:,.2f} an hour"
+    fastest = search(judge, Goal(dollars_hour=1e9))
+    most = fastest.sps if fastest else 0.0
+    return f"nothing on offer reaches {goal.sps:g} samples/s; the most is {most:,.1f}"
+
+
+def _ones(judge: Judge) -> list[list[int]]:
+    n = len(judge.inventory.offers)
+    return [[int(i == j) for j in range(n)] for i in range(n)]
+
+
+def _brief(judge: Judge, plan: Plan) -> dict[str, Any]:
+    peers = {offer.name: n for offer, n in zip(judge.inventory.offers, plan.counts, strict=True) if n}
+    return {"peers": peers, "samples_per_second": plan.sps, "dollars_per_hour": plan.dollars_hour}
+
+
+def _told(judge: Judge, plan: Plan) -> dict[str, Any]:
+    """The plan with its prediction by the laws."""
+    members, links = judge.swarm(plan)
+    found = epoch(judge.inventory.job, members, links, judge.overheads)
+    rent, traffic = dollars_per_hour(found, members, judge.inventory.per_gb)
+    return _brief(judge, plan) | {
+        "samples_per_second": found.samples_per_second,
+        "epoch_s": found.total,
+        "communication_s": found.communication,
+        "granularity": found.granularity if found.communication else None,
+        "dollars_per_hour": rent + traffic,
+        "dollars_per_hour_traffic": traffic,
+        "dollars_per_million": dollars_per_million(found, rent + traffic),
+        "binds": found.transfer.binds,
+    }
+
+
+def _left_out(judge: Judge, goal: Goal, plan: Plan) -> dict[str, str]:
+    """Why no more of each offer is in the plan."""
+    found = {}
+    for offer, have, one in zip(judge.inventory.offers, plan.counts, _ones(judge), strict=True):
+        if have >= offer.count:
+            continue
+        more = judge.plan([a + b for a, b in zip(plan.counts, one, strict=True)])
+        dearer = more.dollars_hour - plan.dollars_hour
+        if more.sps <= plan.sps:
+            found[offer.name] = f"one more makes epochs longer: {more.sps / plan.sps - 1:+.1%} samples/s"
+        elif goal.dollars_hour is not None and more.dollars_hour > goal.dollars_hour:
+            egress = dearer - offer.dollars_hour
+            traffic = f", ${egress:,.2f} of it traffic" if egress > 0.005 else ""
+            found[offer.name] = f"one more costs ${dearer:,.2f} an hour{traffic}, which is over the budget"
+        else:
+            found[offer.name] = f"not needed: one more costs ${dearer:,.2f} an hour"
+    return found
+
+
+def _replayed(
+    inventory: Inventory, judge: Judge, goal: Goal, args: argparse.Namespace
+) -> tuple[dict[str, Any], list[str]]:
+    steps = trace.replay(judge, goal, trace.load(args.trace, inventory), args.join_seconds)
+    summary = trace.summary(steps)
+    lines = [
+        f"{step.begin:>9,.0f} s  {sum(step.plan.counts) if step.plan else 0} peers, "
+        f"{step.plan.sps if step.plan else 0.0:,.1f} samples/s" + ("  (changed)" if step.changed else "")
+        for step in steps
+    ]
+    lines.append(
+        f"{summary['samples']:,.0f} samples for ${summary['dollars']:,.2f} in {summary['seconds']:,.0f} s; "
+        f"{summary['changes']} changes cost {summary['join_seconds']:,.0f} s of peers' time"
+    )
+    return summary, lines
+
+
+def _draw(ways: Sequence[Plan], chosen: Plan, path: str) -> None:
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        axes.set_title("The best plans of this inventory")
+        axes.plot([plan.dollars_hour for plan in ways], [plan.sps for plan in ways], marker="o", label="best")
+        axes.plot([chosen.dollars_hour], [chosen.sps], "*", markersize=14, label="chosen")
+        axes.set_xlabel("dollars per hour")
+        axes.set_ylabel("samples per second")
+        axes.legend(loc="lower right")
+        from_zero(axes)
+
+    save_plot(path, draw)
+
+
+def _emit(path: str | None, figures: Mapping[str, Any], lines: Sequence[str]) -> int:
+    text = json.dumps(figures, indent=1, allow_nan=False)
+    if path == "-":
+        print(text)
+        return 0
+    if path:
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {path!r}: {error.strerror}") from None
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0

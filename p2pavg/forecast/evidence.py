@@ -1,0 +1,145 @@
+"""What a run's reports say about its peers, links and overheads, for predictions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median, pstdev
+
+from p2pavg.errors import ConfigurationError
+from p2pavg.forecast.laws import BYTES, Job, Link, Member, Overheads, epoch, furthest, transfer
+from p2pavg.report import RoundReport
+
+FEW = 5  # epochs below which an interval is doubled
+Z80 = 1.2816  # of a normal distribution: 80% lie within
+_WIDEST = 0.35
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A swarm as its reports show it. epochs: that were looked at. sample: seconds of these epochs."""
+
+    job: Job
+    members: tuple[Member, ...]
+    links: Mapping[tuple[int, int], Link]
+    overheads: Overheads
+    epochs: int
+    sample: tuple[float, ...]
+
+    @property
+    def half_width(self) -> float:
+        """Of the 80% interval of a prediction, as a share of it; wider with few epochs."""
+        return Z80 * self.overheads.relative * (1.0 if self.epochs >= FEW else 2.0)
+
+
+def from_reports(reports: Sequence[RoundReport]) -> Evidence:
+    """Read the rounds of one run. The first epoch is left out where there are more, since peers join in it.
+
+    Raises ConfigurationError when no round was committed, or nobody reports what it counted.
+    """
+    rounds = [report for report in reports if report.members and report.seconds_total > 0]
+    if not rounds:
+        raise ConfigurationError("no epoch of these reports ended with an average; let the run finish some")
+    epochs = sorted({report.epoch for report in rounds})
+    if len(epochs) > 1:
+        rounds = [report for report in rounds if report.epoch > epochs[0]]
+        epochs = epochs[1:]
+    full = max(len(report.members) for report in rounds)
+    rounds = [report for report in rounds if len(report.members) == full]
+    members, order = _members(rounds)
+    links = _links(rounds, order)
+    codec = rounds[-1].codec if rounds[-1].codec in BYTES else "fp16"
+    result = "fp16" if codec == "int8" else codec
+    job = Job(
+        target=float(median(report.samples for report in rounds)),
+        values=_values(rounds, codec, result, len(members)),
+        contribution=codec,
+        result=result,
+        delayed=any(report.overlapped for report in rounds),
+    )
+    seconds = tuple(
+        median(r.seconds_total for r in rounds if r.epoch == e) for e in sorted({r.epoch for r in rounds})
+    )
+    return Evidence(job, members, links, _overheads(job, members, links, rounds), len(seconds), seconds)
+
+
+def _members(rounds: Sequence[RoundReport]) -> tuple[tuple[Member, ...], dict[str, int]]:
+    """Peers that reported, in the order of their ids; those only named are as fast as the others."""
+    speeds: dict[str, list[float]] = {}
+    regions: dict[str, str] = {}
+    for report in rounds:
+        if report.local_samples and report.seconds_calculation > 0:
+            speeds.setdefault(report.peer, []).append(report.local_samples_per_second)
+        regions[report.peer] = report.region
+    latest = rounds[-1].members
+    names = sorted({member.peer for member in latest if member.voter} | speeds.keys())
+    if not speeds:
+        raise ConfigurationError(
+            "these reports name no samples of any peer, so no speed can be read from them"
+        )
+    usual = median(median(found) for found in speeds.values())
+    members = tuple(
+        Member(name[:6], regions.get(name, ""), median(speeds[name]) if name in speeds else usual)
+        for name in names
+    )
+    return members, {name: index for index, name in enumerate(names)}
+
+
+def _links(rounds: Sequence[RoundReport], order: Mapping[str, int]) -> dict[tuple[int, int], Link]:
+    """Rates of links are what the sender measured, or the receiver where that one does not report."""
+    rates: dict[tuple[int, int], list[float]] = {}
+    trips: dict[tuple[int, int], list[float]] = {}
+    for report in rounds:
+        for link in report.links:
+            if report.peer not in order or link.peer not in order:
+                continue
+            pair = (order[report.peer], order[link.peer])
+            for way in (pair, pair[::-1]):
+                if link.rate_bps > 0:
+                    rates.setdefault(way, []).append(link.rate_bps / 8)
+                if link.rtt_s > 0:
+                    trips.setdefault(way, []).append(link.rtt_s)
+    return {pair: Link(median(trips.get(pair, [0.0])), median(found)) for pair, found in rates.items()}
+
+
+def _values(rounds: Sequence[RoundReport], codec: str, result: str, members: int) -> float:
+    """Values of the vector, from the bytes that a flat butterfly of so many members sends in all."""
+    if members < 2:
+        return 0.0
+    sent = [
+        sum(r.bytes_sent for r in rounds if r.epoch == e) / max(1, sum(r.epoch == e for r in rounds))
+        for e in {r.epoch for r in rounds}
+    ]
+    per_value = (BYTES[codec] + BYTES[result]) * (members - 1) / members
+    return median(sent) / per_value
+
+
+def _overheads(
+    job: Job, members: Sequence[Member], links: Mapping[tuple[int, int], Link], rounds: Sequence[RoundReport]
+) -> Overheads:
+    """Phases in round trips where those are long enough to count in, and what is left in seconds."""
+    usual = Overheads(update=median(report.seconds_update for report in rounds))
+    rtt = furthest(links)
+    phases = {
+        "waiting": median(report.seconds_waiting for report in rounds),
+        "matchmaking": median(report.seconds_matchmaking for report in rounds),
+        "transfer": median(report.seconds_transfer for report in rounds),
+        "commit": median(report.seconds_commit for report in rounds),
+    }
+    bytes_s = transfer(job, members, links).seconds
+    spent = sum(phases.values()) - bytes_s
+    known = usual.round_trips * rtt
+    found = replace(usual, local=max(0.0, spent - known))
+    if rtt > 0 and spent < known:
+        share = max(0.0, spent) / known
+        found = replace(
+            found,
+            waiting=share * usual.waiting,
+            matchmaking=share * usual.matchmaking,
+            transfer=share * usual.transfer,
+            commit=share * usual.commit,
+        )
+    predicted = epoch(job, members, links, found).total
+    off = [report.seconds_total / predicted - 1 for report in rounds]
+    relative = min(_WIDEST, max(0.01, pstdev(off) if len(off) > 1 else usual.relative))
+    return replace(found, relative=relative)

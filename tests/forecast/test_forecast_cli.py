@@ -1,0 +1,199 @@
+"""`p2pavg predict` and `p2pavg plan` as a person runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from p2pavg.cli import main
+from p2pavg.forecast.inventory import EXAMPLE
+from tests.forecast.swarms import report, reports
+
+OFFERS = """
+[job]
+target_batch_size = 800
+values = 34_000_000
+[[offer]]
+type = "T4"
+region = "eu"
+count = 6
+samples_per_second = 20
+dollars_per_hour = 0.2
+[[offer]]
+type = "A100"
+region = "aus"
+count = 2
+samples_per_second = 200
+dollars_per_hour = 3
+[[link]]
+between = ["eu", "eu"]
+rtt_ms = 1
+rate_mbps = 5000
+[[link]]
+between = ["eu", "us"]
+rtt_ms = 100
+rate_mbps = 1000
+dollars_per_gb = 0.02
+[[link]]
+between = ["eu", "aus"]
+rtt_ms = 270
+rate_mbps = 70
+dollars_per_gb = 0.15
+[[link]]
+between = ["us", "aus"]
+rtt_ms = 180
+rate_mbps = 120
+dollars_per_gb = 0.15
+[[link]]
+between = ["aus", "aus"]
+rtt_ms = 1
+rate_mbps = 5000
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    told, offers = tmp_path / "reports.jsonl", tmp_path / "offers.toml"
+    told.write_text("".join(one.to_json() + "\n" for one in reports(10, 4)))
+    offers.write_text(OFFERS)
+    return str(told), str(offers)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    try:
+        code = main(words)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def figures(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    code, out, err = run(capsys, *words, "--json", "-")
+    assert code == 0, err
+    found: dict = json.loads(out)
+    return found
+
+
+def test_a_prediction_has_what_scripts_rely_on(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Samples/s with an interval, the epoch's parts, granularity, what binds, and smallest targets."""
+    found = figures(capsys, "predict", "--from", files[0])
+    assert found["epoch_s"] == pytest.approx(8.0, rel=0.03)
+    assert found["interval"][0] < found["samples_per_second"] < found["interval"][1]
+    assert found["granularity"] == pytest.approx(found["calculation_s"] / found["communication_s"])
+    assert found["dollars_per_million"] is None
+    assert set(found["smallest_target_batch"]) == {"0.8", "0.9", "0.95"}
+    code, out, _ = run(capsys, "predict", "--from", files[0])
+    assert code == 0
+    assert "samples/s" in out
+    assert "Without eu" in out
+
+
+def test_peers_across_the_world_do_not_pay_and_near_ones_do(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Near peers raise samples/s, those over a thin link lower them, and leaving them out is advised."""
+    base = figures(capsys, "predict", "--from", files[0], "--inventory", files[1])
+    near = figures(capsys, "predict", "--from", files[0], "--inventory", files[1], "--add", "4xT4@eu")
+    far = figures(capsys, "predict", "--from", files[0], "--inventory", files[1], "--add", "1x5@aus")
+    assert near["samples_per_second"] > base["samples_per_second"] > far["samples_per_second"]
+    without = {row["region"]: row for row in far["without"]}
+    assert without["aus"]["samples_per_second"] > 0
+    fewer = figures(
+        capsys, "predict", "--from", files[0], "--inventory", files[1], "--add", "1x5@aus", "--without", "aus"
+    )
+    assert fewer["samples_per_second"] == pytest.approx(base["samples_per_second"])
+
+
+def test_hiding_and_outer_steps_change_the_epoch(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--delay hides communication, --outer makes it rare, a larger target makes it small."""
+    plain = figures(capsys, "predict", "--from", files[0])
+    assert figures(capsys, "predict", "--from", files[0], "--delay")["hidden_s"] > 0
+    outer = figures(capsys, "predict", "--from", files[0], "--outer", "30:int8")
+    assert outer["granularity"] > 20 * plain["granularity"]
+    larger = figures(capsys, "predict", "--from", files[0], "--target-batch-size", "4000")
+    assert larger["calculation_s"] == pytest.approx(10 * plain["calculation_s"])
+
+
+def test_a_plan_says_what_to_rent_and_what_not(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within the budget, with its prediction, why offers were left out, and the front of best plans."""
+    found = figures(capsys, "plan", files[1], "--most-samples-per-second", "--dollars-per-hour", "1.3")
+    assert found["peers"] == {"T4@eu": 6}
+    assert found["dollars_per_hour"] <= 1.3
+    assert "A100@aus" in found["left_out"]
+    assert [row["samples_per_second"] for row in found["front"]] == sorted(
+        row["samples_per_second"] for row in found["front"]
+    )
+    cheap = figures(capsys, "plan", files[1], "--least-dollars", "--samples-per-second", "60")
+    assert cheap["samples_per_second"] >= 60
+    assert cheap["peers"] == {"T4@eu": 4}
+
+
+def test_a_plan_can_be_drawn(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--plot writes a picture."""
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "plans.png"
+    goal = ("--most-samples-per-second", "--dollars-per-hour", "2")
+    assert run(capsys, "plan", files[1], *goal, "--plot", str(picture))[0] == 0
+    assert picture.stat().st_size > 5000
+
+
+def test_the_example_of_the_help_is_an_inventory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What --help shows can be pasted into a file and planned with."""
+    path = tmp_path / "example.toml"
+    path.write_text(EXAMPLE)
+    found = figures(capsys, "plan", str(path), "--most-samples-per-second", "--dollars-per-hour", "5")
+    assert found["peers"]["T4@us-central1"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("predict", "--from", "REPORTS", "--add", "T4"), "NxTYPE@REGION"),
+        (("predict", "--from", "REPORTS", "--add", "2xV100@eu"), "never measured"),
+        (("predict", "--from", "REPORTS", "--add", "2x50@mars"), "no link between"),
+        (("predict", "--from", "REPORTS", "--without", "mars"), "no peer of these reports"),
+        (("predict", "--from", "REPORTS", "--without", "us", "eu"), "nobody is left"),
+        (("predict", "--from", "REPORTS", "--outer", "often"), "H:CODEC"),
+        (("predict", "--from", "REPORTS", "--target-batch-size", "0"), "above 0"),
+        (("predict", "--from", "/nowhere.jsonl"), "cannot read"),
+        (("plan", "OFFERS", "--most-samples-per-second"), "goes with --dollars-per-hour"),
+        (("plan", "OFFERS", "--least-dollars", "--dollars-per-hour", "3"), "goes with --samples-per-second"),
+        (
+            ("plan", "OFFERS", "--most-samples-per-second", "--dollars-per-hour", "0.01"),
+            r"cheapest peer is \$0.20",
+        ),
+        (("plan", "OFFERS", "--least-dollars", "--samples-per-second", "1e6"), "the most is"),
+        (("plan", "OFFERS", "--least-dollars", "--samples-per-second", "nan"), "above 0"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    words: tuple[str, ...], said: str, files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bad input is a usage error: one line that says what to do."""
+    given = [{"REPORTS": files[0], "OFFERS": files[1]}.get(word, word) for word in words]
+    code, _, err = run(capsys, *given)
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+    assert pytest.importorskip("re").search(said, err)
+
+
+def test_reports_of_several_runs_need_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--run chooses; without it the names are listed."""
+    told = tmp_path / "two.jsonl"
+    rows = reports(6) + [report(e, 0, 2, run_id="other") for e in range(6)]
+    told.write_text("".join(one.to_json() + "\n" for one in rows))
+    code, _, err = run(capsys, "predict", "--from", str(told))
+    assert code == 2
+    assert "other, run" in err
+    assert run(capsys, "predict", "--from", str(told), "--run", "run")[0] == 0
