@@ -1,4 +1,4 @@
-"""`p2pavg credentials new|request|invite|accept|show`.
+"""`p2pavg credentials new|request|invite|accept|revoke|show`.
 
 Secrets go into files that only their owner can read, or through stdin and stdout; never onto a command line.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg import credentials
+from p2pavg.cli import revoke
 from p2pavg.credentials import DEFAULT_LIFETIME, Authority, certificates, texts
 from p2pavg.errors import ConfigurationError, CredentialError
 from p2pavg.identity import peer_id_of, short_id
@@ -85,6 +86,16 @@ def register(subparsers: Any) -> None:
         "--key", default=REQUEST_KEY, metavar="PATH", help="what 'request' stored; default: %(default)s"
     )
     _output(accept, MEMBER)
+
+    revoke.register(
+        _step(
+            steps,
+            "revoke",
+            "shut members out, within seconds",
+            "revoke my-run.authority abcdef --initial-peers host:31330",
+            revoke.run,
+        )
+    )
 
     show = _step(
         steps, "show", "tell what a file is; shows no secret", "show p2pavg-member.credentials", _show

@@ -91,3 +91,16 @@ def field(fields: Mapping[str, Any], name: str, kind: type, size: int | None = N
     if type(value) is not kind or (size is not None and len(fields[name]) != size):
         raise CredentialError("these credentials are damaged, or of another version of p2pavg; make new ones")
     return value
+
+
+def replace(path: str | os.PathLike[str], text: str) -> None:
+    """Store a secret line in place of the one in a file, which is never half written. Raises
+    ConfigurationError.
+    """
+    draft = Path(f"{os.fspath(path)}.{os.getpid()}.new")
+    write(draft, text)
+    try:
+        os.replace(draft, path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ConfigurationError(f"cannot write {path} ({error.strerror}); name a writable file") from None

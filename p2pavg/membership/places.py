@@ -109,7 +109,7 @@ class Places:
             return
         addresses = [held.told_at] if info.client_only and held.told_at else self._numeric(info)
         ledger = self._node.rpc.ledger
-        home = next((address for address in addresses if ledger.is_home(address, peer_id)), None)
+        home = next((address for address in addresses if ledger.is_home_now(address, peer_id)), None)
         if home is not None:
             self._node.store.prove(held, home)
             return
@@ -128,7 +128,7 @@ class Places:
         rpc, store = self._node.rpc, self._node.store
 
         async def ask(address: Address) -> None:
-            if await rpc.ask(address, Kind.PING, [], expected=peer_id) is not None:
+            if await rpc.ask(address, Kind.PING, [], expected=peer_id, prove=True) is not None:
                 held = store.lookup(self._key, peer_id[:PREFIX_BYTES])
                 if held is not None and held.record.peer_id == peer_id and held.proved_at is None:
                     store.prove(held, address)

@@ -13,6 +13,7 @@ from p2pavg import identity
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT
 from p2pavg.membership.table import record
+from p2pavg.membership.table.reach import DIAL_SECONDS
 
 Result = TypeVar("Result")
 Address = tuple[str, int]
@@ -77,6 +78,7 @@ class Network:
         self.delay: Callable[[Address, Address], float] = lambda source, destination: 0.001
         self.reaches: Callable[[Address, Address], bool] = lambda source, destination: True
         self.datagrams = 0
+        self.dials: list[tuple[str, Address]] = []  # connections that were tried: from which host, to where
         self._protocols: dict[Address, asyncio.DatagramProtocol] = {}
         self._next_host = 0
         self._arriving: dict[float, list[tuple[bytes, Address, Address]]] = {}  # by when
@@ -84,27 +86,42 @@ class Network:
     async def start(
         self, initial_peers: Sequence[str] = (), *, address: Address | None = None, **options: Any
     ) -> DHT:
-        """A node on a host of its own, `address` or the next of 10.0.0.0/8, port 31330."""
+        """A node on a host of its own, `address` or the next of 10.0.0.0/8, port 31330.
+
+        host="0.0.0.0" among the options: it does not know its address.
+        """
         if address is None:
             self._next_host += 1
             high, low = divmod(self._next_host, 250)
             address = (f"10.0.{high}.{low + 1}", 31330)
-        place = address
+        place, host = address, options.pop("host", address[0])
 
         def open_endpoint(protocol: asyncio.DatagramProtocol) -> Address:
-            self._protocols[place] = protocol
-            protocol.connection_made(_Transport(self, place))
-            return place
+            self.plug(place, protocol)
+            return host, place[1]
 
+        options.setdefault("connect", functools.partial(self.connect, place))
         return await DHT.start(
             options.pop("identity", None) or Identity.generate(),
-            host=address[0],
+            host=host,
             port=address[1],
             initial_peers=initial_peers,
             open_endpoint=open_endpoint,
             clock=asyncio.get_running_loop().time,
             **options,
         )
+
+    def plug(self, address: Address, protocol: asyncio.DatagramProtocol) -> None:
+        """From now on `protocol` sends from, and receives at, `address`."""
+        self._protocols[address] = protocol
+        protocol.connection_made(_Transport(self, address))
+
+    async def connect(self, source: Address, host: str, port: int) -> bool:
+        """Whether a connection can be opened; a host has one for each node."""
+        self.dials.append((source[0], (host, port)))
+        reached = (host, port) in self._protocols and self.reaches(source, (host, port))
+        await asyncio.sleep(2 * self.delay(source, (host, port)) if reached else DIAL_SECONDS)
+        return reached
 
     def send(self, data: bytes, source: Address, destination: Address) -> None:
         """One datagram on its way."""

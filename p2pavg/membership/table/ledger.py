@@ -7,6 +7,7 @@ make this node write more to a third party than a small multiple of what it sent
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from p2pavg.membership.table.address import Address, is_loopback
 from p2pavg.networks import network_of, source_of
@@ -16,14 +17,18 @@ MAX_PROVED = 8192
 MAX_PROVED_OF_SOURCE = 256
 MAX_PROVED_OF_NETWORK = 1024
 MAX_DOUBTFUL = 8192
+LATELY_SECONDS = 10.0
 MAX_IDS = 4  # that one address may have: a process that restarts takes the place of another
 
 
 class Ledger:
     """Addresses that have shown that they receive what is sent there, and what the others have left."""
 
-    def __init__(self) -> None:
-        self._proved: OrderedDict[Address, OrderedDict[bytes, None]] = OrderedDict()  # ids proven there
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._proved: OrderedDict[Address, OrderedDict[bytes, float]] = (
+            OrderedDict()
+        )  # ids proven there, when
         self._held: dict[str, OrderedDict[Address, None]] = {}  # the same by source, and by network
         self._left: OrderedDict[Address, int] = OrderedDict()
 
@@ -36,12 +41,17 @@ class Ledger:
         ids = self._proved.get(address)
         return ids is not None and peer_id in ids
 
+    def is_home_now(self, address: Address, peer_id: bytes) -> bool:
+        """Whether it has done so in the last seconds."""
+        ids = self._proved.get(address)
+        return ids is not None and self._clock() - ids.get(peer_id, float("-inf")) <= LATELY_SECONDS
+
     def proved(self, address: Address, peer_id: bytes | None = None) -> None:
         """It has shown that it receives, or somebody who may has named it; peer_id: who has proven itself."""
         self._receives(address)
         if peer_id is not None and address in self._proved:
             ids = self._proved[address]
-            ids[peer_id] = None
+            ids[peer_id] = self._clock()
             ids.move_to_end(peer_id)
             if len(ids) > MAX_IDS:
                 ids.popitem(last=False)

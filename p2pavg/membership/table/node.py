@@ -372,7 +372,7 @@ class Node:
             return None
         if not self._is_responsible(record.key):
             return [int(Outcome.REFUSED), b""]
-        if not self.rpc.is_proven(sender, address):
+        if not self.rpc.ledger.is_home_now(address, sender):
             signed = to_store(self.identity.peer_id, self.rpc.token_for(address), record.key)
             if not verify(record.public_key, signed, signature):
                 return [int(Outcome.UNKNOWN), b""]

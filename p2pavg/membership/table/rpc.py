@@ -111,7 +111,7 @@ class Rpc(asyncio.DatagramProtocol):
         self._late: OrderedDict[bytes, _Pending] = (
             OrderedDict()
         )  # given up, but an answer still tells the RTT
-        self.ledger = Ledger()
+        self.ledger = Ledger(clock)
         self._endpoints = Endpoints()
         self._ipv6 = False
         self._closed = False
@@ -174,10 +174,12 @@ class Rpc(asyncio.DatagramProtocol):
         expected: bytes | None = None,
         on_slow: Callable[[], None] | None = None,
         tries: int = TRIES,
+        prove: bool = False,
     ) -> None:
         """Ask the node at `address`; `on_answer` is called once, with None when it did not answer.
 
-        `expected` is the id that must answer; a node whose identity was not proven before proves it now.
+        `expected` is the id that must answer; a node whose identity was not proven before proves it now, and
+        with `prove` each does.
         `on_slow` is called when the answer takes longer than answers from there usually do, so that callers
         can go on elsewhere.
         """
@@ -187,7 +189,7 @@ class Rpc(asyncio.DatagramProtocol):
         transaction = os.urandom(TRANSACTION_BYTES)
         endpoint = self._endpoints.at(address)
         flags = Flag.CLIENT_ONLY if self.client_only else 0
-        proves = expected is None or not self.ledger.is_home(address, expected)
+        proves = prove or expected is None or not self.ledger.is_home(address, expected)
         asked = pack_address(address) if proves else b""
         flags |= Flag.PROVE if proves else 0
         me = self.identity.peer_id
@@ -241,6 +243,7 @@ class Rpc(asyncio.DatagramProtocol):
         expected: bytes | None = None,
         on_slow: Callable[[], None] | None = None,
         tries: int = TRIES,
+        prove: bool = False,
     ) -> Message | None:
         """`call` for coroutines."""
         future: asyncio.Future[Message | None] = self._loop.create_future()
@@ -249,7 +252,7 @@ class Rpc(asyncio.DatagramProtocol):
             if not future.done():
                 future.set_result(message)
 
-        self.call(address, kind, body, settle, expected=expected, on_slow=on_slow, tries=tries)
+        self.call(address, kind, body, settle, expected=expected, on_slow=on_slow, tries=tries, prove=prove)
         return await future
 
     def send_beat(self, data: bytes, address: Address) -> None:
@@ -313,7 +316,7 @@ class Rpc(asyncio.DatagramProtocol):
             self._give_up(message.transaction)
             return
         contact = Contact(message.sender, pending.address)
-        if not self.ledger.is_home(contact.address, contact.id):
+        if message.flags & Flag.PROOF or not self.ledger.is_home(contact.address, contact.id):
             if not self._is_proof(message, pending.asked):
                 self._give_up(message.transaction)
                 return
