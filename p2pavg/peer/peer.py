@@ -27,6 +27,7 @@ from p2pavg.peer.tensors import Averager
 from p2pavg.report import RoundReport
 from p2pavg.rounds.protocol.plausible import MOST_WEIGHT
 from p2pavg.rounds.session import Session
+from p2pavg.rounds.state.telling import Joined
 from p2pavg.rounds.training import TrainingSpec
 
 logger = logging.getLogger("p2pavg.peer.peer")
@@ -183,6 +184,17 @@ class Peer:
         """
         driver = self._running().driver
         return None if driver is None else driver.states.downloader.progress
+
+    @property
+    def received_bytes(self) -> int:
+        """What the data streams of all links that are up have brought."""
+        return self._running().received_bytes
+
+    @property
+    def joined(self) -> Joined | None:
+        """What it took to get into the swarm the last time; None: there was no swarm, or it goes on."""
+        driver = self._running().driver
+        return None if driver is None else driver.states.joined
 
     def wait_for_peers(self, count: int = 1, timeout: float | None = None, *, enter: bool = False) -> int:
         """Block until so many other peers train in the run and are linked; returns how many are.

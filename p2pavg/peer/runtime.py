@@ -184,6 +184,11 @@ class Place:
         return type(self._engine).__name__.removesuffix("Engine").lower()
 
     @property
+    def received_bytes(self) -> int:
+        """What the data streams of all links that are up have brought."""
+        return sum(self._engine.traffic(link.id)[1] for link in self.links.values())
+
+    @property
     def links(self) -> Mapping[bytes, Link]:
         """Links whose control connection is up, by peer id."""
         return self.endpoint.links

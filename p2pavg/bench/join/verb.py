@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from p2pavg.bench.join import figures
+from p2pavg.bench.join.bars import bars
 from p2pavg.bench.options import at_least, positive_int
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit
@@ -82,6 +83,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         topology = None if workers.lab is None else workers.lab.topology
     return {
         **figures.figures(joined, trained, topology, args.peers),
+        "bars": None if topology is None else bars(joined, trained, topology, args.peers, args.epoch_seconds),
         "killed_a_donor": args.kill_donor,
         "epoch_seconds": args.epoch_seconds,
         "numel": args.numel,
@@ -122,6 +124,14 @@ def _words(result: dict[str, Any]) -> list[str]:
             else f"{kept:.1%} of their samples/s"
         ),
     ]
+    if result["bars"] is not None:
+        found = result["bars"]
+        lines.append(
+            f"over {found['link_mbps']:.0f} Mb/s the state alone takes {found['state_s']:.1f} s: newcomers "
+            f"were in after {found['in_s']:.1f} s ({found['in_bar_s']:.1f} s allowed), "
+            f"{found['sent_over_state']:.2f} of the state's bytes were sent of it, and the donors lost "
+            f"{found['lost_over_state']:.2f} of its time"
+        )
     if share is not None:
         lines.append(f"that is {share:.2f} of what the epochs' own traffic leaves of the links")
     return lines

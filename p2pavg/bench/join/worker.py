@@ -76,6 +76,7 @@ class Joining:
         arrivals: list[tuple[float, int]] = []
         threading.Thread(target=self._follow, args=(arrivals, config["say_half"]), daemon=True).start()
         self._build(config)
+        in_at, joined, received = time.monotonic(), self.peer.joined, self.peer.received_bytes
         trainer = self.trainer
         contributed = 0
         while contributed < config["after_epochs"]:
@@ -83,8 +84,14 @@ class Joining:
             contributed = sum(e["local_samples"] > 0 for e in self.applied)
         progress = self.peer.download
         assert progress is not None
+        assert joined is not None
         return {
             "began": self.began,
+            "asked_at": in_at - joined.seconds,
+            "in_at": in_at,
+            "result_bytes": joined.result_bytes,
+            "results": joined.results,
+            "received_bytes": received,
             "loaded_at": trainer.loaded_at,
             "state_bytes": progress[1],
             "donors": progress[2],

@@ -26,7 +26,7 @@ from p2pavg.rounds.state.generation_rows import Generations
 from p2pavg.rounds.state.inbox import Inbox
 from p2pavg.rounds.state.projection import Projection, Standing
 from p2pavg.rounds.state.results import ResultHead
-from p2pavg.rounds.state.telling import Telling
+from p2pavg.rounds.state.telling import Joined, Telling
 from p2pavg.rounds.training import Average
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.link import Link
@@ -71,7 +71,9 @@ class Joining:
         self.following = Following(engine, inbox, links, numel, codec, self._came)
         self.history: Generations = ()  # that came with the state
         self._projection = Projection()
-        self._telling = Telling(time.monotonic())
+        self._began_at = time.monotonic()
+        self._telling = Telling(self._began_at)
+        self.joined: Joined | None = None  # once it is level
         self._donors: tuple[bytes, ...] = ()
         self._applied = asyncio.Event()
         self._asked_at = 0.0
@@ -134,7 +136,11 @@ class Joining:
             else:
                 stuck_since = None
             await self._moved()
-        self._telling.ends(time.monotonic(), self._machine.epoch, self._at(), self.following.fetched)
+        at, now = self._at(), time.monotonic()
+        self._telling.ends(now, self._machine.epoch, at, self.following.fetched)
+        self.joined = Joined(
+            self._machine.epoch, now - self._began_at, at.total, at.results, self.following.fetched
+        )
 
     async def _moved(self) -> None:
         """The training thread has applied something, or a little time has passed."""

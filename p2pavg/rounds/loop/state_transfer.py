@@ -28,6 +28,7 @@ from p2pavg.rounds.state.generation_rows import Generations
 from p2pavg.rounds.state.inbox import Inbox
 from p2pavg.rounds.state.results import ResultHead
 from p2pavg.rounds.state.saver import Saver
+from p2pavg.rounds.state.telling import Joined
 from p2pavg.rounds.training import Average, TrainingSpec
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.link import Link
@@ -61,6 +62,7 @@ class States:
         self._feed = feed
         self._deliver = deliver
         self._joining: tuple[Joining, asyncio.Task[None]] | None = None
+        self.joined: Joined | None = None  # how the last download went
         self._failures = Counter[str]()  # reasons why downloads failed, since the last that did not
         self._background = snapshot.executor()
         self._codec = codecs.for_results(codecs.get(spec.compression))
@@ -206,6 +208,7 @@ class States:
             self._say_why(str(error))
             self._feed(ev.HealFailed(str(error)))
         else:
+            self.joined = joining.joined
             self._over()
             self._failures.clear()
             self._feed(ev.Level())

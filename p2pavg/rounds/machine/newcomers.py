@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 PACED_BEHIND = 3  # epochs that a newcomer may lack when the next round begins, while its state is on its way
 FRESH_S = 3.0  # whoever is at it says so again and again; its word holds for so long, and two round trips
+TOLD_S = 0.5  # a shorter wait needs no word
 LEAST_S = 2.0  # that rounds wait for a newcomer, however fast its state comes: round trips, and loading
 
 
@@ -63,7 +64,8 @@ class Newcomers:
                 most = core.now + LEAST_S + asked.message.seconds - asked.used_s
                 fresh = asked.heard_at + FRESH_S + 2 * core.deadlines.rtt(peer)
                 until = max(until, min(most, fresh))
-                self._tell(peer, asked)
+                if asked.used_s >= TOLD_S:
+                    self._tell(peer, asked)
         if until > core.now:
             self._looked_at = core.now
         return until

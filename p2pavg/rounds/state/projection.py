@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 WINDOW_S = 3.0  # the link's rate is that of the last seconds
 LEAST_S = 0.4  # of a transfer, before anything is said of its rate
-ALLOWED = 1.8  # times the state's own time that a newcomer may take before rounds wait for it
+ALLOWED = 2.0  # times the state's own time, and an epoch, that a newcomer may take before rounds wait for it
 HELD = 1.5  # times the state's own time that rounds may wait for it, in all
 CLOSE_S = 1.0  # what is lacking takes less: rounds may wait for the rest
 
@@ -95,5 +95,5 @@ class Projection:
         rate, began = self.bytes_per_second, self._began_at
         if rate <= 0 or began is None or not self._last.result:
             return False
-        allowed = ALLOWED * self._last.total / rate - (now - began)
+        allowed = ALLOWED * self._last.total / rate + self._epoch_s - (now - began)
         return self.remaining_s() > max(allowed, CLOSE_S)

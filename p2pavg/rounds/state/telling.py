@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass
 
 from p2pavg.rounds.state.projection import Projection, Standing
 
@@ -12,6 +13,17 @@ logger = logging.getLogger("p2pavg.state")
 FIRST_S = 1.0
 RARER = 2.5  # times as long between two lines as before
 SHORT_S = 3.0  # a download that took less needs no word at its end
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What it took to get in: seconds from the first question to the last result, and bytes."""
+
+    epoch: int  # that this peer can take part in first
+    seconds: float
+    state_bytes: int
+    result_bytes: int
+    results: int
 
 
 class Telling:

@@ -1,0 +1,78 @@
+"""What joining has to keep to on any link, and what a run of `bench join` came to beside it. Pure.
+
+The measure is the *state's time*: how long the state alone takes over the link, the narrower of what the
+donors together send and what a newcomer receives (of several, its share of what the donors send).
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from p2pavg.lab.topology import Topology
+
+IN = 2.5  # times the state's time, and
+IN_EPOCHS = 3  # epochs, until a newcomer takes part
+SENT = 1.5  # times the state's bytes that are sent of it
+SEVERAL = 2.0  # times as much of each, where newcomers come at once
+KEPT = 0.9  # of a donor's samples/s, where results fit beside the state
+LOST = 1.5  # times the state's time of training that is lost in all, where they do not
+FITS = 0.5  # of the link: results that take more of it do not fit
+
+Answer = Mapping[str, Any]
+
+
+def bars(
+    joined: Sequence[Answer], trained: Sequence[Answer], topology: Topology, peers: int, epoch_s: float
+) -> dict[str, Any]:
+    """joined, trained, peers: as `figures`. epoch_s: of an epoch, before newcomers came."""
+    state_bytes = max(answer["state_bytes"] for answer in joined)
+    donors, newcomers = topology.hosts[:peers], topology.hosts[peers : peers + len(joined)]
+    egress = sum(topology.nodes[host].egress_mbps for host in donors) / len(joined)
+    link_mbps = min(egress, *(topology.nodes[host].ingress_mbps for host in newcomers))
+    state_s = 8e-6 * state_bytes / link_mbps
+    result_bytes = max((a["result_bytes"] / a["results"] for a in joined if a["results"]), default=0.0)
+    load = 8e-6 * result_bytes / epoch_s / link_mbps
+    in_s = max(answer["in_at"] - answer["began"] for answer in joined)
+    received = max(answer["received_bytes"] - answer["result_bytes"] for answer in joined)
+    began, end = min(a["began"] for a in joined), max(a["in_at"] for a in joined)
+    kept = statistics.fmean(_kept(donor["applied"], began, end) for donor in trained)
+    lost_s = max(0.0, 1 - kept) * (end - began)
+    times = SEVERAL if len(joined) > 1 else 1.0
+    fits = load <= FITS
+    return {
+        "link_mbps": link_mbps,
+        "state_s": state_s,
+        "result_load": load,
+        "in_s": in_s,
+        "in_bar_s": times * (IN * state_s + IN_EPOCHS * epoch_s),
+        "sent_over_state": received / state_bytes,
+        "sent_bar": times * SENT,
+        "results_fit": fits,
+        "kept": kept,
+        "lost_over_state": lost_s / state_s,
+        "donors_bar": f">= {KEPT} kept" if fits else f"<= {LOST} lost",
+        "within": {
+            "in": in_s <= times * (IN * state_s + IN_EPOCHS * epoch_s),
+            "sent": received <= times * SENT * state_bytes,
+            "donors": kept >= KEPT if fits else lost_s <= LOST * state_s,
+        },
+    }
+
+
+def _kept(applied: Sequence[Answer], began: float, end: float) -> float:
+    """The share of its samples/s that a donor kept from `began` to `end`; of epochs that are partly in there,
+    that part counts.
+    """
+
+    def rate(since: float, until: float) -> float:
+        samples = 0.0
+        for last, epoch in itertools.pairwise(applied):
+            inside = min(until, epoch["at"]) - max(since, last["at"])
+            if inside > 0:
+                samples += epoch["local_samples"] * inside / (epoch["at"] - last["at"])
+        return samples / (until - since)
+
+    return rate(began, end) / rate(applied[2]["at"], began)

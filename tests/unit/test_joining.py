@@ -1,0 +1,123 @@
+"""What a newcomer expects of its link, and what `bench join` holds it to."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import pytest
+
+from p2pavg.bench.join.bars import bars
+from p2pavg.lab.topology import load
+from p2pavg.rounds.state.projection import ALLOWED, HELD, Projection, Standing
+from p2pavg.rounds.state.telling import Telling
+
+MB = 1_000_000
+RESULT = 900_000
+
+
+def download(mbps: float, total: int, epoch_s: float, seconds: float, *, take: float = 0.25) -> Projection:
+    """After so many seconds of a link that brings `mbps`, a share of it results as far as there are any."""
+    projection = Projection()
+    state = results = 0.0
+    now = 0.0
+    while now < seconds:
+        known = now / epoch_s * RESULT
+        came = mbps * 1e6 / 8 * 0.05
+        share = min(take * came, known - results)
+        state, results = min(total, state + came - share), results + share
+        at = Standing(int(state), total, int(results), int(known - results), RESULT)
+        projection.observe(now, at, int(now / epoch_s), int(now / epoch_s) * epoch_s)
+        now += 0.05
+    return projection
+
+
+@pytest.mark.parametrize("total", [5 * MB, 20 * MB, 200 * MB])
+@pytest.mark.parametrize(("epoch_s", "paced"), [(0.3, True), (1.1, False), (3.0, False)])
+def test_rounds_wait_only_where_results_leave_too_little_of_the_link(
+    total: int, epoch_s: float, paced: bool
+) -> None:
+    """Over 20 Mb/s results of 0.9 MB every 0.3 s are too much; every 1.1 s they are a third of it."""
+    assert download(20, total, epoch_s, 1.8).paced is paced
+
+
+def test_a_newcomer_knows_what_its_link_brings() -> None:
+    """Rate, length of an epoch, and the time that is left, with and without rounds that wait."""
+    found = download(20, 20 * MB, 1.1, 4.0)
+    assert found.bytes_per_second == pytest.approx(2.5e6, rel=0.05)
+    assert found.epoch_seconds == pytest.approx(1.1)
+    assert found.paced_s() == pytest.approx(found.left / 2.5e6, rel=0.05)
+    assert found.remaining_s() == pytest.approx(found.left / (2.5e6 - RESULT / 1.1), rel=0.05)
+    assert found.held_s == pytest.approx(HELD * 8.0, rel=0.05)
+    assert math.isinf(download(20, 20 * MB, 0.3, 4.0).remaining_s())
+
+
+def test_once_rounds_wait_they_go_on_waiting() -> None:
+    """Epochs that take longer because they wait do not look like long epochs."""
+    projection = download(20, 20 * MB, 0.3, 2.0)
+    assert projection.paced
+    at = Standing(10 * MB, 20 * MB, 2 * MB, RESULT, RESULT)
+    projection.observe(10.0, at, 7, 10.0)
+    assert projection.paced
+    assert projection.epoch_seconds == pytest.approx(0.3, rel=0.1)
+
+
+def test_the_log_says_what_happens_and_then_more_rarely(caplog: Any) -> None:
+    """One line at the start, one after a second, then ever fewer; one when rounds have to wait, and why."""
+    caplog.set_level(logging.WARNING)
+    telling, projection = Telling(0.0), Projection()
+    telling.begins(7, 20 * MB, 2)
+    for tenth in range(1000):
+        now = tenth / 10
+        at = Standing(int(min(20 * MB, now * 2e6)), 20 * MB, int(now * 5e5), RESULT, RESULT)
+        projection.observe(now, at, int(now / 0.3), int(now / 0.3) * 0.3)
+        telling.look(now, at, projection)
+    telling.ends(100.0, 30, at, 12)
+    lines = [record.message for record in caplog.records]
+    assert lines[0] == "joining: 20.0 MB of state (epoch 7) come from 2 members"
+    assert sum("are here" in line for line in lines) == 5
+    (paced,) = (line for line in lines if "rounds wait" in line)
+    assert "0.9 MB every 0.30 s (24.0 Mb/s)" in paced
+    assert "20.0 Mb/s for 20.0 MB" in paced
+    assert lines[-1].startswith("joined at epoch 30 after 100.0 s: 20.0 MB of state and 12 results")
+
+
+def answers(in_s: float, *, slow_s: float = 1.0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A newcomer that joins after 20 s, and a donor whose epochs of a second take `slow_s` meanwhile."""
+    at, applied = 0.0, []
+    while at < 60:
+        at += slow_s if 20 <= at < 20 + in_s else 1.0
+        applied.append({"at": at, "local_samples": 10})
+    newcomer = {
+        "began": 20.0,
+        "in_at": 20.0 + in_s,
+        "state_bytes": 5 * MB,
+        "result_bytes": 4 * RESULT,
+        "results": 4,
+        "received_bytes": 5.2e6 + 4 * RESULT,
+    }
+    return newcomer, {"applied": applied}
+
+
+@pytest.mark.parametrize(
+    ("in_s", "slow_s", "epoch_s", "within"),
+    [
+        (7.0, 1.0, 1.0, {"in": True, "sent": True, "donors": True}),
+        (9.0, 1.0, 1.0, {"in": False, "sent": True, "donors": True}),
+        (6.0, 1.5, 1.0, {"in": True, "sent": True, "donors": False}),  # results fit, and it lost a third
+        (6.0, 1.5, 0.6, {"in": True, "sent": True, "donors": True}),  # they do not: two seconds of state
+    ],
+)
+def test_bars_of_joining(in_s: float, slow_s: float, epoch_s: float, within: dict[str, bool]) -> None:
+    """5 MB over 20 Mb/s take 2 s: in after 2.5 times that and three epochs, and so much lost at donors."""
+    newcomer, donor = answers(in_s, slow_s=slow_s)
+    found = bars([newcomer], [donor], load("home-4"), 1, epoch_s)
+    assert found["state_s"] == pytest.approx(2.0)
+    assert found["within"] == within
+    assert found["sent_over_state"] == pytest.approx(1.04)
+
+
+def test_the_allowed_time_is_less_than_the_bar() -> None:
+    """Rounds are asked to wait early enough for the bar to be kept."""
+    assert ALLOWED < 2.5

@@ -1,0 +1,106 @@
+"""The leader waits for newcomers that ask for it, and not for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from p2pavg.rounds.machine import newcomers as module
+from p2pavg.rounds.machine.actions import Action, Hold
+from p2pavg.rounds.protocol.messages import CatchUp
+from p2pavg.rounds.protocol.roles import Role
+from tests.simulation.calm import Calm
+from tests.simulation.trainer import Node
+
+EPOCH_S = 0.2  # of one peer: ten steps
+
+
+def asked(epoch: int, seconds: float, *, entering: bool = False) -> CatchUp:
+    return CatchUp(epoch, entering, seconds, 5_000_000, 900_000, 20e6)
+
+
+class Waiting:
+    """A swarm of one, and a newcomer whose download never ends, unless a test ends it."""
+
+    def __init__(self) -> None:
+        self.calm = Calm(1, batch=4, target=40)
+        self.calm.swarm.state_seconds = 1e6
+        self.calm.epochs(2)
+        (self.leader,) = self.calm.nodes
+        self.newcomer = self.calm.swarm.add(Role.JOINER, 0.02, 4)
+        self.calm.run(5.0, lambda: self.newcomer.machine.core.joining is not None)
+        self.holds: list[Hold] = []
+        acted = self.calm.swarm.acted
+
+        def record(node: Node, action: Action) -> None:
+            acted(node, action)
+            if isinstance(action, Hold):
+                self.holds.append(action)
+
+        self.calm.swarm.acted = record  # type: ignore[method-assign]
+
+    def say(self, message: CatchUp, seconds: float, every: float = 0.5) -> int:
+        """Say it again and again for so long; epochs that the leader made meanwhile."""
+        before = self.leader.machine.epoch
+        left = seconds
+        while left > 0:
+            self.calm.swarm.send(self.newcomer, self.leader.me, message)
+            self.calm.run(min(every, left))
+            left -= every
+        return self.leader.machine.epoch - before
+
+
+def test_rounds_wait_while_a_newcomer_lacks_too_much() -> None:
+    """The next round begins when the newcomer lacks three results, and not when it lacks four."""
+    waiting = Waiting()
+    at = waiting.leader.machine.epoch
+    made = waiting.say(asked(at, 1e6), 3.0)
+    assert made == module.PACED_BEHIND + 1
+    assert [hold.peer for hold in waiting.holds] == [waiting.newcomer.me]
+    assert waiting.say(asked(at + 2, 1e6), 3.0) == 2
+
+
+def test_rounds_wait_for_whoever_is_about_to_enter() -> None:
+    """A newcomer that has its state is waited for until it takes part, however little it lacks."""
+    waiting = Waiting()
+    assert waiting.say(asked(waiting.leader.machine.epoch, 1e6, entering=True), 3.0) <= 1
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.0])
+def test_rounds_wait_for_a_bounded_time(seconds: float) -> None:
+    """A newcomer that never gets further has as many seconds as it told, in all, and a little more."""
+    waiting = Waiting()
+    message = asked(waiting.leader.machine.epoch, seconds, entering=True)
+    bound = module.LEAST_S + seconds
+    waiting.say(message, bound - 0.5)
+    held = waiting.leader.machine.epoch
+    assert held <= message.epoch + 1
+    waiting.say(message, 0.5 + 10 * EPOCH_S)
+    assert waiting.leader.machine.epoch >= held + 8
+
+
+def test_a_newcomer_that_says_nothing_more_is_not_waited_for() -> None:
+    """Its word holds for a few seconds."""
+    waiting = Waiting()
+    message = asked(waiting.leader.machine.epoch, 1e6, entering=True)
+    waiting.say(message, 1.0)
+    before = waiting.leader.machine.epoch
+    waiting.calm.run(module.FRESH_S + 10 * EPOCH_S)
+    assert waiting.leader.machine.epoch >= before + 8
+
+
+@pytest.mark.parametrize("how", ["gone", "silent"])
+def test_who_is_gone_is_not_waited_for(how: str) -> None:
+    """A newcomer whose process ends, or stops, holds up nobody."""
+    waiting = Waiting()
+    message = asked(waiting.leader.machine.epoch, 1e6, entering=True)
+    waiting.say(message, 1.0)
+    before: Any = waiting.leader.machine.epoch
+    if how == "gone":
+        waiting.newcomer.alive = False
+        waiting.calm.swarm.closed(waiting.newcomer, "connection reset")
+    else:
+        waiting.newcomer.stop()
+    waiting.calm.run(1.5 + 5 * EPOCH_S)
+    assert waiting.leader.machine.epoch >= before + 4
