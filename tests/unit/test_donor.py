@@ -26,7 +26,7 @@ from p2pavg.rounds.state.donor import Donor, Offer
 from p2pavg.rounds.state.download import IDLE_S, QUEUED_CHUNKS, STATE_SHARE, Download, Piece
 from p2pavg.rounds.state.manifest import chunk_bytes
 from p2pavg.rounds.state.results import ResultHead
-from p2pavg.rounds.state.yielding import MOST_S
+from p2pavg.rounds.state.yielding import Yielding
 from p2pavg.rounds.training import Section
 
 
@@ -122,9 +122,10 @@ def donor(engine: Engine, upload_bps: float | None) -> Donor:
 
 
 async def offered(served: Donor, link: int, **asked: Any) -> Offer:
-    offer = await served.offer(link, **asked)
-    assert offer is not None
-    return offer
+    async with asyncio.timeout(20):
+        while True:  # it may rest from the last snapshot
+            if (offer := await served.offer(link, **asked)) is not None:
+                return offer
 
 
 def wanted(offer: Offer, transfer: int) -> dict[str, Any]:
@@ -160,27 +161,33 @@ async def test_without_a_cap_nothing_waits() -> None:
     assert sorted(engine.sent) == [(link, chunk) for link in range(2) for chunk in range(CHUNKS)]
 
 
-async def test_state_waits_for_gradients_but_not_for_ever() -> None:
-    """While a round's gradients are on their way no state goes out, but for a part of the time."""
+async def test_state_waits_for_gradients() -> None:
+    """While a round's gradients are on their way no state goes out; when they are through it goes on."""
     engine = Engine()
-    donor(engine, None)
+    served = donor(engine, None)
     engine.moving = True
-    began = time.monotonic()
-    await serve(engine, 1)
-    assert engine.at[0] - began >= 0.9 * MOST_S
-    assert engine.at[-1] - engine.at[0] < MOST_S
+    served.send(0, wanted(await offered(served, 0), 0))
+    assert engine.sent == []
+    engine.goal, engine.moving = CHUNKS, False
+    await asyncio.wait_for(engine.reached.wait(), 20)
 
 
-async def test_state_goes_on_when_gradients_are_through() -> None:
-    """The end of a round's transfer lets the state go on."""
-    engine = Engine()
-    donor(engine, None)
-    loop = asyncio.get_running_loop()
-    began = time.monotonic()
-    engine.moving = True
-    loop.call_later(0.05, setattr, engine, "moving", False)
-    await serve(engine, 1)
-    assert 0.05 <= engine.at[0] - began < MOST_S
+def held_share(moving: Callable[[float], bool]) -> float:
+    """Of a minute, in which gradients are on their way when `moving` says so."""
+    yielding, held = Yielding(0.0), 0
+    for step in range(12_000):
+        held += yielding.waits(step * 0.005, moving(step * 0.005))
+    return held / 12_000
+
+
+def test_state_does_not_wait_for_ever() -> None:
+    """Where rounds follow each other without a pause, state waits for a third of the time."""
+    assert held_share(lambda _: True) == pytest.approx(1 / 3, abs=0.03)
+
+
+def test_state_makes_way_for_short_rounds() -> None:
+    """Where gradients take a quarter of an epoch of a second, state waits for all of it."""
+    assert held_share(lambda at: at % 1.0 < 0.25) == pytest.approx(0.25, abs=0.01)
 
 
 async def test_what_there_is_not_is_refused() -> None:
@@ -415,29 +422,30 @@ async def test_a_newcomer_that_begins_anew() -> None:
     await asyncio.wait_for(engine.reached.wait(), 20)
 
 
-async def test_donors_take_their_snapshots_at_one_epoch() -> None:
-    """Where epochs are short, two donors that are asked a little apart agree on the epoch."""
-    taken = []
-    for first in (8, 9):
-        engine = Engine()
-        served = donor(engine, None)
-        now = time.monotonic()
-        served._epochs_at.extend(now + 0.1 * n for n in range(-7, 1))
-        engine.live.standing = (first, b"l" * 32)
-        asked = asyncio.ensure_future(served.offer(0, aligned=True))
-        for epoch in range(first + 1, 20):
-            await asyncio.sleep(0)
-            if served._snapshot is None and not asked.done():
-                served.committed(head(epoch - 1, engine.live.standing[1]), RESULT)
-                engine.live.standing = (epoch, head(epoch - 1, engine.live.standing[1]).lineage)
-                served.applied()
-            if engine.live.standing[0] % 4 == 0:
-                break
-        offer = await asyncio.wait_for(asked, 20)
-        assert offer is not None
-        assert offer.manifest is not None
-        taken.append(offer.manifest.epoch)
-    assert [epoch % 4 for epoch in taken] == [0, 0]
+@pytest.mark.parametrize("first", [8, 9, 11])
+async def test_donors_take_their_snapshots_at_one_epoch(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where epochs are short, donors that are asked a little apart wait for one with a round number."""
+    monkeypatch.setattr(donor_module, "ALIGNED_S", 100.0)
+    monkeypatch.setattr(donor_module, "BUSY_WAIT_S", 100.0)
+    engine = Engine()
+    served = donor(engine, None)
+    served._epochs_at.extend(25.0 * n for n in range(7))  # so that four epochs take as long as that
+    engine.live.standing = (first, b"l" * 32)
+    asked = asyncio.ensure_future(served.offer(0, aligned=True))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert served._retained
+    while engine.live.standing[0] % 4:
+        epoch, before = engine.live.standing
+        made = head(epoch, before)
+        served.committed(made, RESULT)
+        engine.live.standing = (epoch + 1, made.lineage)
+        served._moved.set()
+        await asyncio.sleep(0)
+    offer = await asyncio.wait_for(asked, 20)
+    assert offer is not None
+    assert offer.manifest is not None
+    assert offer.manifest.epoch == (8 if first == 8 else 12)
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.5, True, "10", float("inf"), float("nan")])

@@ -124,8 +124,8 @@ def _words(result: dict[str, Any]) -> list[str]:
             else f"{kept:.1%} of their samples/s"
         ),
     ]
-    if result["bars"] is not None:
-        found = result["bars"]
+    found = result.get("bars")
+    if found is not None:
         lines.append(
             f"over {found['link_mbps']:.0f} Mb/s the state alone takes {found['state_s']:.1f} s: newcomers "
             f"were in after {found['in_s']:.1f} s ({found['in_bar_s']:.1f} s allowed), "
