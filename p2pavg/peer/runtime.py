@@ -321,6 +321,7 @@ class Place:
             client_only=self.settings.client_only,
             now=time.monotonic(),
             weighted=spec.weighted,
+            life=time.time_ns(),
         )
         region = self.settings.region
         meter = LinkMeter(self._engine, region, self._is_here)

@@ -64,14 +64,14 @@ def in_loop(work: Callable[[bytes], Coroutine[Any, Any, None]]) -> Callable[[byt
 
 
 def _rounds() -> list[bytes]:
-    ballot = Ballot(3, 1, PEER)
+    ballot = Ballot(3, 1, PEER, 1 << 60, LINEAGE)
     held = Held(ballot, Stage.DONE, True, (DIGEST,), (PEER, OTHER), (1.0, 2.0), (1, 2))
     made: list[messages.Message] = [
         messages.Progress(3, LINEAGE, 7, 9.5, True, False, False, 70, 2, 0.3, 4, PEER, 1e9, 0.0),
         messages.Totals(3, LINEAGE, 12),
         messages.Follow(3, LINEAGE, PEER),
-        messages.Prepare(ballot, LINEAGE, (PEER, OTHER), (True, True), ((0, 0, 5), (1, 5, 5))),
-        messages.Query(ballot, LINEAGE),
+        messages.Prepare(ballot, (PEER, OTHER), (True, True), ((0, 0, 5), (1, 5, 5))),
+        messages.Query(ballot),
         messages.Promise(ballot, None),
         messages.Promise(ballot, held),
         messages.Refuse(ballot, 3, LINEAGE, "busy", ballot, (OTHER,)),
@@ -82,7 +82,7 @@ def _rounds() -> list[bytes]:
         messages.Complain(ballot, OTHER, "why"),
         messages.Committed(ballot, (1.0,), (1,), (DIGEST,)),
         messages.Aborted(ballot, ballot, "why", (PEER,), False),
-        messages.Inquire(ballot, LINEAGE),
+        messages.Inquire(ballot),
         messages.Unknown(ballot, 3, LINEAGE),
         messages.CatchUp(3, True, 12.5, 5_000_000, 900_000, 20e6),
         messages.Leaving(4),

@@ -107,8 +107,8 @@ def _wait_for_ever(_: Original) -> Original:
 
 
 def _any_lineage(original: Original) -> Original:
-    def cannot(self: Member, ballot: Any, lineage: bytes, votes: bool) -> Any:
-        why = original(self, ballot, lineage, votes)
+    def cannot(self: Member, ballot: Any, votes: bool) -> Any:
+        why = original(self, ballot, votes)
         here = self.core.joining is None and self.core.epoch == ballot.epoch
         return None if why == "elsewhere" and here else why
 

@@ -48,7 +48,7 @@ def test_only_links_to_owners_are_needed(owner: int, accepts: bool) -> None:
     )
     machine.handle(PeerUp(REACHABLE, 0, LINEAGE, leader=REACHABLE), 0.1)
     members = (REACHABLE, HIDDEN, OTHER_HIDDEN)
-    prepare = Prepare(Ballot(0, 0, REACHABLE), LINEAGE, members, (True, True, True), ((owner, 0, 5),))
+    prepare = Prepare(Ballot(0, 0, REACHABLE, 1, LINEAGE), members, (True, True, True), ((owner, 0, 5),))
     actions = machine.handle(Received(REACHABLE, prepare), 0.2)
     refused = [a.message.missing for a in actions if isinstance(a, Send) and isinstance(a.message, Refuse)]
     assert any(isinstance(action, OpenJob) for action in actions) == accepts

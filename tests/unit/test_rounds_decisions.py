@@ -142,7 +142,7 @@ def test_a_peer_knows_that_contributions_to_its_parts_still_come() -> None:
 def held(
     stage: Stage, attempt: int = 0, digest: bytes = b"x" * 32, voters: tuple[bytes, ...] = (A, B, C)
 ) -> Held:
-    return Held(Ballot(3, attempt, A), stage, True, (digest,), voters)
+    return Held(Ballot(3, attempt, A, attempt, L0), stage, True, (digest,), voters)
 
 
 @pytest.mark.parametrize(

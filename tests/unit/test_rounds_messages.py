@@ -14,7 +14,7 @@ from p2pavg.rounds.protocol import messages as m
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
 
 PEER, OTHER, LINEAGE, DIGEST = b"a" * 20, b"b" * 20, b"l" * 32, b"d" * 32
-BALLOT = Ballot(7, 2, PEER)
+BALLOT = Ballot(7, 2, PEER, 5, LINEAGE)
 HELD = Held(BALLOT, Stage.DONE, True, (DIGEST,), (PEER, OTHER), (1.0, 2.5), (1, 2))
 VALUES: dict[str, Any] = {
     "int": 3,
@@ -132,19 +132,23 @@ def test_an_unknown_type_is_refused() -> None:
 
 
 def test_ballots_are_totally_ordered() -> None:
-    """Epoch first, then attempt, then leader."""
-    ballots = [Ballot(2, 0, PEER), Ballot(1, 1, PEER), Ballot(1, 0, OTHER), Ballot(1, 0, PEER)]
+    """Epoch first, then attempt, then leader, then which of the leader's ballots."""
+    ballots = [
+        Ballot(*numbers, LINEAGE)
+        for numbers in ((2, 0, PEER, 0), (1, 1, PEER, 0), (1, 0, OTHER, 0), (1, 0, PEER, 1), (1, 0, PEER, 0))
+    ]
     assert sorted(ballots) == ballots[::-1]
 
 
 def test_transfers_differ_by_lineage_and_ballot() -> None:
     """The data of two attempts, or of two histories, can never be taken for each other."""
     ids = {
-        Ballot(e, a, p).transfer(lineage)
+        Ballot(e, a, p, serial, lineage).transfer
         for e in range(3)
         for a in range(3)
         for p in (PEER, OTHER)
+        for serial in (0, 2**61)
         for lineage in (LINEAGE, DIGEST)
     }
-    assert len(ids) == 36
+    assert len(ids) == 72
     assert all(0 <= i < 2**63 for i in ids)

@@ -42,6 +42,7 @@ class Config:
     client_only: bool = False
     patience_s: float | None = None  # how long stragglers are waited for; None: from measurements
     weighted: bool = False  # contributions have weights of their own; else each weighs as much as its samples
+    life: int = 0  # tells this life from earlier ones of the same peer, and grows from one to the next
 
 
 class Core:
@@ -82,6 +83,7 @@ class Core:
         self.told_to_stop = False
         # This epoch.
         self.promised: Ballot | None = None
+        self.promises: dict[tuple[int, Lineage], Ballot] = {}  # the last of each standing: we may come back
         self.promise_void = False  # whoever we promised last gave its question up
         self.must_go = False  # a round of this epoch has begun once: it goes on, target reached or not
         self.excluded: dict[PeerId, str] = {}
@@ -89,6 +91,7 @@ class Core:
         self.sticky: PeerId | None = config.history[-1].leader if config.history else None
         self._choice_of: tuple[object, ...] = ()
         self._choice: PeerId | None = None
+        self.serial = config.life  # of the last ballot that we opened
         self.attempts = 0
         self.proposed_at = 0.0  # the first attempt
         self.outcomes: dict[Ballot, Committed | Aborted] = {}
@@ -134,6 +137,20 @@ class Core:
         message = self.progress()
         for facts in self.view:
             self.send(facts.peer, message)
+
+    def next_ballot(self, floor: int) -> Ballot:
+        """One that nobody has seen, above what we promised and above the attempts up to `floor`."""
+        taken = self.promised.attempt if self.promised is not None else -1
+        self.serial += 1
+        return Ballot(self.epoch, max(taken, floor) + 1, self.me, self.serial, self.lineage)
+
+    def promise(self, ballot: Ballot) -> None:
+        """From now on no lower one."""
+        self.promised, self.promise_void = ballot, False
+        self.promises.pop(ballot.standing, None)
+        self.promises[ballot.standing] = ballot
+        if len(self.promises) > OUTCOMES_KEPT:
+            del self.promises[next(iter(self.promises))]
 
     # Timers.
 
@@ -234,7 +251,8 @@ class Core:
         self.epoch, self.lineage = epoch, lineage
         self.epoch_began_at = self.now
         self.restart_epoch()
-        self.promised = None
+        self.promised = self.promises.get((epoch, lineage))
+        self.promise_void = False
         if leader is not None:
             self.sticky = leader
 

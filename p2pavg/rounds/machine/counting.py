@@ -59,7 +59,7 @@ class Counting:
                 core.send(peer, Follow(core.epoch, core.lineage, leader))
             return
         if peer in core.excluded:
-            last = core.promised or Ballot(core.epoch, 0, core.me)
+            last = core.promised or Ballot(core.epoch, 0, core.me, core.serial, core.lineage)
             core.send(peer, Aborted(last, last, core.excluded[peer], (peer,), False))
             return
         if message.boundary and self.machine.leading.proposal is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from p2pavg.rounds.machine.actions import Commit, RoundFailed
 from p2pavg.rounds.machine.core import IMPLAUSIBLE
 from p2pavg.rounds.machine.holding import Holding
-from p2pavg.rounds.protocol.ballot import PeerId, Stage
+from p2pavg.rounds.protocol.ballot import Ballot, PeerId, Stage
 from p2pavg.rounds.protocol.lineage import next_lineage
 from p2pavg.rounds.protocol.messages import Aborted, Committed, Inquire, Unknown
 from p2pavg.rounds.protocol.roles import Generation
@@ -26,14 +26,24 @@ class Decisions:
     def on_committed(self, peer: PeerId, message: Committed) -> None:
         """Apply it, if we hold all of it; else heal."""
         core, held = self.core, self.machine.member.holding
-        self.machine.succession.settled(message)
+        entitled = self._may_decide(peer, message.ballot)
         if held is None or held.ballot != message.ballot:
+            if entitled:
+                self.machine.succession.settled(message)
             if message.ballot.epoch >= core.epoch and peer != core.me:
                 core.send(peer, core.progress())  # it is ahead of us; its answer tells by what
             return
         if len(message.weights) != len(held.members) or len(message.digests) != len(held.parts):
             return
-        if (held.ballot.epoch, held.lineage) != core.standing:
+        other = held.stage is Stage.DONE and held.digests != message.digests
+        if not entitled or (other and peer not in self._deciding(held)):
+            self._inquire(held)  # our copy is wrong, or this peer
+            return
+        began = (held.weights, held.samples)
+        if held.stage is Stage.DONE and not other and (message.weights, message.samples) != began:
+            return  # forged: the leader commits what it began
+        self.machine.succession.settled(message)
+        if held.ballot.standing != core.standing:
             self.machine.member.drop("it builds on a state that we do not have")
             return
         if held.stage is not Stage.DONE:
@@ -43,15 +53,10 @@ class Decisions:
             self.machine.member.drop("committed by the others, and our copy is not whole")
             self.machine.healing.behind(peer, held.ballot.epoch + 1)
             return
-        if held.digests != message.digests:
-            if peer not in (core.me, held.ballot.leader, self.machine.member.authority()):
-                self._inquire(held)  # our copy is wrong, or this peer
-                return
+        if other:
             self.machine.member.drop("our copy of the result differs from the committed one")
             self.machine.healing.behind(peer, held.ballot.epoch + 1)
             return
-        if (message.weights, message.samples) != (held.weights, held.samples):
-            return  # forged: the leader commits what it began
         self._commit(held, message)
         if peer != held.ballot.leader:
             core.broadcast_progress()  # members learn this one by one: what they know of each other is old
@@ -60,7 +65,9 @@ class Decisions:
         """The result is the epoch's average."""
         core, ballot = self.core, held.ballot
         peers = [seat.peer for seat in held.members]
-        lineage = next_lineage(held.lineage, ballot.epoch, peers, message.weights, message.digests, held.note)
+        lineage = next_lineage(
+            ballot.lineage, ballot.epoch, peers, message.weights, message.digests, held.note
+        )
         total = core.history.total + sum(message.samples)
         made = Generation(ballot.epoch, lineage, held.transfer, sum(message.samples), total, ballot.leader)
         late = not held.ready
@@ -73,7 +80,7 @@ class Decisions:
                 weights=message.weights,
                 samples=message.samples,
                 digests=message.digests,
-                before=held.lineage,
+                before=ballot.lineage,
                 lineage=lineage,
                 late=late,
                 following=False,
@@ -100,7 +107,7 @@ class Decisions:
             if facts is None or facts.epoch > ballot.epoch + 1:
                 continue
             if not seat.voter:
-                if facts.stands_at(ballot.epoch, held.lineage):
+                if facts.stands_at(*ballot.standing):
                     core.view.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)  # it follows
                 continue
             if not facts.stands_at(ballot.epoch + 1, lineage):
@@ -121,20 +128,40 @@ class Decisions:
     def on_aborted(self, peer: PeerId, message: Aborted) -> None:
         """Forget it, unless somebody with a higher ballot decides."""
         core, held = self.core, self.machine.member.holding
-        if message.ballot.epoch != core.epoch or core.excluded.get(message.by.leader) == IMPLAUSIBLE:
+        ballot, by = message.ballot, message.by
+        if ballot.standing != core.standing or core.excluded.get(by.leader) == IMPLAUSIBLE:
             return
-        if held is not None and held.ballot != message.ballot:
-            core.promise_void = core.promise_void or message.ballot == core.promised
-            return
-        own = held is not None and held.stage is Stage.OPEN and message.by.leader == held.ballot.leader
-        if core.promised is not None and message.by < core.promised and not core.promise_void and not own:
-            return  # somebody else decides; a result that is not whole makes no difference to that
         if held is None:
-            if message.ballot == core.promised or (message.final and peer == core.leader()):
+            told = ballot == core.promised and self._may_decide(peer, ballot, by)
+            if told or (peer == core.leader() and (message.final or core.me in message.blamed)):
                 self._aborted(message)
             return
+        if not self._may_decide(peer, ballot, by):
+            return
+        if held.ballot != ballot:
+            core.promise_void = core.promise_void or ballot == core.promised
+            return
+        own = held.stage is Stage.OPEN and by.leader == ballot.leader
+        if core.promised is not None and by < core.promised and not core.promise_void and not own:
+            return  # somebody else decides; a result that is not whole makes no difference to that
         self.machine.member.drop(message.why)
-        self._aborted(message)
+        if core.joining is None:
+            self._aborted(message)
+
+    def _may_decide(self, peer: PeerId, ballot: Ballot, by: Ballot | None = None) -> bool:
+        """Whether this peer's word about the ballot counts: it led it, was promised the decision, or asked.
+
+        by: which ballot decided, in its own words.
+        """
+        core, held = self.core, self.machine.member.holding
+        if peer == core.me or (peer == ballot.leader and by in (None, ballot)):
+            return True
+        promised, inquest = core.promised, self.machine.succession.inquest
+        if promised is not None and peer == promised.leader and by in (None, promised):
+            return promised.standing == ballot.standing
+        if inquest is not None and peer in inquest.asked:
+            return True
+        return held is not None and held.ballot == ballot and peer in held.asked
 
     def _aborted(self, message: Aborted) -> None:
         core = self.core
@@ -162,9 +189,11 @@ class Decisions:
 
     def _inquire(self, held: Holding) -> None:
         """Ask those that decide the ballot what became of it."""
-        core, authority = self.core, self.machine.member.authority()
-        for leader in sorted({held.ballot.leader, authority or held.ballot.leader} - {core.me}):
-            core.send(leader, Inquire(held.ballot, held.lineage))
+        self.machine.member.inquire(sorted(self._deciding(held) - {self.core.me}))
+
+    def _deciding(self, held: Holding) -> set[PeerId]:
+        """Its leader, the leader of the ballot promised last, and this peer for itself."""
+        return {self.core.me, held.ballot.leader, self.machine.member.authority() or held.ballot.leader}
 
     def on_inquire(self, peer: PeerId, message: Inquire) -> None:
         """Tell what became of a ballot."""

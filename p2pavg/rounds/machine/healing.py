@@ -8,11 +8,10 @@ from p2pavg.rounds.machine.actions import Discarded, Orphaned, StartHeal
 from p2pavg.rounds.machine.camps import Camp
 from p2pavg.rounds.machine.events import Followed, Healed, HealFailed, Level
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
-from p2pavg.rounds.protocol.messages import Inquire, Unknown
+from p2pavg.rounds.protocol.messages import Unknown
 from p2pavg.rounds.protocol.roles import Generation, Role
 
 if TYPE_CHECKING:
-    from p2pavg.rounds.machine.holding import Holding
     from p2pavg.rounds.machine.machine import Machine
 
 RETRY_S = 0.5  # after no donor could give the state
@@ -61,7 +60,7 @@ class Healing:
             if held is None:
                 self._start(best, "behind the others")
             else:
-                self._ask(best, held)
+                self._ask(best)
             return
         if self.machine.member.holding is not None:
             return  # our round of this epoch ends first
@@ -77,13 +76,12 @@ class Healing:
             self._orphaned = True
             core.arm("orphaned", core.now + ALONE_S)
 
-    def _ask(self, camp: Camp, held: Holding) -> None:
+    def _ask(self, camp: Camp) -> None:
         """Those ahead of us know what became of the ballot that we hold."""
         core = self.core
         if "ask" not in core.timers:
             donors = self._donors(camp)
-            for peer in donors:
-                core.send(peer, Inquire(held.ballot, held.lineage))
+            self.machine.member.inquire(donors)
             core.arm("ask", core.now + max(core.deadlines.answer(peer) for peer in donors))
 
     def on_settle_timer(self) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from p2pavg.part import Part
 from p2pavg.rounds.machine.stalls import TransferWatch
-from p2pavg.rounds.protocol.ballot import Ballot, Held, Lineage, Note, PeerId, Stage
+from p2pavg.rounds.protocol.ballot import Ballot, Held, Note, PeerId, Stage
 from p2pavg.rounds.protocol.messages import Committed
 from p2pavg.rounds.protocol.roles import Seat
 
@@ -16,8 +16,6 @@ class Holding:
     """The ballot that this member holds."""
 
     ballot: Ballot
-    transfer: int
-    lineage: Lineage  # before the epoch
     members: tuple[Seat, ...]
     rank: int
     parts: tuple[Part, ...]
@@ -37,7 +35,12 @@ class Holding:
     fact: tuple[PeerId, Committed] | None = None  # told so, but our copy is not whole yet (without a vote)
     watch: TransferWatch | None = None
     told_at: float = 0.0
+    asked: set[PeerId] = field(default_factory=set)  # what became of it: their answers count
     stalled_told: tuple[tuple[int, ...], tuple[int, ...], bool] = ((), (), False)
+
+    @property
+    def transfer(self) -> int:
+        return self.ballot.transfer
 
     @property
     def voter(self) -> bool:

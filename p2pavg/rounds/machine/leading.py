@@ -93,12 +93,11 @@ class Leading:
             for p, v in zip(members, votes, strict=True)
         ]
         parts = tuple((part.owner, part.start, part.count) for part in core.config.plan(plan))
-        taken = core.promised.attempt if core.promised is not None else -1
-        ballot = Ballot(core.epoch, max(taken, self.floor) + 1, core.me)
+        ballot = core.next_ballot(self.floor)
         if self.failures == 0:
             self.budget = len(voters) + SPARE_ATTEMPTS
         self.proposal = Proposal(ballot, members, votes, parts, core.now)
-        message = Prepare(ballot, core.lineage, members, votes, parts)
+        message = Prepare(ballot, members, votes, parts)
         for peer in members:
             core.send(peer, message)
         self._arm_promise()
@@ -167,7 +166,7 @@ class Leading:
             return
         core.deadlines.measured_answer(peer, core.now - proposal.asked_at)
         held = message.held
-        if held is not None and held.ballot.epoch == core.epoch:
+        if held is not None and held.ballot.standing == proposal.ballot.standing:
             core.must_go = core.must_go or held.begun
             if held.stage in (Stage.DONE, Stage.COMMITTED) and held.ballot.leader != core.me:
                 self.abort("an earlier round is undecided", (), counts=False)
@@ -195,10 +194,11 @@ class Leading:
         facts = core.view.get(peer)
         if message.why in ("busy", "promised") and message.promised is not None:
             other = message.promised
-            if other.epoch == core.epoch:
+            rivals = other.standing == proposal.ballot.standing
+            if rivals:
                 self.floor = max(self.floor, other.attempt)
             # Of two rivals the lower gives way; so does whoever comes upon a round that keeps running.
-            yields = other > proposal.ballot or other == self._busy_with
+            yields = rivals and (other > proposal.ballot or other == self._busy_with)
             self._busy_with = other
             if yields and other.leader != core.me and core.view.alive(other.leader):
                 self.abort("another peer leads", (), counts=False)

@@ -52,11 +52,13 @@ class Machine:
         client_only: bool = False,
         patience_s: float | None = None,
         weighted: bool = False,
+        life: int = 0,
     ) -> None:
         """target: samples per epoch. plan: the members in rank order -> the parts.
 
         patience_s: how long stragglers are waited for; None: from measurements. A JOINER has no state yet: it
-        downloads one first. weighted: as in `TrainingSpec`.
+        downloads one first. weighted: as in `TrainingSpec`. life: a number that is larger in each later life
+        of this peer, by more than the ballots that it opens: nanoseconds of the wall clock.
         """
         self.core = Core(
             Config(
@@ -71,6 +73,7 @@ class Machine:
                 client_only,
                 patience_s,
                 weighted,
+                life,
             )
         )
         self.member = Member(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from p2pavg.part import Part
@@ -11,12 +12,13 @@ from p2pavg.rounds.machine.deadlines import MOST_BEHIND
 from p2pavg.rounds.machine.events import JobDone, JobFailed, JobProgressed, JobRefused
 from p2pavg.rounds.machine.holding import Holding
 from p2pavg.rounds.machine.stalls import TransferWatch
-from p2pavg.rounds.protocol.ballot import Ballot, Held, Lineage, PeerId, Stage
+from p2pavg.rounds.protocol.ballot import Ballot, Held, PeerId, Stage
 from p2pavg.rounds.protocol.messages import (
     Begin,
     Committed,
     Complain,
     Done,
+    Inquire,
     Prepare,
     Promise,
     Query,
@@ -50,7 +52,7 @@ class Member:
             return
         rank = message.members.index(core.me)
         votes = message.voters[rank]
-        why = self._cannot(ballot, message.lineage, votes)
+        why = self._cannot(ballot, votes)
         owners = {message.members[owner] for owner, _, _ in message.parts}
         missing = tuple(
             other
@@ -72,12 +74,11 @@ class Member:
         self._promise(ballot)
         seats = tuple(Seat(p, v) for p, v in zip(message.members, message.voters, strict=True))
         parts = tuple(Part(owner, start, count) for owner, start, count in message.parts)
-        transfer = ballot.transfer(message.lineage)
-        self.holding = Holding(ballot, transfer, message.lineage, seats, rank, parts, core.now)
+        self.holding = Holding(ballot, seats, rank, parts, core.now)
         if core.attempts == 0:
             core.proposed_at = core.now
         core.attempts += 1
-        core.act(OpenJob(transfer, ballot, seats, parts))
+        core.act(OpenJob(ballot.transfer, ballot, seats, parts))
         core.trace("proposed", attempt=ballot.attempt, leader=ballot.leader, members=len(seats))
         core.send(peer, Promise(ballot, before))
         if not votes:
@@ -92,15 +93,23 @@ class Member:
             return
         if ballot.epoch < core.epoch:
             for outcome in core.outcomes.values():
-                if isinstance(outcome, Committed) and outcome.ballot.epoch == ballot.epoch:
+                if isinstance(outcome, Committed) and outcome.ballot.standing == ballot.standing:
                     core.send(peer, outcome)
-        why = self._cannot(ballot, message.lineage, votes=True)
+        why = self._cannot(ballot, votes=True)
         if why is not None:
             self._refuse(peer, ballot, why, ())
             return
         held = self.freeze()
         self._promise(ballot)
         core.send(peer, Promise(ballot, held))
+
+    def inquire(self, peers: Iterable[PeerId]) -> None:
+        """Ask them what became of the ballot that we hold."""
+        held = self.holding
+        assert held is not None
+        for peer in peers:
+            held.asked.add(peer)
+            self.core.send(peer, Inquire(held.ballot))
 
     def freeze(self) -> Held | None:
         """What we hold, once and for all: if it is not DONE, it will not become so."""
@@ -115,12 +124,12 @@ class Member:
                 self.core.send(held.ballot.leader, Complain(held.ballot, None, why))
         return held.described()
 
-    def _cannot(self, ballot: Ballot, lineage: Lineage, votes: bool) -> str | None:
+    def _cannot(self, ballot: Ballot, votes: bool) -> str | None:
         """Why a ballot cannot be accepted."""
         core = self.core
         if core.role is Role.WATCHER:
             return "a watcher"
-        if core.joining is not None or (core.epoch, core.lineage) != (ballot.epoch, lineage):
+        if core.joining is not None or (core.epoch, core.lineage) != ballot.standing:
             return "elsewhere"
         if votes and core.pending:
             return "pending"
@@ -128,7 +137,8 @@ class Member:
             return "too far behind"
         if core.leaving and self.holding is None:
             return "leaving"
-        if core.promised is not None and ballot <= core.promised and core.promised.epoch == ballot.epoch:
+        promised = core.promised
+        if promised is not None and ballot <= promised and promised.standing == ballot.standing:
             return "promised"
         leads = self.authority()
         if leads == core.me:
@@ -146,8 +156,7 @@ class Member:
         return self.core.promised.leader
 
     def _promise(self, ballot: Ballot) -> None:
-        self.core.promised = ballot
-        self.core.promise_void = False
+        self.core.promise(ballot)
         if ballot.leader != self.core.me:
             self.machine.succession.yield_to(ballot)
             self.core.sticky = ballot.leader

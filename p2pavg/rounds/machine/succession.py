@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from p2pavg.rounds.machine.core import SILENT_TO_SUCCESSOR
 from p2pavg.rounds.machine.election import rendezvous
 from p2pavg.rounds.protocol.ballot import Ballot, Held, PeerId, Stage
-from p2pavg.rounds.protocol.messages import Aborted, Committed, Inquire, Promise, Query, Refuse
+from p2pavg.rounds.protocol.messages import Aborted, Committed, Promise, Query, Refuse
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
@@ -114,11 +114,9 @@ class Succession:
 
     def _open(self, voters: tuple[PeerId, ...]) -> None:
         core = self.core
-        taken = core.promised.attempt if core.promised is not None else -1
-        ballot = Ballot(core.epoch, max(taken, self.machine.leading.floor) + 1, core.me)
+        ballot = core.next_ballot(self.machine.leading.floor)
         self.expected = None
-        core.promised = ballot
-        core.promise_void = False
+        core.promise(ballot)
         self.inquest = Inquest(ballot)
         core.trace("inquest", attempt=ballot.attempt)
         held = self.machine.member.freeze()
@@ -129,7 +127,7 @@ class Succession:
     def _ask(self, voters: tuple[PeerId, ...]) -> None:
         inquest, core = self.inquest, self.core
         assert inquest is not None
-        message = Query(inquest.ballot, core.lineage)
+        message = Query(inquest.ballot)
         for peer in voters:
             if peer != core.me and peer not in inquest.asked:
                 inquest.asked[peer] = core.now
@@ -140,10 +138,13 @@ class Succession:
         if inquest is None or inquest.ballot != message.ballot or peer not in inquest.asked:
             return
         core.deadlines.measured_answer(peer, core.now - inquest.asked[peer])
-        inquest.answers[peer] = message.held
+        held = message.held
+        if held is not None and held.ballot.standing != inquest.ballot.standing:
+            held = None  # it decides nothing here
+        inquest.answers[peer] = held
         inquest.dismissed.discard(peer)
-        if message.held is not None:
-            self._ask(message.held.voters)
+        if held is not None:
+            self._ask(held.voters)
         self._conclude()
 
     def on_refuse(self, peer: PeerId, message: Refuse) -> None:
@@ -155,9 +156,10 @@ class Succession:
             other = message.promised
             core.promise_void = True
             self._give_up(inquest)
-            if other.epoch == core.epoch:
+            rivals = other.standing == inquest.ballot.standing
+            if rivals:
                 self.machine.leading.floor = max(self.machine.leading.floor, other.attempt)
-            yields = other > inquest.ballot or other == self._busy_with
+            yields = rivals and (other > inquest.ballot or other == self._busy_with)
             self._busy_with = other
             if yields and other.leader not in inquest.answers and core.view.alive(other.leader):
                 self.expected = other.leader
@@ -190,8 +192,7 @@ class Succession:
         core, held = self.core, self.machine.member.holding
         if held is None or self.inquest is not None:
             return
-        for peer in held.voters:
-            core.send(peer, Inquire(held.ballot, held.lineage))
+        self.machine.member.inquire(held.voters)
         self.start()
         if self.inquest is None:
             core.arm("inquire", core.now + core.deadlines.word(held.ballot.leader) / 2)

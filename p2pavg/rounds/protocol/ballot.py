@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,16 +19,27 @@ Note = bytes
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ballot:
-    """One attempt to average for one epoch. Totally ordered: a member only ever moves to a higher one."""
+    """One attempt to average for one epoch of one lineage. Totally ordered.
+
+    A member only moves to a higher one, and none comes twice in all lives of its leader.
+    """
 
     epoch: int
     attempt: int
     leader: PeerId
+    serial: int  # numbers the leader's ballots, over all its lives
+    lineage: Lineage  # which the average is to continue
 
-    def transfer(self, lineage: Lineage) -> int:
-        """The 64-bit id of the attempt's data on the wire: unique for (lineage, ballot)."""
-        text = lineage + self.epoch.to_bytes(8, "big") + self.attempt.to_bytes(8, "big") + self.leader
-        return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+    @property
+    def standing(self) -> tuple[int, Lineage]:
+        """Where its voters stand."""
+        return self.epoch, self.lineage
+
+    @property
+    def transfer(self) -> int:
+        """The 63-bit id of the attempt's data on the wire: another one for each ballot."""
+        numbers = struct.pack(">QQQ", self.epoch, self.attempt, self.serial)
+        return int.from_bytes(hashlib.sha256(self.lineage + numbers + self.leader).digest()[:8], "big") >> 1
 
 
 class Stage(StrEnum):

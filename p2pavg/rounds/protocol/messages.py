@@ -77,7 +77,6 @@ class Prepare:
     """A leader proposes a group: promise this ballot, arrive at your next boundary."""
 
     ballot: Ballot
-    lineage: Lineage
     members: tuple[PeerId, ...]  # rank order
     voters: tuple[bool, ...]
     parts: tuple[tuple[int, int, int], ...]  # (owner rank, start, count)
@@ -88,7 +87,6 @@ class Query:
     """A successor asks for the last ballot held, and forbids any later step in a lower one."""
 
     ballot: Ballot
-    lineage: Lineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +187,6 @@ class Inquire:
     """What became of this ballot? Answered by Committed, Aborted or Unknown."""
 
     ballot: Ballot
-    lineage: Lineage  # before the ballot's epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +269,8 @@ _digest = sized(DIGEST_BYTES)
 
 
 def _ballot(value: Any) -> Ballot:
-    epoch, attempt, leader = items(value, 3)
-    return Ballot(integer(epoch), integer(attempt), _peer(leader))
+    epoch, attempt, leader, serial, lineage = items(value, 5)
+    return Ballot(integer(epoch), integer(attempt), _peer(leader), integer(serial), _lineage(lineage))
 
 
 def _stage(value: Any) -> Stage:
@@ -335,7 +332,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Stage):
         return value.value
     if isinstance(value, Ballot):
-        return [value.epoch, value.attempt, value.leader]
+        return [value.epoch, value.attempt, value.leader, value.serial, value.lineage]
     if isinstance(value, Held):
         return [_plain(getattr(value, field.name)) for field in fields(Held)]
     if isinstance(value, tuple):
