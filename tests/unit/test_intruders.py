@@ -453,7 +453,7 @@ def test_impossible_samples(
 
     calm.run(30.0, lambda: bool(asked()))
     proposal, liar = machine.leading.proposal, asked()[0]
-    machine.handle(Received(liar, Ready(proposal.ballot, samples, weight, b"")), calm.swarm.world.now)
+    machine.handle(Received(liar, Ready(proposal.ballot, 1, samples, weight, b"")), calm.swarm.world.now)
     assert (liar in machine.core.excluded) is checked
     assert (liar in proposal.ready) is not checked
 
@@ -469,20 +469,21 @@ def test_a_forged_begin(checked: bool, forged: str, monkeypatch: pytest.MonkeyPa
 
     def waiting() -> list[Any]:
         found = [(node, node.machine.member.holding) for node in calm.nodes if node is not calm.leader]
-        return [
-            (node, held) for node, held in found if held is not None and held.said_ready and not held.begun
-        ]
+        return [(node, held) for node, held in found if held is not None and held.wait and not held.begun]
 
     calm.run(30.0, lambda: bool(waiting()))
     node, held = waiting()[0]
-    told = [held.declared if rank == held.rank else (10, 10.0) for rank in range(len(held.members))]
+    told = [
+        held.declared[held.wait] if rank == held.rank else (10, 10.0) for rank in range(len(held.members))
+    ]
     wrong = held.rank if forged == "the own samples" else (held.rank + 1) % len(told)
     told[wrong] = (7, 7.0) if forged == "the own samples" else (10, 1e9)
     if not checked:
         monkeypatch.setattr(member, "plausible", lambda *_: True)
-        held.declared = told[held.rank]
+        held.declared[held.wait] = told[held.rank]
     samples, weights = zip(*told, strict=True)
-    begin = Begin(held.ballot, weights, samples, (True,) * len(told), b"")
+    waits = tuple(held.wait for _ in told)
+    begin = Begin(held.ballot, weights, samples, waits, b"")
     leader = held.ballot.leader
     actions = node.machine.handle(Received(leader, begin), calm.swarm.world.now)
     assert held.begun is not checked

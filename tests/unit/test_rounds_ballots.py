@@ -63,7 +63,7 @@ def done() -> Machine:
     members = (ME, LEADER, OTHER)
     member.handle(LocalProgress(4, 1.0, at_boundary=True), 0.2)
     member.handle(Received(LEADER, Prepare(BALLOT, members, (True,) * 3, ((1, 0, 5),))), 0.3)
-    member.handle(Received(LEADER, Begin(BALLOT, WEIGHTS, SAMPLES, (True,) * 3, b"")), 0.4)
+    member.handle(Received(LEADER, Begin(BALLOT, WEIGHTS, SAMPLES, (1, 1, 1), b"")), 0.4)
     member.handle(JobDone(BALLOT.transfer, DIGESTS), 0.5)
     held = member.member.holding
     assert held is not None
@@ -85,6 +85,7 @@ def test_a_life_never_opens_a_ballot_twice() -> None:
     peer = machine(life=1000)
     wait = LocalProgress(12, 1.0, at_boundary=True)
     first = opened(peer.handle(wait, 0.1))
+    peer.abandon_round("it heals")
     peer.handle(Healed(0, ELSEWHERE, (), dropped=12), 0.2)
     peer.handle(Healed(0, LINEAGE, (), dropped=0), 0.3)
     second = opened(peer.handle(wait, 0.4))
@@ -95,6 +96,7 @@ def test_a_life_never_opens_a_ballot_twice() -> None:
 def test_a_promise_outlives_a_stay_elsewhere() -> None:
     """Who heals to another lineage, and back, still refuses what is below its last promise there."""
     member = done()
+    member.abandon_round("it heals")
     member.handle(Healed(0, ELSEWHERE, (), dropped=4), 0.6)
     member.handle(Healed(0, LINEAGE, (), dropped=0), 0.7)
     again = Prepare(BALLOT, (ME, LEADER, OTHER), (True,) * 3, ((1, 0, 5),))
@@ -135,7 +137,7 @@ def test_a_round_of_another_lineage_is_not_resolved() -> None:
     ballot = opened(leader.handle(LocalProgress(12, 1.0, at_boundary=True), 0.2)).ballot
     stale = Held(replace(BALLOT, lineage=ELSEWHERE), Stage.DONE, True, DIGESTS, (OTHER,), (4.0,), (4,))
     leader.handle(Received(OTHER, Promise(ballot, stale)), 0.3)
-    assert sent(leader.handle(Received(OTHER, Ready(ballot, 4, 4.0, b"")), 0.4), Begin)
+    assert sent(leader.handle(Received(OTHER, Ready(ballot, 1, 4, 4.0, b"")), 0.4), Begin)
 
 
 @pytest.mark.parametrize(

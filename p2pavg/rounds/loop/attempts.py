@@ -55,6 +55,9 @@ class Attempts:
         if action.weights[job.rank] > 0:
             if contribution is None or contribution.gradient is None:
                 return ev.JobFailed(action.transfer, "the contribution is gone")
+            weight = contribution.samples if contribution.weight is None else contribution.weight
+            if action.weights[job.rank] != weight:
+                return ev.JobFailed(action.transfer, "the contribution is another than was declared")
             source, scale = contribution.gradient, contribution.scale
         if isinstance(source, np.ndarray) and len(source) != job.layout.numel:
             return ev.JobFailed(action.transfer, "the contribution has another length")

@@ -170,18 +170,10 @@ class Driver:
         if self._give_next() or deliveries.give_inheritance():
             return
         self.feed(self._local(at_boundary=True))
-        self._resume_idle()
-
-    def _resume_idle(self) -> None:
-        """Who has nothing to hand in, and is not wanted, waits for nothing; but a newcomer for the state."""
-        what = self._deliveries.contribution
-        idle = what is not None and what.samples == 0 and not self._deliveries.stopping
-        if idle and self.machine.role is Role.TRAINER and self._deliveries.waiting:
-            self._resume()
 
     def withdrawn(self, answer: Future[Outcome]) -> None:
         """The training thread waits no longer, if its contribution is not in use."""
-        if self._deliveries.waits_with(answer) and not self._jobs.running():
+        if self._deliveries.waits_with(answer) and not self.machine.counted:
             self._release()
 
     def leaving(self, contribution: Contribution, notice_s: float, answer: Future[Outcome]) -> None:
@@ -427,7 +419,6 @@ class Driver:
 
     def _deliver(self) -> None:
         self._give_next()
-        self._resume_idle()
         self._deliveries.refresh_attention()
 
     def _give_next(self) -> bool:

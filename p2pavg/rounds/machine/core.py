@@ -24,7 +24,8 @@ UNANSWERED = "a member did not answer the proposal"
 UNLINKED = "members have no link to each other"
 SILENT_TO_SUCCESSOR = "did not answer the successor"
 IMPLAUSIBLE = "it began a round with samples or weights that its members did not declare or cannot have"
-FORGIVABLE = frozenset({UNANSWERED, UNLINKED, SILENT_TO_SUCCESSOR})  # it said nothing wrong
+WITHDRAWN = "its wait ended while the round began"
+FORGIVABLE = frozenset({UNANSWERED, UNLINKED, WITHDRAWN, SILENT_TO_SUCCESSOR})  # it said nothing wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,9 @@ class Core:
         self.pace = Pace()
         self.upload_bps = self.download_bps = 0.0  # not measured yet
         self.link_bps: Mapping[PeerId, float] = {}  # from others, where measured
-        self.boundary = False
+        self.wait = 0  # the number of the wait at a boundary that lasts; 0: it computes
         self.boundary_at = 0.0
+        self._waits = 0
         self.waits_at: int | None = None  # what the training thread was told
         self.told_to_stop = False
         # This epoch.
@@ -163,10 +165,20 @@ class Core:
 
     # The training thread.
 
+    @property
+    def boundary(self) -> bool:
+        """Whether it waits at a boundary."""
+        return self.wait > 0
+
+    def begin_wait(self) -> None:
+        """It waits, with a contribution that does not change."""
+        self._waits += 1
+        self.wait, self.boundary_at = self._waits, self.now
+
     def resume(self) -> None:
         """Let the training thread go on, if it waits."""
         if self.boundary or self.told_to_stop:
-            self.boundary = False
+            self.wait = 0
             self.told_to_stop = False
             self.act(Resume())
 

@@ -141,6 +141,8 @@ class Counting:
         core, machine = self.core, self.machine
         if core.out and core.joining is None and core.leader() is None:
             machine.decisions.fail("nobody is left to average without this peer")
+        if core.boundary and core.out and core.joining is None:
+            core.resume()  # the epoch goes on without us
         if machine.leading.proposal is not None or machine.succession.inquest is not None:
             if "keepalive" not in core.timers:
                 core.arm("keepalive", core.now + KEEPALIVE_S)
@@ -298,6 +300,8 @@ class Counting:
         core, machine = self.core, self.machine
         if core.out and core.joining is None and core.leader() is None:
             machine.decisions.fail("nobody is left to average without this peer")
+        if core.boundary and core.out and core.joining is None:
+            core.resume()  # the epoch goes on without us
         if machine.leading.proposal is not None or machine.succession.inquest is not None:
             return None
         if machine.member.holding is not None:
@@ -309,8 +313,6 @@ class Counting:
     def watch(self) -> None:
         """Called after every event: a wait has a deadline."""
         core = self.core
-        if core.boundary and core.out and core.joining is None:
-            core.resume()  # the epoch goes on without us
         awaited = self.awaited()
         if awaited is None or awaited == core.me:
             core.disarm("word")

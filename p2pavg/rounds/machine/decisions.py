@@ -99,7 +99,7 @@ class Decisions:
         core.remember(message)
         if held.ready:
             core.samples -= held.samples[held.rank]
-            core.boundary = False
+            core.wait = 0
         core.told_to_stop = False
         self.machine.member.holding = None
         for rank, seat in enumerate(held.members):
@@ -183,7 +183,7 @@ class Decisions:
             self.machine.member.drop(why)
         core.act(RoundFailed(core.epoch, why, tuple(core.excluded)))
         core.restart_epoch()
-        core.boundary = False
+        core.wait = 0
         core.told_to_stop = False
         core.wait_at(0)
 

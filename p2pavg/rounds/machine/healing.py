@@ -151,7 +151,7 @@ class Healing:
         if lost:
             core.act(Discarded(lost, "healed" if lost > 0 else "healed back"))
         core.samples = 0
-        core.boundary = False
+        core.wait = 0
         core.pending = False
         core.role = Role.TRAINER
         generations = core.history.generations
@@ -194,6 +194,7 @@ class Healing:
         core.disarm("heal")
         core.trace("level", lineage=core.lineage)
         core.wait_at(0)
+        self.machine.trainer.let_idle_go()
         core.broadcast_progress()
 
     def on_heal_failed(self, event: HealFailed) -> None:

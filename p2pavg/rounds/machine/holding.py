@@ -22,8 +22,8 @@ class Holding:
     proposed_at: float
     stage: Stage = Stage.OPEN
     frozen: bool = False  # a successor was told that we are not DONE: we must not become so
-    said_ready: bool = False
-    declared: tuple[int, float] = (0, 0.0)  # samples and weight, as said
+    wait: int = 0  # for which we said READY, and did not take it back
+    declared: dict[int, tuple[int, float]] = field(default_factory=dict)  # by wait: samples, weight
     begun: bool = False
     begun_at: float = 0.0
     done_at: float = 0.0

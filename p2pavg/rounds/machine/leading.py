@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.camps import Facts
-from p2pavg.rounds.machine.core import UNANSWERED, UNLINKED
+from p2pavg.rounds.machine.core import UNANSWERED, UNLINKED, WITHDRAWN
 from p2pavg.rounds.machine.stalls import judge
-from p2pavg.rounds.protocol.ballot import Ballot, Note, PeerId, Stage
+from p2pavg.rounds.protocol.ballot import Ballot, PeerId, Stage
 from p2pavg.rounds.protocol.messages import (
     Aborted,
     Begin,
@@ -22,6 +22,7 @@ from p2pavg.rounds.protocol.messages import (
     Ready,
     Refuse,
     Stalled,
+    Unready,
 )
 from p2pavg.rounds.protocol.plausible import plausible
 from p2pavg.rounds.protocol.roles import PlanMember, Role
@@ -43,8 +44,7 @@ class Proposal:
     parts: tuple[tuple[int, int, int], ...]
     asked_at: float
     promised: set[PeerId] = field(default_factory=set)
-    ready: dict[PeerId, tuple[int, float]] = field(default_factory=dict)  # samples, weight
-    notes: dict[PeerId, Note] = field(default_factory=dict)  # of those that are ready
+    ready: dict[PeerId, Ready] = field(default_factory=dict)  # whose wait stands
     begun: bool = False
     weights: tuple[float, ...] = ()  # once begun
     samples: tuple[int, ...] = ()
@@ -53,6 +53,10 @@ class Proposal:
     stalls: dict[int, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
     links: dict[int, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
     excused: dict[int, float] = field(default_factory=dict)  # ranks that cannot give all results: until when
+
+    def wait(self, peer: PeerId) -> int:
+        """For which it said READY, and did not take it back; 0: none. Once begun: the one that is counted."""
+        return self.ready[peer].wait if peer in self.ready else 0
 
     @property
     def voting(self) -> list[PeerId]:
@@ -180,12 +184,23 @@ class Leading:
         proposal = self._ours(message.ballot)
         if proposal is None or proposal.begun or peer not in proposal.voting:
             return
-        if not plausible(message.samples, message.weight, self.core.target, self.core.config.weighted):
+        weighted = self.core.config.weighted
+        if not message.wait or not plausible(message.samples, message.weight, self.core.target, weighted):
             self.abort("it declares more samples, or another weight, than it can have", [peer])
             return
-        proposal.ready[peer] = (message.samples, message.weight)
-        proposal.notes[peer] = message.note
+        proposal.ready[peer] = message
         self._try_to_begin()
+
+    def on_unready(self, peer: PeerId, message: Unready) -> None:
+        """What it declared does not hold any more: if it is counted already, the round cannot be."""
+        proposal = self._ours(message.ballot)
+        if proposal is None or peer not in proposal.voting or message.wait != proposal.wait(peer):
+            return
+        if not proposal.begun:
+            del proposal.ready[peer]
+            self._try_to_begin()
+        elif peer not in proposal.done:
+            self.abort(WITHDRAWN, [peer])
 
     def on_refuse(self, peer: PeerId, message: Refuse) -> None:
         proposal, core = self._ours(message.ballot), self.core
@@ -229,7 +244,7 @@ class Leading:
         if proposal is None or proposal.begun or not proposal.promised.issuperset(proposal.voting):
             return
         unready = [peer for peer in proposal.voting if peer not in proposal.ready]
-        contributes = any(weight > 0 for _, weight in proposal.ready.values())
+        contributes = any(ready.weight > 0 for ready in proposal.ready.values())
         if unready:
             due = proposal.asked_at + max(self._patience(peer) for peer in unready)
             if core.now < due:
@@ -251,12 +266,13 @@ class Leading:
         proposal.begun = True
         proposal.heard = dict.fromkeys(proposal.voting, core.now)
         self._arm_done()
-        nothing = (0, 0.0)
-        proposal.samples = tuple(proposal.ready.get(peer, nothing)[0] for peer in proposal.members)
-        proposal.weights = tuple(proposal.ready.get(peer, nothing)[1] for peer in proposal.members)
-        ready = tuple(peer in proposal.ready for peer in proposal.members)
-        first = core.me if core.me in proposal.notes else min(proposal.notes)
-        message = Begin(proposal.ballot, proposal.weights, proposal.samples, ready, proposal.notes[first])
+        nothing = Ready(proposal.ballot, 0, 0, 0.0, b"")
+        counted = [proposal.ready.get(peer, nothing) for peer in proposal.members]
+        proposal.samples = tuple(ready.samples for ready in counted)
+        proposal.weights = tuple(ready.weight for ready in counted)
+        waits = tuple(ready.wait for ready in counted)
+        note = proposal.ready[core.me if core.me in proposal.ready else min(proposal.ready)].note
+        message = Begin(proposal.ballot, proposal.weights, proposal.samples, waits, note)
         for peer in proposal.members:
             core.send(peer, message)
 

@@ -123,6 +123,12 @@ class Machine:
         self.core.act(WaitAt(self.core.waits_at))  # where that is depends on the target
 
     @property
+    def counted(self) -> bool:
+        """A round has begun with what the training thread waits with: it must wait for the outcome."""
+        held = self.member.holding
+        return held is not None and held.begun and held.ready
+
+    @property
     def total_samples(self) -> int:
         """Samples of all peers in this lineage so far."""
         return self.core.history.total
@@ -187,6 +193,7 @@ class Machine:
                 self._receive(core.me, core.inbox.popleft())
             self.healing.consider()
             self.counting.consider()
+            self.member.consider()
             if not core.inbox:
                 break
         self.counting.report()
@@ -261,6 +268,7 @@ class Machine:
             messages.Promise: (self.leading.on_promise, self.succession.on_promise),
             messages.Refuse: (self.leading.on_refuse, self.succession.on_refuse),
             messages.Ready: (self.leading.on_ready,),
+            messages.Unready: (self.leading.on_unready,),
             messages.Begin: (self.member.on_begin,),
             messages.Done: (self.leading.on_done,),
             messages.Stalled: (self.leading.on_stalled,),

@@ -25,6 +25,7 @@ from p2pavg.rounds.protocol.messages import (
     Ready,
     Refuse,
     Stalled,
+    Unready,
 )
 from p2pavg.rounds.protocol.plausible import plausible
 from p2pavg.rounds.protocol.roles import Role, Seat
@@ -172,18 +173,28 @@ class Member:
     def at_boundary(self) -> None:
         """The training thread waits: say so to whoever proposed."""
         held, core = self.holding, self.core
-        if (
-            held is None
-            or not core.boundary
-            or held.begun
-            or held.said_ready
-            or held.frozen
-            or not held.voter
-        ):
+        if held is None or not core.boundary or held.wait == core.wait:
             return
-        held.said_ready = True
-        held.declared = core.samples, float(core.samples) if core.weight is None else core.weight
-        core.send(held.ballot.leader, Ready(held.ballot, *held.declared, core.note))
+        if held.begun or held.frozen or not held.voter:
+            return
+        self.consider()
+        held.wait = core.wait
+        weight = float(core.samples) if core.weight is None else core.weight
+        held.declared[held.wait] = core.samples, weight
+        core.send(held.ballot.leader, Ready(held.ballot, held.wait, core.samples, weight, core.note))
+
+    def consider(self) -> None:
+        """Called after every event: a wait that is over takes back what was declared for it."""
+        held, core = self.holding, self.core
+        if held is not None and not held.begun and held.wait not in (0, core.wait):
+            core.send(held.ballot.leader, Unready(held.ballot, held.wait))
+            held.wait = 0
+
+    @property
+    def declared(self) -> bool:
+        """Whether the wait of the training thread may be counted in the round that is forming."""
+        held = self.holding
+        return held is not None and not held.begun and 0 < held.wait == self.core.wait
 
     def on_begin(self, peer: PeerId, message: Begin) -> None:
         held, core = self.holding, self.core
@@ -193,14 +204,16 @@ class Member:
             return
         if held.voter and core.promised != held.ballot:
             return
-        ready = message.ready[held.rank]
+        wait = message.waits[held.rank]
         counted = list(zip(message.samples, message.weights, strict=True))
-        forged = ready and held.said_ready and counted[held.rank] != held.declared
-        if forged or not all(plausible(*each, core.target, core.config.weighted) for each in counted):
+        forged = wait > 0 and counted[held.rank] != held.declared.get(wait)
+        undeclared = any(each != (0, 0) for each, of in zip(counted, message.waits, strict=True) if of == 0)
+        if forged or undeclared or not all(plausible(*c, core.target, core.config.weighted) for c in counted):
             self._distrust(held)
             return
-        if ready and not (held.said_ready and core.boundary):
-            return  # we do not wait any more: the leader's deadline or ours ends it
+        if wait not in (0, core.wait):
+            return  # it is over, and the leader is told so already
+        ready = wait > 0
         held.begun, held.begun_at, held.ready = True, core.now, ready
         held.weights, held.samples, held.note = message.weights, message.samples, message.note
         held.watch = TransferWatch(core.now, [seat.peer for seat in held.members], core.me, core.deadlines)
@@ -277,8 +290,12 @@ class Member:
 
     def abandon(self, why: str) -> None:
         """The swarm moved on without this ballot."""
-        if self.holding is not None:
-            self.drop(why)
+        held = self.holding
+        if held is None:
+            return
+        if held.wait:
+            self.core.send(held.ballot.leader, Unready(held.ballot, held.wait))
+        self.drop(why)
 
     def drop(self, why: str) -> None:
         """Forget the ballot and its result."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.events import Applied, Discard, LocalProgress
 from p2pavg.rounds.machine.pace import Pace
+from p2pavg.rounds.protocol.roles import Role
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
@@ -24,18 +25,30 @@ class Trainer:
         core.upload_bps, core.download_bps = event.upload_bps, event.download_bps
         core.rate = event.samples_per_second
         if core.pending:
-            core.boundary = False  # its samples are those before the average; it is given that next
+            core.wait = 0  # its samples are those before the average; it is given that next
             return
         if event.samples > core.samples:
             core.pace = Pace(event.step_seconds, event.step_samples, core.now)
             core.deadlines.measured_step(core.me, event.step_seconds)
-        core.samples, core.weight, core.note = event.samples, event.weight, event.note
-        if event.at_boundary and not core.boundary:
-            core.boundary_at = core.now
-        core.boundary = event.at_boundary
-        if core.boundary:
-            core.told_to_stop = False
-            self.machine.member.at_boundary()
+        declared = event.samples, event.weight, event.note
+        same = core.boundary and declared == (core.samples, core.weight, core.note)
+        core.samples, core.weight, core.note = declared
+        if not event.at_boundary:
+            core.wait = 0
+            return
+        core.told_to_stop = False
+        if not same:
+            core.begin_wait()
+        self.machine.member.at_boundary()
+        if not same:
+            self.let_idle_go()
+
+    def let_idle_go(self) -> None:
+        """It came with nothing, and no round counts on it: it goes on, if it has a state to go on from."""
+        core = self.core
+        idle = core.boundary and not core.samples and not self.machine.member.declared
+        if idle and self.machine.role is Role.TRAINER:
+            core.resume()
 
     def on_applied(self, event: Applied) -> None:
         """It stands where the last average brought us."""

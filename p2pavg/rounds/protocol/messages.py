@@ -111,12 +111,21 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """At the boundary, with this contribution."""
+    """At the boundary, with this contribution. It holds while this wait lasts, which has a number."""
 
     ballot: Ballot
+    wait: int  # from 1 on
     samples: int
     weight: float
     note: Note
+
+
+@dataclass(frozen=True, slots=True)
+class Unready:
+    """That wait is over: what was declared for it does not hold any more."""
+
+    ballot: Ballot
+    wait: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +135,7 @@ class Begin:
     ballot: Ballot
     weights: tuple[float, ...]
     samples: tuple[int, ...]
-    ready: tuple[bool, ...]  # who was at its boundary; the others compute on, and their samples count later
+    waits: tuple[int, ...]  # whose declaration is counted; 0: it computes on, and its samples count later
     note: Note  # the leader's, if it is ready, else that of the first who is; all step by it
 
 
@@ -228,6 +237,7 @@ Message = (
     | Promise
     | Refuse
     | Ready
+    | Unready
     | Begin
     | Done
     | Stalled
@@ -249,6 +259,7 @@ _TYPES: tuple[type[Any], ...] = (
     Promise,
     Refuse,
     Ready,
+    Unready,
     Begin,
     Done,
     Stalled,
@@ -382,7 +393,7 @@ def _consistent(message: Message) -> None:
             raise malformed("the leader is no member of its own group")
     if isinstance(message, (Begin, Committed)) and len(message.weights) != len(message.samples):
         raise malformed("weights and samples differ in number")
-    if isinstance(message, Begin) and len(message.ready) != len(message.weights):
-        raise malformed("weights and readiness differ in number")
+    if isinstance(message, Begin) and len(message.waits) != len(message.weights):
+        raise malformed("weights and waits differ in number")
     if isinstance(message, Begin) and not any(weight > 0 for weight in message.weights):
         raise malformed("a round in which nobody has a weight cannot begin")
