@@ -182,7 +182,7 @@ class _Kernel:
 
 def _head() -> ResultHead:
     """Of a round of two members, as one of them keeps it."""
-    weights, ballot = (1.0, 2.0), Ballot(3, 1, PEER)
+    weights, ballot = (1.0, 2.0), Ballot(3, 1, PEER, 7, LINEAGE)
     after = next_lineage(LINEAGE, 3, (PEER, OTHER), weights, (DIGEST, DIGEST), b"note")
     seats, parts = (Seat(PEER, True), Seat(OTHER, True)), (Part(0, 0, 60), Part(1, 60, 40))
     return ResultHead(

@@ -80,7 +80,7 @@ def head(epoch: int, before: bytes) -> ResultHead:
     after = next_lineage(before, epoch, (peer,), (1.0,), (digest,), b"")
     layout = Layout((Part(0, 0, 100),), 4096, codecs.get("fp16"))
     commit: Any = SimpleNamespace(
-        ballot=Ballot(epoch, 0, peer),
+        ballot=Ballot(epoch, 0, peer, epoch, before),
         transfer=epoch,
         members=(Seat(peer, True),),
         weights=(1.0,),

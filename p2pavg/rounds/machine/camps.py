@@ -26,6 +26,7 @@ class Facts:
     upload_bps: float
     download_bps: float = 0.0
     link_bps: Mapping[PeerId, float] = field(default_factory=dict)  # from others, where it told
+    heard: bool = False  # it has told over this link where it stands
     samples: int = 0
     pace: Pace = field(default_factory=Pace)
     rate: float = 0.0  # samples per second
@@ -154,6 +155,7 @@ class View:
             self._leave(facts)
             facts.role = role
             self.stands(facts, message.epoch, message.lineage, joining=message.joining)
+        facts.heard = True
         facts.samples, facts.rate, facts.boundary = message.samples, message.rate, message.boundary
         facts.pending, facts.leader, facts.total = message.pending, message.leader, message.total
         facts.camp = message.camp

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.camps import Facts
 from p2pavg.rounds.machine.core import FORGIVABLE
+from p2pavg.rounds.machine.election import rendezvous
 from p2pavg.rounds.machine.pace import STOP_EARLY
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId
 from p2pavg.rounds.protocol.messages import Aborted, Follow, Progress, Totals
@@ -46,16 +47,18 @@ class Counting:
         here = core.view.standing(core.epoch, core.lineage)
         return [facts for facts in here if not facts.pending and facts.peer not in core.excluded]
 
-    def on_progress(self, peer: PeerId, message: Progress) -> None:
-        """A peer of our camp told where it stands; the view has it already."""
+    def on_progress(self, peer: PeerId, message: Progress, *, first: bool) -> None:
+        """A peer of our camp told where it stands; the view has it already. first: over this link."""
         core = self.core
-        if peer == core.leader():
+        if first and peer == core.leader():
             self._told = ()  # our link is new to it: it may have missed what we said before
         if message.leader != core.me or message.joining:
             return
         leader = core.leader()
         if leader != core.me:
-            if leader is not None:
+            if leader == peer:
+                self._settle_with(peer)
+            elif leader is not None:
                 core.send(peer, Follow(core.epoch, core.lineage, leader))
             return
         if peer in core.excluded:
@@ -69,6 +72,18 @@ class Counting:
                 self._tell(facts, followers, self._total(followers))
         if "totals" not in core.timers:
             core.arm("totals", core.now + core.deadlines.report_interval())
+
+    def _settle_with(self, peer: PeerId) -> None:
+        """Each takes the other for the leader. The one that both choose leads, late or not, and answers
+        nothing; the other one says what it thinks.
+        """
+        core = self.core
+        if rendezvous(core.config.run, core.epoch, (core.me, peer)) != core.me:
+            core.send(peer, core.progress())
+            return
+        core.suspects.discard(core.me)
+        if core.can_lead(core.me):
+            core.sticky = core.me
 
     def _tell(self, facts: Facts, followers: list[Facts], total: int, *, again: bool = True) -> None:
         """again: even what it was told a moment ago."""
@@ -262,8 +277,6 @@ class Counting:
         core = self.core
         if (message.epoch, message.lineage) != (core.epoch, core.lineage):
             return
-        if message.leader == core.me:
-            core.suspects.discard(core.me)
         if core.can_lead(message.leader):
             core.sticky = message.leader
 

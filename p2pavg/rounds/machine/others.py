@@ -91,7 +91,7 @@ class Peers:
         before = core.view.get(peer)
         if before is None:
             return
-        knew = (before.epoch, before.lineage, before.joining)
+        knew, first = (before.epoch, before.lineage, before.joining), not before.heard
         if before.pending and not message.pending and message.epoch == before.epoch == core.epoch:
             core.deadlines.measured_apply(peer, core.now - before.committed_at)
         if message.samples > before.samples:
@@ -101,6 +101,6 @@ class Peers:
         if (message.epoch, message.lineage) == (core.epoch, core.lineage) and core.joining is None:
             if peer == core.sticky and message.leader not in (peer, None):
                 core.sticky = message.leader  # it abdicates
-            self.machine.counting.on_progress(peer, message)
+            self.machine.counting.on_progress(peer, message, first=first)
         elif knew != (message.epoch, message.lineage, message.joining) or message.epoch < core.epoch:
             core.send(peer, core.progress())

@@ -1,0 +1,80 @@
+"""How much peers say to each other when nothing happens: nobody answers an answer for ever."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from p2pavg.part import Part
+from p2pavg.rounds.machine.actions import Send
+from p2pavg.rounds.machine.events import Event, Leave, LocalProgress, PeerUp, Received
+from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.protocol.messages import Follow, Message
+
+ONE, TWO = (name * 20 for name in (b"a", b"b"))
+LINEAGE = b"l" * 32
+
+
+class Pair:
+    """Two machines; all that they say arrives at once, twice if `twice`. The clock moves only by hand."""
+
+    def __init__(self, *, twice: bool = False) -> None:
+        self.machines = {
+            me: Machine(
+                me=me,
+                run_id="r",
+                epoch=0,
+                lineage=LINEAGE,
+                target=12,
+                plan=lambda members: (Part(0, 0, 5),),
+                now=0.0,
+            )
+            for me in (ONE, TWO)
+        }
+        self.copies = 2 if twice else 1
+        self.now = 0.1
+        self.said: list[tuple[bytes, Message]] = []
+        self._queue: deque[tuple[bytes, Event]] = deque()
+
+    def feed(self, me: bytes, event: Event, most: int = 200) -> None:
+        """And all that follows. Fails after `most` messages."""
+        self._queue.append((me, event))
+        before = len(self.said)
+        while self._queue:
+            to, given = self._queue.popleft()
+            for action in self.machines[to].handle(given, self.now):
+                if isinstance(action, Send):
+                    self.said.append((to, action.message))
+                    assert len(self.said) - before < most, "they never fall silent"
+                    self._queue.extend([(action.peer, Received(to, action.message))] * self.copies)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_two_that_leave_fall_silent(twice: bool) -> None:
+    """Each takes the other for the leader, as it leaves itself: they say so, and then say nothing."""
+    pair = Pair(twice=twice)
+    for me, other in ((ONE, TWO), (TWO, ONE)):
+        pair.machines[me].core.pending = True  # so that it does not leave at once
+        pair.feed(me, Leave(5.0, hand_over=True))
+        pair.feed(me, PeerUp(other, 0, LINEAGE, leader=me))
+    for _ in range(3):
+        pair.now += 0.01
+        for me in (ONE, TWO):
+            pair.feed(me, LocalProgress(4, 1.0, at_boundary=False), most=20)
+    assert {one.leader for one in pair.machines.values()} == {ONE, TWO}
+    assert not [message for _, message in pair.said if isinstance(message, Follow)]
+
+
+def test_of_two_that_defer_to_each_other_one_leads() -> None:
+    """Both were late to apply the last average, and gave the lead away: they agree at once on one of them."""
+    pair = Pair()
+    for me, other in ((ONE, TWO), (TWO, ONE)):
+        pair.feed(me, PeerUp(other, 0, LINEAGE))
+    for me in (ONE, TWO):
+        core = pair.machines[me].core
+        core.sticky = None
+        core.suspects.add(me)
+    for me in (ONE, TWO):
+        pair.feed(me, LocalProgress(4, 1.0, at_boundary=False))
+    assert len({one.leader for one in pair.machines.values()}) == 1
