@@ -19,9 +19,11 @@ from tests.simulation.schedule import Schedule, Verdict
 KEYS = ("events", "messages", "commits", "late", "heals", "aborts", "failed", "readmitted", "successions")
 
 
-def run(task: tuple[int, int | None, str | None]) -> Verdict:
-    seed, peers, only = task
-    return Schedule(seed, peers, only=only).run()
+Task = tuple[int, int | None, str | None, bool]  # seed, peers, only, wide
+
+
+def run(task: Task) -> Verdict:
+    return Schedule(*task).run()
 
 
 def rarely_collect() -> None:
@@ -30,9 +32,8 @@ def rarely_collect() -> None:
     gc.set_threshold(200_000)
 
 
-def verdicts(seeds: range, peers: int | None, only: str | None, processes: int) -> Iterator[Verdict]:
-    """One for each seed, in any order."""
-    tasks = [(seed, peers, only) for seed in seeds]
+def verdicts(tasks: list[Task], processes: int) -> Iterator[Verdict]:
+    """One for each, in any order."""
     if processes == 1:
         rarely_collect()
         yield from map(run, tasks)
@@ -47,19 +48,21 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:1000", help="first:last, the last not included")
     parser.add_argument("--peers", type=int, help="how many (default: drawn from the seed, 1 to 8)")
     parser.add_argument("--only", metavar="FAULT", help="no other faults but this, such as crash or stop")
+    parser.add_argument("--wide", action="store_true", help="also what befalls a swarm more rarely")
     parser.add_argument("--seconds", type=float, default=inf, help="look at no more after so long")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write what came of it here")
     given = parser.parse_args()
     if given.seed is not None:
-        verdict = Schedule(given.seed, given.peers, only=given.only, trace=print).run()
+        verdict = Schedule(given.seed, given.peers, given.only, given.wide, trace=print).run()
         print(verdict)
         return int(verdict.broken is not None)
     first, last = map(int, given.seeds.split(":"))
+    tasks = [(seed, given.peers, given.only, given.wide) for seed in range(first, last)]
     began = time.perf_counter()
     totals = dict.fromkeys(KEYS, 0)
     stalls, broken, count = [], 0, 0
-    for verdict in verdicts(range(first, last), given.peers, given.only, given.processes):
+    for verdict in verdicts(tasks, given.processes):
         count += 1
         for key in totals:
             totals[key] += getattr(verdict, key)
@@ -68,6 +71,7 @@ def main() -> int:
             broken += 1
             peers = f" --peers {given.peers}" if given.peers else ""
             peers += f" --only {given.only}" if given.only else ""
+            peers += " --wide" if given.wide else ""
             print(f"seed {verdict.seed}: {verdict.broken}")
             print(f"    replay it: python -m tests.simulation --seed {verdict.seed}{peers}", flush=True)
         if time.perf_counter() - began > given.seconds:

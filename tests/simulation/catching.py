@@ -10,9 +10,10 @@ from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.protocol.messages import CatchUp
 from p2pavg.rounds.protocol.roles import Generation, Role
+from tests.simulation.process import Parameters
 
 if TYPE_CHECKING:
-    from tests.simulation.trainer import Node, Parameters
+    from tests.simulation.trainer import Node
 
 LOOK_S = 0.02  # between two looks for the next result
 RESULTS_OF_A_STATE = 4.0  # so many results take as long as a state
@@ -35,13 +36,19 @@ class Catching:
         self.world = node.world
         self.action = action
         self.donors = deque(action.donors)
-        self.loaded = action.results_do  # the state is with the training thread
+        self.loaded = action.results_do and self._results_do()  # the state is with the training thread
         self.asked = False  # that rounds wait
         self._looks = 0
 
     @property
     def off(self) -> bool:
         return self.node.healing is not self or not self.node.alive
+
+    def _results_do(self) -> bool:
+        """A donor has what follows on the node's own state, or stands there itself."""
+        nodes, here = self.swarm.nodes, self.node.parameters.lineage
+        donors = (nodes[peer] for peer in self.action.donors)
+        return any(here in donor.made or here == donor.parameters.lineage for donor in donors)
 
     def _again(self, seconds: float) -> None:
         self.world.after(seconds, self.follow if self.loaded else self.ask)
@@ -76,8 +83,8 @@ class Catching:
             self.ask()
             return
         self.loaded = True
-        self.node.outcomes.appendleft(("heal", (parameters, history)))
-        self.node._give_next()
+        self.node.outcomes.appendleft(("heal", Parameters(parameters.epoch, parameters.lineage, history)))
+        self.node.give_next()
         self.follow()
 
     def follow(self) -> None:
@@ -113,7 +120,7 @@ class Catching:
     def _came(self, commit: act.Commit, job: object) -> None:
         if not self.off:
             self.node.outcomes.append(("average", (commit, job)))
-            self.node._give_next()
+            self.node.give_next()
             self._again(LOOK_S)
 
     def _ask_to_wait(self) -> None:
@@ -125,4 +132,4 @@ class Catching:
     def _failed(self, why: str) -> None:
         self.node.healing = None
         self.node.feed(ev.HealFailed(why))
-        self.node._give_next()
+        self.node.give_next()

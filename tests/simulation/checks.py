@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from p2pavg.rounds.machine import actions as act
-from p2pavg.rounds.protocol.ballot import Ballot, Lineage, PeerId, Stage
-from p2pavg.rounds.protocol.messages import Done, Promise
+from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.protocol.ballot import Ballot, Lineage, PeerId
 from p2pavg.rounds.protocol.roles import Role
+from tests.simulation.books import Books
+from tests.simulation.said import Said
 
 if TYPE_CHECKING:
+    from tests.simulation.jobs import Job
+    from tests.simulation.process import Process
     from tests.simulation.swarm import Swarm
     from tests.simulation.trainer import Node
 
@@ -23,16 +26,14 @@ class BrokenPromiseError(AssertionError):
 
 
 class Checks:
-    """Knows more than any peer: all commits, all samples."""
+    """Knows more than any peer: all commits, all messages, all samples."""
 
     def __init__(self, swarm: Swarm) -> None:
         self.swarm = swarm
         self.average: dict[Lineage, tuple[Any, ...]] = {}
-        self.before: dict[Lineage, Lineage] = {}
-        self.counted: dict[Lineage, frozenset[Any]] = {swarm.lineage: frozenset()}
+        self.books = Books(self, swarm.lineage)
+        self.said = Said(self)
         self.forks_allowed = False  # something was cut off or stopped: both sides may have gone on
-        self.denied: dict[Ballot, set[PeerId]] = {}  # voters that told a successor that they are not DONE
-        self.done: dict[Ballot, set[PeerId]] = {}  # who said so
         self.after: dict[Lineage, tuple[Lineage, Ballot]] = {}  # what first came of each lineage
         self.commits = 0
         self.late = 0
@@ -45,12 +46,16 @@ class Checks:
     def broken(self, promise: str, what: str) -> None:
         raise BrokenPromiseError(f"{promise}: {what} (at {self.swarm.world.now:.4f} s)")
 
-    def acted(self, node: Node, action: Any) -> None:
-        """Each action is looked at once, when it is carried out."""
+    def sends(self, node: Node, peer: PeerId, message: Any) -> None:
+        self.said.sends(node, peer, message)
+
+    def handled(self, node: Process, event: ev.Event) -> None:
+        self.said.handled(node, event)
+
+    def acted(self, node: Any, action: Any) -> None:
+        """Each action is looked at once, before it is carried out."""
         kind = type(action)
-        if kind is act.Send:
-            self._sent(node, action.message)
-        elif kind is act.Commit:
+        if kind is act.Commit:
             self._committed(node, action)
         elif kind is act.RoundFailed:
             self.failed += 1
@@ -58,31 +63,23 @@ class Checks:
             self.heals += 1
         elif kind is act.BeginJob:
             self._begun(node, action)
+        elif kind is act.CancelJob:
+            self.said.cancels(node, action)
         elif kind is act.Trace:
             self.aborts += action.kind == "aborted"
             self.readmitted += action.kind == "readmitted"
-            self.successions += action.kind == "inquest commits"
-
-    def _sent(self, node: Node, message: Any) -> None:
-        """What others were told binds."""
-        kind = type(message)
-        if kind is Done:
-            self.done.setdefault(message.ballot, set()).add(node.me)
-        elif kind is Promise:
-            held = message.held
-            if held is not None and held.stage is Stage.OPEN and node.me in held.voters:
-                self.denied.setdefault(held.ballot, set()).add(node.me)
+            if action.kind in ("inquest commits", "inquest aborts"):
+                self.successions += action.kind == "inquest commits"
+                self.said.concludes(node)
 
     def _begun(self, node: Node, begun: act.BeginJob) -> None:
         """Healing: whoever contributes has applied all of the lineage that it contributes to."""
-        job = node.jobs[begun.transfer]
-        if begun.weights[job.rank] > 0:
+        if begun.weights[node.jobs[begun.transfer].rank] > 0:
             if not node.waiting:
                 self.broken("Counted", f"{node.name} contributes while it computes")
             if (node.parameters.epoch, node.parameters.lineage) != (node.machine.epoch, node.machine.lineage):
                 self.broken("Healing", f"{node.name} contributes to a lineage that it has not healed to")
-            if len(node.contribution) != begun.weights[job.rank]:
-                self.broken("Counted", f"{node.name} contributes other samples than it said")
+        self.said.begins(node, begun)
 
     def _committed(self, node: Node, commit: act.Commit) -> None:
         swarm, name = self.swarm, node.name
@@ -110,9 +107,10 @@ class Checks:
             if {peer for (peer, *_), _ in value} != contributors:
                 self.broken("Whole", f"{name} commits a part summed over others than announced")
             for (peer, epoch, lineage, ids), weight in value:
+                rank = job.members.index(peer)
                 if (epoch, lineage) != (commit.ballot.epoch, before):
                     self.broken("Healing", f"two lineages meet in {name}'s average of epoch {epoch}")
-                if len(ids) != commit.samples[job.members.index(peer)] or len(ids) != weight:
+                if len(ids) != commit.samples[rank] or weight != commit.weights[rank]:
                     self.broken("Counted", f"{swarm.name(peer)} contributed other samples than it said")
                 samples.update(ids)
                 count += len(ids) if part == 0 else 0
@@ -121,22 +119,23 @@ class Checks:
         known = self.average.setdefault(commit.lineage, average)
         if known != average:
             self.broken("Equal", f"{name} applies another average than others of its lineage")
-        if before not in self.counted:
+        counted = self.books.counted
+        if before not in counted:
             self.broken("Equal", f"{name} commits to a lineage that nobody made")
-        if commit.lineage not in self.counted:
-            past = self.counted[before]
+        if commit.lineage not in counted:
+            past = counted[before]
             if past & samples:
                 self.broken("Counted", f"{name} averages a sample twice in one lineage")
-            self.counted[commit.lineage] = past | samples
+            counted[commit.lineage] = past | samples
             self._all_done(node, commit)
             self._no_fork(node, commit, before)
 
     def _no_fork(self, node: Node, commit: act.Commit, before: Lineage) -> None:
         """A leader commits nothing that a voter denied; who was DONE in a committed one goes no other way."""
-        if node.me == commit.ballot.leader and self.denied.get(commit.ballot):
+        if node.me == commit.ballot.leader and self.said.denied.get(commit.ballot):
             self.broken("Equal", f"{node.name} commits what a voter denied to a successor")
         other, ballot = self.after.setdefault(before, (commit.lineage, commit.ballot))
-        if other != commit.lineage and not self.forks_allowed and node.me in self.done.get(ballot, ()):
+        if other != commit.lineage and not self.forks_allowed and node in self.said.done.get(ballot, ()):
             self.broken("Equal", f"{node.name} was DONE in what was committed, and makes another history")
 
     def _all_done(self, node: Node, commit: act.Commit) -> None:
@@ -153,13 +152,16 @@ class Checks:
                 swarm_name = swarm.name(seat.peer)
                 self.broken("Whole", f"{node.name} commits while {swarm_name} is not DONE")
 
-    def applied(self, node: Node, commit: act.Commit) -> None:
+    def applied(self, node: Node, commit: act.Commit, job: Job) -> None:
         before = self.average[commit.lineage][0]
         if (node.parameters.epoch, node.parameters.lineage) != (commit.ballot.epoch, before):
             self.broken("Equal", f"{node.name} applies an average to another state than it belongs to")
+        self.books.applied(node, commit, job)
 
-    def handled(self, node: Node) -> None:
+    def rests(self, node: Any) -> None:
         """Live: no wait without a deadline. Healing: nobody trains on a state of its own beside the run's."""
+        if node in self.said.open:
+            self.said.rests(node)
         if node.bare and node.machine.core.role is Role.TRAINER:
             self.broken("Healing", f"{node.name} begins a run of its own, though members answered it")
         if self.orphaned(node):
@@ -181,13 +183,18 @@ class Checks:
         """A job has its deadlines inside: they are looked at with every JobProgressed."""
         return any(job.begun and not job.done for job in node.jobs.values())
 
-    def strays(self, nodes: list[Node]) -> list[Node]:
-        """Who is not in the lineage of the one that is furthest."""
+    def chain(self, nodes: list[Node]) -> set[Lineage]:
+        """The lineage of the one that is furthest, and all that led to it."""
         lineage = max(nodes, key=lambda node: node.machine.epoch).machine.lineage
         chain = {lineage}
         while lineage in self.average:
             lineage = self.average[lineage][0]
             chain.add(lineage)
+        return chain
+
+    def strays(self, nodes: list[Node]) -> list[Node]:
+        """Who is not in the lineage of the one that is furthest."""
+        chain = self.chain(nodes)
         return [node for node in nodes if node.machine.lineage not in chain]
 
     def at_the_end(self, goal: int) -> None:
@@ -202,15 +209,7 @@ class Checks:
         if strays:
             self.broken("Healing", f"{strays[0].name} ends in another lineage than the others")
         best = max(nodes, key=lambda node: node.machine.epoch)
-        final = self.counted[best.machine.lineage]
-        own = Counter(sample[0] for sample in final)
-        for node in nodes:
-            inside = own[node.me] + sum(1 for s in node.heir_of if s in final and s[0] != node.me)
-            outside = sum(1 for sample in (*node.samples, *node.inherited) if sample not in final)
-            made = node.produced + len(node.heir_of)
-            if inside + outside + node.discarded != made:
-                self.broken(
-                    "Counted",
-                    f"{node.name} made or inherited {made} samples: {inside} are averaged, {outside} wait, "
-                    f"{node.discarded} were named as discarded",
-                )
+        final, chain = self.books.counted[best.machine.lineage], self.chain(nodes)
+        for node in self.swarm.lives:
+            if node.alive or node.left:
+                self.books.balance(node, final, chain)

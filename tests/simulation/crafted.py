@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from p2pavg.rounds.machine.actions import Action, Send
 from p2pavg.rounds.machine.election import rendezvous
@@ -19,17 +20,31 @@ def denied_to_a_successor() -> None:
     is not DONE; a third one stops before it can answer. Now the leader goes on, and the late member's result
     becomes whole: if it told so, the leader would commit what the successor is about to abort.
     """
+
+    def slow(calm: Calm, leader: Node, late: Node) -> None:
+        calm.swarm.network.ways[leader.me, late.me].chunk_seconds = 0.6
+
+    _denied(slow)
+
+
+def denied_while_it_became_whole() -> None:
+    """The same, but the late member's engine is through, and its event loop sees that after the answer."""
+
+    def lag(calm: Calm, leader: Node, late: Node) -> None:
+        calm.swarm.lag = lambda node: 1e9 if node is late else 0.0  # type: ignore[method-assign]
+
+    _denied(lag)
+
+
+def _denied(hinder: Callable[[Calm, Node, Node], None]) -> None:
     calm = Calm(4, chunk_seconds=0.001)
     calm.epochs(2)
     leader = calm.leader
-    others = [node for node in calm.nodes if node is not leader]
-    named = rendezvous(b"simulated", leader.machine.epoch, tuple(node.me for node in others))
-    successor = next(node for node in others if node.me == named)
-    late, third = (node for node in others if node is not successor)
-    calm.swarm.network.ways[leader.me, late.me].chunk_seconds = 0.6
-    calm.run(
-        10.0, lambda: all(any(job.done for job in node.jobs.values()) for node in (leader, successor, third))
-    )
+    successor, late, third = _roles(calm, leader)
+    hinder(calm, leader, late)
+    calm.run(10.0, lambda: _done(leader, successor, third))
+    calm.run(0.05)
+    (job,) = late.jobs.values()
 
     def asks(node: Node, action: Action) -> bool:
         if isinstance(action, Send) and isinstance(action.message, Query) and third.running:
@@ -40,6 +55,9 @@ def denied_to_a_successor() -> None:
     def answers(node: Node, action: Action) -> bool:
         if isinstance(action, Send) and isinstance(action.message, Promise) and node is late:
             calm.swarm.world.after(0.01, leader.go_on)
+            if job.done:
+                calm.swarm.lag = lambda node: 0.0  # type: ignore[method-assign]
+                calm.swarm.world.after(0.0, job.tell)
             return True
         return False
 
@@ -49,6 +67,61 @@ def denied_to_a_successor() -> None:
     third.go_on()
     calm.epochs(5)
     assert not calm.swarm.traps, "the moments that this schedule waits for did not come"
+
+
+def aborted_beside_a_successor() -> None:
+    """A leader comes back and aborts what a member has told the successor that it holds.
+
+    One member is late with its result when the leader stops, and stops before it can answer the successor;
+    another one, which is DONE, has answered. Now the leader goes on, cut off from its successor, and its link
+    to the late member breaks: it aborts the round, but only the successor's word counts.
+    """
+    calm = Calm(4, chunk_seconds=0.001)
+    calm.swarm.checks.forks_allowed = True
+    calm.epochs(2)
+    leader = calm.leader
+    successor, late, third = _roles(calm, leader)
+    calm.swarm.network.ways[leader.me, late.me].chunk_seconds = 0.6
+    calm.run(10.0, lambda: _done(leader, successor, third))
+
+    def asks(node: Node, action: Action) -> bool:
+        if isinstance(action, Send) and isinstance(action.message, Query) and late.running:
+            late.stop()
+            return True
+        return False
+
+    def answers(node: Node, action: Action) -> bool:
+        if isinstance(action, Send) and isinstance(action.message, Promise) and node is third:
+            for a, b in ((leader, successor), (successor, leader)):
+                calm.swarm.network.cut(a.me, b.me)
+            calm.swarm.world.after(0.01, leader.go_on)
+            calm.swarm.world.after(0.02, lambda: calm.swarm.reset(leader, late, "connection reset"))
+            return True
+        return False
+
+    calm.swarm.traps += [asks, answers]
+    leader.stop()
+    calm.run(5.0)
+    late.go_on()
+    calm.swarm.link(leader, late)
+    for a, b in ((leader, successor), (successor, leader)):
+        calm.swarm.network.mend(a.me, b.me)
+    calm.epochs(5)
+    assert not calm.swarm.traps, "the moments that this schedule waits for did not come"
+
+
+def _roles(calm: Calm, leader: Node) -> tuple[Node, Node, Node]:
+    """Who is to succeed the leader, and the others."""
+    others = [node for node in calm.nodes if node is not leader]
+    named = rendezvous(b"simulated", leader.machine.epoch, tuple(node.me for node in others))
+    successor = next(node for node in others if node.me == named)
+    late, third = (node for node in others if node is not successor)
+    return successor, late, third
+
+
+def _done(*nodes: Node) -> bool:
+    """Each has a whole result."""
+    return all(any(job.done for job in node.jobs.values()) for node in nodes)
 
 
 def missed_the_proposal() -> None:
@@ -91,8 +164,7 @@ def left_without_a_state() -> None:
     newcomer = calm.swarm.add(Role.JOINER, 0.02, 4)
     calm.run(5.0, lambda: newcomer.machine.core.joining is not None)
     (donor,) = calm.nodes
-    donor.alive = False
-    calm.swarm.closed(donor, "connection reset")
+    donor.die("connection reset")
     calm.run(20.0)
     assert newcomer.machine.role is Role.JOINER, "a newcomer without a state takes part"
 
@@ -130,6 +202,8 @@ def heals_to_what_it_contributed_to() -> None:
 
 CRAFTED = (
     denied_to_a_successor,
+    denied_while_it_became_whole,
+    aborted_beside_a_successor,
     missed_the_proposal,
     left_without_a_state,
     heals_to_what_it_contributed_to,

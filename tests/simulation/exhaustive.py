@@ -23,7 +23,7 @@ from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.lineage import first_lineage
 from tests.simulation.checks import BrokenPromiseError
-from tests.simulation.trainer import plan
+from tests.simulation.process import plan
 
 SAMPLES = 2  # of each peer and step; one step of all peers is the target
 MOST_WAITS = 40  # timers in a row that may fire before everybody alive must have its average

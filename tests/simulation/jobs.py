@@ -37,6 +37,7 @@ class Job:
     def __init__(self, node: Node, opened: act.OpenJob) -> None:
         self.node = node
         self.transfer = opened.transfer
+        self.ballot = opened.ballot
         self.members = [seat.peer for seat in opened.members]
         self.voters = [seat.voter for seat in opened.members]
         self.owned = {part.owner: index for index, part in enumerate(opened.parts)}
@@ -46,6 +47,7 @@ class Job:
         self.begun = False
         self.early: list[tuple[str, int, Any]] = []
         self.weights: tuple[float, ...] = ()
+        self.contribution: tuple[Any, ...] = ()  # our samples in it
         self.contributors = 0
         self.contributions: dict[int, Any] = {}
         self.results: dict[int, Any] = {}
@@ -58,6 +60,8 @@ class Job:
         self.contributors = sum(weight > 0 for weight in weights)
         node = self.node
         if weights[self.rank] > 0:
+            self.contribution = samples
+            node.swarm.checks.books.begins(node, self)
             value = (node.me, node.parameters.epoch, node.parameters.lineage, samples)
             if node.poison:
                 node.poison = False
@@ -119,9 +123,17 @@ class Job:
     def _finish(self) -> None:
         if not self.done and len(self.results) == self.parts:
             self.done = True
-            digests = tuple(digest(self.results[part]) for part in range(self.parts))
-            self.node.feed(ev.JobProgressed(self.transfer, self.progress()))
-            self.node.feed(ev.JobDone(self.transfer, digests))
+            lag = self.node.swarm.lag(self.node)
+            if lag:  # the job may be cancelled meanwhile
+                self.node.world.after(lag, self.tell)
+            else:
+                self.tell()
+
+    def tell(self) -> None:
+        """The event loop sees that the engine is through."""
+        digests = tuple(digest(self.results[part]) for part in range(self.parts))
+        self.node.feed(ev.JobProgressed(self.transfer, self.progress()))
+        self.node.feed(ev.JobDone(self.transfer, digests))
 
     def progress(self) -> tuple[ev.RankProgress, ...]:
         """Ranks that owe nothing and sent nothing share one."""

@@ -15,6 +15,7 @@ from p2pavg.rounds.machine.decisions import Decisions
 from p2pavg.rounds.machine.healing import Healing
 from p2pavg.rounds.machine.leading import Leading
 from p2pavg.rounds.machine.member import Member
+from p2pavg.rounds.machine.succession import Succession
 from p2pavg.rounds.protocol.ballot import Stage
 from p2pavg.rounds.protocol.lineage import History
 from p2pavg.rounds.protocol.messages import Committed
@@ -183,6 +184,65 @@ def _cancel_nothing(original: Original) -> Original:
     return drop
 
 
+def _downward(original: Original) -> Original:
+    def cannot(self: Member, *proposed: Any, **votes: Any) -> Any:
+        why = original(self, *proposed, **votes)
+        return None if why == "promised" else why
+
+    return cannot
+
+
+def _any_abort_voids(original: Original) -> Original:
+    def on_aborted(self: Decisions, peer: bytes, message: Any) -> None:
+        self.core.promise_void = True
+        original(self, peer, message)
+
+    return on_aborted
+
+
+def _ask_nobody_else(original: Original) -> Original:
+    def ask(self: Succession, voters: Any) -> None:
+        if self.inquest is not None and not self.inquest.asked:
+            original(self, voters)
+
+    return ask
+
+
+def _give_up_silently(_: Original) -> Original:
+    def give_up(self: Succession, inquest: Any) -> None:
+        self.inquest = None
+        self.core.disarm("query")
+
+    return give_up
+
+
+def _more_than_declared(original: Original) -> Original:
+    def on_ready(self: Leading, peer: bytes, message: Any) -> None:
+        more = replace(message, samples=message.samples + 1, weight=message.weight + 1)
+        original(self, peer, more if message.samples and peer != self.core.me else message)
+
+    return on_ready
+
+
+def _other_weights(original: Original) -> Original:
+    def on_done(self: Leading, peer: bytes, message: Any) -> None:
+        proposal = self.proposal
+        if proposal is not None and proposal.begun:
+            proposal.weights = tuple(2 * weight for weight in proposal.weights)
+        original(self, peer, message)
+
+    return on_done
+
+
+def _done_after_denial(original: Original) -> Original:
+    def job(self: Member, transfer: int) -> Any:
+        held = self.holding
+        denied = held is not None and held.transfer == transfer and held.frozen and held.stage is Stage.OPEN
+        return held if denied else original(self, transfer)
+
+    return job
+
+
 MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("commit without all voters DONE", Leading, "on_done", _commit_early, (0,)),),
     (Mutation("no promise to the successor", Member, "freeze", _no_promise),),
@@ -208,6 +268,12 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("a newcomer begins a run of its own", Healing, "on_orphaned_timer", _found),),
     (Mutation("what a later result holds of ours stays lost", History, "own", _never_back),),
     (Mutation("an aborted result can be committed later", Member, "drop", _cancel_nothing, (0, 13)),),
+    (Mutation("a member promises downward", Member, "_cannot", _downward),),
+    (Mutation("any ABORTED voids a promise to a successor", Decisions, "on_aborted", _any_abort_voids),),
+    (Mutation("a question that is given up is not told", Succession, "_give_up", _give_up_silently),),
+    (Mutation("BEGIN with samples that nobody declared", Leading, "on_ready", _more_than_declared),),
+    (Mutation("COMMITTED with other weights than BEGIN", Leading, "on_done", _other_weights),),
+    (Mutation("DONE after a denial", Member, "_job", _done_after_denial),),
 )
 
 

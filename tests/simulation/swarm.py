@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,8 +14,9 @@ from p2pavg.rounds.protocol.lineage import first_lineage
 from p2pavg.rounds.protocol.messages import Committed, Inquire, Message, Progress, from_dict, to_dict
 from p2pavg.rounds.protocol.roles import Role
 from tests.simulation.checks import Checks
-from tests.simulation.jobs import SMALL, Value
-from tests.simulation.trainer import Node
+from tests.simulation.jobs import SMALL, Job, Value
+from tests.simulation.process import Parameters, Process
+from tests.simulation.trainer import Node, Sample
 from tests.simulation.world import Network, Way, World
 
 FACTS = frozenset({Committed, Progress, Inquire})  # may be told twice
@@ -35,8 +37,13 @@ class Swarm:
         trace: Callable[[str], None] | None = None,
         through_wire: bool = False,
         acknowledged: bool = True,
+        weighted: bool = False,
+        wide: bool = False,
     ) -> None:
-        """acknowledged: kernels tell when nothing that a node sends arrives."""
+        """acknowledged: kernels tell when nothing that a node sends arrives. weighted: contributions have
+        weights of their own. wide: what an engine tells comes late now and then.
+        """
+        self.seed = seed
         self.world = World(seed)
         self.network = Network(self.world)
         self.latency = latency
@@ -45,13 +52,16 @@ class Swarm:
         self.state_seconds = state_seconds
         self.beat = beat
         self.lineage = first_lineage(b"simulated", b"the same start")
-        self.nodes: dict[PeerId, Node] = {}
+        self.weighted = weighted
+        self.nodes: dict[PeerId, Node] = {}  # the last process of each identity
+        self.lives: list[Node] = []  # all processes that ever were
         self.trace = trace
         self.through_wire = through_wire
         self.acknowledged = acknowledged
         self.corrupting: set[PeerId] = set()
         self.stopped: dict[PeerId, None] = {}
         self.only_old = False  # donors give the oldest snapshot that they have
+        self._lags = random.Random(f"lags {seed}") if wide else None
         self.checks = Checks(self)
         self.messages = 0
         self.traps: list[
@@ -71,13 +81,33 @@ class Swarm:
         """link: to all others, one handshake each."""
         number = len(self.nodes)
         me = hashlib.sha256(b"%d" % number).digest()[:18] + number.to_bytes(2, "big")
-        node = Node(self, me, role, step_seconds, batch)
+        return self._enter(Node(self, me, role, step_seconds, batch), link)
+
+    def restart(self, dead: Node, start: Parameters | None) -> Node:
+        """A process with the identity of one that is dead, from a checkpoint or from nothing.
+
+        It is a joiner when one of those that it reaches is ahead of it.
+        """
+        epoch, lineage = (0, self.lineage) if start is None else (start.epoch, start.lineage)
+        role = Role.TRAINER
+        for other in self.nodes.values():
+            here = other is not dead and other.alive and other.running and other.machine.role is Role.TRAINER
+            if not here or self._cut(dead, other) or self._cut(other, dead):
+                continue
+            if other.machine.epoch > epoch or (epoch == 0 and other.machine.lineage != lineage):
+                role = Role.JOINER
+        return self._enter(
+            Node(self, dead.me, role, dead.step_seconds, dead.batch, dead.life + 1, start), link=True
+        )
+
+    def _enter(self, node: Node, link: bool) -> Node:
         for other in self.nodes.values():
             if other.alive and link:
                 self.world.after(
                     self.world.random.random() * 0.02, lambda other=other: self.link(node, other)
                 )
-        self.nodes[me] = node
+        self.nodes[node.me] = node
+        self.lives.append(node)
         return node
 
     def mesh(self) -> None:
@@ -88,25 +118,31 @@ class Swarm:
             core = node.machine.core
             for hello in hellos:
                 if hello.peer != node.me:
-                    node.links[hello.peer] = True
+                    node.links[hello.peer] = self.nodes[hello.peer]
                     core.view.up(hello)
                     core.deadlines.measured_rtt(hello.peer, hello.rtt_s)
 
     def link(self, a: Node, b: Node) -> None:
         """A handshake: each tells where it stands."""
-        if not a.alive or not b.alive or b.me in a.links:
+        if not a.alive or not b.alive or a.links.get(b.me) is b:
             return
         if not a.running or not b.running or self._cut(a, b) or self._cut(b, a):
             self.world.after(0.2, lambda: self.link(a, b))
             return
+        for node, other in ((a, b), (b, a)):
+            if other.me in node.links:  # a process that was there before, and is dead
+                del node.links[other.me]
+                node.lost(other.me, "another process took its place")
+        if not a.alive or not b.alive:
+            return  # that was what it waited for before it left
         self.network.connect(a.me, b.me, self.latency, self.chunk_seconds)
-        a.links[b.me] = b.links[a.me] = True
+        a.links[b.me], b.links[a.me] = b, a
         session = self.network.session[a.me, b.me]
         for node, other in ((a, b), (b, a)):
             hello = self._hello(other)
 
             def up(node: Node = node, other: Node = other, hello: ev.PeerUp = hello) -> None:
-                if other.me in node.links and self.network.session[a.me, b.me] == session:
+                if node.links.get(other.me) is other and self.network.session[a.me, b.me] == session:
                     node.feed(hello)
 
             # One side is done first: what it says at once, the other may not hear.
@@ -126,22 +162,21 @@ class Swarm:
 
     def reset(self, a: Node, b: Node, reason: str) -> None:
         """The connection between two nodes breaks, and both learn it."""
-        if b.me in a.links:
+        if a.links.get(b.me) is b and b.links.get(a.me) is a:
             self.network.disconnect(a.me, b.me)
             del a.links[b.me], b.links[a.me]
-            a.feed(ev.PeerDown(b.me, reason))
-            b.feed(ev.PeerDown(a.me, reason))
+            a.lost(b.me, reason)
+            b.lost(a.me, reason)
 
-    def closed(self, node: Node, reason: str) -> None:
+    def closed(self, node: Process, reason: str) -> None:
         """The process is gone: its kernel resets its connections."""
-        for peer in list(node.links):
-            other = self.nodes[peer]
+        for peer, other in node.links.items():
 
             def tell(other: Node = other) -> None:
-                if node.me in other.links:
+                if other.links.get(node.me) is node:
                     self.network.disconnect(node.me, other.me)
                     del other.links[node.me]
-                    other.feed(ev.PeerDown(node.me, reason))
+                    other.lost(node.me, reason)
 
             if self.world.random.random() < 0.5:
                 self.network.disconnect(node.me, peer)  # what its kernel had not sent yet is lost
@@ -149,15 +184,15 @@ class Swarm:
             self.world.after(10.0 if cut else self.latency * 1.5, tell)
         node.links.clear()
 
-    def _cut(self, a: Node, b: Node) -> bool:
+    def _cut(self, a: Process, b: Process) -> bool:
         way = self.network.ways.get((a.me, b.me))
         return way is not None and way.cut_at is not None
 
     def reaches(self, a: Node, b: Node) -> bool:
         """Whether a can send to b and hear from it."""
-        return a.alive and b.alive and b.me in a.links and not self._cut(a, b) and not self._cut(b, a)
+        return a.alive and b.alive and a.links.get(b.me) is b and not self._cut(a, b) and not self._cut(b, a)
 
-    def watched(self, node: Node) -> Iterable[PeerId]:
+    def watched(self, node: Process) -> Iterable[PeerId]:
         """Whose health a node looks at: everybody's; in a large swarm a few and those that are or were not
         well.
         """
@@ -170,44 +205,62 @@ class Swarm:
         few = self.world.random.sample(peers, 4)
         return dict.fromkeys(peer for peer in (*node.ill, *before, *few) if peer in node.links)
 
-    def health(self, node: Node, peer: PeerId) -> ev.PeerHealth:
+    def health(self, node: Process, peer: PeerId) -> ev.PeerHealth:
         since = self._broken_since(node, peer)
         heard = self.world.random.random() * 0.1 + self.latency if since is None else self.world.now - since
         return ev.PeerHealth(peer, heard, heard, heard, 2 * self.latency)
 
-    def _broken_since(self, node: Node, peer: PeerId) -> float | None:
+    def _broken_since(self, node: Process, peer: PeerId) -> float | None:
         """When `node` last heard `peer`, or was heard where the kernels tell so; None: now."""
-        other, ways = self.nodes[peer], self.network.ways
+        other, ways = node.links[peer], self.network.ways
         cuts = [ways[peer, node.me].cut_at, ways[node.me, peer].cut_at if self.acknowledged else None]
         since = [at for at in (*cuts, None if other.running else other.stopped_at) if at is not None]
         return min(since, default=None)
 
     def send(self, node: Node, peer: PeerId, message: Message) -> None:
-        if peer not in node.links:
+        target = node.links.get(peer)
+        if target is None:
             return
         self.messages += 1
+        self.checks.sends(node, peer, message)
         if self.through_wire:
             message = from_dict(to_dict(message))
         if self.trace is not None:
             self.say(f"{node.name} -> {self.name(peer)} {short(message, self.name)}")
-        target = self.nodes[peer]
         event = ev.Received(node.me, message)
         times = 1
         if type(message) in FACTS and self.world.random.random() < 0.05:
             times = 2
         for _ in range(times):
-            self.network.send(node.me, peer, lambda: self._deliver(node.me, target, event))
+            self.network.send(node.me, peer, lambda: self._deliver(node, target, event))
 
-    def _deliver(self, sender: PeerId, target: Node, event: ev.Event) -> None:
-        if sender in target.links:
+    def _deliver(self, sender: Node, target: Node, event: ev.Event) -> None:
+        if target.links.get(sender.me) is sender:
             target.feed(event)
 
-    def send_data(self, node: Node, target: Node, transfer: int, kind: str, rank: int, value: Any) -> None:
-        if target.me not in node.links:
+    def post(self, node: Node, target: Node, job: Callable[[], None]) -> None:
+        """A message that is not the machine's: in order with those that are."""
+        if node.links.get(target.me) is not target:
             return
 
         def deliver() -> None:
-            if not target.alive or node.me not in target.links:
+            if target.links.get(node.me) is node:
+                target.do(job)
+
+        self.network.send(node.me, target.me, deliver)
+
+    def lag(self, node: Node) -> float:
+        """How much later than the engine's threads the event loop looks at what they tell."""
+        if self._lags is None:
+            return 0.0
+        return self._lags.choice((0.0, 0.0, 0.0, 0.0005, self.latency, 3 * self.latency))
+
+    def send_data(self, node: Node, target: Node, transfer: int, kind: str, rank: int, value: Any) -> None:
+        if node.links.get(target.me) is not target:
+            return
+
+        def deliver() -> None:
+            if not target.alive or target.links.get(node.me) is not node:
                 return
             if not target.running:
                 target.backlog.append(deliver)
@@ -231,18 +284,35 @@ class Swarm:
         if self.traps:
             self.traps = [trap for trap in self.traps if not trap(node, action)]
 
-    # Checks.
+    # What the checks look at.
 
-    def acted(self, node: Node, action: act.Action) -> None:
+    def handled(self, node: Process, event: ev.Event) -> None:
+        self.checks.handled(node, event)
+
+    def acted(self, node: Process, action: act.Action) -> None:
         if self.trace is not None and not isinstance(action, (act.Send, act.WaitAt)):
             self.say(f"{node.name} {short(action, self.name)}")
         self.checks.acted(node, action)
 
-    def check(self, node: Node) -> None:
-        self.checks.handled(node)
+    def check(self, node: Process) -> None:
+        self.checks.rests(node)
 
-    def applied(self, node: Node, commit: act.Commit) -> None:
-        self.checks.applied(node, commit)
+    def waits(self, node: Node) -> None:
+        """A training thread comes to a boundary."""
+        self.checks.books.waits(node)
+
+    def applied(self, node: Node, commit: act.Commit, job: Job) -> None:
+        """A training thread steps with an average."""
+        self.checks.applied(node, commit, job)
+
+    def handed(self, giver: Node, heir: Node, samples: list[Sample]) -> None:
+        """An heir takes what a leaving process has."""
+        self.say(f"{heir.name} inherits {len(samples)} samples of {giver.name}")
+        self.checks.books.handed(giver, heir, samples)
+
+    def leaves(self, node: Node) -> None:
+        """A process ends by itself, having named what is lost."""
+        self.checks.books.left(node)
 
 
 def short(thing: Any, name: Callable[[PeerId], str]) -> str:

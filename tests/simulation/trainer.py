@@ -1,205 +1,104 @@
-"""A simulated training thread and the driver around one machine: what a process does, without its I/O."""
+"""A simulated training thread on top of its process: steps, boundaries, outcomes, a last boundary."""
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from p2pavg.part import Part
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
-from p2pavg.rounds.machine.departure import Verdict
-from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.roles import Role
+from tests.simulation.bequest import Bequest
 from tests.simulation.catching import Catching, followed
-from tests.simulation.jobs import SMALL, Job
+from tests.simulation.jobs import Job
+from tests.simulation.process import Parameters, Process
 
 if TYPE_CHECKING:
     from tests.simulation.swarm import Swarm
 
 Sample = tuple[PeerId, int]
-OWNERS = 8  # in a large group
+LIFE = 1_000_000  # the samples of a peer's second process are numbered from here on
+SAVES_EVERY = 2  # epochs
 
 
-@dataclass
-class Parameters:
-    """What training has made so far: enough to tell which averages are in it."""
-
-    epoch: int
-    lineage: Lineage
-
-
-@dataclass
-class Stalls:
-    longest: float = 0.0
-    since: float | None = None
-
-
-class Node:
+class Node(Process):
     """One process: a machine, its driver, its training thread."""
 
-    def __init__(self, swarm: Swarm, me: PeerId, role: Role, step_seconds: float, batch: int) -> None:
-        self.swarm = swarm
-        self.world = swarm.world
-        self.me = me
-        self.name = swarm.name(me)
+    def __init__(
+        self,
+        swarm: Swarm,
+        me: PeerId,
+        role: Role,
+        step_seconds: float,
+        batch: int,
+        life: int = 0,
+        start: Parameters | None = None,
+    ) -> None:
+        """start: of a checkpoint; None: the parameters that everybody was built with."""
+        start = start or Parameters(0, swarm.lineage)
         self.step_seconds = step_seconds
         self.apply_seconds = step_seconds * 0.3
         self.batch = batch
+        super().__init__(swarm, me, role, life, start)
         self.noise = lambda: 0.7 + 0.6 * self.world.random.random()  # of the length of a step
         self.began_at = self.world.now  # the step under way
         self.last_step = 0.0
-        self.clock_offset = self.world.random.uniform(0, 1000)
-        self.running = True  # not stopped
-        self.alive = True  # neither dead nor gone
-        self.stopped_at = 0.0
-        self.disturbed_at = -1e9  # when a fault last touched this process or its links
-        self.struck = False  # it has been the victim of one: its stalls are its own
-        self.backlog: list[Any] = []
-        self.events: deque[ev.Event] = deque()
-        self.feeding = False
-        self.interrupted: Callable[[], None] | None = None
-        self.links: dict[PeerId, bool] = {}
-        self.ill: list[PeerId] = []  # peers that stood still or were cut off when last looked at
-        self.jobs: dict[int, Job] = {}
-        # The training thread.
-        self.parameters = Parameters(0, swarm.lineage)
-        self.past: deque[Parameters] = deque(maxlen=3)  # of the same lineage: older snapshots
+        self.parameters = start
+        self.saved: Parameters | None = start if life else None  # its last checkpoint
         self.produced = 0
         self.samples: list[Sample] = []
         self.stop_at = float("inf")
         self.stopping = False
         self.waiting = False  # in step(), without an outcome
+        self.waits = 0  # how many waits there were, this one included
         self.waiting_since = 0.0
-        self.contribution: list[Sample] = []
+        self.contribution: list[Sample] = []  # of this wait, or of the one that was given an outcome
+        self.weight: float | None = None
         self.outcomes: deque[tuple[str, Any]] = deque()
         self.applying = False
         self.healing: Catching | None = None
         self.made: dict[Lineage, tuple[act.Commit, Job]] = {}  # by what each result follows on
+        self.past: deque[Parameters] = deque(maxlen=3)  # of the same lineage: older snapshots
+        self.bare = role is Role.JOINER  # it has never had the state of a run
         self.discarded = 0
         self.longest_stall = 0.0
         self.hung = False  # the training thread never finishes its step
-        self.only_averages = (
-            False  # it brings one batch to each epoch, and computes no more until the outcome
-        )
+        # It brings one batch to each epoch, and computes no more until the outcome.
+        self.only_averages = False
         self.idle = False  # and waits to be wanted
-        self.finished = False
-        self.bare = role is Role.JOINER  # it has never had the state of a run
         self.poison = False  # its next contribution is not finite
-        self.refused: set[int] = set()
+        self.idles = 0.0  # how often a step counts nothing
+        self.impatient = 0.0  # after so long a wait is withdrawn; 0: never
+        self.chance = random.Random(f"{swarm.seed} {self.name}")  # of what a plain schedule does not do
         self.leaving = False
+        self.left = False
+        self.notice_s = 5.0
+        self.bequest: Bequest | None = None
         self.inherited: list[Sample] = []  # from peers that left, not yet among the samples
         self.heir_of: set[Sample] = set()  # all that ever were inherited
-        self._tick_at: float | None = None
-        self.machine = Machine(
-            me=me,
-            run_id="simulated",
-            epoch=0,
-            lineage=swarm.lineage,
-            target=swarm.target,
-            plan=plan,
-            now=self.clock(),
-            role=role,
-        )
-        self.machine.health_interval = swarm.beat
         self.world.after(step_seconds * self.world.random.random(), self._step_ends)
-        self.world.after(swarm.beat * self.world.random.random(), self._beat)
+        self.world.after(swarm.beat * self.world.random.random(), self.beat)
 
-    def clock(self) -> float:
-        return self.world.now + self.clock_offset
+    @property
+    def numbers(self) -> range:
+        """The numbers of the samples that this process counted."""
+        return range(self.life * LIFE, self.life * LIFE + self.produced)
 
-    # Feeding the machine.
-
-    def feed(self, event: ev.Event) -> None:
-        if not self.alive:
-            return
-        if not self.running:
-            self.backlog.append(event)
-            return
-        self.events.append(event)
-        if self.feeding:
-            return
-        self.feeding = True
-        try:
-            while self.events and self.alive and self.running:
-                self._carry_out(self.machine.handle(self.events.popleft(), self.clock()))
-        finally:
-            self.feeding = False
-        if not self.alive or not self.running:
-            return
-        self.swarm.check(self)
-        deadline = self.machine.next_deadline
-        if deadline is not None:
-            at = max(self.world.now, deadline - self.clock_offset) + 1e-6
-            if self._tick_at is None or at < self._tick_at - 1e-9 or self._tick_at < self.world.now:
-                self._tick_at = at
-                self.world.at(at, lambda: self._tick(at))
-
-    def _carry_out(self, actions: list[act.Action]) -> None:
-        """In order; a fault may strike between two of them."""
-        for index, action in enumerate(actions):
-            self.swarm.acted(self, action)
-            self._perform(action)
-            self.swarm.spring(self, action)
-            if not self.alive:
-                return
-            if not self.running:
-                self.interrupted = partial(self._carry_out, actions[index + 1 :])
-                return
-
-    def _tick(self, at: float) -> None:
-        if self._tick_at == at:
-            self._tick_at = None
-            if self.running:
-                self.feed(ev.Tick())
-
-    def _beat(self) -> None:
-        if not self.alive:
-            return
-        self.world.after(self.swarm.beat, self._beat)
-        if not self.running:
-            return
-        self.feed(ev.Health(tuple(self.swarm.health(self, peer) for peer in self.swarm.watched(self))))
-        for job in list(self.jobs.values()):
-            if job.begun:
-                self.feed(ev.JobProgressed(job.transfer, job.progress()))
-        if self.waiting:
+    def beat(self) -> None:
+        super().beat()
+        if self.alive and self.running and self.waiting:
             self.feed(self._local())
 
-    def stop(self) -> None:
-        self.running = False
-        self.swarm.stopped[self.me] = None
-        self.struck = True
-        self.stopped_at = self.world.now
-        self.disturbed_at = self.world.now
+    def lost(self, peer: PeerId, reason: str) -> None:
+        super().lost(peer, reason)
+        bequest = self.bequest
+        if bequest is not None:
+            self.do(lambda: bequest.lost(peer))
 
-    def go_on(self) -> None:
-        if self.running or not self.alive:
-            return
-        self.running = True
-        self.swarm.stopped.pop(self.me, None)
-        self.disturbed_at = self.world.now
-        interrupted, self.interrupted = self.interrupted, None
-        if interrupted is not None:
-            self.feeding = True
-            interrupted()
-            self.feeding = False
-        backlog, self.backlog = [*self.events, *self.backlog], []
-        self.events.clear()
-        if self.world.random.random() < 0.5:
-            self.feed(ev.Tick())  # timers may fire before the sockets are read
-        for event in backlog:
-            if callable(event):
-                event()
-            else:
-                self.feed(event)
-        self.feed(ev.Tick())
-
-    # The training thread.
+    # Steps.
 
     def _local(self) -> ev.LocalProgress:
         samples = self.contribution if self.waiting else self.samples
@@ -207,7 +106,7 @@ class Node:
             len(samples),
             self.batch / self.step_seconds,
             self.waiting,
-            None,
+            self.weight if self.waiting else None,
             self.last_step,
             self.batch,
             note=self.me,
@@ -220,16 +119,32 @@ class Node:
             self.world.after(self.step_seconds, self._step_ends)
             return
         self.last_step = self.world.now - self.began_at
-        for _ in range(self.batch):
-            self.samples.append((self.me, self.produced))
-            self.produced += 1
+        self._count()
         if self.leaving:
             self._leaves()
-        elif self.stopping or self.outcomes or self.healing or len(self.samples) >= self.stop_at:
+        elif self._wanted() or (self.idles and self.chance.random() < self.idles):
             self._arrive()
         else:
             self.feed(self._local())
             self._next_step()
+
+    def _count(self) -> None:
+        """A step's samples; some steps count none."""
+        if self.idles and self.chance.random() < self.idles:
+            return
+        first = self.life * LIFE
+        for _ in range(self.batch):
+            self.samples.append((self.me, first + self.produced))
+            self.produced += 1
+
+    def _wanted(self) -> bool:
+        return bool(
+            self.stopping
+            or self.outcomes
+            or self.healing
+            or self.inherited
+            or len(self.samples) >= self.stop_at
+        )
 
     def _next_step(self) -> None:
         if self.only_averages and self.samples:
@@ -239,6 +154,64 @@ class Node:
         self.began_at = self.world.now
         self.world.after(self.step_seconds * self.noise(), self._step_ends)
 
+    # Boundaries.
+
+    def _wait(self) -> None:
+        self.samples += self.inherited
+        self.inherited.clear()
+        self.waiting, self.waiting_since = True, self.world.now
+        self.waits += 1
+        self.contribution = list(self.samples)
+        self.weight = self._weight()
+        self.swarm.waits(self)
+
+    def _weight(self) -> float | None:
+        """In a weighted run: what the training loop says."""
+        if not self.swarm.weighted:
+            return None
+        return len(self.contribution) * self.chance.choice((0.5, 1.0, 3.0))
+
+    def _arrive(self) -> None:
+        self._wait()
+        if self.outcomes and self.give_next():
+            return
+        if self.impatient and self.chance.random() < 0.7:
+            wait = self.waits
+            self.world.after(self.impatient * self.chance.random(), lambda: self.withdraw(wait))
+        self.feed(self._local())
+
+    def withdraw(self, wait: int | None = None) -> None:
+        """The wait times out: unless its contribution is in use, the training loop goes on, and comes back
+        with more, with other samples, or with the same.
+        """
+        if not self.alive or not self.running or not self.waiting or self.leaving:
+            return
+        if (wait is not None and wait != self.waits) or self.machine.counted:
+            return
+        self._released()
+        self.feed(self._local())
+        then = self.chance.choice(("more", "other", "same"))
+        if then == "more":
+            self._next_step()
+            return
+        if then == "other" and self.samples:
+            self.discarded += len(self.samples)
+            self.samples.clear()
+            self.feed(ev.Discard("no group came together"))
+            for _ in range(self.chance.choice((1, 1, 2))):
+                self._count()
+        self.world.after(self.chance.choice((0.0, 0.001, 0.02)), self._comes_back)
+
+    def _comes_back(self) -> None:
+        if not self.alive:
+            return
+        if not self.running:
+            self.world.after(self.step_seconds, self._comes_back)
+        elif self.leaving:
+            self._leaves()
+        else:
+            self._arrive()
+
     def leave(self) -> None:
         """SIGTERM: the training thread leaves at its next boundary."""
         self.leaving = True
@@ -246,67 +219,23 @@ class Node:
             self._leaves()
 
     def _leaves(self) -> None:
-        self.waiting, self.waiting_since = True, self.world.now
-        self.contribution = list(self.samples)
-        if self.outcomes and self._give_next():
+        if not self.running:
+            self.backlog.append(self._leaves)
+            return
+        if not self.waiting:
+            self._wait()
+        if self.outcomes and self.give_next():
             return
         self.events.append(self._local())
-        self.feed(ev.Leave(5.0, hand_over=True))
+        self.feed(ev.Leave(self.notice_s, hand_over=True))
 
-    def _bequeath(self, action: act.Bequeath) -> None:
-        """What the driver does: ask one heir after the other, and carry the samples there."""
-        heirs, later = deque(action.heirs), deque[PeerId]()
+    def inherit(self, samples: list[Sample]) -> None:
+        """Another's samples are ours from now on."""
+        self.inherited += samples
+        self.heir_of |= set(samples)
+        self._come_if_wanted()
 
-        def ask() -> None:
-            if not self.alive:
-                return
-            while heirs:
-                heir = self.swarm.nodes[heirs.popleft()]
-                if not heir.running or not self.swarm.reaches(heir, self):
-                    continue
-                verdict = self._verdict(heir)
-                if verdict is Verdict.LATER:
-                    later.append(heir.me)
-                elif verdict is Verdict.TAKEN:
-                    # The offer follows all that was sent on this link before.
-                    told = self.swarm.network.ways[self.me, heir.me].free_at + 1e-6
-                    at = max(self.world.now + self.swarm.state_seconds, told)
-                    self.world.at(at, lambda heir=heir: carried(heir))
-                    return
-            if not later:
-                self.feed(ev.Bequeathed(False))
-                return
-            heirs.extend(later)
-            later.clear()
-            self.world.after(0.05, ask)
-
-        def carried(heir: Node) -> None:
-            if not self.alive:
-                return
-            here = heir.running and self.swarm.reaches(heir, self)
-            if not here or self._verdict(heir) is not Verdict.TAKEN:
-                ask()
-                return
-            heir.inherited += self.contribution
-            heir.heir_of |= set(self.contribution)
-            self.samples.clear()
-            self.feed(ev.Bequeathed(True))
-
-        ask()
-
-    def _verdict(self, heir: Node) -> Verdict:
-        if heir.leaving:
-            return Verdict.NEVER
-        return heir.machine.departure.verdict(self.parameters.epoch, self.parameters.lineage)
-
-    def _arrive(self) -> None:
-        self.samples += self.inherited
-        self.inherited.clear()
-        self.waiting, self.waiting_since = True, self.world.now
-        self.contribution = list(self.samples)
-        if self.outcomes and self._give_next():
-            return
-        self.feed(self._local())
+    # Outcomes.
 
     def _released(self) -> None:
         self.waiting = False
@@ -314,22 +243,27 @@ class Node:
             self.longest_stall = max(self.longest_stall, self.world.now - self.waiting_since)
 
     def _resume(self) -> None:
-        if self.waiting and not self.leaving:
-            self._released()
-            self._next_step()
+        if not self.waiting or self.leaving:
+            return
+        if not self.contribution and self.machine.role is Role.JOINER:
+            return  # it has nothing to lose, and nothing to go on from
+        self._released()
+        self.feed(self._local())
+        self._next_step()
 
-    def _give_next(self) -> bool:
+    def give_next(self) -> bool:
+        """What is next, if the training thread waits for it."""
         if not self.waiting or self.applying or not self.outcomes:
             return False
         if self.leaving:
-            self._drop_states()
+            self.drop_states()
         elif self.healing and not self.healing.loaded and self.outcomes[0][0] != "heal":
             return False
         if not self.outcomes:
             return False
         outcome = self.outcomes.popleft()
         if outcome[0] == "average" and outcome[1][0].before != self.parameters.lineage:
-            return self._give_next()  # it does not follow on what was loaded
+            return self.give_next()  # it does not follow on what was loaded
         self._released()
         self.applying = True
         self.world.after(self.apply_seconds, lambda: self._applied(*outcome))
@@ -344,25 +278,25 @@ class Node:
         self.applying = False
         if kind == "average":
             commit, job = what
-            self.swarm.applied(self, commit)
+            self.swarm.applied(self, commit, job)
             if not commit.late:
-                count = commit.samples[job.rank]
-                del self.samples[:count]
+                del self.samples[: len(self.contribution)]
             self.past.append(self.parameters)
             self.parameters = Parameters(commit.ballot.epoch + 1, commit.lineage)
             if commit.following:
                 self.feed(followed(commit))
             else:
                 self.feed(ev.Applied(commit.ballot.epoch + 1, commit.lineage))
+            self._save()
         else:
-            parameters, history = what
+            parameters = what
             self.bare = False
             self.past.clear()
             dropped = len(self.samples) + len(self.inherited)
             self.samples.clear()
             self.inherited.clear()
             self.parameters = Parameters(parameters.epoch, parameters.lineage)
-            self.feed(ev.Healed(parameters.epoch, parameters.lineage, history, dropped))
+            self.feed(ev.Healed(parameters.epoch, parameters.lineage, parameters.history, dropped))
         self.feed(self._local())
         if self.leaving:
             self._leaves()
@@ -374,12 +308,19 @@ class Node:
     def go_on_level(self) -> None:
         """State and results are applied: the training thread computes, unless it has something to hand in."""
         self.feed(self._local())
-        if self.waiting and not self.contribution and not self.stopping and not self.outcomes:
-            self._resume()
+
+    def _save(self) -> None:
+        """A checkpoint: what a later process with this identity may begin with."""
+        epoch, lineage = self.parameters.epoch, self.parameters.lineage
+        if epoch % SAVES_EVERY:
+            return
+        history = tuple(made for made in self.machine.history if made.epoch < epoch)
+        if history and history[-1].lineage == lineage:
+            self.saved = Parameters(epoch, lineage, history)
 
     # Actions.
 
-    def _perform(self, action: act.Action) -> None:
+    def perform(self, action: act.Action) -> None:
         handler = PERFORM.get(type(action))
         if handler is not None:
             handler(self, action)
@@ -401,7 +342,7 @@ class Node:
         self.stopping = False
         self.made[action.before] = action, job
         self.outcomes.append(("average", (action, job)))
-        self._give_next()
+        self.give_next()
 
     def _go_on(self, _: act.Action) -> None:
         self.stopping = False
@@ -410,7 +351,6 @@ class Node:
     def _wait_at(self, action: act.WaitAt) -> None:
         others = action.others_samples
         self.stop_at = float("inf") if others is None else self.swarm.target - others
-
         self._come_if_wanted()
 
     def _stop_soon(self, _: act.Action) -> None:
@@ -418,26 +358,30 @@ class Node:
         self._come_if_wanted()
 
     def _come_if_wanted(self) -> None:
-        wanted = self.stopping or self.outcomes or self.healing or len(self.samples) >= self.stop_at
-        if self.idle and wanted:
+        if self.idle and self._wanted():
             self.idle = False
             self.world.after(0.0, self._arrive)
 
     def _discard(self, action: act.Discarded) -> None:
         self.discarded += action.samples
 
-    def _leave(self, _: act.Action) -> None:
-        self.alive = False
-        self.swarm.closed(self, "left")
+    def _bequeath(self, action: act.Bequeath) -> None:
+        self.bequest = Bequest(self, action)
+        self.bequest.ask()
 
-    def _drop_states(self) -> None:
-        kept = [o for o in self.outcomes if o[0] != "heal"]
-        if self.healing is not None or len(kept) < len(self.outcomes):
-            kept = [(kind, what) for kind, what in kept if not what[0].following]
+    def _leave(self, _: act.Action) -> None:
+        self.left = True
+        self.discarded += len(self.inherited)
+        self.swarm.leaves(self)
+        self.die("left")
+
+    def drop_states(self) -> None:
+        """What was downloaded and is not loaded is void."""
+        kept = [(kind, what) for kind, what in self.outcomes if kind != "heal" and not what[0].following]
         self.outcomes = deque(kept)
 
     def _heal(self, action: act.StartHeal) -> None:
-        self._drop_states()
+        self.drop_states()
         self.healing = Catching(self, action)
         self.world.after(0.01, self.healing.ask)
 
@@ -457,13 +401,3 @@ PERFORM: dict[type[Any], Callable[[Node, Any], None]] = {
     act.Bequeath: Node._bequeath,
     act.Left: Node._leave,
 }
-
-
-def plan(members: Any) -> tuple[Part, ...]:
-    """One part for each voter, of uneven sizes; in a large group a few own all."""
-    parts, at = [], 0
-    voters = [rank for rank, member in enumerate(members) if member.voter]
-    for rank in voters if len(voters) <= SMALL else voters[:: len(voters) // OWNERS]:
-        parts.append(Part(rank, at, rank + 1))
-        at += rank + 1
-    return tuple(parts)

@@ -498,6 +498,7 @@ def test_a_leader_that_lies_blames_nobody() -> None:
     calm = Calm(4, latency=0.01)
     calm.epochs(2)
     liar = calm.leader
+    calm.swarm.checks.said.liars.add(liar)
     send = calm.swarm.send
 
     def lies(node: Node, peer: bytes, message: Message) -> None:

@@ -15,7 +15,7 @@ from tests.simulation.trainer import Node
 def total(calm: Calm, node: Node) -> int:
     """Samples of this node that count in the lineage that the others end in."""
     best = max((n for n in calm.nodes if n.alive), key=lambda n: n.machine.epoch)
-    final = calm.swarm.checks.counted[best.machine.lineage]
+    final = calm.swarm.checks.books.counted[best.machine.lineage]
     return sum(1 for peer, _ in final if peer == node.me)
 
 

@@ -35,7 +35,7 @@ KINDS = frozenset({"bequest", "bequest-end"})
 SENT_AHEAD = 8  # chunks that are with the engine at a time
 MOST_AT_ONCE = 4  # bequests that one peer takes in at a time
 MOST_SAMPLES = 1 << 40
-ANSWER_S = 5.0  # at most this long for the answer whether a peer takes it
+ANSWER_S = 1.0  # at most this long for the answer whether a peer takes it; then another is asked first
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before those are asked again that may take it later; it doubles
 
 

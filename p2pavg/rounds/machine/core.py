@@ -23,6 +23,7 @@ OUTCOMES_KEPT = 64
 UNANSWERED = "a member did not answer the proposal"
 UNLINKED = "members have no link to each other"
 SILENT_TO_SUCCESSOR = "did not answer the successor"
+HOLDS_NOTHING = "never promised anything here"  # perhaps it did in an earlier life: that is no denial
 IMPLAUSIBLE = "it began a round with samples or weights that its members did not declare or cannot have"
 WITHDRAWN = "its wait ended while the round began"
 FORGIVABLE = frozenset({UNANSWERED, UNLINKED, WITHDRAWN, SILENT_TO_SUCCESSOR})  # it said nothing wrong
@@ -85,8 +86,11 @@ class Core:
         self.told_to_stop = False
         # This epoch.
         self.promised: Ballot | None = None
-        self.promises: dict[tuple[int, Lineage], Ballot] = {}  # the last of each standing: we may come back
+        # The first and the last of each standing: we may come back.
+        self.promises: dict[tuple[int, Lineage], tuple[Ballot, Ballot]] = {}
         self.promise_void = False  # whoever we promised last gave its question up
+        # Whose links broke since we took our ballot up: they may come back as another process.
+        self.gone: set[PeerId] = set()
         self.must_go = False  # a round of this epoch has begun once: it goes on, target reached or not
         self.excluded: dict[PeerId, str] = {}
         self.suspects: set[PeerId] = set()
@@ -149,10 +153,17 @@ class Core:
     def promise(self, ballot: Ballot) -> None:
         """From now on no lower one."""
         self.promised, self.promise_void = ballot, False
-        self.promises.pop(ballot.standing, None)
-        self.promises[ballot.standing] = ballot
+        self.gone.discard(ballot.leader)
+        first, _ = self.promises.pop(ballot.standing, (ballot, ballot))
+        self.promises[ballot.standing] = first, ballot
         if len(self.promises) > OUTCOMES_KEPT:
             del self.promises[next(iter(self.promises))]
+
+    def knew(self, ballot: Ballot) -> bool:
+        """Whether this life promised something here before the ballot was over: else an earlier life may have
+        held it.
+        """
+        return ballot.standing in self.promises and self.promises[ballot.standing][0] <= ballot
 
     # Timers.
 
@@ -263,7 +274,7 @@ class Core:
         self.epoch, self.lineage = epoch, lineage
         self.epoch_began_at = self.now
         self.restart_epoch()
-        self.promised = self.promises.get((epoch, lineage))
+        _, self.promised = self.promises.get((epoch, lineage), (None, None))
         self.promise_void = False
         if leader is not None:
             self.sticky = leader

@@ -327,6 +327,9 @@ class Counting:
         """Called after every event: a wait has a deadline."""
         core = self.core
         awaited = self.awaited()
+        if awaited is None and self.machine.member.holding is not None and "inquire" not in core.timers:
+            self.machine.succession.start()  # whoever was to decide our ballot is gone
+            awaited = self.awaited()
         if awaited is None or awaited == core.me:
             core.disarm("word")
         elif "word" not in core.timers:

@@ -172,9 +172,13 @@ class Leading:
         held = message.held
         if held is not None and held.ballot.standing == proposal.ballot.standing:
             core.must_go = core.must_go or held.begun
-            if held.stage in (Stage.DONE, Stage.COMMITTED) and held.ballot.leader != core.me:
+            if held.stage in (Stage.DONE, Stage.COMMITTED):
                 self.abort("an earlier round is undecided", (), counts=False)
-                self.machine.succession.resolve(held)
+                if held.ballot.leader == core.me and held.ballot.serial > core.config.life:
+                    void = Aborted(held.ballot, held.ballot, "its leader gave it up", (), False)
+                    core.send(peer, void)  # the link to it broke before it could hear so
+                else:
+                    self.machine.succession.resolve(held)
                 return
         proposal.promised.add(peer)
         self._arm_promise()

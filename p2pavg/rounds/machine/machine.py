@@ -312,6 +312,6 @@ class Machine:
     def abandon_round(self, why: str) -> None:
         """Have no more part in the round of this epoch."""
         self.leading.abort(why, (), counts=False)
-        self.succession.new_epoch()
+        self.succession.abandon()
         self.member.abandon(why)
         self.core.inbox.clear()

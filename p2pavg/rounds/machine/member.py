@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.part import Part
 from p2pavg.rounds.machine.actions import BeginJob, CancelJob, OpenJob
-from p2pavg.rounds.machine.core import IMPLAUSIBLE
+from p2pavg.rounds.machine.core import HOLDS_NOTHING, IMPLAUSIBLE
 from p2pavg.rounds.machine.deadlines import MOST_BEHIND
 from p2pavg.rounds.machine.events import JobDone, JobFailed, JobProgressed, JobRefused
 from p2pavg.rounds.machine.holding import Holding
@@ -64,8 +64,9 @@ class Member:
             self._refuse(peer, ballot, why or "no link", missing)
             return
         held = self.holding
-        if held is not None and held.stage is Stage.DONE and held.ballot.leader != ballot.leader:
-            # Somebody else's round may be committed: it has to be decided before another can be prepared.
+        if held is not None and held.stage is Stage.DONE:
+            # It may be committed, by an earlier life of this leader too: it has to be decided before another
+            # can be prepared.
             self._promise(ballot)
             core.send(peer, Promise(ballot, held.described()))
             return
@@ -75,6 +76,7 @@ class Member:
         self._promise(ballot)
         seats = tuple(Seat(p, v) for p, v in zip(message.members, message.voters, strict=True))
         parts = tuple(Part(owner, start, count) for owner, start, count in message.parts)
+        core.gone.clear()
         self.holding = Holding(ballot, seats, rank, parts, core.now)
         if core.attempts == 0:
             core.proposed_at = core.now
@@ -99,6 +101,9 @@ class Member:
         why = self._cannot(ballot, votes=True)
         if why is not None:
             self._refuse(peer, ballot, why, ())
+            return
+        if ballot.standing not in core.promises:
+            self._refuse(peer, ballot, HOLDS_NOTHING, ())
             return
         held = self.freeze()
         self._promise(ballot)
@@ -149,12 +154,15 @@ class Member:
         return "busy" if busy else None
 
     def authority(self) -> PeerId | None:
-        """Who decides the ballot that we hold: the leader of the highest ballot that we promised."""
+        """Who decides the ballot that we hold: the leader of the highest ballot that we promised.
+
+        None: nobody any more, though a peer of that name may be linked again.
+        """
+        core = self.core
         if self.holding is None:
             return None
-        if self.core.promised is None or self.core.promise_void:
-            return self.holding.ballot.leader
-        return self.core.promised.leader
+        promised = self.holding.ballot if core.promise_void else core.promised or self.holding.ballot
+        return promised.leader if promised.leader not in core.gone else None
 
     def _promise(self, ballot: Ballot) -> None:
         self.core.promise(ballot)

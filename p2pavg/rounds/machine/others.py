@@ -42,6 +42,7 @@ class Peers:
         if peer not in core.view:
             return
         core.view.down(peer)
+        core.gone.add(peer)
         core.deadlines.forget(peer)
         core.trace("down", peer=peer, why=reason)
         self._lost(peer, reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.core import SILENT_TO_SUCCESSOR
+from p2pavg.rounds.machine.core import HOLDS_NOTHING, SILENT_TO_SUCCESSOR
 from p2pavg.rounds.machine.election import rendezvous
 from p2pavg.rounds.protocol.ballot import Ballot, Held, PeerId, Stage
 from p2pavg.rounds.protocol.messages import Aborted, Committed, Promise, Query, Refuse
@@ -22,6 +22,7 @@ class Inquest:
     asked: dict[PeerId, float] = field(default_factory=dict)  # when
     answers: dict[PeerId, Held | None] = field(default_factory=dict)
     dismissed: set[PeerId] = field(default_factory=set)  # unreachable, or elsewhere
+    strangers: set[PeerId] = field(default_factory=set)  # of those, who never promised anything here
 
 
 def decide(answers: dict[PeerId, Held | None]) -> Held | None:
@@ -71,6 +72,12 @@ class Succession:
         if self.inquest is not None and self.inquest.ballot < ballot:
             self._give_up(self.inquest)
 
+    def abandon(self) -> None:
+        """We have no more part in the round."""
+        if self.inquest is not None:
+            self._give_up(self.inquest)
+        self.new_epoch()
+
     def _give_up(self, inquest: Inquest) -> None:
         """Those that we asked are free to answer others."""
         self.inquest = None
@@ -105,14 +112,16 @@ class Succession:
 
     def _usable(self, peer: PeerId) -> bool:
         core = self.core
-        return core.view.alive(peer) and peer not in core.suspects and peer not in core.excluded
+        barred = peer in core.suspects or peer in core.excluded or peer in core.gone
+        return core.view.alive(peer) and not barred
 
     def resolve(self, held: Held) -> None:
         """Our proposal found a round that somebody else began and that may be committed."""
         if self.inquest is None and self.machine.leading.proposal is None:
-            self._open((*held.voters, self.core.me))
+            self._open((*held.voters, self.core.me), answers=self.core.knew(held.ballot))
 
-    def _open(self, voters: tuple[PeerId, ...]) -> None:
+    def _open(self, voters: tuple[PeerId, ...], *, answers: bool = True) -> None:
+        """answers: what we hold, if only nothing, tells something."""
         core = self.core
         ballot = core.next_ballot(self.machine.leading.floor)
         self.expected = None
@@ -120,7 +129,8 @@ class Succession:
         self.inquest = Inquest(ballot)
         core.trace("inquest", attempt=ballot.attempt)
         held = self.machine.member.freeze()
-        self.inquest.answers[core.me] = held
+        if answers or held is not None:
+            self.inquest.answers[core.me] = held
         self._ask(voters)
         self._conclude()
 
@@ -161,8 +171,10 @@ class Succession:
                 self.machine.leading.floor = max(self.machine.leading.floor, other.attempt)
             yields = rivals and (other > inquest.ballot or other == self._busy_with)
             self._busy_with = other
-            if yields and other.leader not in inquest.answers and core.view.alive(other.leader):
+            gone = other.leader in core.gone and other < inquest.ballot
+            if yields and not gone and other.leader not in inquest.answers and core.view.alive(other.leader):
                 self.expected = other.leader
+                core.gone.discard(other.leader)
                 core.suspects.discard(other.leader)
                 core.disarm("word")
             self._failures += 1
@@ -170,6 +182,8 @@ class Succession:
             core.arm("inquire", core.now + wait)
             return
         inquest.dismissed.add(peer)
+        if message.why == HOLDS_NOTHING:
+            inquest.strangers.add(peer)
         self._conclude()
 
     def settled(self, outcome: Committed) -> None:
@@ -201,7 +215,7 @@ class Succession:
         """A peer died or fell silent."""
         if self.inquest is not None:
             self._conclude()
-        elif peer == (self.expected or self.machine.member.authority()):
+        elif (self.expected or self.machine.member.authority()) in (peer, None):
             self.start()
 
     def _conclude(self) -> None:
@@ -229,7 +243,8 @@ class Succession:
             for peer in sorted(told):
                 core.send(peer, outcome)
             return
-        unreachable = [peer for peer in inquest.asked if peer not in inquest.answers]
+        heard = inquest.answers.keys() | inquest.strangers
+        unreachable = [peer for peer in inquest.asked if peer not in heard]
         for held in inquest.answers.values():
             core.must_go = core.must_go or (held is not None and held.begun)
         core.trace("inquest aborts", attempt=inquest.ballot.attempt)
