@@ -156,11 +156,14 @@ def test_a_download_goes_on_where_it_was_when_its_link_breaks() -> None:
 
         before = newcomer.downloaded
         loop.run(break_it())
-        until(lambda: bool(newcomer.own))
-        joined = newcomer.peer.joined
+        until(lambda: newcomer.peer.joined is not None)
+        joined, received = (
+            newcomer.peer.joined,
+            newcomer.peer.received_bytes,
+        )  # over the links that are up now
         assert joined is not None
-        fresh = newcomer.peer.received_bytes - joined.result_bytes  # over the links that are up now
-        assert fresh < (1 - before) * joined.state_bytes + 0.9e6
+        assert received - joined.result_bytes < (1 - before) * joined.state_bytes + 0.9e6
+        until(lambda: bool(newcomer.own))
         equal(donor, newcomer)
 
 

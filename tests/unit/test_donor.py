@@ -222,7 +222,9 @@ async def test_results_since_the_snapshot_are_kept_until_the_newcomer_has_them()
     served.send(0, {"lineage": made[1].lineage, "transfer": 5, "chunks": [0]})
     assert engine.sent == [(0, 0)]
     served.send(0, wanted(offer, 6))  # its state is served as before
-    served.loaded(0, 5)
+    served.has(0, 5, loaded=False)
+    served.send(0, {"lineage": made[0].lineage, "transfer": 5, "chunks": [0]})  # if it has to begin anew
+    served.has(0, 5, loaded=True)
     for gone in ({"lineage": made[1].lineage, "transfer": 7, "chunks": [0]}, wanted(offer, 8)):
         with pytest.raises(StateError):
             served.send(0, gone)

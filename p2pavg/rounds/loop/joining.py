@@ -34,6 +34,7 @@ from p2pavg.transport.links.link import Link
 logger = logging.getLogger("p2pavg.state")
 
 ASK_S = 0.5  # between two words to those that are to wait
+HAVE_S = 1.0  # and to donors, which need not keep what is here
 LEVEL_S = 0.02  # between two looks whether it is level
 MOST_AHEAD = 8  # results that wait for the training thread: it applies them as fast as it can
 LEFT_ALONE_S = 5.0  # others are said to be ahead, and nobody gives their results
@@ -77,7 +78,7 @@ class Joining:
         self._donors: tuple[bytes, ...] = ()
         self._applied = asyncio.Event()
         self._asked_at = 0.0
-        self._loaded_epoch = -1  # that the donors were told
+        self._told_at = 0.0  # the donors, what is here
 
     async def run(self) -> None:
         """Raises StateError when nobody can give what is missing."""
@@ -164,11 +165,14 @@ class Joining:
         self._projection.observe(now, at, epochs, span)
         self._telling.look(now, at, self._projection)
         standing = self.following.standing
-        if standing is None or now < self._asked_at + ASK_S:
+        if standing is None:
             return
-        if not self._deliveries.unloaded and standing[0] > self._loaded_epoch:
-            self._loaded_epoch = standing[0]
-            self._tell_donors({"t": "state-have", "epoch": standing[0]})
+        if now >= self._told_at + HAVE_S:
+            self._told_at = now
+            loaded = not self._deliveries.unloaded
+            self._tell_donors({"t": "state-have", "epoch": standing[0], "loaded": loaded})
+        if now < self._asked_at + ASK_S:
+            return
         entering = not self._deliveries.unloaded and self._projection.close()
         if self._projection.paced or entering:
             self._asked_at = now

@@ -239,22 +239,26 @@ class Donor:
             self._ended.set()
             asyncio.get_running_loop().call_later(IDLE_S, self._trim)
 
-    def loaded(self, link: int, epoch: int) -> None:
-        """A newcomer has the state, and all results before `epoch`."""
+    def has(self, link: int, epoch: int, *, loaded: bool) -> None:
+        """A newcomer is at it, and has all results before `epoch`. loaded: the state, too."""
         download = self._downloads.get(link)
         if download is None:
             return
-        download.root, download.moved_at = None, time.monotonic()
+        download.moved_at = max(download.moved_at, time.monotonic() - IDLE_S / 2)
         download.position = max(download.position, epoch)
+        if loaded:
+            download.root = None
         self._trim()
 
     def _trim(self) -> None:
-        """Keep what those need that still download."""
+        """Keep what those need that still download. Results that follow on a state stay as long as that:
+        whoever comes back to it needs them again.
+        """
         downloads = self._downloads.values()
         if all(download.root is None for download in downloads):
             self._snapshot = None
-        if downloads:
-            self._retained.forget(min(download.position for download in downloads))
+            if downloads:
+                self._retained.forget(min(download.position for download in downloads))
 
     # What goes out.
 

@@ -15,7 +15,7 @@ STATE_SHARE = 3  # bytes of state for each byte of results, while both wait
 QUEUED_CHUNKS = 4  # of one download that are with the engine at a time
 IDLE_S = 15.0  # a download that asks for nothing for so long is over
 STUCK_S = 120.0  # and one of whose chunks none leaves for so long
-SLOWEST_BPS = 20e3  # bytes/s: and one that takes less, beyond the first two minutes
+SLOWEST_BPS = 2e3  # bytes/s: and one that takes less, beyond the first two minutes
 
 
 @dataclass(frozen=True, slots=True)

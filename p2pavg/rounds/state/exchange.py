@@ -48,7 +48,7 @@ class StateExchange:
             case "state-have":
                 epoch = message.get("epoch")
                 if type(epoch) is int:
-                    self.donor.loaded(link.id, epoch)
+                    self.donor.has(link.id, epoch, loaded=message.get("loaded") is True)
             case _:
                 self.donor.done(link.id)
 
