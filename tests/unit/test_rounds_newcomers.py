@@ -52,7 +52,7 @@ class Waiting:
 
 
 def test_rounds_wait_while_a_newcomer_lacks_too_much() -> None:
-    """The next round begins when the newcomer lacks three results, and not when it lacks four."""
+    """The next round begins when the newcomer lacks one result, and not when it lacks two."""
     waiting = Waiting()
     at = waiting.leader.machine.epoch
     made = waiting.say(asked(at, 1e6), 3.0)

@@ -13,7 +13,7 @@ from p2pavg.rounds.protocol.messages import CatchUp
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
-PACED_BEHIND = 3  # epochs that a newcomer may lack when the next round begins, while its state is on its way
+PACED_BEHIND = 1  # results that a newcomer may lack when the next round begins, while its state is on its way
 FRESH_S = 3.0  # whoever is at it says so again and again; its word holds for so long, and two round trips
 TOLD_S = 0.5  # a shorter wait needs no word
 LEAST_S = 2.0  # that rounds wait for a newcomer, however fast its state comes: round trips, and loading
