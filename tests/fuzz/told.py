@@ -86,7 +86,7 @@ def _rounds() -> list[bytes]:
         messages.Inquire(ballot),
         messages.Unknown(ballot, 3, LINEAGE),
         messages.CatchUp(3, True, 12.5, 5_000_000, 900_000, 20e6),
-        messages.Leaving(4),
+        messages.Leaving(4, (held,)),
     ]
     return _packed(*(messages.to_dict(message) for message in made))
 
@@ -243,7 +243,7 @@ class _Line:
 
 
 def _bequests() -> list[bytes]:
-    offer = {"epoch": 3, "lineage": LINEAGE, "samples": 12, "hash": DIGEST}
+    offer = {"epoch": 3, "lineage": LINEAGE, "samples": 12, "hash": DIGEST, "offered": [[7, 12]]}
     return _packed(
         {"t": "bequest", **offer, "bytes": _CODEC.encoded_size(_NUMEL)}, {"t": "bequest-end", "transfer": 0}
     )
@@ -260,8 +260,11 @@ async def _take_bequest(data: bytes) -> None:
         {},
         _CODEC,
         _NUMEL,
-        lambda epoch, lineage: Verdict.TAKEN if (epoch, lineage) == (3, LINEAGE) else Verdict.LATER,
-        taken.append,
+        lambda epoch, lineage, transfers: (
+            Verdict.TAKEN if (epoch, lineage) == (3, LINEAGE) else Verdict.LATER
+        ),
+        lambda epoch, transfers: None,
+        lambda *what: taken.append(what),
     )
     heir.message(line, msgpack.unpackb(_bequests()[0]))  # type: ignore[arg-type]
     if message.get("transfer") == 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.loop.bequest import ANSWER_S, PAUSE_S
@@ -19,6 +20,15 @@ from p2pavg.rounds.protocol.ballot import PeerId
 if TYPE_CHECKING:
     from tests.simulation.trainer import Node
 
+    Answered = Callable[[Node, Verdict, int | None], None]
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A moment: the heir has all of the samples, and its answer is under way."""
+
+    giver: Node
+
 
 class Bequest:
     """The giver's side, and the heir's answers."""
@@ -26,6 +36,8 @@ class Bequest:
     def __init__(self, node: Node, action: act.Bequeath) -> None:
         self.node = node
         self.samples = list(node.contribution)
+        self.offered = action.offered
+        self.behind = False
         self.heirs = deque(action.heirs)
         self.later: deque[PeerId] = deque()
         self.asked: Node | None = None
@@ -44,7 +56,7 @@ class Bequest:
                 self._offer(heir)
                 return
         if not self.later:
-            self._finish(taken=False)
+            self._finish(ev.Bequeathed(taken=False, behind=self.behind))
             return
         self.heirs, self.later = self.later, deque()
         node.world.after(PAUSE_S, lambda: node.do(self.ask))
@@ -60,15 +72,20 @@ class Bequest:
 
         node.world.after(ANSWER_S, lambda: node.do(forget))
 
-    def _judged(self, heir: Node, answered: Callable[[Node, Verdict], None]) -> None:
-        """At the heir: what it says."""
-        verdict = heir.machine.departure.verdict(self.node.parameters.epoch, self.node.parameters.lineage)
+    def _judged(self, heir: Node, answered: Answered) -> None:
+        """At the heir: what it says, and in which transfer the samples are averaged already."""
+        here, transfers = self.node.parameters, dict(self.offered)
+        verdict = heir.machine.departure.verdict(here.epoch, here.lineage, transfers)
+        counted = heir.machine.core.history.counted(here.epoch, transfers)
         if answered == self._taken and verdict is Verdict.TAKEN:
             self.node.swarm.handed(self.node, heir, self.samples)
             heir.inherit(self.samples)
-        heir.swarm.post(heir, self.node, lambda: answered(heir, verdict))
+            heir.feed(ev.Inherited(here.epoch, self.offered))
+        heir.swarm.post(heir, self.node, lambda: answered(heir, verdict, counted))
+        if answered == self._taken:
+            heir.swarm.spring(heir, Handed(self.node))
 
-    def _answered(self, heir: Node, verdict: Verdict) -> None:
+    def _answered(self, heir: Node, verdict: Verdict, counted: int | None = None) -> None:
         """It will take them, or not."""
         if self.asked is not heir or self.answered or self.over:
             return  # too late
@@ -78,7 +95,15 @@ class Bequest:
                 self.node.swarm.state_seconds, lambda: self.node.do(lambda: self._carried(heir))
             )
             return
+        self._refused(heir, verdict, counted)
+
+    def _refused(self, heir: Node, verdict: Verdict, counted: int | None) -> None:
+        """The next one, unless it knows them to be averaged."""
         self.asked = None
+        if verdict is Verdict.COUNTED and counted is not None:
+            self._finish(ev.Bequeathed(taken=False, behind=self.behind, counted=counted))
+            return
+        self.behind |= verdict is Verdict.BEHIND
         if verdict is Verdict.LATER:
             self.later.append(heir.me)
         self.ask()
@@ -88,30 +113,27 @@ class Bequest:
             self.ended = True
             self.node.swarm.post(self.node, heir, lambda: self._judged(heir, self._taken))
 
-    def _taken(self, heir: Node, verdict: Verdict) -> None:
+    def _taken(self, heir: Node, verdict: Verdict, counted: int | None) -> None:
         """It has taken them, or not."""
         if self.asked is not heir or self.over:
             return
-        self.ended, self.asked = False, None
+        self.ended = False
         if verdict is Verdict.TAKEN:
-            self._finish(taken=True)
-            return
-        if verdict is Verdict.LATER:
-            self.later.append(heir.me)
-        self.ask()
+            self.node.samples.clear()
+            self._finish(ev.Bequeathed(taken=True, behind=self.behind))
+        else:
+            self._refused(heir, verdict, counted)
 
     def lost(self, peer: PeerId) -> None:
         """The link to a peer is gone, and with it what was under way."""
         if self.asked is None or self.asked.me != peer or self.over:
             return
         if self.ended:
-            self._finish(taken=False)
+            self._finish(ev.Bequeathed(taken=False, behind=self.behind, unknown=True))
         else:
             self.asked = None
             self.ask()
 
-    def _finish(self, *, taken: bool) -> None:
+    def _finish(self, event: ev.Bequeathed) -> None:
         self.over = True
-        if taken:
-            self.node.samples.clear()
-        self.node.feed(ev.Bequeathed(taken))
+        self.node.feed(event)

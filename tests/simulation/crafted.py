@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from p2pavg.rounds.machine.actions import Action, Send
 from p2pavg.rounds.machine.election import rendezvous
-from p2pavg.rounds.protocol.messages import Done, Prepare, Promise, Query
+from p2pavg.rounds.protocol.messages import Aborted, Done, Prepare, Promise, Query
 from p2pavg.rounds.protocol.roles import Role
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
@@ -200,10 +200,97 @@ def heals_to_what_it_contributed_to() -> None:
     calm.swarm.checks.at_the_end(epoch + 4)
 
 
+def _late_in_a_round(calm: Calm, late: Node) -> None:
+    """Until all but `late` have the result of a round whose leader sends to it slowly."""
+    calm.swarm.network.ways[calm.leader.me, late.me].chunk_seconds = 2.0
+    others = [node for node in calm.nodes if node is not late]
+    calm.run(10.0, lambda: all(any(job.done for job in node.jobs.values()) for node in others))
+
+
+def _dies(calm: Calm, node: Node) -> None:
+    node.alive = False
+    calm.swarm.world.after(0.01, lambda: calm.swarm.closed(node, "connection reset"))
+
+
+def _balances(calm: Calm, leaver: Node) -> None:
+    """What a leaver made is averaged once, or named."""
+    calm.run(5.0, lambda: not leaver.alive)
+    goal = max(node.machine.epoch for node in calm.nodes if node.alive) + 3
+    calm.epochs(goal)
+    best = max((node for node in calm.nodes if node.alive), key=lambda node: node.machine.epoch)
+    averaged = sum(
+        1 for peer, _ in calm.swarm.checks.books.counted[best.machine.lineage] if peer == leaver.me
+    )
+    if averaged + leaver.discarded != leaver.produced:
+        calm.swarm.checks.broken(
+            "Counted",
+            f"{leaver.name} made {leaver.produced} samples: {averaged} are averaged, "
+            f"{leaver.discarded} were named as discarded",
+        )
+
+
+def leaves_what_was_averaged_without_it() -> None:
+    """The leader dies when all but one have the result, and that one sleeps: the others commit without it.
+
+    It wakes, hears that it is behind, and leaves. Its heirs have its samples in their average.
+    """
+    calm = Calm(4, chunk_seconds=0.001)
+    calm.epochs(2)
+    sleeper = next(node for node in calm.nodes if node is not calm.leader)
+    _late_in_a_round(calm, sleeper)
+    epoch = sleeper.machine.epoch
+    sleeper.stop()
+    calm.swarm.checks.forks_allowed = True
+    _dies(calm, calm.leader)
+    others = [node for node in calm.nodes if node is not sleeper and node.alive]
+    calm.run(5.0, lambda: all(node.machine.epoch > epoch for node in others))
+    for node in others:
+        node.hung = True  # the next epoch does not end before it leaves
+    sleeper.go_on()
+    calm.run(5.0, lambda: sleeper.machine.core.joining is not None)
+    sleeper.leave()
+    calm.run(5.0, lambda: not sleeper.alive)
+    for node in others:
+        node.hung = False
+    _balances(calm, sleeper)
+
+
+def leaves_with_the_only_word() -> None:
+    """A successor dies when it has told one of two members that the round is void; that one leaves at once.
+
+    The other one has the result, and nobody else is there to ask: only what the leaver said tells it that the
+    round was denied, and that the samples that it is offered are not in it.
+    """
+    calm = Calm(4, chunk_seconds=0.001)
+    calm.epochs(2)
+    leader = calm.leader
+    others = [node for node in calm.nodes if node is not leader]
+    named = rendezvous(b"simulated", leader.machine.epoch, tuple(node.me for node in others))
+    successor = next(node for node in others if node.me == named)
+    denier, _ = sorted((node for node in others if node is not successor), key=lambda node: node.me)
+    _late_in_a_round(calm, denier)
+
+    def tells(node: Node, action: Action) -> bool:
+        told = isinstance(action, Send) and isinstance(action.message, Aborted) and action.peer == denier.me
+        if told and node is successor:
+            _dies(calm, successor)
+            denier.leave()
+        return told
+
+    calm.swarm.traps.append(tells)
+    _dies(calm, leader)
+    calm.run(5.0, lambda: not successor.alive)
+    if calm.swarm.traps:
+        calm.swarm.checks.broken("Equal", "the successor does not abort what a member denied")
+    _balances(calm, denier)
+
+
 CRAFTED = (
     denied_to_a_successor,
     denied_while_it_became_whole,
     aborted_beside_a_successor,
+    leaves_what_was_averaged_without_it,
+    leaves_with_the_only_word,
     missed_the_proposal,
     left_without_a_state,
     heals_to_what_it_contributed_to,

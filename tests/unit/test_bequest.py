@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from p2pavg.errors import UnreachableError
 from p2pavg.rounds.loop import bequest
 from p2pavg.rounds.loop.bequest import MOST_AT_ONCE, Bequests
 from p2pavg.rounds.machine.departure import Verdict
+from p2pavg.rounds.machine.events import Bequeathed
 from p2pavg.rounds.training import Contribution, Inheritance
 
 NUMEL = 700_000  # several chunks
 HERE = (5, b"l" * 32)
+OFFERS = ((77, 12), (78, 4))
 
 
 class Side:
@@ -28,6 +31,9 @@ class Side:
         self.id = 1
         self.peer_id = b"p" * 20
         self.taken: list[Inheritance] = []
+        self.took = asyncio.Event()
+        self.inherited: list[tuple[int, tuple[tuple[int, int], ...]]] = []
+        self.at_the_end: Callable[[dict[str, Any]], None] = lambda message: None  # before it is told that
         self.blobs: dict[int, tuple[memoryview, int]] = {}
         self.lost_chunk: int | None = None
         self.closed = False
@@ -40,8 +46,13 @@ class Side:
             {b"heir": self},  # type: ignore[dict-item]
             codecs.get(codec),
             NUMEL,
-            lambda epoch, lineage: self.judge(accept and (epoch, lineage) == HERE),
-            self.taken.append,
+            lambda epoch, lineage, transfers: self.judge(accept and (epoch, lineage) == HERE),
+            lambda epoch, transfers: next(iter(transfers)) if epoch == HERE[0] else None,
+            lambda inheritance, epoch, offers: (
+                self.taken.append(inheritance),
+                self.inherited.append((epoch, offers)),
+                self.took.set(),
+            ),
         )
 
     def judge(self, accept: bool) -> Verdict:
@@ -72,6 +83,11 @@ class Side:
     async def request(self, message: dict[str, Any], timeout: float) -> Any:
         if self.closed:
             raise UnreachableError("the link is closed")
+        if message["t"] == "bequest-end":
+            self.other.at_the_end(message)
+            if self.closed:
+                self.other.bequests.message(self.other, {**message, "_answer": asyncio.Future()})  # type: ignore[arg-type]
+                raise UnreachableError("the link is gone")
         answer = asyncio.get_running_loop().create_future()
         self.other.answers.append(answer)
         self.other.bequests.message(self.other, {**message, "_answer": answer})  # type: ignore[arg-type]
@@ -95,9 +111,13 @@ def contribution() -> Contribution:
     return Contribution(np.random.default_rng(1).standard_normal(NUMEL).astype(np.float32), 0.5, 12)
 
 
-async def give(leaver: Side, what: Contribution | None = None, seconds: float = 10.0) -> bool:
+async def given(leaver: Side, what: Contribution | None = None, seconds: float = 10.0) -> Bequeathed:
     deadline = time.monotonic() + seconds
-    return await leaver.bequests.give([b"nobody", b"heir"], what or contribution(), HERE, deadline)
+    return await leaver.bequests.give([b"nobody", b"heir"], what or contribution(), HERE, OFFERS, deadline)
+
+
+async def give(leaver: Side, what: Contribution | None = None, seconds: float = 10.0) -> bool:
+    return (await given(leaver, what, seconds)).taken
 
 
 @pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8"])
@@ -128,7 +148,7 @@ async def test_the_next_heir_is_asked_when_one_changes_its_mind() -> None:
     leaver, heir = pair()
     heir.refusals = {2: Verdict.NEVER}
     what, deadline = contribution(), time.monotonic() + 10
-    assert await leaver.bequests.give([b"heir", b"heir"], what, HERE, deadline)
+    assert (await leaver.bequests.give([b"heir", b"heir"], what, HERE, (), deadline)).taken
     assert len(heir.taken) == 1
     assert heir.asked == 4
     assert not heir.blobs
@@ -154,19 +174,74 @@ async def test_an_heir_whose_answer_is_late_is_asked_again(monkeypatch: pytest.M
     assert not heir.blobs
 
 
+async def test_the_heir_is_told_which_transfers_had_the_samples() -> None:
+    """What the leaver offered is the heir's from then on."""
+    leaver, heir = pair()
+    assert await give(leaver)
+    assert heir.inherited == [(HERE[0], OFFERS)]
+
+
+@pytest.mark.parametrize("question", [1, 2])
+async def test_what_is_counted_is_not_given(question: int) -> None:
+    """An heir knows that a transfer which had the samples was averaged, before they come or when they are
+    there: nobody takes them, and the leaver is told which.
+    """
+    leaver, heir = pair()
+    heir.refusals = {question: Verdict.COUNTED}
+    assert await given(leaver) == Bequeathed(taken=False, counted=77)
+    assert heir.asked == question
+    assert not heir.taken
+    assert not heir.blobs
+
+
+@pytest.mark.parametrize("lost", ["the answer", "the link"])
+async def test_a_bequest_whose_answer_is_lost_goes_to_nobody_else(lost: str) -> None:
+    """An heir that has all of it took it, and its answer never came: no other heir is offered the samples."""
+    leaver, heir = pair()
+    what, deadline = contribution(), time.monotonic() + 3.0
+
+    def lose(_: dict[str, Any]) -> None:
+        if lost == "the answer":
+            heir.silences = 1
+        else:
+            leaver.closed = True
+
+    heir.at_the_end = lose
+    outcome = await leaver.bequests.give([b"heir", b"heir", b"heir"], what, HERE, OFFERS, deadline)
+    assert outcome == Bequeathed(taken=False, unknown=True)
+    async with asyncio.timeout(10.0):
+        await heir.took.wait()
+    assert len(heir.taken) == 1
+
+
+async def test_an_heir_that_is_lost_before_the_end_is_passed_over() -> None:
+    """The link breaks while the samples are on their way: without its end the heir cannot take them, and
+    another one gets them.
+    """
+    leaver, heir = pair()
+    send = leaver.bequests._engine.send_blob
+
+    def breaks(link: int, transfer: int, chunk: int, data: memoryview) -> None:
+        leaver.bequests._engine.send_blob = send  # type: ignore[method-assign]
+        leaver.bequests.link_down(leaver.id)
+
+    leaver.bequests._engine.send_blob = breaks  # type: ignore[method-assign]
+    what, deadline = contribution(), time.monotonic() + 10.0
+    assert (await leaver.bequests.give([b"heir", b"heir"], what, HERE, OFFERS, deadline)).taken
+    assert len(heir.taken) == 1
+
+
 async def test_the_end_of_the_notice_ends_the_asking() -> None:
     """An heir that never gets there is asked until the deadline; too old samples are given up at once."""
     leaver, heir = pair()
     heir.refusals = dict.fromkeys(range(1, 100), Verdict.LATER)
     begun = time.monotonic()
-    assert not await give(leaver, seconds=2.0)
+    assert await given(leaver, seconds=2.0) == Bequeathed(taken=False)
     assert time.monotonic() - begun >= 2.0
     assert heir.asked > 1
-    assert not leaver.bequests.outrun
     heir.asked, heir.refusals = 0, {1: Verdict.BEHIND}
-    assert not await give(leaver)
+    assert await given(leaver) == Bequeathed(taken=False, behind=True)
     assert heir.asked == 1
-    assert leaver.bequests.outrun
 
 
 async def test_a_gradient_that_is_not_finite_goes_nowhere() -> None:
@@ -198,6 +273,7 @@ async def test_bytes_that_do_not_fit_their_hash_are_dropped() -> None:
         "epoch": HERE[0],
         "lineage": HERE[1],
         "samples": 3,
+        "offered": [[7, 3]],
         "bytes": heir.bequests.nbytes,
         "hash": b"wrong" * 6 + b"xx",
     }
@@ -226,6 +302,13 @@ async def test_bytes_that_do_not_fit_their_hash_are_dropped() -> None:
         {"bytes": None},
         {"hash": "text"},
         {"hash": None},
+        {"offered": None},
+        {"offered": [7]},
+        {"offered": [[7, 4]]},
+        {"offered": [[7, -1]]},
+        {"offered": [[1 << 63, 1]]},
+        {"offered": [[7, True]]},
+        {"offered": [[7, 1]] * 2000},
     ],
 )
 async def test_malformed_offers_cost_nothing(change: dict[str, Any]) -> None:
@@ -236,6 +319,7 @@ async def test_malformed_offers_cost_nothing(change: dict[str, Any]) -> None:
         "epoch": HERE[0],
         "lineage": HERE[1],
         "samples": 3,
+        "offered": [[7, 3]],
         "bytes": heir.bequests.nbytes,
         "hash": b"h" * 32,
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from p2pavg.rounds.machine.departure import Verdict
@@ -101,8 +103,8 @@ def test_an_heir_that_has_yet_to_hear_of_the_epoch_is_waited_for() -> None:
     there = heir.machine.departure.verdict
     asked: list[Verdict] = []
 
-    def verdict(epoch: int, lineage: Lineage) -> Verdict:
-        asked.append(Verdict.LATER if len(asked) < 3 else there(epoch, lineage))
+    def verdict(epoch: int, lineage: Lineage, offered: Collection[int]) -> Verdict:
+        asked.append(Verdict.LATER if len(asked) < 3 else there(epoch, lineage, offered))
         return asked[-1]
 
     heir.machine.departure.verdict = verdict  # type: ignore[method-assign]
@@ -124,8 +126,8 @@ def test_samples_count_one_epoch_later_at_most(back: int, verdict: Verdict) -> N
     heir = calm.leader.machine
     before = {made.epoch + 1: made.lineage for made in heir.history}
     epoch = heir.epoch - back
-    assert heir.departure.verdict(epoch, before.get(epoch, b"ahead")) is verdict
-    assert heir.departure.verdict(heir.epoch, b"another") is Verdict.NEVER
+    assert heir.departure.verdict(epoch, before.get(epoch, b"ahead"), ()) is verdict
+    assert heir.departure.verdict(heir.epoch, b"another", ()) is Verdict.NEVER
 
 
 def test_the_last_peer_names_what_it_loses() -> None:

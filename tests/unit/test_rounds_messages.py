@@ -28,6 +28,7 @@ VALUES: dict[str, Any] = {
     "Ballot": BALLOT,
     "Ballot | None": BALLOT,
     "Held | None": HELD,
+    "tuple[Held, ...]": (HELD, HELD),
     "tuple[PeerId, ...]": (PEER, OTHER),
     "tuple[bool, ...]": (True, False),
     "tuple[int, ...]": (3, 0),

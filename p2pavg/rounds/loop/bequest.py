@@ -7,8 +7,8 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from p2pavg.errors import P2PAvgError
 from p2pavg.identity import short_id
 from p2pavg.part import Part
 from p2pavg.rounds.machine.departure import Verdict
+from p2pavg.rounds.machine.events import Bequeathed
 from p2pavg.rounds.state.manifest import CHUNK_BYTES
 from p2pavg.rounds.training import Contribution, Inheritance
 from p2pavg.transport.engine import Engine
@@ -30,11 +31,13 @@ logger = logging.getLogger("p2pavg.rounds")
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 Standing = tuple[int, bytes]  # (epoch, lineage)
+Offers = tuple[tuple[int, int], ...]  # (transfer, how many of the samples it had)
 
 KINDS = frozenset({"bequest", "bequest-end"})
 SENT_AHEAD = 8  # chunks that are with the engine at a time
 MOST_AT_ONCE = 4  # bequests that one peer takes in at a time
 MOST_SAMPLES = 1 << 40
+MOST_OFFERS = 1024  # attempts of one epoch
 ANSWER_S = 1.0  # at most this long for the answer whether a peer takes it; then another is asked first
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before those are asked again that may take it later; it doubles
 
@@ -43,6 +46,7 @@ PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before those are asked again that may ta
 class _Arriving:
     link: Link
     standing: Standing
+    offered: Offers
     samples: int
     hash: bytes
     data: U8
@@ -59,19 +63,24 @@ class Bequests:
         links: Mapping[bytes, Link],
         codec: codecs.Codec,
         numel: int,
-        judge: Callable[[int, bytes], Verdict],
-        take: Callable[[Inheritance], None],
+        judge: Callable[[int, bytes, Collection[int]], Verdict],
+        counted: Callable[[int, Collection[int]], int | None],
+        take: Callable[[Inheritance, int, Offers], None],
     ) -> None:
-        """links: by peer, a live view. judge(epoch, lineage): whether samples of there may count here."""
+        """links: by peer, a live view. judge(epoch, lineage, transfers): whether samples of there that these
+        transfers had may count here. counted(epoch, transfers): in which of them they are averaged here.
+        take(inheritance, epoch, offers): they are ours.
+        """
         self._engine = engine
         self._links = links
         self._codec = codecs.for_results(codec)
         self._numel = numel
         self._judge = judge
+        self._counted = counted
         self._take = take
         self._arriving: dict[int, _Arriving] = {}
-        self.outrun = False  # somebody did not take what we gave because it was too old
         self._sending: tuple[int, int] | None = None  # link and transfer
+        self._carrying: asyncio.Task[None] | None = None
         self._free = asyncio.Semaphore(SENT_AHEAD)
         self._checking: set[asyncio.Task[None]] = set()
 
@@ -90,24 +99,27 @@ class Bequests:
         return self._codec.encoded_size(self._numel)
 
     async def give(
-        self, heirs: Sequence[bytes], what: Contribution, standing: Standing, deadline: float
-    ) -> bool:
-        """Whether one of the heirs has taken it. deadline: of time.monotonic().
+        self, heirs: Sequence[bytes], what: Contribution, standing: Standing, offered: Offers, deadline: float
+    ) -> Bequeathed:
+        """What became of it. offered: as in `Bequeath`. deadline: of time.monotonic().
 
-        Those that cannot yet, or do not answer, are asked again until then.
+        Heirs that cannot yet, or do not answer the offer, are asked again until then. An heir that has all of
+        it and does not say whether it took it is the last.
         """
+        given = Bequeathed(taken=False)
         if what.gradient is None:
-            return False
+            return given
         loop = asyncio.get_running_loop()
         data = await loop.run_in_executor(None, self._encoded, what.gradient, what.scale)
         if data is None:
-            return False
+            return given
         digest = await loop.run_in_executor(None, _hash, data)
         offer = {
             "t": "bequest",
             "epoch": standing[0],
             "lineage": standing[1],
             "samples": what.samples,
+            "offered": [list(each) for each in offered],
             "bytes": data.nbytes,
             "hash": digest,
         }
@@ -119,22 +131,29 @@ class Bequests:
                 if link is None:
                     continue
                 try:
-                    verdict = await self._offer(link, offer, data, deadline)
+                    verdict, counted = await self._offer(link, offer, data, deadline)
                 except TimeoutError:
-                    return False  # the end of the notice
-                if verdict is Verdict.TAKEN:
-                    return True
-                self.outrun = self.outrun or verdict is Verdict.BEHIND
-                if verdict is Verdict.LATER:
-                    later.append(heir)
+                    return given  # the end of the notice
+                match verdict:
+                    case Verdict.TAKEN | Verdict.UNKNOWN:
+                        taken = verdict is Verdict.TAKEN
+                        return replace(given, taken=taken, unknown=not taken)
+                    case Verdict.COUNTED if counted in dict(offered):
+                        return replace(given, counted=counted)
+                    case Verdict.BEHIND:
+                        given = replace(given, behind=True)
+                    case Verdict.LATER:
+                        later.append(heir)
             asking = later
             if asking:
                 await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
                 pause = min(2 * pause, LONGEST_PAUSE_S)
-        return False
+        return given
 
-    async def _offer(self, link: Link, offer: Mapping[str, Any], data: U8, deadline: float) -> Verdict:
-        """What one heir says. TimeoutError: the deadline is over; whether it has taken it is not known."""
+    async def _offer(
+        self, link: Link, offer: Mapping[str, Any], data: U8, deadline: float
+    ) -> tuple[Verdict, int | None]:
+        """What one heir says; and in which transfer it is counted. TimeoutError: the deadline is over."""
         heir, left = short_id(link.peer_id), deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -142,21 +161,26 @@ class Bequests:
             answer = await link.request(offer, min(left, ANSWER_S))
         except TimeoutError:
             logger.info("peer %s does not answer whether it takes the samples", heir)
-            return Verdict.LATER
+            return Verdict.LATER, None
         except P2PAvgError as error:
             logger.info("peer %s does not take the samples: %s", heir, error)
-            return Verdict.NEVER
+            return Verdict.NEVER, None
         transfer = answer.get("transfer")
         if type(transfer) is int and 0 <= transfer < 2**63:
+            if not await self._carry(link, transfer, data, deadline) or link.closed:
+                logger.info("peer %s does not take the samples: the link to it is gone", heir)
+                return Verdict.NEVER, None  # it drops what it has: it was not told that this is all
             try:
-                answer = await self._carry(link, transfer, data, deadline - time.monotonic())
-            except P2PAvgError as error:  # the link is gone: it drops what it has of it
-                logger.info("peer %s does not take the samples: %s", heir, error)
-                return Verdict.NEVER
+                end = {"t": "bequest-end", "transfer": transfer}
+                answer = await link.request(end, max(0.0, deadline - time.monotonic()))
+            except (TimeoutError, P2PAvgError):
+                logger.warning("peer %s has the samples, and did not say whether it takes them", heir)
+                return Verdict.UNKNOWN, None
         verdict = _verdict(answer)
         if verdict is not Verdict.TAKEN:
             logger.info("peer %s does not take the samples: %s", heir, verdict.value)
-        return verdict
+        counted = answer.get("counted")
+        return verdict, counted if type(counted) is int else None
 
     def _encoded(self, gradient: F32 | Encodable, scale: float) -> U8 | None:
         """None: some value is not finite."""
@@ -166,19 +190,28 @@ class Bequests:
         encoding = gradient.encode(self._codec, [(0, self._numel)], self._numel, scale)
         return encoding.data if encoding.finite() else None
 
-    async def _carry(self, link: Link, transfer: int, data: U8, timeout: float) -> dict[str, Any]:
+    async def _carry(self, link: Link, transfer: int, data: U8, deadline: float) -> bool:
+        """Whether all of it is with the kernel; else the link is gone. TimeoutError: the deadline is over."""
+        if link.closed:
+            return False
         self._sending, self._free = (link.id, transfer), asyncio.Semaphore(SENT_AHEAD)
         sending = asyncio.get_running_loop().create_task(self._send(link, transfer, memoryview(data)))
+        self._carrying = sending
         try:
-            return await link.request({"t": "bequest-end", "transfer": transfer}, timeout)
+            await asyncio.wait({sending}, timeout=max(0.0, deadline - time.monotonic()))
+            if not sending.done():
+                raise TimeoutError
+            return not sending.cancelled()
         finally:
             sending.cancel()
-            self._sending = None
+            self._sending = self._carrying = None
 
     async def _send(self, link: Link, transfer: int, view: memoryview) -> None:
         for chunk, start in enumerate(range(0, len(view), CHUNK_BYTES)):
             await self._free.acquire()
             self._engine.send_blob(link.id, transfer, chunk, view[start : start + CHUNK_BYTES])
+        for _ in range(SENT_AHEAD):
+            await self._free.acquire()
 
     def sent(self, link: int, transfer: int) -> None:
         """The engine handed a chunk to the kernel."""
@@ -202,18 +235,27 @@ class Bequests:
 
     def _offered(self, link: Link, message: Mapping[str, Any]) -> dict[str, Any]:
         epoch, lineage, samples = message.get("epoch"), message.get("lineage"), message.get("samples")
-        digest = message.get("hash")
+        digest, offered = message.get("hash"), _offers(message.get("offered"))
         sound = (
             type(epoch) is int
             and isinstance(lineage, bytes)
             and type(samples) is int
             and 0 < samples <= MOST_SAMPLES
             and isinstance(digest, bytes)
+            and offered is not None
+            and all(had <= samples for _, had in offered)
             and message.get("bytes") == self.nbytes
         )
-        verdict = self._judge(epoch, lineage) if sound else Verdict.NEVER  # type: ignore[arg-type]
+        if not sound:
+            return _answer(Verdict.NEVER)
+        assert isinstance(epoch, int)
+        assert isinstance(lineage, bytes)
+        assert isinstance(samples, int)
+        assert isinstance(digest, bytes)
+        assert offered is not None
+        verdict = self._judge(epoch, lineage, dict(offered))
         if verdict is not Verdict.TAKEN:
-            return _answer(verdict)
+            return self._said(verdict, epoch, offered)
         for before in [t for t, arriving in self._arriving.items() if arriving.link is link]:
             self._forget(before)  # our answer came too late: it asks once more
         if len(self._arriving) >= MOST_AT_ONCE:
@@ -221,7 +263,8 @@ class Bequests:
         transfer = random.getrandbits(63)
         data = np.empty(self.nbytes, np.uint8)
         chunks = -(-data.nbytes // CHUNK_BYTES)
-        self._arriving[transfer] = _Arriving(link, (epoch, lineage), samples, digest, data, chunks)  # type: ignore[arg-type]
+        standing = epoch, lineage
+        self._arriving[transfer] = _Arriving(link, standing, offered, samples, digest, data, chunks)
         self._engine.open_blob(transfer, memoryview(data), CHUNK_BYTES)
         return {"transfer": transfer}
 
@@ -244,20 +287,31 @@ class Bequests:
 
     async def _check(self, arriving: _Arriving) -> None:
         whole = await asyncio.get_running_loop().run_in_executor(None, _hash, arriving.data)
-        verdict = self._judge(*arriving.standing) if whole == arriving.hash else Verdict.NEVER
+        verdict, offered = Verdict.NEVER, arriving.offered
+        if whole == arriving.hash:
+            verdict = self._judge(*arriving.standing, dict(offered))
         if verdict is Verdict.TAKEN:
             layout = Layout((Part(0, 0, self._numel),), self._numel, self._codec)
-            self._take(Inheritance(arriving.samples, EncodedResult(layout, arriving.data)))
+            inheritance = Inheritance(arriving.samples, EncodedResult(layout, arriving.data))
+            self._take(inheritance, arriving.standing[0], offered)
             logger.info(
                 "took over %d samples of peer %s, which leaves",
                 arriving.samples,
                 short_id(arriving.link.peer_id),
             )
         if arriving.asked is not None:
-            arriving.link.reply(arriving.asked, _answer(verdict))
+            arriving.link.reply(arriving.asked, self._said(verdict, arriving.standing[0], offered))
+
+    def _said(self, verdict: Verdict, epoch: int, offered: Offers) -> dict[str, Any]:
+        answer = _answer(verdict)
+        if verdict is Verdict.COUNTED:
+            answer["counted"] = self._counted(epoch, dict(offered))
+        return answer
 
     def link_down(self, link: int) -> None:
-        """What was not whole yet is dropped."""
+        """What was not whole yet is dropped, at either end."""
+        if self._carrying is not None and self._sending is not None and self._sending[0] == link:
+            self._carrying.cancel()
         for transfer in [t for t, arriving in self._arriving.items() if arriving.link.id == link]:
             self._forget(transfer)
 
@@ -266,10 +320,12 @@ class Bequests:
         self._engine.cancel(transfer)
 
 
+_SAID = (Verdict.LATER, Verdict.BEHIND, Verdict.COUNTED)
+
+
 def _answer(verdict: Verdict) -> dict[str, Any]:
-    """Earlier versions read `taken` alone."""
     answer: dict[str, Any] = {"taken": verdict is Verdict.TAKEN}
-    if verdict in (Verdict.LATER, Verdict.BEHIND):
+    if verdict in _SAID:
         answer["why"] = verdict.value
     return answer
 
@@ -278,7 +334,22 @@ def _verdict(answer: Mapping[str, Any]) -> Verdict:
     if answer.get("taken") is True:
         return Verdict.TAKEN
     why = answer.get("why")
-    return Verdict(why) if why in (Verdict.LATER.value, Verdict.BEHIND.value) else Verdict.NEVER
+    return next((verdict for verdict in _SAID if verdict.value == why), Verdict.NEVER)
+
+
+def _offers(value: Any) -> Offers | None:
+    """None: malformed."""
+    if type(value) not in (list, tuple) or len(value) > MOST_OFFERS:
+        return None
+    sound = all(
+        type(each) in (list, tuple)
+        and len(each) == 2
+        and all(type(n) is int for n in each)
+        and 0 <= each[0] < 2**63
+        and each[1] >= 0
+        for each in value
+    )
+    return tuple((transfer, samples) for transfer, samples in value) if sound else None
 
 
 def _hash(data: U8) -> bytes:

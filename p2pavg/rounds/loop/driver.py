@@ -21,7 +21,7 @@ from p2pavg.report import RoundReport
 from p2pavg.rounds.loop import bequest, notices
 from p2pavg.rounds.loop.attempts import Attempts
 from p2pavg.rounds.loop.backlog import Backlog
-from p2pavg.rounds.loop.bequest import Bequests
+from p2pavg.rounds.loop.bequest import Bequests, Offers
 from p2pavg.rounds.loop.deliveries import Deliveries
 from p2pavg.rounds.loop.farewell import Farewell
 from p2pavg.rounds.loop.feeder import Feeder
@@ -95,7 +95,8 @@ class Driver:
             peer.links,
             codec,
             spec.numel,
-            lambda *where: machine.departure.verdict(*where) if spec.inherits else Verdict.NEVER,
+            lambda *what: machine.departure.verdict(*what) if spec.inherits else Verdict.NEVER,
+            machine.core.history.counted,
             self._inherit,
         )
         self.states = States(
@@ -183,7 +184,8 @@ class Driver:
             return
         self.farewell.arrived(contribution, notice_s, answer, lambda: self._local(at_boundary=True))
 
-    def _inherit(self, inheritance: Inheritance) -> None:
+    def _inherit(self, inheritance: Inheritance, epoch: int, offered: Offers) -> None:
+        self.feed(ev.Inherited(epoch, offered))
         self._deliveries.put_inheritance(inheritance)
         self._deliveries.refresh_attention()
 

@@ -91,7 +91,7 @@ class Farewell:
 
     async def _give(self, action: act.Bequeath, what: Contribution, deadline: float) -> None:
         rate, left, nbytes = self._pulse.upload_bps, deadline - time.monotonic(), self._bequests.nbytes
-        taken = False
+        given = ev.Bequeathed(taken=False)
         if rate and 8 * nbytes > left * rate:
             logger.warning(
                 "%.1f MB of accumulated gradients do not fit through %.1f Mb/s in the %.1f s of notice that "
@@ -102,5 +102,7 @@ class Farewell:
                 action.samples,
             )
         else:
-            taken = await self._bequests.give(action.heirs, what, self._session.standing, deadline)
-        self._feed(ev.Bequeathed(taken, behind=self._bequests.outrun))
+            given = await self._bequests.give(
+                action.heirs, what, self._session.standing, action.offered, deadline
+            )
+        self._feed(given)

@@ -157,6 +157,7 @@ class Bequeath:
 
     heirs: tuple[PeerId, ...]
     samples: int
+    offered: tuple[tuple[int, int], ...]  # (transfer, how many of them it had), undecided as far as we know
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from p2pavg.rounds.machine.camps import Camp, Facts, View
 from p2pavg.rounds.machine.deadlines import Deadlines
 from p2pavg.rounds.machine.election import rendezvous
 from p2pavg.rounds.machine.pace import Pace
-from p2pavg.rounds.protocol.ballot import Ballot, Lineage, Note, PeerId
+from p2pavg.rounds.protocol.ballot import Ballot, Held, Lineage, Note, PeerId
 from p2pavg.rounds.protocol.lineage import History
 from p2pavg.rounds.protocol.messages import Aborted, Committed, Message, Progress
 from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
@@ -84,6 +84,7 @@ class Core:
         self._waits = 0
         self.waits_at: int | None = None  # what the training thread was told
         self.told_to_stop = False
+        self.offered: dict[int, int] = {}  # of its samples here: how many each transfer had
         # This epoch.
         self.promised: Ballot | None = None
         # The first and the last of each standing: we may come back.
@@ -94,6 +95,7 @@ class Core:
         self.must_go = False  # a round of this epoch has begun once: it goes on, target reached or not
         self.excluded: dict[PeerId, str] = {}
         self.suspects: set[PeerId] = set()
+        self.last_words: dict[PeerId, tuple[Held, ...]] = {}  # of peers that left
         self.sticky: PeerId | None = config.history[-1].leader if config.history else None
         self._choice_of: tuple[object, ...] = ()
         self._choice: PeerId | None = None
@@ -274,8 +276,14 @@ class Core:
         self.epoch, self.lineage = epoch, lineage
         self.epoch_began_at = self.now
         self.restart_epoch()
+        self.offered.clear()
         _, self.promised = self.promises.get((epoch, lineage), (None, None))
         self.promise_void = False
+        self.last_words = {
+            peer: words
+            for peer, words in self.last_words.items()
+            if any(held.ballot.epoch >= epoch for held in words)
+        }
         if leader is not None:
             self.sticky = leader
 

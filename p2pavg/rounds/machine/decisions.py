@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import Commit, RoundFailed
@@ -50,6 +51,7 @@ class Decisions:
             if not held.voter and held.begun and not held.frozen:
                 held.fact = peer, message
                 return
+            core.remember(message)
             self.machine.member.drop("committed by the others, and our copy is not whole")
             self.machine.healing.behind(peer, held.ballot.epoch + 1)
             return
@@ -145,6 +147,7 @@ class Decisions:
         if core.promised is not None and by < core.promised and not core.promise_void and not own:
             return  # somebody else decides; a result that is not whole makes no difference to that
         self.machine.member.drop(message.why)
+        self.machine.member.dropped = replace(held.described(), stage=Stage.ABORTED)
         if core.joining is None:
             self._aborted(message)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import Bequeath, Discarded, Left
 from p2pavg.rounds.machine.camps import Facts
-from p2pavg.rounds.machine.events import Bequeathed, Event, Leave
+from p2pavg.rounds.machine.events import Bequeathed, Event, Inherited, Leave, PeerUp
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
-from p2pavg.rounds.protocol.messages import Leaving
+from p2pavg.rounds.protocol.messages import Committed, Leaving
 from p2pavg.rounds.protocol.roles import Role
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ class Verdict(enum.Enum):
     TAKEN = "taken"
     LATER = "later"  # it is on its way to where the samples count
     BEHIND = "behind"  # they are too old here
+    COUNTED = "counted"  # they are in an average already
+    UNKNOWN = "unknown"  # it has all of it, and did not say whether it took it
     NEVER = "never"
 
 
@@ -40,6 +43,7 @@ class Departure:
         self.left = False
         self._hand_over = False
         self._outrun = False  # heirs said that the samples are too old
+        self._unknown = False  # an heir may have them
 
     def on_leave(self, event: Leave) -> None:
         """From now on no new round."""
@@ -62,13 +66,33 @@ class Departure:
         deadline = core.timers.get("leave")
         core.timers.clear()
         for facts in core.view:
-            core.send(facts.peer, Leaving(core.epoch))
-        heirs = self._heirs()
+            self._announce_to(facts.peer)
+        heirs, offered = self._heirs(), core.offered
+        self._take_off(self._known_to_count(offered))
         if self._hand_over and not undecided and deadline is not None and core.samples and heirs:
             core.arm("leave", deadline)
-            core.act(Bequeath(heirs, core.samples))
+            core.act(Bequeath(heirs, core.samples, tuple(offered.items())))
         else:
             self._go()
+
+    def _announce_to(self, peer: PeerId) -> None:
+        self.core.send(peer, Leaving(self.core.epoch, self.machine.member.last_words()))
+
+    def _known_to_count(self, offered: Collection[int]) -> int | None:
+        """The transfer that was committed with samples of ours, though we could not apply it."""
+        committed = (o.ballot.transfer for o in self.core.outcomes.values() if isinstance(o, Committed))
+        return next((transfer for transfer in committed if transfer in offered), None)
+
+    def _take_off(self, counted: int | None) -> None:
+        """What this transfer had is averaged; what was counted since is in one sum with it, and lost."""
+        core = self.core
+        if counted is None:
+            return
+        averaged = min(core.samples, core.offered.get(counted, 0))
+        core.trace("counted", samples=averaged)
+        core.samples -= averaged
+        if averaged:
+            self._hand_over = False
 
     def on_announced(self, event: Event) -> None:
         """Nothing matters any more but the samples, and the end of the notice."""
@@ -76,22 +100,39 @@ class Departure:
             if event.taken:
                 self.core.trace("bequeathed", samples=self.core.samples)
                 self.core.samples = 0
-            self._outrun = event.behind
+            self._take_off(event.counted)
+            self._outrun, self._unknown = event.behind, event.unknown
             self._go()
+        elif isinstance(event, PeerUp):
+            self.core.view.up(event)
+            self._announce_to(event.peer)
         elif "leave" not in self.core.timers:
             self._go()
 
-    def verdict(self, epoch: int, lineage: Lineage) -> Verdict:
-        """Whether samples that were accumulated at (epoch, lineage) count here."""
-        core = self.core
+    def verdict(self, epoch: int, lineage: Lineage, offered: Collection[int]) -> Verdict:
+        """Whether samples that were accumulated at (epoch, lineage) count here.
+
+        offered: transfers that had them, of which the leaver does not know what became.
+        """
+        core, held = self.core, self.machine.member.holding
         if core.leaving or (core.role is not Role.TRAINER and core.joining is None):
             return Verdict.NEVER
+        if core.joining is None and core.history.counted(epoch, offered) is not None:
+            return Verdict.COUNTED
         if self.machine.has_been_at(epoch, lineage):
-            return Verdict.TAKEN
+            return Verdict.LATER if held is not None and held.transfer in offered else Verdict.TAKEN
         here, _ = core.standing
         if here > epoch + 1:
             return Verdict.BEHIND
         return Verdict.LATER if here < epoch or core.joining is not None else Verdict.NEVER
+
+    def on_inherited(self, event: Inherited) -> None:
+        """We answer for what the leaver offered as for what we offer ourselves."""
+        core = self.core
+        core.history.inherit(event.epoch, event.offered)
+        if event.epoch == core.epoch:
+            for transfer, samples in event.offered:
+                core.offered[transfer] = core.offered.get(transfer, 0) + samples
 
     def _heirs(self) -> tuple[PeerId, ...]:
         """Who stands where we stand, the nearest first; then those who went on from here, or may yet come.
@@ -124,7 +165,8 @@ class Departure:
                 or self._outrun
                 or any(facts.epoch > core.epoch + 1 for facts in core.view.trainers())
             )
-            core.act(Discarded(core.samples, "left, behind the others" if behind else "left"))
+            why = "left, behind the others" if behind else "left"
+            core.act(Discarded(core.samples, "left, and its heir may have them" if self._unknown else why))
         core.timers.clear()
         self.left = True
         core.act(Left())

@@ -201,10 +201,24 @@ class Bequeathed:
     """Answers Bequeath.
 
     taken: an heir counts the samples as its own from now on. behind: they were too old for those who stay.
+    counted: the transfer in whose average they are already, as an heir knows. unknown: the heir that has them
+    did not say whether it took them.
     """
 
     taken: bool
     behind: bool = False
+    counted: int | None = None
+    unknown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """A peer that left gave its samples to this one: it counted them in `epoch`, and offered some of them to
+    transfers of which it did not learn the outcome: (transfer, samples) each.
+    """
+
+    epoch: int
+    offered: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,5 +244,6 @@ Event = (
     | Discard
     | Leave
     | Bequeathed
+    | Inherited
     | Tick
 )

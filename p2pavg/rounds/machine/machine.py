@@ -255,6 +255,7 @@ class Machine:
             events.Level: self.healing.on_level,
             events.HealFailed: self.healing.on_heal_failed,
             events.Discard: self.trainer.on_discard,
+            events.Inherited: self.departure.on_inherited,
             events.Leave: self.departure.on_leave,
         }
 

@@ -44,6 +44,7 @@ class Member:
         self.machine = machine
         self.core = machine.core
         self.holding: Holding | None = None
+        self.dropped: Held | None = None  # the last ballot that we let go of
 
     # Proposals and questions.
 
@@ -116,6 +117,17 @@ class Member:
         for peer in peers:
             held.asked.add(peer)
             self.core.send(peer, Inquire(held.ballot))
+
+    def last_words(self) -> tuple[Held, ...]:
+        """What a successor would want to know from us: the last average here, and the last ballot since."""
+        core = self.core
+        words = [
+            Held(o.ballot, Stage.COMMITTED, True, o.digests, (), o.weights, o.samples)
+            for o in core.outcomes.values()
+            if isinstance(o, Committed)
+        ]
+        since = [self.dropped] if self.dropped and self.dropped.ballot.standing == core.standing else []
+        return (*words[-1:], *since)
 
     def freeze(self) -> Held | None:
         """What we hold, once and for all: if it is not DONE, it will not become so."""
@@ -228,6 +240,7 @@ class Member:
         if held.voter:
             core.must_go = True
         if ready:
+            core.offered[held.transfer] = message.samples[held.rank]
             core.history.offer(held.ballot.epoch, held.transfer, message.samples[held.rank])
         else:
             core.resume()
@@ -309,7 +322,7 @@ class Member:
         """Forget the ballot and its result."""
         held = self.holding
         assert held is not None
-        self.holding = None
+        self.holding, self.dropped = None, held.described()
         self.core.told_to_stop = False
         if not held.frozen:
             self.core.act(CancelJob(held.transfer, why))

@@ -25,6 +25,7 @@ class Peers:
         """A peer is linked: tell it where we stand."""
         core = self.core
         core.view.up(event)
+        core.last_words.pop(event.peer, None)
         core.deadlines.measured_rtt(event.peer, event.rtt_s)
         self._health.pop(event.peer, None)
         core.send(event.peer, core.progress())
@@ -34,7 +35,9 @@ class Peers:
         self._down(event.peer, event.reason)
 
     def on_leaving(self, peer: PeerId, message: Leaving) -> None:
-        """It says so itself."""
+        """It says so itself, and what it knows."""
+        if peer in self.core.view:
+            self.core.last_words[peer] = message.held
         self._down(peer, "left the run")
 
     def _down(self, peer: PeerId, reason: str) -> None:

@@ -67,3 +67,4 @@ class Trainer:
     def on_discard(self, event: Discard) -> None:
         """It dropped what it had."""
         self.core.samples = 0
+        self.core.offered.clear()

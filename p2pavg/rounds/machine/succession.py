@@ -139,9 +139,17 @@ class Succession:
         assert inquest is not None
         message = Query(inquest.ballot)
         for peer in voters:
-            if peer != core.me and peer not in inquest.asked:
+            if peer in core.last_words:
+                self._heard_last(inquest, peer)
+            elif peer != core.me and peer not in inquest.asked:
                 inquest.asked[peer] = core.now
                 core.send(peer, message)
+
+    def _heard_last(self, inquest: Inquest, peer: PeerId) -> None:
+        """The peer has left: what it said then is its answer. Of whoever said nothing nothing is known."""
+        words = [h for h in self.core.last_words[peer] if h.ballot.standing == inquest.ballot.standing]
+        if words:
+            inquest.answers[peer] = words[-1]
 
     def on_promise(self, peer: PeerId, message: Promise) -> None:
         inquest, core = self.inquest, self.core
@@ -213,7 +221,10 @@ class Succession:
 
     def lost(self, peer: PeerId) -> None:
         """A peer died or fell silent."""
-        if self.inquest is not None:
+        inquest = self.inquest
+        if inquest is not None:
+            if peer in self.core.last_words and (peer in inquest.asked or peer in inquest.answers):
+                self._heard_last(inquest, peer)
             self._conclude()
         elif (self.expected or self.machine.member.authority()) in (peer, None):
             self.start()

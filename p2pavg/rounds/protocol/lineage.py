@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from p2pavg.rounds.protocol.ballot import Lineage, Note, PeerId
@@ -66,6 +66,16 @@ class History:
     def own(self, epoch: int, transfer: int) -> int:
         """Own samples in a transfer."""
         return self.offered.get(epoch, {}).get(transfer, 0)
+
+    def inherit(self, epoch: int, offers: Iterable[tuple[int, int]]) -> None:
+        """Samples that a leaver offered to these transfers are ours now: they may be averaged after all."""
+        for transfer, samples in offers:
+            self.offer(epoch, transfer, self.own(epoch, transfer) + samples)
+
+    def counted(self, epoch: int, transfers: Collection[int]) -> int | None:
+        """Which of these transfers made this lineage's average of `epoch`."""
+        made = (g.transfer for g in self.generations if g.epoch == epoch)
+        return next((transfer for transfer in made if transfer in transfers), None)
 
     def append(self, generation: Generation) -> None:
         self.generations.append(generation)

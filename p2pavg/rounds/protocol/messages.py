@@ -223,9 +223,10 @@ class CatchUp:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The sender leaves the run on purpose."""
+    """The sender leaves the run on purpose, and answers no question any more: these are its last words."""
 
     epoch: int
+    held: tuple[Held, ...]  # the last ballots that it knew, as it would tell a successor; at most two
 
 
 Message = (
@@ -326,6 +327,7 @@ _CHECKS: Mapping[str, Check] = {
     "Ballot": _ballot,
     "Ballot | None": optional(_ballot),
     "Held | None": optional(_held),
+    "tuple[Held, ...]": listed(_held),
     "tuple[PeerId, ...]": listed(_peer),
     "tuple[bool, ...]": listed(boolean),
     "tuple[int, ...]": listed(integer),
@@ -391,6 +393,8 @@ def _consistent(message: Message) -> None:
             at += size
         if message.ballot.leader not in message.members:
             raise malformed("the leader is no member of its own group")
+    if isinstance(message, Leaving) and len(message.held) > 2:
+        raise malformed("a leaver tells of more than two ballots")
     if isinstance(message, (Begin, Committed)) and len(message.weights) != len(message.samples):
         raise malformed("weights and samples differ in number")
     if isinstance(message, Begin) and len(message.waits) != len(message.weights):
