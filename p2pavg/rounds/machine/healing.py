@@ -161,8 +161,10 @@ class Healing:
     def on_followed(self, event: Followed) -> None:
         """The training thread has applied a result on top of the state."""
         core = self.core
-        if core.joining is None or (event.epoch, event.before) != (core.epoch, core.lineage):
+        if (event.epoch, event.before) != (core.epoch, core.lineage):
             return
+        if core.joining is None:  # the download was given up meanwhile: we stand where the parameters are
+            self.machine.abandon_round("the parameters have gone on")
         history = core.history
         if own := history.own(event.epoch, event.transfer):  # the state is older than what we contributed to
             core.act(Discarded(-own, "healed back"))
