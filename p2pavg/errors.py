@@ -50,5 +50,9 @@ class StateError(P2PAvgError):
     """A snapshot could not be taken, downloaded, verified or applied."""
 
 
+class InternalError(P2PAvgError):
+    """Something in p2pavg failed that should not; the message says how to go on, the cause is what failed."""
+
+
 class ClosedError(P2PAvgError):
     """The peer was closed."""

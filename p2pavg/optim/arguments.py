@@ -11,6 +11,12 @@ from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPl
 from p2pavg.errors import ConfigurationError
 
 REDUCTIONS = ("mean", "sum")
+WRAPPERS = {
+    "CollaborativeOptimizer": "wrap the optimizer inside it, after close()",
+    "AcceleratedOptimizer": "wrap the torch optimizer first, and hand the result to accelerator.prepare()",
+    "LightningOptimizer": "wrap the torch optimizer in configure_optimizers()",
+    "ZeroRedundancyOptimizer": "its state is spread over ranks; wrap the optimizer that it was built with",
+}
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -18,6 +24,14 @@ def check_optimizer(optimizer: object) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigurationError(
             f"optimizer must be a torch.optim.Optimizer that is already built, not {type(optimizer).__name__}"
+        )
+    name = type(optimizer).__name__
+    if name in WRAPPERS:
+        raise ConfigurationError(f"{name} is a wrapper itself; {WRAPPERS[name]}")
+    if any(param.is_meta for group in optimizer.param_groups for param in group["params"]):
+        raise ConfigurationError(
+            "parameters are on the meta device, without values: materialise the model (to_empty(), then load "
+            "its weights) before you build the optimizer"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigurationError(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -15,31 +15,35 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from p2pavg.codecs import Codec
-from p2pavg.errors import ClosedError, ConfigurationError, P2PAvgError
+from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.membership import PeerInfo
-from p2pavg.optim import arguments, preflight, sigterm
+from p2pavg.optim import arguments, live, preflight, sigterm
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.microbatches import Microbatches
 from p2pavg.optim.gradients.path import open_cuda_path
+from p2pavg.optim.member import Member
 from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
-from p2pavg.optim.resume import SOFTWARE, Resumable, Stateful, numbered, saving
-from p2pavg.optim.training_state import TrainingState, parameters_of, schema
+from p2pavg.optim.resume import SOFTWARE, Resumable, Stateful, check_fresh, saving
+from p2pavg.optim.training_state import TrainingState, outline, parameters_of, schema
+from p2pavg.optim.updates import options
+from p2pavg.optim.updates.agreement import Agreement
 from p2pavg.optim.updates.behind import BehindUpdate
 from p2pavg.optim.updates.buffers import AveragedBuffers
 from p2pavg.optim.updates.masters import Masters, replace_parameters
 from p2pavg.optim.updates.resync import Resync
+from p2pavg.optim.updates.schedule import Schedule
 from p2pavg.optim.updates.update import FOUND_INF, Shared, Update, WaitingUpdate
-from p2pavg.optim.wrapper import Wrapper
 from p2pavg.peer.peer import Peer
 from p2pavg.peer.settings import check_rate
 from p2pavg.report import RoundReport
+from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.checkpoints import About
 from p2pavg.rounds.training import Start, TrainingSpec
 
 log = logging.getLogger("p2pavg.optim")
 
 
-class CollaborativeOptimizer(Wrapper):
+class CollaborativeOptimizer(Member):
     """Trains one model on many machines: peers accumulate samples, average gradients, and step together.
 
     `step()` counts this peer's samples. When the swarm has `target_batch_size` of them, it averages the
@@ -131,8 +135,11 @@ class CollaborativeOptimizer(Wrapper):
         arguments.check_checkpoints(checkpoint_dir, checkpoint_epochs)
         if offload_optimizer:
             preflight.check(optimizer, compression, grad_dtype, delayed=delay_updates)
+        check_fresh(optimizer, run_id)
+        params = parameters_of(optimizer)
+        live.check_free(params)
         super().__init__(optimizer)
-        self._closed = False
+        self.run_id = run_id
         self._leave_notice_s = leave_notice_s
         check_rate("max_state_upload_mbps", max_state_upload_mbps)
         self._state_upload_bps = None if max_state_upload_mbps is None else 1e6 * max_state_upload_mbps
@@ -142,10 +149,10 @@ class CollaborativeOptimizer(Wrapper):
         self._max_grad_norm = max_grad_norm
         self._delay = delay_updates
         self._warmup = delay_warmup_epochs
-        params = parameters_of(optimizer)
         modules = owning_modules(params) if model is None else [model]
+        me = weakref.ref(self)  # who drops this optimizer shall not be kept from it by its own parts
         self._buffers = AveragedBuffers(
-            lambda: persistent_buffers(modules), self._leads if buffers == "leader" else None
+            lambda: persistent_buffers(modules), (lambda: _leads(me())) if buffers == "leader" else None
         )
         self._flat = FlatGradients(params, grad_dtype, self._buffers.size, open_cuda_path(compression))
         self._flat.before_backward = self._scale.follow
@@ -155,12 +162,19 @@ class CollaborativeOptimizer(Wrapper):
         self._resync = Resync(optimizer, resync_epochs)
         self._places = places_of(self._flat.params, modules)
         self._state = TrainingState(optimizer, scheduler, self._buffers.agreed, extras)
-        self._resumable = Resumable(schema(optimizer), scheduler, self._masters, extras or {})
-        about = About(run_id, self._resumable.schema, ", ".join(self._describe()), SOFTWARE)
+        self._described = _describe(optimizer)
+        self._outline = outline(optimizer, persistent_buffers(modules))
+        self._resumable = Resumable(run_id, schema(self._outline), scheduler, self._masters, extras or {})
+        about = About(run_id, self._resumable.schema, ", ".join(self._described), SOFTWARE)
         self._saving = saving(checkpoint_dir, checkpoint_epochs, about)
         self._target_batch_size = target_batch_size
         self._compression = compression
-        self._buffers_from = buffers
+        self._terms: dict[str, int | str] = {
+            "resync_epochs": self._resync.every or 0,
+            "buffers": buffers,
+            "max_grad_norm": str(max_grad_norm),
+            "scheduler": type(scheduler).__name__ if scheduler is not None else "None",
+        }
         self._build_peer = partial(
             Peer,
             run_id,
@@ -176,6 +190,7 @@ class CollaborativeOptimizer(Wrapper):
             streams=streams,
             on_round=on_round,
         )
+        live.enter(self, self._held)
         try:
             self._join(self._load_checkpoint())
         except BaseException:
@@ -196,56 +211,43 @@ class CollaborativeOptimizer(Wrapper):
         log.info("going on from %s", found.path)
         return Start(found.state.epoch, found.state.lineage, found.history)
 
-    def _join(self, start: Start | None) -> None:
-        """Enter the run, and load the swarm's state when it has gone on without us."""
-        self.peer = self._build_peer()
-        self.peer.start()
-        self._training = self.peer.training(
-            TrainingSpec(
-                target_batch_size=self._target_batch_size,
-                numel=self._flat.layout.numel,
-                schema=self._resumable.schema,
-                initial_digest=self._state.initial_digest(),
-                compression=self._compression,
-                feedback=True,
-                state=self._state,
-                inherits=True,
-                saving=self._saving,
-                state_upload_bps=self._state_upload_bps,
-                start=start,
-                describe=self._describe(),
-                exact=self._exact,
-                terms={"resync_epochs": self._resync.every or 0, "buffers": self._buffers_from},
-                allocate=self._flat.allocate,
-            )
+    def _specify(self, start: Start | None) -> TrainingSpec:
+        return TrainingSpec(
+            target_batch_size=self._target_batch_size,
+            numel=self._flat.layout.numel,
+            schema=self._resumable.schema,
+            initial_digest=self._state.initial_digest(),
+            compression=self._compression,
+            feedback=True,
+            state=self._state,
+            inherits=True,
+            saving=self._saving,
+            state_upload_bps=self._state_upload_bps,
+            start=start,
+            describe=self._described,
+            outline=self._outline,
+            exact=partial(_exact, self._flat, self._resync),
+            terms=self._terms,
+            allocate=self._flat.allocate,
         )
+
+    def _make_update(self, training: Session) -> Update:
         shared = Shared(
             self.inner,
-            self._scheduler,
+            Schedule(self._scheduler),
             self._flat,
             self._microbatches,
             self._state,
-            self._training,
+            training,
             self._max_grad_norm,
             self._scale,
             self._buffers,
             self._resync,
+            Agreement(self.inner, self._state),
         )
         if self._masters is None:
-            self._update: Update = WaitingUpdate(shared)
-        else:
-            self._update = BehindUpdate(shared, self._masters, self._delay, self._warmup)
-        self._update.join()
-
-    def _leads(self) -> bool:
-        return self._training.leads
-
-    def _exact(self, epoch: int) -> int:
-        return self._flat.layout.numel + self._resync.size if self._resync.due(epoch) else 0
-
-    def _describe(self) -> list[str]:
-        parameters = sum(self._flat.layout.sizes)
-        return [f"{parameters:,} parameters in {len(self._flat.params)} tensors", type(self.inner).__name__]
+            return WaitingUpdate(shared)
+        return BehindUpdate(shared, self._masters, self._delay, self._warmup)
 
     # ---------------------------------------------------------------- the training loop
 
@@ -264,6 +266,10 @@ class CollaborativeOptimizer(Wrapper):
                 loss = closure()
         if self._closed:
             raise ClosedError("this optimizer was closed; build a new one to go on training")
+        if self._state.are_swapped:
+            raise ConfigurationError("step() inside opt.swapped(): put the run's parameters back first")
+        if self._update.lost:
+            self._enter_again()
         samples = self._microbatches.take(batch_size)
         found_inf = self.__dict__.get("found_inf")  # set by a GradScaler
         since = None if found_inf is None else self._scale.check(found_inf, samples, self._flat.sums)
@@ -298,6 +304,7 @@ class CollaborativeOptimizer(Wrapper):
             replace_parameters(self.inner, old, new)
         else:
             self._masters.follow(new)
+        self._update.replaced()
         self._mirror_inner()
 
     # Without this, torch wraps step() in a profiler record that takes ten times as long as counting does. The
@@ -336,26 +343,39 @@ class CollaborativeOptimizer(Wrapper):
         no peer lives any more. What this peer has accumulated since the last step is not in it.
         """
         self._update.settle()
-        return {**self.inner.state_dict(), "p2pavg": self._resumable.save(self._training)}
+        return self._resumable.save(self.inner.state_dict(), self._training)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint, and enter the run anew from there: this peer's accumulated samples are dropped.
 
         Load the model's state_dict() first. Where the swarm is further by then, its state replaces the
-        checkpoint's. Raises StateError when it is of another model or optimizer.
+        checkpoint's. The state that this peer stands at changes nothing but the groups' options. Raises
+        StateError when it is of another model or optimizer.
         """
-        state = dict(state_dict)
-        ours = state.pop("p2pavg", None)
-        state["state"] = numbered(state["state"]) if "state" in state else {}  # without any, nothing is saved
+        state, ours = self._resumable.parted(state_dict)
         self._resumable.check(ours)
-        self.peer.close()
-        self._update.close()
+        with suppress(Exception):  # it was raised before, from step()
+            self._update.settle()
+        if not self._update.lost and self._resumable.is_present(ours, self._training):
+            options.take(self.inner, state)
+            return
+        known = self._leave()
         self.inner.load_state_dict(state)
         self._mirror_inner()
         start = self._resumable.load(ours)
         self._buffers.read_agreed()
         self._flat.clear()
-        self._join(start)
+        self._join(start, known)
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Around an evaluation with other weights in the place of the run's: nobody gets a copy of them.
+
+        Put the run's weights back before its end. Without it a copy of other weights is noticed by samples of
+        them, and made again when they are back.
+        """
+        with self._state.swapped():
+            yield
 
     @property
     def epoch(self) -> int:
@@ -372,40 +392,16 @@ class CollaborativeOptimizer(Wrapper):
         """What the last round measured."""
         return self._training.last_report
 
-    def close(self, notice_s: float | None = None) -> None:
-        """Leave the swarm. The model's parameters become ordinary ones, without gradients.
 
-        What this peer accumulated goes to one that stays, if that takes at most `notice_s` seconds (None:
-        leave_notice_s; 0: it is dropped); otherwise the last report names it as discarded.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        sigterm.forget(self)
-        with ExitStack() as ending:  # from the last to the first, whatever one of them raises
-            ending.callback(self._flat.close)
-            if self._masters is not None:
-                ending.callback(self._masters.restore)
-            if hasattr(self, "_update"):
-                ending.callback(self._update.close)
-            if hasattr(self, "peer"):
-                ending.callback(self.peer.close)
-            if hasattr(self, "_update"):
-                self._hand_over(self._leave_notice_s if notice_s is None else notice_s)
+def _describe(optimizer: torch.optim.Optimizer) -> list[str]:
+    params = parameters_of(optimizer)
+    count = sum(param.numel() for param in params)
+    return [f"{count:,} parameters in {len(params)} tensors", type(optimizer).__name__]
 
-    def _hand_over(self, notice_s: float) -> None:
-        if self._flat.pending:
-            self._update.settle()
-            self._training.discard("closed between backward() and step()")
-            self._flat.clear()
-        if notice_s > 0:
-            with suppress(P2PAvgError):
-                self._update.leave(notice_s)
 
-    def __enter__(self) -> CollaborativeOptimizer:
-        return self
+def _leads(optimizer: CollaborativeOptimizer | None) -> bool:
+    return optimizer is not None and optimizer._training.leads
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(None if error is None else 0.0)  # an exception may have struck in the middle of a step
+
+def _exact(gradients: FlatGradients, resync: Resync, epoch: int) -> int:
+    return gradients.layout.numel + resync.size if resync.due(epoch) else 0

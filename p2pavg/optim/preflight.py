@@ -68,8 +68,8 @@ def forecast(
 
 def state_bytes_per_parameter(optimizer: torch.optim.Optimizer) -> float:
     """What the optimizer keeps for a float32 parameter of PROBE's shape once it has stepped, per element."""
-    param = torch.nn.Parameter(torch.zeros(PROBE))
-    param.grad = torch.ones(PROBE)
+    param = torch.nn.Parameter(torch.zeros(PROBE, dtype=torch.float32, device="cpu"))
+    param.grad = torch.ones_like(param)
     probe: Any = object.__new__(type(optimizer))
     probe.__dict__.update(optimizer.__dict__)  # copy.copy() would leave out what a subclass added
     probe.state = defaultdict(dict)

@@ -14,7 +14,7 @@ import msgpack
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from p2pavg.errors import StateError
+from p2pavg.errors import ConfigurationError, StateError
 from p2pavg.optim.updates.masters import Masters
 from p2pavg.rounds.state.checkpoints import About, Checkpoints
 from p2pavg.rounds.state.generation_rows import from_rows, to_rows
@@ -23,6 +23,7 @@ from p2pavg.rounds.training import Start, Training
 
 log = logging.getLogger("p2pavg.optim")
 CHECKPOINT_EPOCHS = 10
+MARK = "p2pavg"
 SOFTWARE = f"torch {torch.__version__}"
 
 
@@ -38,12 +39,21 @@ class Stateful(Protocol):
 class Resumable:
     """The parts of a run that a state_dict() of the inner optimizer does not hold."""
 
+    run_id: str
     schema: bytes
     scheduler: LRScheduler | None
     masters: Masters | None
     extras: Mapping[str, Stateful]
 
-    def save(self, training: Training) -> dict[str, Any]:
+    def save(self, inner: dict[str, Any], training: Training) -> dict[str, Any]:
+        """The inner optimizer's state_dict() with the run's part, and a mark in its first group that stays
+        with an optimizer which loads it by itself.
+        """
+        first, *rest = inner["param_groups"]
+        groups = [{**first, MARK: {"run": self.run_id, "epoch": training.standing[0]}}, *rest]
+        return {**inner, "param_groups": groups, MARK: self._part(training)}
+
+    def _part(self, training: Training) -> dict[str, Any]:
         """Numbers, texts, tensors, and lists and dicts of them, whatever the extras hold."""
         epoch, lineage = training.standing
         history = msgpack.packb(to_rows(training.history(), epoch))
@@ -57,6 +67,23 @@ class Resumable:
             "masters": None if self.masters is None else self.masters.copies(),
             "extras": {name: extra.state_dict() for name, extra in self.extras.items()},
         }
+
+    def parted(self, state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+        """What `save` made: the inner optimizer's state_dict(), and the run's part, if there is one."""
+        state = dict(state_dict)
+        ours = state.pop(MARK, None)
+        state["state"] = numbered(state["state"]) if "state" in state else {}  # without any, nothing is saved
+        state["param_groups"] = [
+            {key: value for key, value in group.items() if key != MARK} for group in state["param_groups"]
+        ]
+        return state, ours
+
+    def is_present(self, saved: Mapping[str, Any] | None, training: Training) -> bool:
+        """Whether it is the state that this peer stands at."""
+        if saved is None:
+            return False
+        epoch, lineage = training.standing
+        return saved.get("epoch") == epoch and saved.get("lineage") == lineage.hex()
 
     def check(self, saved: Mapping[str, Any] | None) -> None:
         """Raises StateError when it was saved with another model or optimizer; says so of another torch."""
@@ -89,6 +116,18 @@ class Resumable:
             return Start(int(saved["epoch"]), bytes.fromhex(saved["lineage"]), from_rows(rows))
         except (ValueError, KeyError, TypeError, msgpack.UnpackException):
             raise StateError("the run's part of this state_dict is malformed; load an older one") from None
+
+
+def check_fresh(optimizer: torch.optim.Optimizer, run_id: str) -> None:
+    """Raises ConfigurationError when it has loaded a state of this run: its epoch would be lost."""
+    for group in optimizer.param_groups:
+        mark = group.get(MARK)
+        if isinstance(mark, Mapping) and mark.get("run") == run_id:
+            raise ConfigurationError(
+                f"this optimizer has loaded the state of epoch {mark.get('epoch')} of run {run_id!r}: wrap "
+                "first, then load_state_dict() on the wrapper, so that the run goes on there"
+            )
+        group.pop(MARK, None)
 
 
 def saving(directory: str | os.PathLike[str] | None, every: int | None, about: About) -> Saving | None:

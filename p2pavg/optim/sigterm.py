@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from types import FrameType
 from typing import Protocol
 
@@ -20,7 +21,7 @@ class Leaver(Protocol):
     def close(self, notice_s: float | None = None) -> None: ...
 
 
-_watched: dict[int, tuple[Leaver, float]] = {}
+_watched: weakref.WeakKeyDictionary[Leaver, float] = weakref.WeakKeyDictionary()
 _owner = 0  # the process that installed the handler
 _asked_at: float | None = None
 _timer: threading.Timer | None = None
@@ -33,14 +34,14 @@ def watch(leaver: Leaver, notice_s: float) -> None:
         return
     if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, _on_signal):
         return
-    _watched[id(leaver)] = (leaver, notice_s)
+    _watched[leaver] = notice_s
     _owner, _asked_at = os.getpid(), None
     signal.signal(signal.SIGTERM, _on_signal)
 
 
 def forget(leaver: Leaver) -> None:
     """It left. After the last one, SIGTERM ends the process at once again."""
-    known = _watched.pop(id(leaver), None)
+    known = _watched.pop(leaver, None)
     if known is not None and not _watched and signal.getsignal(signal.SIGTERM) is _on_signal:
         with contextlib.suppress(ValueError):  # only the main thread may; else the handler does it itself
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -56,7 +57,7 @@ def obey() -> None:
     assert _asked_at is not None
     if _timer is not None:
         _timer.cancel()
-    for leaver, notice_s in list(_watched.values()):
+    for leaver, notice_s in list(_watched.items()):
         leaver.close(max(0.0, _asked_at + notice_s - time.monotonic()))
     if threading.current_thread() is not threading.main_thread():
         _interrupt()
@@ -77,7 +78,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     if _asked_at is not None:  # the notice is over, or somebody is in a hurry
         raise SystemExit(EXIT_CODE)
     _asked_at = time.monotonic()
-    notice_s = max(notice for _, notice in _watched.values())
+    notice_s = max(_watched.values(), default=0.0)
     _timer = threading.Timer(notice_s + SLACK_S, _interrupt)
     _timer.daemon = True
     _timer.start()

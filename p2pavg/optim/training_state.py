@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgpack
@@ -13,8 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from p2pavg.errors import StateError
 from p2pavg.optim.gradients.store import dense_stride
 from p2pavg.optim.resume import Stateful, load_extras
+from p2pavg.optim.sample import Sample, of_copy
 from p2pavg.optim.tree import U8, TreeWriter, unpack
-from p2pavg.rounds.training import Section, Snapshot
+from p2pavg.rounds.training import Section, Snapshot, SwappedError
 
 LOCAL_OPTIONS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 """Keys of a parameter group that belong to a peer's machine, not to the run."""
@@ -33,16 +35,30 @@ def shared_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def schema(optimizer: torch.optim.Optimizer) -> bytes:
-    """sha256 over what all peers must share: optimizer class, groups, shapes, memory formats, dtypes."""
-    groups = [
-        [
-            [list(param.shape), list(dense_stride(param)), str(param.dtype).removeprefix("torch.")]
-            for param in group["params"]
-        ]
-        for group in optimizer.param_groups
-    ]
-    return hashlib.sha256(msgpack.packb([type(optimizer).__name__, groups])).digest()
+def outline(optimizer: torch.optim.Optimizer, buffers: Sequence[torch.Tensor]) -> list[str]:
+    """A line for each thing that all peers must share: optimizer class, groups, and of all tensors in their
+    order dtype, shape and memory format.
+    """
+    lines = [f"optimizer {type(optimizer).__name__}"]
+    for group in optimizer.param_groups:
+        lines.append(f"group of {len(group['params'])}")
+        lines += [f"parameter {_described(param)}" for param in group["params"]]
+    return lines + [f"buffer {_described(buffer)}" for buffer in buffers]
+
+
+def _described(tensor: torch.Tensor) -> str:
+    said = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    strides = dense_stride(tensor)
+    plain = torch.empty(tensor.shape, device="meta").stride()
+    return said if strides == plain else f"{said} with strides {list(strides)}"
+
+
+def schema(lines: Sequence[str]) -> bytes:
+    """sha256 over an outline."""
+    return hashlib.sha256(msgpack.packb(list(lines))).digest()
+
+
+SWAPPED = "the parameters are not those of the last step; they are copied when they are back"
 
 
 class TrainingState:
@@ -63,6 +79,35 @@ class TrainingState:
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._buffers = buffers
+        self._left: Sample | None = None  # what the last step left in the parameters
+        self._swaps = 0  # odd inside `swapped`
+
+    def settle(self, epoch: int) -> None:
+        """The parameters are those of `epoch`, as a step or a state left them: copies are made of these."""
+        self._left = Sample(parameters_of(self._optimizer), epoch)
+
+    def look(self) -> tuple[bytes, bool]:
+        """At a boundary: a sample of the parameters, and whether something changed them since `settle`. From
+        here on copies are made of what is there now.
+        """
+        before = self._left
+        assert before is not None, "settle() comes first"
+        self._left = Sample(parameters_of(self._optimizer), before.epoch)
+        return self._left.data, self._left.data != before.data
+
+    @property
+    def are_swapped(self) -> bool:
+        """Inside `swapped`."""
+        return self._swaps % 2 == 1
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Inside, the parameters are not the run's: no copy is made."""
+        self._swaps += 1
+        try:
+            yield
+        finally:
+            self._swaps += 1
 
     def initial_digest(self) -> bytes:
         """sha256 of all that steps depend on: peers that start alike have it in common."""
@@ -80,7 +125,13 @@ class TrainingState:
         return digest.digest()
 
     def snapshot(self) -> Snapshot:
-        """(meta, sections), to be copied before the next step. Raises StateError for what cannot travel."""
+        """(meta, sections), to be copied before the next step. Raises StateError for what cannot travel.
+
+        Copying the parameters ends with SwappedError when they are not what the last step left: somebody put
+        others in their place, for an evaluation.
+        """
+        if self.are_swapped:
+            raise SwappedError(SWAPPED)
         optimizer = self._optimizer
         parts = {
             "parameters": parameters_of(optimizer),
@@ -94,8 +145,21 @@ class TrainingState:
         for name, part in parts.items():
             writer = TreeWriter()
             meta[name] = writer.pack(part)
-            sections[name] = Section(writer.nbytes, writer.copy_to)
+            copy_to = self._checked(writer) if name == "parameters" else writer.copy_to
+            sections[name] = Section(writer.nbytes, copy_to)
         return meta, sections
+
+    def _checked(self, writer: TreeWriter) -> Callable[[U8], Iterator[None]]:
+        left, swaps = self._left, self._swaps
+
+        def copy_to(out: U8) -> Iterator[None]:
+            yield from writer.copy_to(out)
+            if left is not None and (
+                swaps != self._swaps or of_copy(out, writer.places, left.epoch) != left.data
+            ):
+                raise SwappedError(SWAPPED)
+
+        return copy_to
 
     def _optimizer_state(self) -> list[dict[str, Any]]:
         state = self._optimizer.state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,11 @@ class TreeWriter:
         self._tensors.append((start, tensor))
         self._end += -(-tensor.numel() * tensor.element_size() // ALIGN) * ALIGN
         return {"tensor": [name, list(tensor.shape), start]}
+
+    @property
+    def places(self) -> Sequence[tuple[int, torch.Tensor]]:
+        """The tensors in the order in which they were packed, each with where its bytes begin."""
+        return self._tensors
 
     @property
     def nbytes(self) -> int:
@@ -152,7 +157,7 @@ def _untensor(body: Any, buffer: U8) -> torch.Tensor:
     size = numel * dtype.itemsize
     if start + size > len(buffer):
         raise ValueError("a tensor beyond the end")
-    out = torch.empty(shape, dtype=dtype)
+    out = torch.empty(shape, dtype=dtype, device="cpu")
     if size:
         out.view(-1).view(torch.uint8).copy_(torch.from_numpy(buffer[start : start + size]))
     return out

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from p2pavg import codecs
+from p2pavg import codecs, outline
 from p2pavg.errors import (
     AddressInUseError,
     CredentialError,
@@ -93,6 +93,7 @@ class Place:
         self._announcing: asyncio.Task[None] | None = None
         self._spec: TrainingSpec | None = None
         self._arrival: Arrival | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._closed = False
 
     async def start(self) -> None:
@@ -245,6 +246,10 @@ class Place:
             joining=driver.machine.role is Role.JOINER,
         )
 
+    def broken(self) -> None:
+        """The driver cannot go on: what others see of this peer ends."""
+        self._closing = asyncio.get_running_loop().create_task(self.close(0.0))
+
     def _finished(self, report: RoundReport) -> None:
         """An epoch's report is made."""
         self._last = report
@@ -279,6 +284,7 @@ class Place:
         start = spec.start or fresh
         self.endpoint.hello.update(
             schema=spec.schema,
+            outline=outline.pack(spec.outline),
             terms={
                 "target_batch_size": spec.target_batch_size,
                 "compression": codecs.label(codec),
@@ -495,6 +501,8 @@ class Place:
     async def close(self, notice_s: float) -> None:
         """Leave the run, telling everybody, and free all ports. Idempotent."""
         if self._closed:
+            if self._closing is not None and self._closing is not asyncio.current_task():
+                await asyncio.wait([self._closing])
             return
         driver = self.driver
         if driver is not None:

@@ -5,6 +5,7 @@ driver.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 import time
@@ -21,6 +22,9 @@ from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, Kee
 REPORT_INTERVAL_S = 0.02  # how often count() may wake the loop thread, and only when the target is near
 NEAR_S = 0.5  # the target is near when it is reached this soon; before, the loop's own beat reads the count
 REPORT_TIMEOUT_S = 5.0
+WITHDRAWAL_S = 0.5  # an interrupted wait that takes longer says why
+
+logger = logging.getLogger("p2pavg.rounds")
 
 
 class LoopSide(Protocol):
@@ -70,6 +74,7 @@ class Session:
         self.next_standing = self.standing  # after the outcome that was given last
         self._contributed = 0
         self._failure: BaseException | None = None
+        self._open: tuple[Contribution, Future[Outcome]]  # the last wait
         self.stop_at: float = math.inf
         self._target = 0
         self._since = time.monotonic()  # of the epoch
@@ -99,7 +104,9 @@ class Session:
         return self._samples
 
     def count(self, samples: int) -> bool:
-        """Add a microbatch. O(1); wakes no thread before the target is near. True: call `arrive` now."""
+        """Add a microbatch. O(1); wakes no thread before the target is near. True: call `arrive` now. Raises
+        what ended the session.
+        """
         self._samples += samples
         self.steps += 1
         now = time.monotonic()
@@ -107,6 +114,8 @@ class Session:
         self._step_began = now
         self._note_trainer()
         if self._wanted():
+            if self._failure is not None:
+                raise self._failure
             return True
         if now >= self._report_at:
             self._report_at = now + REPORT_INTERVAL_S
@@ -128,6 +137,7 @@ class Session:
         if self._failure is not None:
             raise self._failure
         answer: Future[Outcome] = Future()
+        self._open = contribution, answer
         self.at_boundary = True
         try:
             self._post("arrived", contribution, answer)
@@ -135,6 +145,19 @@ class Session:
         finally:
             self.at_boundary = False
             self._step_began = time.monotonic()
+
+    def withdraw(self) -> Outcome:
+        """After something interrupted `arrive`: end that wait. KeepGoing, unless a round with the
+        contribution has begun; then its outcome, which is to be followed. Raises P2PAvgError.
+        """
+        contribution, answer = self._open
+        self._post("withdrawn", answer)
+        try:
+            outcome = answer.result(WITHDRAWAL_S)
+        except TimeoutError:
+            logger.warning("the round under way is brought to its end first; interrupt again to give it up")
+            outcome = answer.result()
+        return self._given(contribution, outcome)
 
     def _given(self, contribution: Contribution, outcome: Outcome) -> Outcome:
         self._contributed = contribution.samples
@@ -271,6 +294,11 @@ class Session:
     def left(self, report: RoundReport) -> None:
         """The last report: what was lost by leaving."""
         self._recorded, self._last_report = None, report
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What every call raises from now on, if there is anything."""
+        return self._failure
 
     def fail(self, error: BaseException) -> None:
         """Every later `arrive` raises `error`."""

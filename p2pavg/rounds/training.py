@@ -20,6 +20,7 @@ import numpy.typing as npt
 from p2pavg.allreduce.encoded import EncodedResult
 from p2pavg.allreduce.encoding import Encodable
 from p2pavg.codecs import Codec
+from p2pavg.errors import StateError
 from p2pavg.rounds.protocol.ballot import Note
 from p2pavg.rounds.protocol.roles import Generation
 
@@ -93,12 +94,16 @@ def copied(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, U8]]:
     return meta, buffers
 
 
+class SwappedError(StateError):
+    """Right now the live state is not the one that the last step left; it will be again."""
+
+
 class StateSource(Protocol):
     """The optimizer's side of joining: how a snapshot is taken and loaded."""
 
     def snapshot(self) -> Snapshot:
         """(meta, sections). Called on a background thread while the training thread is not applying; the
-        sections are copied before it applies again, or not at all.
+        sections are copied before it applies again, or not at all. Copying may raise SwappedError.
         """
 
     def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:
@@ -173,6 +178,9 @@ class Training(Protocol):
     def arrive(self, contribution: Contribution) -> Outcome:
         """At a step boundary: hand in what was accumulated and wait for what to do. Raises P2PAvgError."""
 
+    def withdraw(self) -> Outcome:
+        """After something interrupted `arrive`: what became of it, which is to be followed as always."""
+
     def leave(self, contribution: Contribution, notice_s: float) -> Outcome:
         """Like `arrive`, for the last time: hand it over to somebody, within `notice_s` seconds.
 
@@ -232,6 +240,7 @@ class TrainingSpec:
     weighted: bool = False  # contributions have weights of their own; else each weighs as much as its samples
     inherits: bool = False  # takes over what peers that leave have accumulated
     describe: Sequence[str] = ()  # words for error messages, e.g. the model's class and parameter count
+    outline: Sequence[str] = ()  # a line for each thing that `schema` is made of, to name what differs
     terms: Mapping[str, int | str] = field(default_factory=dict)  # what else all peers must share, by name
     # Epoch -> elements of the vector when it goes uncompressed, state behind the gradient; 0: it does not.
     exact: Callable[[int], int] = lambda epoch: 0

@@ -292,7 +292,7 @@ async def test_a_codec_that_raises_gives_its_contribution_up() -> None:
             raise ZeroDivisionError
 
         broken = HostGradient(gradient(1), encode, lambda n: np.empty(n, np.uint8))
-        Supply(asyncio.get_running_loop(), jobs, refused).begin(1, [8.0], broken, 1.0)
+        Supply(asyncio.get_running_loop(), jobs, refused, pytest.fail).begin(1, [8.0], broken, 1.0)
         await asyncio.wait_for(told.wait(), 10)
     finally:
         swarm.close()

@@ -189,10 +189,10 @@ def test_a_joiner_loads_the_state_in_its_constructor(
 ) -> None:
     """When the swarm runs already, the first step() computes on the swarm's parameters."""
     donor, model = net(), net()
-    wrap(donor)
     with torch.no_grad():
         for p in donor.parameters():
             p.add_(1)
+    opt = wrap(donor)
     meta, buffers = copied(swarm.joined[0].spec.state.snapshot())
     original = swarm.peer
 

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from p2pavg.errors import RoundFailedError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
+from p2pavg.optim.updates import behind
 from p2pavg.rounds.training import Heal, KeepGoing, State, copied
 from tests.unit.fake_swarm import FakeSwarm
 from tests.unit.test_optimizer import MAKERS, loss_of, net, relative, swarm, train_alone, vector, wrap
@@ -62,7 +63,7 @@ def test_delayed_gradients_are_one_epoch_old(swarm: FakeSwarm, name: str) -> Non
     assert torch.equal(vector(model), vector(versions[6]))
 
 
-def test_training_goes_on_while_the_round_lasts(swarm: FakeSwarm) -> None:
+def test_training_goes_on_while_the_round_lasts(swarm: FakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     """step() returns while the average is under way; after a whole share more it waits for it."""
     model = net()
     opt = wrap(model, target_batch_size=8, delay_updates=True, delay_warmup_epochs=0)
@@ -86,14 +87,13 @@ def test_training_goes_on_while_the_round_lasts(swarm: FakeSwarm) -> None:
     assert torch.equal(vector(model), before)
     assert opt.epoch == 0
     swarm.before_arrival = lambda: None
-    job: Any = opt._update._job  # type: ignore[attr-defined]
-    result = job.result
+    waits = behind.wait
 
-    def waited_for() -> Any:
+    def waited_for(jobs: Any) -> Any:
         gate.set()  # step() waits by now
-        return result()
+        return waits(jobs)
 
-    job.result = waited_for
+    monkeypatch.setattr(behind, "wait", waited_for)
     loss_of(model, [12, 13, 14, 15]).backward()
     opt.step()
     assert opt.epoch == 1

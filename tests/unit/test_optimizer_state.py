@@ -11,7 +11,7 @@ from torch import nn
 from p2pavg.errors import StateError
 from p2pavg.optim.modules import owning_modules, persistent_buffers
 from p2pavg.optim.resume import load_extras
-from p2pavg.optim.training_state import TrainingState, schema
+from p2pavg.optim.training_state import TrainingState, outline, schema
 from p2pavg.optim.tree import TreeWriter, unpack
 from p2pavg.rounds.training import copied
 
@@ -254,11 +254,12 @@ def test_digest_and_schema_tell_differences() -> None:
     assert len({digest(), digest(weight), digest(buffer), digest(rate)}) == 4
 
     def of(model: nn.Module, make: str = "adam") -> bytes:
-        return schema(OPTIMIZERS[make](model.parameters()))
+        return schema(outline(OPTIMIZERS[make](model.parameters()), persistent_buffers([model])))
 
     conv = nn.Conv2d(4, 4, 3)
     schemas = [of(net()), of(net(), "sgd"), of(nn.Linear(4, 4)), of(nn.Linear(4, 4).double()), of(conv)]
     schemas.append(of(conv.to(memory_format=torch.channels_last)))
+    schemas.append(of(nn.Sequential(net(), nn.BatchNorm1d(4, affine=False))))
     assert len(set(schemas)) == len(schemas)
     assert of(net()) == of(net())
 

@@ -340,7 +340,8 @@ class FlatGradients:
             return self._store.vector
         if self._staging is None:
             pinned = any(buffer.is_cuda for buffer in self._store.buffers)
-            self._staging = torch.zeros(self.layout.numel, pin_memory=pinned).numpy()
+            room = torch.zeros(self.layout.numel, dtype=torch.float32, device="cpu", pin_memory=pinned)
+            self._staging = room.numpy()
         return self._staging
 
     @contextmanager
@@ -353,29 +354,31 @@ class FlatGradients:
         max_norm: clip the average's 2-norm to this, like torch.nn.utils.clip_grad_norm_.
         A parameter whose buffer has another dtype than itself gets its gradient in its own dtype.
         """
-        dtypes = [kind[2] for kind in self._kind]
         store = self._new_store() if keep else self._store
         vector = store.vector if store.vector is not None else self._vector()
-        decode(vector)
-        if max_norm is not None:
-            clip_norm(vector[: self.layout.marks], max_norm)
-        if store.vector is None:
-            assert isinstance(vector, np.ndarray)
-            store.spread(vector)
-        reached = used(vector, self.layout)
-        for index, param in enumerate(self.params):
-            param.grad = None
-            if not reached[index]:
-                continue
-            if dtypes[index] != param.dtype:
-                param.grad_dtype = param.dtype
-            param.grad = store.views[index].to(param.dtype)
         try:
+            decode(vector)
+            if max_norm is not None:
+                clip_norm(vector[: self.layout.marks], max_norm)
+            if store.vector is None:
+                assert isinstance(vector, np.ndarray)
+                store.spread(vector)
+            self._show(store, used(vector, self.layout))
             yield
         finally:
             if not keep:
                 self.clear()
             self._install()
+
+    def _show(self, store: Store, reached: Sequence[bool]) -> None:
+        """`.grad` of the parameters that were reached <- their views of `store`, in their own dtype."""
+        for index, param in enumerate(self.params):
+            param.grad = None
+            if not reached[index]:
+                continue
+            if self._kind[index][2] != param.dtype:
+                param.grad_dtype = param.dtype
+            param.grad = store.views[index].to(param.dtype)
 
     def _install(self) -> None:
         for index, param in enumerate(self.params):

@@ -36,7 +36,9 @@ class Flags:
     SLOTS = 64
 
     def __init__(self) -> None:
-        self._room = torch.empty(self.SLOTS, pin_memory=torch.cuda.is_available())
+        self._room = torch.empty(
+            self.SLOTS, dtype=torch.float32, device="cpu", pin_memory=torch.cuda.is_available()
+        )
         self._pending: deque[tuple[int, Any, int]] = deque()  # slot, event, samples counted by then
         self._next = 0
 

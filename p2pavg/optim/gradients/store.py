@@ -105,7 +105,7 @@ class Store:
             _copy(self.buffers[0], source[: len(self.buffers[0])])
             return
         for buffer, members, starts in zip(self.buffers, self._members, self._starts, strict=True):
-            host = buffer if buffer.device.type == "cpu" else torch.empty(buffer.shape, dtype=buffer.dtype)
+            host = buffer if buffer.device.type == "cpu" else torch.empty_like(buffer, device="cpu")
             for index, start in zip(members, starts, strict=True):
                 size, offset = self._layout.sizes[index], self._layout.offsets[index]
                 host[start : start + size].copy_(source[offset : offset + size])

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 import numpy as np
 import torch
 
-from p2pavg.errors import P2PAvgError
 from p2pavg.optim.gradients.flat import Taken
 from p2pavg.optim.gradients.store import F32, Vector
 from p2pavg.optim.gradients.vectors import clip_norm, tail
+from p2pavg.optim.interrupts import held_back
+from p2pavg.optim.sample import Sample
 from p2pavg.optim.updates.masters import Masters
-from p2pavg.optim.updates.update import NOTHING, Shared
+from p2pavg.optim.updates.update import NOTHING, Shared, Unapplied, versions
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome
 
 
@@ -54,6 +55,11 @@ class BehindUpdate:
         self._host: F32 | None = None  # averages, where sums are elsewhere
         self._scale = 1.0  # loss scale of the sums under way
         self._waiting_since: float | None = None
+        self._unapplied: Unapplied | None = None
+        self._failure: Exception | None = None  # of the scheduler
+        self._shown = Sample(masters.live, self._epoch)  # what the model's parameters were last given
+        self._half = False  # the job raised when parameters had changed in part
+        self.lost = False
         self._arrive: Callable[[Contribution], Outcome] = lambda what: shared.training.arrive(what)
 
     @property
@@ -74,6 +80,7 @@ class BehindUpdate:
         if drop:
             self._shared.drop(drop, since)
         self._since += samples  # first of all: an error from below must leave this microbatch counted
+        self._try_again()
         if self._job is not None and self._job.done():
             self._finish()
         elif self._job is not None:
@@ -93,11 +100,22 @@ class BehindUpdate:
     def settle(self) -> None:
         if self._job is not None:
             self._finish()
+        self._try_again()
+
+    def _try_again(self) -> None:
+        """Step with what an exception kept the optimizer from stepping with."""
+        if self._job is None and self._unapplied is not None:
+            self._taken, self._counted = None, self._unapplied.counted
+            self._job = self._pool.submit(self._apply, self._unapplied, None)
+            self._finish()
 
     def leave(self, notice_s: float) -> None:
         deadline = time.monotonic() + notice_s
         training = self._shared.training
-        self.settle()  # first: a job that has not begun yet must arrive as usual
+        with suppress(Exception):  # it was raised before, from step()
+            self.settle()  # first: a job that has not begun yet must arrive as usual
+        if self.lost or self._unapplied is not None:
+            return
         self._shared.leaving = True
         self._arrive = lambda what: training.leave(what, max(0.0, deadline - time.monotonic()))
         while True:
@@ -108,7 +126,7 @@ class BehindUpdate:
     def close(self) -> None:
         try:
             if self._job is not None:
-                with suppress(P2PAvgError):
+                with suppress(Exception):
                     self._finish()
         finally:
             self._pool.shutdown()
@@ -119,6 +137,8 @@ class BehindUpdate:
         shared = self._shared
         samples = shared.samples()
         taken = None
+        if Sample(self._masters.live, self._shown.epoch).data != self._shown.data:
+            shared.agreement.tell_of_change()
         if samples:
             factor = shared.factor(samples)
             self._scale = shared.scale.current
@@ -139,39 +159,58 @@ class BehindUpdate:
         self._job = self._pool.submit(self._round, contribution, taken)
 
     def _finish(self) -> Outcome:
-        """Wait for the job, and bring model and sums up to date. Raises what the round raised."""
-        job, self._job = self._job, None
-        assert job is not None
-        shared, taken = self._shared, self._taken
-        self._taken = None
+        """Wait for the job, and bring model and sums up to date. Raises what the job raised."""
+        assert self._job is not None
         self._waiting_since = time.perf_counter()
+        try:
+            wait([self._job])  # an interrupt leaves it as it is, for the next call
+        finally:
+            self._waiting_since = None
+        with held_back():
+            return self._follow(self._job)
+
+    def _follow(self, job: Future[Outcome]) -> Outcome:
+        """The job is done."""
+        shared, taken = self._shared, self._taken
+        self._job = self._taken = None
         try:
             outcome = job.result()
         except BaseException:
+            self.lost, self._half = self._half, False
             if taken is not None and not self._counted:
                 self._merge(taken)
             raise
-        finally:
-            self._waiting_since = None
         if isinstance(outcome, Heal):
             begun = time.perf_counter()
+            self.lost = True
             with shared.training.applying():
                 self._masters.wait_published()
                 shared.load(outcome.state)
                 self._masters.round()
-                self._masters.publish()
+                self._publish(outcome.state.epoch)
             shared.training.applied(time.perf_counter() - begun)
+            self.lost = False
         else:
-            if taken is not None and not (isinstance(outcome, Average) and not outcome.late):
+            if taken is not None and not self._counted:
                 self._merge(taken)
             if isinstance(outcome, Inheritance):
                 shared.inherit(outcome)
             if isinstance(outcome, Average):
-                self._masters.publish()
+                self._publish(outcome.epoch + 1)
                 assert self._moved is not None
-                shared.buffers.follow(self._moved, counted=taken is not None and not outcome.late)
+                shared.buffers.follow(self._moved, counted=self._counted)
         self._epoch = shared.training.epoch
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
         return outcome
+
+    def _publish(self, epoch: int) -> None:
+        self._masters.publish()
+        self._shown = Sample(self._masters.live, epoch)
+
+    def replaced(self) -> None:
+        self._shown = Sample(self._masters.live, self._shown.epoch)
 
     def _merge(self, taken: Taken) -> None:
         self._shared.flat.merge(taken, self._shared.scale.current / self._scale)
@@ -179,41 +218,69 @@ class BehindUpdate:
     # ----------------------------------------------------------------------- on the update's thread
 
     def _round(self, contribution: Contribution, taken: Taken | None) -> Outcome:
-        shared = self._shared
         outcome = self._arrive(contribution)
         if not isinstance(outcome, Average):
             return outcome
+        self._counted = taken is not None and not outcome.late  # our sums are in the average
+        return self._apply(Unapplied(outcome, self._counted), taken if self._counted else None)
+
+    def _apply(self, unapplied: Unapplied, counted: Taken | None) -> Outcome:
+        """Step with an average. counted: our sums that are in it, whose memory it may take.
+
+        What the optimizer or a hook raises goes to the training thread; the next boundary tries again, or,
+        when parameters had changed by then, needs the swarm's state (`lost`).
+        """
+        shared, average = self._shared, unapplied.average
+        before = versions(shared.inner)
         begun = time.perf_counter()
-        layout = shared.flat.layout
-        counted = taken is not None and not outcome.late  # our sums are in the average
-        with self._aside():
-            vector = self._room(taken if counted else None)
-            self._counted = counted
-            shared.decode(outcome.result, vector)
-            if shared.max_grad_norm is not None:
-                clip_norm(vector[: layout.marks], shared.max_grad_norm)
-            self._moved = tail(vector, layout.extra).copy()
-        with shared.training.applying(), self._aside():
-            shared.buffers.agree(self._moved)
-            self._masters.wait_published()
-            extra = shared.reset()
-            self._masters.step(vector, layout)
-            if shared.scheduler is not None:
-                shared.scheduler.step()
+        self._unapplied = unapplied
+        try:
+            with self._aside():
+                vector = self._decoded(average, counted)
+            with shared.training.applying(), self._aside():
+                extra = self._step(unapplied, vector)
+                self._failure = shared.schedule.step()
+                shared.state.settle(average.epoch + 1)
+        except BaseException:
+            if versions(shared.inner) != before:
+                self._unapplied, self._half = None, True
+            raise
+        finally:
+            if counted is not None:
+                with self._aside():
+                    shared.flat.recycle(counted)
+        self._unapplied = None
         now = time.perf_counter()
         waiting_since = self._waiting_since
         waited = now - waiting_since if waiting_since is not None else 0.0
-        behind = self._delay and outcome.epoch >= self._warmup
+        behind = self._delay and average.epoch >= self._warmup
         with self._counting:
             shared.training.applied(
                 now - begun,
                 extra={"seconds_step_waited": waited, **extra},
                 waited=waited if behind else None,
             )
-        if taken is not None and counted:
-            with self._aside():
-                shared.flat.recycle(taken)
-        return outcome
+        return average
+
+    def _decoded(self, average: Average, counted: Taken | None) -> Vector:
+        shared = self._shared
+        layout = shared.flat.layout
+        vector = self._room(counted)
+        shared.decode(average.result, vector)
+        if shared.max_grad_norm is not None:
+            clip_norm(vector[: layout.marks], shared.max_grad_norm)
+        self._moved = tail(vector, layout.extra).copy()
+        return vector
+
+    def _step(self, unapplied: Unapplied, vector: Vector) -> Mapping[str, float]:
+        shared = self._shared
+        assert self._moved is not None
+        self._masters.wait_published()
+        extra = shared.reset()
+        with shared.agreement.heeded(unapplied.average.note, unapplied.counted):
+            self._masters.step(vector, shared.flat.layout)
+        shared.buffers.agree(self._moved)
+        return extra
 
     def _aside(self) -> AbstractContextManager[None]:
         """On an accelerator: beside the training thread's work, and done at the end."""
@@ -227,7 +294,7 @@ class BehindUpdate:
         if counted is not None and not elsewhere:
             return counted.vector
         if flat.path is not None and not elsewhere:
-            return torch.empty(flat.layout.numel, device=flat.params[0].device)
+            return torch.empty(flat.layout.numel, dtype=torch.float32, device=flat.params[0].device)
         if not elsewhere:
             return np.empty(flat.layout.numel, dtype=np.float32)
         if self._host is None:

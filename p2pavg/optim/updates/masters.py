@@ -72,6 +72,11 @@ class Masters:
         replace_parameters(optimizer, self._live, self.params)
 
     @property
+    def live(self) -> Sequence[torch.Tensor]:
+        """The model's parameters."""
+        return self._live
+
+    @property
     def threads(self) -> int:
         """For steps: one, as the training thread needs the others, unless it works on an accelerator."""
         return max(1, (os.cpu_count() or 1) // 4) if self._away else 1
@@ -81,7 +86,7 @@ class Masters:
         master, live = self.params[index], self._live[index]
         if not live.is_cuda or master.dtype == live.dtype:
             return master
-        room = torch.empty(live.numel(), dtype=live.dtype, pin_memory=True)
+        room = torch.empty(live.numel(), dtype=live.dtype, device="cpu", pin_memory=True)
         return room.as_strided(tuple(live.shape), dense_stride(live))
 
     def round(self) -> None:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from p2pavg.allreduce.encoded import EncodedResult
 from p2pavg.allreduce.encoding import Encodable
+from p2pavg.errors import P2PAvgError
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.loss_scale import LossScale
 from p2pavg.optim.gradients.microbatches import Microbatches
 from p2pavg.optim.gradients.store import F32, Vector
 from p2pavg.optim.gradients.vectors import all_finite, flat, tail
+from p2pavg.optim.interrupts import held_back
 from p2pavg.optim.training_state import TrainingState
+from p2pavg.optim.updates.agreement import Agreement
 from p2pavg.optim.updates.buffers import AveragedBuffers
 from p2pavg.optim.updates.resync import Resync
+from p2pavg.optim.updates.schedule import Schedule
 from p2pavg.rounds.training import (
     Average,
     Contribution,
@@ -43,7 +47,7 @@ class Shared:
     """What a way of updating works on."""
 
     inner: torch.optim.Optimizer
-    scheduler: LRScheduler | None
+    schedule: Schedule
     flat: FlatGradients
     microbatches: Microbatches
     state: TrainingState
@@ -52,14 +56,18 @@ class Shared:
     scale: LossScale
     buffers: AveragedBuffers
     resync: Resync
+    agreement: Agreement
     leaving: bool = False  # what is handed in now goes to a peer that stays
     averaged_state: F32 | None = None  # averaged parameters and state, for the coming step
 
     def contribution(self, vector: Vector, factor: float, samples: int) -> Contribution:
         """The vector as the rounds take it, and what goes with it in this epoch."""
-        if self.resync.due(self.training.epoch) and not self.leaving:
-            return Contribution(self.resync.extended(vector, factor), 1.0, samples)
-        return Contribution(self.offer(vector), factor, samples)
+        if self.leaving:
+            return Contribution(self.offer(vector), factor, samples)
+        note = self.agreement.say()
+        if self.resync.due(self.training.epoch):
+            return Contribution(self.resync.extended(vector, factor), 1.0, samples, note=note)
+        return Contribution(self.offer(vector), factor, samples, note=note)
 
     def factor(self, samples: int) -> float:
         """sum * factor is the mean over `samples` samples."""
@@ -89,13 +97,19 @@ class Shared:
     def reset(self) -> Mapping[str, float]:
         """Parameters and optimizer state <- their average, if it came along. What to report of it."""
         state, self.averaged_state = self.averaged_state, None
-        return {} if state is None else self.resync.replace(state)
+        if state is None:
+            return {}
+        self.agreement.mended()
+        return self.resync.replace(state)
 
     def load(self, state: State) -> None:
         """Replace the training state by the swarm's; what was accumulated is gone."""
         self.state.load(state.meta, state.buffers)
         self.buffers.restore()
         self.flat.clear()
+        self.schedule.loaded()
+        self.agreement.mended()
+        self.state.settle(state.epoch)
 
     def inherit(self, inheritance: Inheritance) -> None:
         """Add the sums of a peer that left to ours."""
@@ -131,6 +145,26 @@ class Shared:
         self.drop("non-finite gradient")
 
 
+@dataclass(frozen=True, slots=True)
+class Unapplied:
+    """A committed average with which the optimizer has not stepped yet.
+
+    counted: this peer's sums are in it, and are no longer in the accumulation once it was decoded.
+    """
+
+    average: Average
+    counted: bool
+    decoded: bool = False
+
+
+def versions(optimizer: torch.optim.Optimizer) -> list[tuple[int, int]]:
+    """Equal as long as nothing wrote to the parameters, or to what the optimizer keeps."""
+    tensors = [param for group in optimizer.param_groups for param in group["params"]]
+    kept = [value for state in optimizer.state.values() for value in state.values()]
+    tensors += [value for value in kept if isinstance(value, torch.Tensor)]
+    return [(id(tensor), tensor._version) for tensor in tensors]
+
+
 def synchronize(optimizer: torch.optim.Optimizer) -> None:
     """Wait until the devices of the parameters have done what was asked of them, so that it is timed."""
     devices = {param.device for group in optimizer.param_groups for param in group["params"]}
@@ -141,6 +175,9 @@ def synchronize(optimizer: torch.optim.Optimizer) -> None:
 
 class Update(Protocol):
     """A way of updating. All methods run on the training thread."""
+
+    lost: bool
+    """Something raised when parameters had changed in part: only the swarm's state can help."""
 
     @property
     def epoch(self) -> int:
@@ -161,6 +198,9 @@ class Update(Protocol):
     def leave(self, notice_s: float) -> None:
         """Hand over what was accumulated. Nothing may be counted afterwards."""
 
+    def replaced(self) -> None:
+        """The model has other parameters, with the values that they should have."""
+
     def close(self) -> None:
         """The peer was closed: leave model and optimizer consistent."""
 
@@ -171,6 +211,8 @@ class WaitingUpdate:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._handed = False  # whether the last contribution held anything
+        self._unapplied: Unapplied | None = None
+        self.lost = False
 
     @property
     def epoch(self) -> int:
@@ -184,20 +226,30 @@ class WaitingUpdate:
         due = self._shared.training.count(samples)
         if drop:
             self._shared.drop(drop, since)
+        self.settle()
         if due:
             self._arrive()
             while self._shared.training.catching_up:
                 self._arrive()
 
     def settle(self) -> None:
-        """Nothing is ever under way."""
+        """Step with what an exception kept the optimizer from stepping with."""
+        if self._unapplied is not None:
+            self._apply(self._unapplied)
 
     def leave(self, notice_s: float) -> None:
         deadline = time.monotonic() + notice_s
+        with suppress(Exception):  # it was raised before, from step()
+            self.settle()
+        if self.lost or self._unapplied is not None:
+            return
         training = self._shared.training
         self._shared.leaving = True
         while self._arrive(lambda what: training.leave(what, max(0.0, deadline - time.monotonic()))):
             pass
+
+    def replaced(self) -> None:
+        self._shared.state.settle(self.epoch)
 
     def close(self) -> None:
         """Nothing to do."""
@@ -207,22 +259,44 @@ class WaitingUpdate:
         shared = self._shared
         contribution = self._contribution()
         self._handed = contribution.samples > 0
-        outcome = (arrive or shared.training.arrive)(contribution)
+        try:
+            outcome = (arrive or shared.training.arrive)(contribution)
+        except P2PAvgError:
+            raise
+        except BaseException:  # Ctrl-C: nothing of this boundary may be left undone
+            self.lost = True
+            try:
+                outcome = shared.training.withdraw()
+            except P2PAvgError:
+                self.lost = False
+                raise
+            self.lost = False
+            self._follow(outcome)
+            raise
         if isinstance(outcome, Inheritance):
             shared.inherit(outcome)
             return self._arrive(arrive)
-        begun = time.perf_counter()
-        extra: Mapping[str, float] = {}
+        return self._follow(outcome)
+
+    def _follow(self, outcome: Outcome) -> bool:
+        """Do what was decided. True: a new epoch began."""
+        shared = self._shared
         if isinstance(outcome, Average):
-            with shared.training.applying():
-                extra = self._apply(outcome)
+            self._apply(Unapplied(outcome, counted=self._handed and not outcome.late))
         elif isinstance(outcome, Heal):
-            with shared.training.applying():
-                shared.load(outcome.state)
+            begun = time.perf_counter()
+            self.lost = True
+            with held_back():
+                with shared.training.applying():
+                    shared.load(outcome.state)
+                    synchronize(shared.inner)
+                shared.training.applied(time.perf_counter() - begun)
+                self.lost = False
+        elif isinstance(outcome, Inheritance):
+            shared.inherit(outcome)
+            return False
         else:
             return False
-        synchronize(shared.inner)
-        shared.training.applied(time.perf_counter() - begun, extra=extra)
         return True
 
     def _contribution(self) -> Contribution:
@@ -237,19 +311,45 @@ class WaitingUpdate:
             return NOTHING
         return shared.contribution(vector, factor, samples)
 
-    def _apply(self, average: Average) -> Mapping[str, float]:
+    def _apply(self, unapplied: Unapplied) -> None:
+        """Step with an average. What the optimizer or a hook raises goes to the caller; the next boundary
+        tries again, or, when parameters had changed by then, needs the swarm's state (`lost`).
+        """
         shared = self._shared
-        layout = shared.flat.layout
+        before = versions(shared.inner)
+        begun = time.perf_counter()
+        # An exception may come from anywhere in here, the decoding included.
+        self._unapplied = replace(unapplied, decoded=True)
+        try:
+            with held_back():
+                with shared.training.applying():
+                    extra = self._step(unapplied)
+                    failure = shared.schedule.step()
+                    synchronize(shared.inner)
+                    shared.state.settle(unapplied.average.epoch + 1)
+                self._unapplied = None
+                shared.training.applied(time.perf_counter() - begun, extra=extra)
+        except BaseException:
+            if self._unapplied is not None and versions(shared.inner) != before:
+                self._unapplied, self.lost = None, True
+            raise
+        if failure is not None:
+            raise failure
+
+    def _step(self, unapplied: Unapplied) -> Mapping[str, float]:
+        shared = self._shared
+        average, layout = unapplied.average, shared.flat.layout
+        moved: list[F32] = []
 
         def decode(vector: Vector) -> None:
             shared.decode(average.result, vector)
-            moved = tail(vector, layout.extra)
-            shared.buffers.agree(moved)
-            shared.buffers.follow(moved, counted=self._handed and not average.late)
+            moved.append(tail(vector, layout.extra).copy())
 
-        with shared.flat.averaged(decode, keep=average.late, max_norm=shared.max_grad_norm):
+        keep = average.late or unapplied.decoded
+        with shared.flat.averaged(decode, keep=keep, max_norm=shared.max_grad_norm):
             extra = shared.reset()
-            shared.inner.step()
-        if shared.scheduler is not None:
-            shared.scheduler.step()
+            with shared.agreement.heeded(average.note, unapplied.counted):
+                shared.inner.step()
+        shared.buffers.agree(moved[0])
+        shared.buffers.follow(moved[0], counted=unapplied.counted)
         return extra

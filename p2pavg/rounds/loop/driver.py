@@ -25,6 +25,7 @@ from p2pavg.rounds.loop.bequest import Bequests, Offers
 from p2pavg.rounds.loop.deliveries import Deliveries
 from p2pavg.rounds.loop.farewell import Farewell
 from p2pavg.rounds.loop.feeder import Feeder
+from p2pavg.rounds.loop.guard import failure, guarded
 from p2pavg.rounds.loop.hello import introduced
 from p2pavg.rounds.loop.joining import followed
 from p2pavg.rounds.loop.state_transfer import States
@@ -65,6 +66,9 @@ class Surroundings(Protocol):
     def standing_changed(self) -> None:
         """Epoch, lineage or role changed: the hello and the announcement must follow."""
 
+    def broken(self) -> None:
+        """Rounds cannot go on: leave the others to themselves."""
+
 
 class Driver:
     """One training session's rounds."""
@@ -81,12 +85,12 @@ class Driver:
         codec = codecs.get(spec.compression)
         self._jobs = Jobs(peer.engine, codec, spec.numel, spec.allocate, spec.feedback)
         self._loop = asyncio.get_running_loop()
-        supply = Supply(self._loop, self._jobs, self.job_refused)
+        supply = Supply(self._loop, self._jobs, self.job_refused, self.broken)
         self._attempts = Attempts(peer.peer_id, peer.links, self._jobs, supply, spec.exact)
         disk = None if spec.saving is None else spec.saving.checkpoints.directory
         self._deliveries = Deliveries(session, Backlog(directory=disk))
         self._pulse = Pulse(peer.engine, peer.links, self._jobs)
-        self._feeder = Feeder(machine, self._perform)
+        self._feeder = Feeder(machine, self._perform, self.broken)
         self._beat: asyncio.TimerHandle | None = None
         self._discarded: list[tuple[int, str]] = []
         self._dropped = 0  # samples that the training thread had when it loaded a state
@@ -110,6 +114,7 @@ class Driver:
             self.feed,
             self._deliver,
             lambda: self.moving,
+            self.broken,
         )
         self.farewell = Farewell(session, self._deliveries, self.bequests, self._pulse, self.feed)
         self._serving: asyncio.Task[None] | None = None  # whoever downloads from us while we leave
@@ -138,10 +143,12 @@ class Driver:
         """Whether gradients flow now."""
         return bool(self._jobs.running())
 
+    @guarded
     def tell_history(self, answer: Future[tuple[Generation, ...]]) -> None:
         """The training thread asks what led here."""
         answer.set_result(self.machine.history)
 
+    @guarded
     def set_target(self, samples: int) -> None:
         """Samples that make an epoch from now on."""
         self._target = samples
@@ -153,17 +160,30 @@ class Driver:
         self._session.fail(error)
         self._deliveries.fail(error)
 
+    def broken(self, error: Exception) -> None:
+        """What nobody expected was raised on this thread: all that wait, and all that come, are told."""
+        if self._closed:
+            return
+        logger.error("averaging ends, as something failed that should not", exc_info=error)
+        self.close()
+        self.fail(failure(error))
+        self.farewell.left.set()
+        self._peer.broken()
+
     # ------------------------------------------------------------------------------ the training thread
 
+    @guarded
     def progress(self) -> None:
         """The training thread counted; tell the machine."""
         if not self._closed:
             self.feed(self._local(at_boundary=self._deliveries.waiting))
 
+    @guarded
     def arrived(self, contribution: Contribution, answer: Future[Outcome]) -> None:
         """The training thread waits at a boundary."""
         if self._closed:
-            answer.set_exception(ClosedError("this peer is closed; build a new optimizer to train on"))
+            closed = ClosedError("this peer is closed; build a new optimizer to train on")
+            answer.set_exception(self._session.failure or closed)
             return
         deliveries = self._deliveries
         deliveries.wait(contribution, answer)
@@ -172,11 +192,16 @@ class Driver:
             return
         self.feed(self._local(at_boundary=True))
 
+    @guarded
     def withdrawn(self, answer: Future[Outcome]) -> None:
         """The training thread waits no longer, if its contribution is not in use."""
-        if self._deliveries.waits_with(answer) and not self.machine.counted:
+        if not self._deliveries.waits_with(answer):
+            if not answer.done():  # it never came here
+                answer.set_result(KeepGoing())
+        elif not self.machine.counted:
             self._release()
 
+    @guarded
     def leaving(self, contribution: Contribution, notice_s: float, answer: Future[Outcome]) -> None:
         """The training thread waits at its last boundary."""
         if self._closed:
@@ -214,6 +239,7 @@ class Driver:
         self.farewell.left.set()
         self._release()
 
+    @guarded
     def applied(
         self,
         seconds_update: float,
@@ -251,6 +277,7 @@ class Driver:
         self._peer.standing_changed()
         self.progress()
 
+    @guarded
     def discarded(self, samples: int, why: str) -> None:
         """The training thread dropped samples."""
         if why == "healed":
@@ -280,6 +307,7 @@ class Driver:
         """Hand one event to the machine and carry out what it asks, after the events that wait already."""
         self._feeder.feed(event)
 
+    @guarded
     def _beats(self) -> None:
         """The regular beat: local progress, health of links, progress of jobs."""
         if self._closed:
@@ -302,10 +330,12 @@ class Driver:
 
     # ------------------------------------------------------------------------------------- links, engine
 
+    @guarded
     def link_up(self, link: Link) -> None:
         """A control link is ready."""
         self.feed(introduced(link.peer_id, link.hello, link.rtt))
 
+    @guarded
     def link_down(self, link: Link, reason: str) -> None:
         """A link is gone."""
         self.states.link_down(link.id, link.peer_id)
@@ -326,6 +356,7 @@ class Driver:
         else:
             raise ProtocolError("a control message is of an unknown type")
 
+    @guarded
     def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None:
         """Engine event."""
         if self._jobs.get(transfer) is not None:
@@ -333,16 +364,19 @@ class Driver:
         self._feed_job(transfer)
         self.feed(ev.JobDone(transfer, digests, self._pulse.link_bps))
 
+    @guarded
     def blob_chunk(self, transfer: int, chunk: int) -> None:
         """Engine event."""
         if not self.bequests.chunk(transfer):
             self.states.arrived(transfer, chunk)
 
+    @guarded
     def blob_sent(self, link: int, transfer: int) -> None:
         """Engine event."""
         self.bequests.sent(link, transfer)
         self.states.sent(link, transfer)
 
+    @guarded
     def job_refused(self, transfer: int, rank: int, why: str) -> None:
         """Engine event."""
         self.feed(ev.JobRefused(transfer, rank, why))

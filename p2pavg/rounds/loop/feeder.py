@@ -15,10 +15,18 @@ from p2pavg.rounds.machine.machine import Machine
 class Feeder:
     """The queue before one machine."""
 
-    def __init__(self, machine: Machine, perform: Callable[[Action], None]) -> None:
-        """perform: carries out one action; it may feed events, which follow those that wait."""
+    def __init__(
+        self,
+        machine: Machine,
+        perform: Callable[[Action], None],
+        broken: Callable[[Exception], None],
+    ) -> None:
+        """perform: carries out one action; it may feed events, which follow those that wait. broken: is told
+        what the machine or an action raised.
+        """
         self._machine = machine
         self._perform = perform
+        self._broken = broken
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
         self._feeding = False
@@ -34,9 +42,11 @@ class Feeder:
             return
         self._feeding = True
         try:
-            while self._events:
+            while self._events and not self._closed:
                 for action in self._machine.handle(self._events.popleft(), time.monotonic()):
                     self._perform(action)
+        except Exception as error:
+            self._broken(error)
         finally:
             self._feeding = False
         self._schedule()

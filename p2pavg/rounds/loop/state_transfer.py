@@ -51,8 +51,11 @@ class States:
         feed: Callable[[ev.Event], None],
         deliver: Callable[[], None],
         moving: Callable[[], bool],
+        broken: Callable[[Exception], None],
     ) -> None:
-        """deliver(): something may be ready for the training thread. moving(): gradients flow now."""
+        """deliver(): something may be ready for the training thread. moving(): gradients flow now. broken: is
+        told what nobody expected.
+        """
         self._engine = engine
         self._links = links
         self._session = session
@@ -61,6 +64,7 @@ class States:
         self._deliveries = deliveries
         self._feed = feed
         self._deliver = deliver
+        self._broken = broken
         self._joining: tuple[Joining, asyncio.Task[None]] | None = None
         self.joined: Joined | None = None  # how the last download went
         self._failures = Counter[str]()  # reasons why downloads failed, since the last that did not
@@ -207,6 +211,8 @@ class States:
             self._over()
             self._say_why(str(error))
             self._feed(ev.HealFailed(str(error)))
+        except Exception as error:
+            self._broken(error)
         else:
             self.joined = joining.joined
             self._over()

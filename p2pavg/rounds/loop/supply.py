@@ -15,12 +15,19 @@ class Supply:
     """Begins attempts with such contributions, and passes on chunks as they come."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, jobs: Jobs, refused: Callable[[int, int, str], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        jobs: Jobs,
+        refused: Callable[[int, int, str], None],
+        broken: Callable[[Exception], None],
     ) -> None:
-        """refused(transfer, own rank, why): a value is not finite, or the codec failed."""
+        """refused(transfer, own rank, why): a value is not finite, or the codec failed. broken: is told what
+        nobody expected.
+        """
         self._loop = loop
         self._jobs = jobs
         self._refused = refused
+        self._broken = broken
 
     def begin(self, transfer: int, weights: Sequence[float], gradient: Encodable, scale: float) -> None:
         """As `Jobs.begin`."""
@@ -32,6 +39,12 @@ class Supply:
         self._pass_on(transfer, encoding, job.rank)
 
     def _pass_on(self, transfer: int, encoding: Encoding, rank: int) -> None:
+        try:
+            self._pass_on_chunks(transfer, encoding, rank)
+        except Exception as error:
+            self._broken(error)
+
+    def _pass_on_chunks(self, transfer: int, encoding: Encoding, rank: int) -> None:
         if encoding.failed():
             if self._jobs.get(transfer) is not None:
                 self._refused(transfer, rank, "its codec cannot encode its gradient")

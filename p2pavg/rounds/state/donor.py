@@ -25,7 +25,7 @@ from p2pavg.rounds.state.results import ResultHead
 from p2pavg.rounds.state.retained import Retained
 from p2pavg.rounds.state.snapshot import Live
 from p2pavg.rounds.state.yielding import Yielding
-from p2pavg.rounds.training import StateSource
+from p2pavg.rounds.training import StateSource, SwappedError
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.pacing import TokenBucket
 
@@ -114,7 +114,10 @@ class Donor:
                 if usable is not None:
                     return self._begin(link, usable, usable.epoch)
                 if time.monotonic() >= self._rests_until:
-                    manifest = await self._renew(aligned)
+                    try:
+                        manifest = await self._renew(aligned)
+                    except SwappedError:
+                        return None
                     if self._retained.reaches(manifest.epoch, manifest.lineage):
                         return self._begin(link, manifest, manifest.epoch)
             if time.monotonic() >= deadline:

@@ -13,7 +13,7 @@ from p2pavg.rounds.state import snapshot
 from p2pavg.rounds.state.checkpoints import Checkpoints
 from p2pavg.rounds.state.generation_rows import Generations, to_rows
 from p2pavg.rounds.state.snapshot import Live
-from p2pavg.rounds.training import StateSource
+from p2pavg.rounds.training import StateSource, SwappedError
 
 logger = logging.getLogger("p2pavg.state")
 
@@ -43,12 +43,13 @@ class Saver:
         self._history = history
         self._background = background
         self._next = 0  # the epoch from which on one is due
+        self._epoch = 0
         self._task: asyncio.Task[None] | None = None
         self._failing = False
 
     def applied(self, epoch: int) -> None:
         """The training thread stands at `epoch`."""
-        every = self._saving.every
+        every, self._epoch = self._saving.every, epoch
         if not self._next:
             self._next = (epoch // every + 1) * every if epoch % every else epoch
         if epoch >= self._next and (self._task is None or self._task.done()):
@@ -72,6 +73,9 @@ class Saver:
                 return  # this peer changes its lineage right now
             save = self._saving.checkpoints.save
             path = await loop.run_in_executor(self._background, save, manifest, blob, rows)
+        except SwappedError:
+            self._next = self._epoch  # the next boundary will do
+            return
         except (OSError, P2PAvgError, MemoryError) as error:
             if not self._failing:
                 logger.warning("no checkpoint can be written to %s (%s); training goes on", directory, error)

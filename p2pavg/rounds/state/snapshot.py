@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -15,12 +16,14 @@ import numpy.typing as npt
 
 from p2pavg.rounds.state import manifest as state
 from p2pavg.rounds.state.manifest import Manifest, Packing
-from p2pavg.rounds.training import PIECE_BYTES, StateSource
+from p2pavg.rounds.training import PIECE_BYTES, StateSource, SwappedError
 
 U8 = npt.NDArray[np.uint8]
 PAGE_BYTES = 4096
 TRIES = 4  # the training thread ends all but the last
 NICENESS = 5
+SWAPPED_S = 1.0  # how long the run's own parameters are waited for
+LOOK_S = 0.02  # between two looks whether they are back
 
 
 class Live(Protocol):
@@ -37,17 +40,25 @@ def take(source: StateSource, live: Live) -> tuple[Manifest, U8]:
 
     An update that comes while the state is copied goes first, and the copy begins anew; updates that come
     faster than a copy is made wait for the last one. Memory is touched before anybody can wait for it.
+    Raises SwappedError when other parameters stand in the place of the run's for long.
     """
     blob = np.empty(0, np.uint8)
-    tries = 0
+    tries, began = 0, time.monotonic()
     while True:
-        with live.reading() as may_go_on:
-            epoch, lineage = live.standing
-            packing = Packing(source.snapshot())
-            if blob.nbytes == packing.total_bytes:
-                tries += 1
-                if all(may_go_on() or tries == TRIES for _ in packing.copy_to(blob)):  # piece by piece
-                    break
+        try:
+            with live.reading() as may_go_on:
+                epoch, lineage = live.standing
+                packing = Packing(source.snapshot())
+                if blob.nbytes == packing.total_bytes:
+                    tries += 1
+                    if all(may_go_on() or tries == TRIES for _ in packing.copy_to(blob)):  # piece by piece
+                        break
+        except SwappedError:
+            if time.monotonic() >= began + SWAPPED_S:
+                raise
+            tries = 0
+            time.sleep(LOOK_S)
+            continue
         if blob.nbytes != packing.total_bytes:
             blob = _touched(packing.total_bytes)
     return state.describe(epoch, lineage, packing.meta_bytes, blob), blob

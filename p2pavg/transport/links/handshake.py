@@ -18,7 +18,7 @@ from typing import Any
 
 import msgpack
 
-from p2pavg import __version__
+from p2pavg import __version__, outline
 from p2pavg.errors import (
     ConfigurationError,
     CredentialError,
@@ -321,6 +321,9 @@ def _check_training(mine: Hello, theirs: Hello) -> None:
         if ours[name] != others[name]
     )
     if mine.schema != theirs.schema:
+        lines = [outline.unpack(side.facts.get("outline")) for side in (mine, theirs)]
+        first = outline.first_difference(lines[0], lines[1], me, them)
+        told = ", ".join(filter(None, [told, first]))
         raise Refusal(
             "model",
             "two peers of this run train different models or optimizers"

@@ -1,0 +1,59 @@
+"""Which optimizers are open in this process, and what becomes of one that is dropped without close()."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+
+from p2pavg.errors import ConfigurationError
+
+
+class Open(Protocol):
+    """An optimizer that takes part in a run."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    def owns(self, params: Iterable[torch.Tensor]) -> bool:
+        """Whether it trains one of these now."""
+
+
+class Closeable(Protocol):
+    """What an optimizer holds open."""
+
+    def close(self) -> None: ...
+
+
+_open: weakref.WeakSet[Open] = weakref.WeakSet()
+
+
+def check_free(params: Iterable[torch.Tensor]) -> None:
+    """Raises ConfigurationError when another optimizer already trains one of these."""
+    params = list(params)
+    for other in list(_open):
+        if other.owns(params):
+            raise ConfigurationError(
+                f"these parameters already train in run {other.run_id!r}: close() that optimizer first, as "
+                "opt.close(), before you build another one on them"
+            )
+
+
+def enter(optimizer: Open, held: list[Closeable]) -> None:
+    """It takes part from now on. held: what is closed when it is dropped, last first; read at that time."""
+    _open.add(optimizer)
+    weakref.finalize(optimizer, _dropped, held).atexit = False
+
+
+def _dropped(held: list[Closeable]) -> None:
+    """On whichever thread collects garbage: closing takes another one, as it waits for others."""
+    if held:
+        threading.Thread(target=_close, args=(held,), name="p2pavg-dropped", daemon=True).start()
+
+
+def _close(held: list[Closeable]) -> None:
+    while held:
+        held.pop().close()

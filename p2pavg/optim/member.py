@@ -1,0 +1,132 @@
+"""An optimizer's place in its run: it enters, leaves, and enters again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from p2pavg.errors import P2PAvgError
+from p2pavg.membership.table.address import format_host_port
+from p2pavg.optim import live, sigterm
+from p2pavg.optim.gradients.flat import FlatGradients
+from p2pavg.optim.training_state import TrainingState
+from p2pavg.optim.updates.update import Update
+from p2pavg.optim.wrapper import Wrapper
+from p2pavg.peer.peer import Peer
+from p2pavg.rounds.session import Session
+from p2pavg.rounds.training import Start, TrainingSpec
+
+log = logging.getLogger("p2pavg.optim")
+
+
+class Member(Wrapper):
+    """What of a CollaborativeOptimizer has to do with coming and going."""
+
+    run_id: str
+    peer: Peer
+    _training: Session
+    _update: Update
+    _flat: FlatGradients
+    _state: TrainingState
+    _leave_notice_s: float
+    _build_peer: Callable[..., Peer]
+    _specify: Callable[[Start | None], TrainingSpec]
+    _make_update: Callable[[Session], Update]
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner)
+        self._closed = False
+        self._held: list[live.Closeable] = []
+
+    def owns(self, params: Iterable[torch.Tensor]) -> bool:
+        """Whether it trains one of these now."""
+        mine = {id(param) for param in self._flat.params}
+        return not self._closed and any(id(param) in mine for param in params)
+
+    def _join(self, start: Start | None, known: Sequence[str] | None = None) -> None:
+        """Enter the run, and load the swarm's state when it has gone on without us.
+
+        known: addresses of members, instead of those that the user named.
+        """
+        self.peer = self._build_peer() if known is None else self._build_peer(initial_peers=known)
+        self._held[:] = [self._flat, self.peer]
+        self.peer.start()
+        self._training = self.peer.training(self._specify(start))
+        self._state.settle(self._training.epoch)
+        self._update = self._make_update(self._training)
+        self._update.join()
+
+    def _leave(self) -> list[str] | None:
+        """Leave the run, to enter it anew. Returns the addresses of the members; None: it knows nobody."""
+        known = [
+            format_host_port(host, port)
+            for info in self.peer.peers.values()
+            if not info.client_only
+            for host, port in info.addresses
+        ]
+        self.peer.close()
+        self._update.close()
+        return known or None
+
+    def _enter_again(self) -> None:
+        """After an exception left parameters half changed: take the swarm's state, where it has gone on."""
+        log.warning(
+            "something was raised while the parameters of epoch %d changed: this peer enters the run again, "
+            "and takes the swarm's state where others are further",
+            self._update.epoch,
+        )
+        start = Start(*self._training.standing, self._training.history())
+        known = self._leave()
+        self._flat.clear()
+        self._join(start, known)
+
+    def close(self, notice_s: float | None = None) -> None:
+        """Leave the swarm. The model's parameters become ordinary ones, without gradients.
+
+        What this peer accumulated goes to one that stays, if that takes at most `notice_s` seconds (None:
+        leave_notice_s; 0: it is dropped); otherwise the last report names it as discarded.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        sigterm.forget(self)
+        with ExitStack() as ending:  # from the last to the first, whatever one of them raises
+            ending.callback(self._held.clear)
+            ending.callback(self._flat.close)
+            if self._masters is not None:
+                ending.callback(self._masters.restore)
+            if hasattr(self, "_update"):
+                ending.callback(self._update.close)
+            if hasattr(self, "peer"):
+                ending.callback(self.peer.close)
+            if hasattr(self, "_update"):
+                self._hand_over(self._leave_notice_s if notice_s is None else notice_s)
+
+    def _hand_over(self, notice_s: float) -> None:
+        if self._flat.pending:
+            with suppress(Exception):  # it was raised before, from step()
+                self._update.settle()
+            self._training.discard("closed between backward() and step()")
+            self._flat.clear()
+        if notice_s > 0:
+            try:
+                self._update.leave(notice_s)
+            except P2PAvgError:
+                pass
+            except Exception as error:
+                log.warning(
+                    "the last average before this peer left raised %s: %s", type(error).__name__, error
+                )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(None if error is None else 0.0)  # an exception may have struck in the middle of a step

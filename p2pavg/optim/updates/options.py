@@ -1,0 +1,119 @@
+"""The options of parameter groups (learning rates, betas, ...) as plain columns that travel with a round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from p2pavg.optim.training_state import LOCAL_OPTIONS
+
+Columns = dict[str, list[Any]]
+"""By option its value in each group, or one value when all groups have the same."""
+
+
+def columns(groups: Sequence[Mapping[str, Any]]) -> Columns:
+    """All options that are numbers, texts, None, or tuples of them, except those of a peer's own machine."""
+    found: Columns = {}
+    names = {name: None for group in groups for name in group if name not in LOCAL_OPTIONS}
+    for name in names:
+        values = [_plain(group.get(name)) for group in groups]
+        if any(value is _STRANGE for value in values) or any(name not in group for group in groups):
+            continue
+        same = all(value == values[0] and type(value) is type(values[0]) for value in values)
+        found[name] = values[:1] if same else values
+    return found
+
+
+def well_formed(value: object, groups: int) -> bool:
+    """Whether these can be columns for so many groups."""
+    return isinstance(value, dict) and all(
+        isinstance(name, str)
+        and isinstance(column, list)
+        and len(column) in (1, groups)
+        and all(_plain(item) is not _STRANGE for item in column)
+        for name, column in value.items()
+    )
+
+
+def apply(groups: Sequence[dict[str, Any]], wanted: Columns) -> None:
+    """Give every group the values that are wanted of the options that it has."""
+    for name, column in wanted.items():
+        for index, group in enumerate(groups):
+            value = column[index % len(column)]
+            if name in group and name not in LOCAL_OPTIONS and _plain(group[name]) != value:
+                _put(group, name, value)
+
+
+def keep(groups: Sequence[dict[str, Any]], stepped: Sequence[dict[str, Any]], known: Columns) -> None:
+    """groups <- what a step was made with, and what it made of that, except what is no longer as in `known`:
+    that was set meanwhile.
+    """
+    for index, (group, done) in enumerate(zip(groups, stepped, strict=True)):
+        for name, value in done.items():
+            column = known.get(name)
+            if name in LOCAL_OPTIONS or (column and _plain(group[name]) != column[index % len(column)]):
+                continue
+            group[name] = value
+
+
+def take(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+    """The options of its groups <- those of a state_dict()."""
+    for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+        group.update({name: value for name, value in saved.items() if name not in LOCAL_OPTIONS})
+
+
+def differences(mine: Columns, theirs: Columns, groups: int) -> dict[str, tuple[Any, Any]]:
+    """By option the first pair of values that differ by more than rounding."""
+    found = {}
+    for name in mine.keys() & theirs.keys():
+        for index in range(groups):
+            pair = mine[name][index % len(mine[name])], theirs[name][index % len(theirs[name])]
+            if not _equal(*pair):
+                found[name] = pair
+                break
+    return found
+
+
+_STRANGE = object()
+_SIMPLE = (bool, int, float, str)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, _SIMPLE):
+        return value
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.item()
+    if isinstance(value, list | tuple):
+        items = [_plain(item) for item in value]
+        return _STRANGE if any(not isinstance(item, _SIMPLE) for item in items) else items
+    return _STRANGE
+
+
+def _put(group: dict[str, Any], name: str, value: Any) -> None:
+    old = group[name]
+    if isinstance(old, tuple | list):
+        if isinstance(value, list) and len(old) == len(value):
+            items = [_like(part, item) for part, item in zip(old, value, strict=True)]
+            group[name] = type(old)(items)
+    else:
+        group[name] = _like(old, value)
+
+
+def _like(old: Any, value: Any) -> Any:
+    """The value as this optimizer holds it; `old` where it cannot hold such a value."""
+    number = isinstance(value, bool | int | float)
+    if isinstance(old, torch.Tensor):
+        return old.fill_(value) if number else old
+    fits = old is None or value is None or isinstance(value, type(old))
+    return value if fits or (number and isinstance(old, bool | int | float)) else old
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return all(_equal(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, float | int) and isinstance(other, float | int):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return bool(one == other)

@@ -1,0 +1,219 @@
+"""Building, dropping and loading an optimizer: what cannot work is refused by name, and runs go on."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import time
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from p2pavg import outline
+from p2pavg.errors import ConfigurationError, IncompatiblePeerError
+from p2pavg.optim.optimizer import CollaborativeOptimizer
+from tests.unit.fake_swarm import FakeSwarm
+from tests.unit.test_optimizer import MAKERS, loss_of, net, swarm, vector, wrap
+
+__all__ = ["swarm"]  # the fixture
+
+REAL: dict[str, Any] = {"listen": "127.0.0.1:0", "initial_peers": [], "compression": "none"}
+
+
+def real(model: nn.Module, make: str = "sgd", **more: Any) -> CollaborativeOptimizer:
+    options = {"run_id": "entering", "target_batch_size": 4, "batch_size_per_step": 4} | REAL | more
+    return CollaborativeOptimizer(MAKERS[make](model.parameters()), **options)
+
+
+def test_a_second_optimizer_on_the_same_model_is_refused(swarm: FakeSwarm) -> None:
+    """A cell run twice: the first optimizer is found, and the error says to close it."""
+    model = net()
+    opt = wrap(model)
+    with pytest.raises(ConfigurationError, match=r"run 'test'.*opt\.close\(\)"):
+        wrap(model)
+    loss_of(model, [1, 2, 3, 4]).backward()
+    opt.step()
+    opt.close()
+    again = wrap(model)
+    model.zero_grad()
+    loss_of(model, [1, 2, 3, 4]).backward()
+    again.step()
+
+
+@pytest.mark.parametrize("options", [{}, {"delay_updates": True}, {"buffers": "leader"}])
+def test_a_dropped_optimizer_leaves(options: dict[str, Any]) -> None:
+    """Without close(), an optimizer that nobody holds any more closes its peer and frees the parameters."""
+    model = net()
+    opt = real(model, **options)
+    loss_of(model, [1, 2, 3, 4]).backward()
+    opt.step()
+    gone, peer = weakref.ref(opt), opt.peer
+    del opt
+    gc.collect()
+    assert gone() is None
+    deadline = time.monotonic() + 30
+    while any(thread.name == "p2pavg-dropped" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(Exception, match="closed"):
+        peer.start()
+    assert all(param.grad is None for param in model.parameters())
+    real(model, **options).close()
+
+
+def test_what_hides_an_optimizer_is_refused_by_name(swarm: FakeSwarm) -> None:
+    """A wrapper around a wrapper, an AcceleratedOptimizer, meta parameters: one sentence each."""
+    model = net()
+    opt = wrap(model)
+    with pytest.raises(ConfigurationError, match="CollaborativeOptimizer is a wrapper"):
+        CollaborativeOptimizer(opt, "other", 8, 4)
+
+    class AcceleratedOptimizer(torch.optim.SGD):
+        """As accelerate's, by its name."""
+
+    with pytest.raises(ConfigurationError, match=r"accelerator\.prepare"):
+        wrap(net(), lambda params: AcceleratedOptimizer(params, lr=0.1))
+    with torch.device("meta"):
+        without = nn.Linear(3, 3)
+    with pytest.raises(ConfigurationError, match="to_empty"):
+        wrap(without)
+
+
+def test_a_loaded_optimizer_is_wrapped_first(swarm: FakeSwarm) -> None:
+    """An inner optimizer that has loaded a run's state_dict() is refused in that run, and free in another."""
+    model = net()
+    opt = wrap(model, target_batch_size=4)
+    loss_of(model, [1, 2, 3, 4]).backward()
+    opt.step()
+    saved = copy.deepcopy(opt.state_dict())
+    opt.close()
+    inner = MAKERS["sgd"](net().parameters())
+    inner.load_state_dict(saved)
+    with pytest.raises(ConfigurationError, match=r"epoch 1 .*wrap first, then load_state_dict"):
+        CollaborativeOptimizer(inner, "test", 4, 4)
+    swarm.joined.clear()
+    CollaborativeOptimizer(inner, "another", 4, 4).close()
+    assert "p2pavg" not in inner.param_groups[0]
+    fresh = net()
+    fresh.load_state_dict(model.state_dict())
+    swarm.joined.clear()
+    resumed = wrap(fresh, target_batch_size=4)
+    swarm.joined.clear()
+    resumed.load_state_dict(saved)
+    assert resumed.epoch == 1
+    assert "p2pavg" not in resumed.param_groups[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"delay_updates": True}, {"offload_optimizer": True}])
+def test_loading_the_present_state_changes_nothing(swarm: FakeSwarm, options: dict[str, Any]) -> None:
+    """load_state_dict(state_dict()) keeps the peer, its place, its sums and its samples."""
+    model = net()
+    inner = MAKERS["adamw"](model.parameters())
+    schedule = CosineAnnealingLR(inner, 10)
+    opt = CollaborativeOptimizer(inner, "test", 8, 4, scheduler=schedule, compression="none", **options)
+    for number in range(3):
+        loss_of(model, [number, 1, 2, 3]).backward()
+        opt.step()
+    opt.state_dict()
+    peer, rate = opt.peer, schedule.get_last_lr()
+    sums = [param.grad.clone() for param in model.parameters() if param.grad is not None]
+    assert any(bool(total.any()) for total in sums)
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    assert opt.peer is peer
+    assert swarm.joined[0].samples() == 4
+    assert len(swarm.joined) == 1
+    assert schedule.get_last_lr() == rate
+    for total, param in zip(sums, model.parameters(), strict=True):
+        assert param.grad is not None
+        assert torch.equal(total, param.grad)
+    edited = copy.deepcopy(opt.state_dict())
+    edited["param_groups"][0]["lr"] = 0.125
+    opt.load_state_dict(edited)
+    assert opt.param_groups[0]["lr"] == 0.125
+    opt.close()
+
+
+def test_loading_an_older_state_enters_by_all_known_members() -> None:
+    """The first peer of a swarm, started without initial peers, finds the others again after a load."""
+    models = [net(), net()]
+    first = real(models[0])
+    saved = copy.deepcopy(first.state_dict())
+    second = real(models[1], initial_peers=[first.peer.address])
+    loss_of(models[0], [0, 1, 2, 3]).backward()
+    training = threading.Thread(target=first.step)
+    training.start()
+    for _ in range(200):
+        if not training.is_alive():
+            break
+        loss_of(models[1], [4, 5, 6, 7]).backward()
+        second.step()
+    training.join(60)
+    assert first.epoch >= 1
+    first.load_state_dict(saved)
+    assert len(first.peers) == 1
+    assert first.epoch >= 1  # the swarm is further: its state wins
+    assert torch.equal(vector(models[0]), vector(models[1]))
+    first.close(0.0)
+    second.close(0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": nn.Linear(8, 5)}, r"parameter 0 is float32 \[4, 8\].* and float32 \[5, 8\]"),
+        ({"model": nn.Linear(8, 4).double()}, r"parameter 0 is float32 \[4, 8\].* and float64 \[4, 8\]"),
+        ({"make": "adamw"}, r"optimizer is SGD .* and AdamW"),
+        ({"max_grad_norm": 1.0}, r"max_grad_norm is None .* and 1.0"),
+        ({"scheduled": True}, r"scheduler is None .* and CosineAnnealingLR"),
+        ({"model": nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4, affine=False))}, r"buffer 0 is missing"),
+    ],
+    ids=["shape", "dtype", "optimizer", "clipping", "scheduler", "buffers"],
+)
+def test_what_differs_between_peers_is_named(change: dict[str, Any], words: str) -> None:
+    """Two peers that do not fit: the error names the first thing that differs, on both sides."""
+    first = real(nn.Linear(8, 4))
+    try:
+        change = dict(change)
+        model = change.pop("model", nn.Linear(8, 4))
+        inner = MAKERS[change.pop("make", "sgd")](model.parameters())
+        schedule = CosineAnnealingLR(inner, 3) if change.pop("scheduled", False) else None
+        address = first.peer.address
+        with pytest.raises(IncompatiblePeerError, match=words):
+            CollaborativeOptimizer(
+                inner,
+                "entering",
+                4,
+                4,
+                scheduler=schedule,
+                **REAL | {"initial_peers": [address]} | change,
+            )
+    finally:
+        first.close(0.0)
+
+
+def test_an_outline_comes_back() -> None:
+    """Lines survive packing; too many different ones pack to nothing; junk unpacks to nothing."""
+    lines = ["optimizer SGD", "group of 400"] + [f"parameter float32 [{n % 7}]" for n in range(400)]
+    assert outline.unpack(outline.pack(lines)) == lines
+    assert len(outline.pack(lines)) < 300
+    assert outline.pack([str(hash(str(n))) for n in range(5000)]) == b""
+    for junk in (b"", b"x" * 50, b"\x78\x9c" + b"y" * 30, None, 3, outline.pack(lines)[:-9]):
+        assert outline.unpack(junk) == []
+
+
+def test_the_first_difference_is_told_by_its_place() -> None:
+    """Parameters are counted among parameters, and what one side lacks is missing there."""
+    mine = ["optimizer SGD", "group of 2", "parameter a", "parameter b"]
+    told = outline.first_difference
+    assert told(mine, [*mine[:3], "parameter c"], "x", "y") == "parameter 1 is b at peer x and c at peer y"
+    assert told(mine, mine[:3], "x", "y") == "parameter 1 is b at peer x and missing at peer y"
+    assert (
+        told(mine[:3], [*mine[:3], "buffer z"], "x", "y") == "buffer 0 is missing at peer x and z at peer y"
+    )
+    assert told(mine, mine, "x", "y") == ""
+    assert told(mine, [], "x", "y") == ""
