@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -41,6 +42,17 @@ def check_optimizer(optimizer: object) -> None:
         raise ConfigurationError(
             "SparseAdam needs sparse gradients; use Adam and embeddings with sparse=False"
         )
+
+
+def check_modules(modules: Iterable[torch.nn.Module]) -> None:
+    """Raises ConfigurationError for a wrapper that puts gradients elsewhere."""
+    for root in modules:
+        for module in root.modules():
+            if getattr(module, "gradient_as_bucket_view", False):
+                raise ConfigurationError(
+                    f"{type(module).__name__}(gradient_as_bucket_view=True) puts gradients into buffers of "
+                    "its own; train the model without that wrapper, or without that option"
+                )
 
 
 def check_scheduler(scheduler: object, optimizer: torch.optim.Optimizer) -> None:

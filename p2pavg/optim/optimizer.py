@@ -150,6 +150,7 @@ class CollaborativeOptimizer(Member):
         self._delay = delay_updates
         self._warmup = delay_warmup_epochs
         modules = owning_modules(params) if model is None else [model]
+        arguments.check_modules(modules)
         me = weakref.ref(self)  # who drops this optimizer shall not be kept from it by its own parts
         self._buffers = AveragedBuffers(
             lambda: persistent_buffers(modules), (lambda: _leads(me())) if buffers == "leader" else None
@@ -270,13 +271,13 @@ class CollaborativeOptimizer(Member):
             raise ConfigurationError("step() inside opt.swapped(): put the run's parameters back first")
         if self._update.lost:
             self._enter_again()
-        samples = self._microbatches.take(batch_size)
+        samples = self._microbatches.take(batch_size, self._flat.passes)
         found_inf = self.__dict__.get("found_inf")  # set by a GradScaler
         since = None if found_inf is None else self._scale.check(found_inf, samples, self._flat.sums)
-        if found_inf is None and not self._warned and self._flat.edited:
+        if found_inf is None and self._flat.check() and not self._warned:
             self._warned = True
             log.warning(
-                "gradients were changed between backward() and step(), where they are sums of microbatches: "
+                "the gradient of a microbatch was changed before step(): other peers do not change theirs; "
                 "to clip the averaged gradient, pass max_grad_norm= instead"
             )
         if not self._flat.pending:

@@ -293,23 +293,6 @@ def test_clipping_is_that_of_one_big_batch(swarm: FakeSwarm) -> None:
     assert relative(model, twin) <= 1e-6
 
 
-def test_clipping_microbatches_is_warned_about_once(
-    swarm: FakeSwarm, caplog: pytest.LogCaptureFixture
-) -> None:
-    """clip_grad_norm_ between backward() and step() clips a sum: one warning names max_grad_norm."""
-    model = net()
-    opt = wrap(model, target_batch_size=10**6)
-    for _ in range(3):
-        loss_of(model, [1, 2, 3, 4]).backward()
-        opt.step()
-    assert not caplog.records
-    for _ in range(3):
-        loss_of(model, [1, 2, 3, 4]).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        opt.step()
-    assert [record.message.count("max_grad_norm") for record in caplog.records] == [1]
-
-
 def test_a_closure_is_called_once(swarm: FakeSwarm) -> None:
     """step(closure) computes the loss, counts its samples and returns it."""
     model = net()

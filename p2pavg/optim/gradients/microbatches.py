@@ -19,25 +19,36 @@ class Microbatches:
         self._sums = loss_reduction == "sum"
         self._default = batch_size
         self._unit = 1 if self._sums else batch_size
-        self._weighted: int | None = None  # samples of the loss that was weighted since the last step
+        self._weighted: list[int] = []  # samples of the losses that were weighted since the last step
         self._settled = False  # a step of the default size has passed all checks
 
     def weight(self, samples: int) -> float:
         """The factor for the loss of the coming backward(), which is a mean over `samples`."""
         self._check(samples)
-        self._weighted = samples
+        self._weighted.append(samples)
         if self._sums:
             return 1.0
         if self._unit is None:
             self._unit = samples
         return samples / self._unit
 
-    def take(self, samples: int | None) -> int:
-        """The samples of the microbatch that ends now. Raises ConfigurationError if its weight is unknown."""
-        if samples is None and self._weighted is None and self._settled:
+    def take(self, samples: int | None, passes: int = 1) -> int:
+        """The samples of the microbatch that ends now. Raises ConfigurationError if its weight is unknown.
+
+        passes: how many backward passes reached the same parameters.
+        """
+        if samples is None and passes == 1 and not self._weighted and self._settled:
             assert self._default is not None
             return self._default
-        weighted, self._weighted = self._weighted, None
+        losses, self._weighted = self._weighted, []
+        weighted = None if not losses else sum(losses) if len(losses) == passes else losses[-1]
+        if samples is None and passes > 1 and len(losses) != passes:
+            self._weighted = losses
+            raise ConfigurationError(
+                f"{passes} backward() passes came before one step(), and batch_size_per_step= is the samples "
+                "of one: call step() after every backward(), without dividing the loss, or pass "
+                "step(batch_size=n), where the gradient of all passes is the mean over n samples"
+            )
         if samples is None:
             samples = weighted if weighted is not None else self._default
         if samples is None:
@@ -45,8 +56,8 @@ class Microbatches:
                 "step() does not know its samples: pass batch_size_per_step or batch_size="
             )
         self._check(samples)
-        if self._unit is None:
-            self._unit = samples
+        if self._unit is None or (passes > 1 and not losses and not self._settled and not self._sums):
+            self._unit = samples  # of the microbatches, whatever the constructor was told of a pass
         if self._default is None:
             self._default = samples
         if weighted is not None and weighted != samples:

@@ -10,6 +10,8 @@ from p2pavg.optim.gradients.store import F32, Vector
 
 STEP = 1 << 16
 DEVICE_STEP = 1 << 22
+MOST = float(np.finfo(np.float32).max)
+SURELY = 2.0**64
 
 
 def _pieces(vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -27,6 +29,22 @@ def all_finite(vector: Vector) -> bool:
         if np.isfinite(np.dot(vector, vector)):
             return True
     return all(bool(np.isfinite(vector[at : at + STEP]).all()) for at in range(0, len(vector), STEP))
+
+
+def within(vector: Vector, most: float) -> bool:
+    """Whether all of float32[n] are finite, and none is larger than `most` >= 2**64. Like `all_finite`, one
+    pass in the ordinary case: a finite sum of squares has no such terms.
+    """
+    if isinstance(vector, torch.Tensor):
+        sums = torch.stack([torch.linalg.vector_norm(piece) for piece in _pieces(vector)])
+        if bool((sums < SURELY).all()):
+            return True
+        return all(bool((piece.abs() <= most).all()) for piece in _pieces(vector))
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.dot(vector, vector)):
+            return True
+    pieces = (vector[at : at + STEP] for at in range(0, len(vector), STEP))
+    return all(bool((np.abs(piece) <= most).all()) for piece in pieces)
 
 
 def clip_norm(vector: Vector, max_norm: float) -> None:

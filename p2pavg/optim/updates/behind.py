@@ -142,7 +142,8 @@ class BehindUpdate:
         if samples:
             factor = shared.factor(samples)
             self._scale = shared.scale.current
-            taken = shared.flat.take(1.0 / factor, shared.buffers.deltas())
+            most = shared.most(factor, samples)
+            taken = shared.flat.take(1.0 / factor, shared.buffers.deltas(), most)
             if taken is None:
                 shared.drop_non_finite()
         if taken is None:

@@ -19,7 +19,7 @@ from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.loss_scale import LossScale
 from p2pavg.optim.gradients.microbatches import Microbatches
 from p2pavg.optim.gradients.store import F32, Vector
-from p2pavg.optim.gradients.vectors import all_finite, flat, tail
+from p2pavg.optim.gradients.vectors import MOST, SURELY, all_finite, flat, tail
 from p2pavg.optim.interrupts import held_back
 from p2pavg.optim.training_state import TrainingState
 from p2pavg.optim.updates.agreement import Agreement
@@ -40,6 +40,7 @@ log = logging.getLogger("p2pavg.optim")
 
 NOTHING = Contribution(None, 0.0, 0)
 FOUND_INF = "the GradScaler found inf"
+MOST_PEERS = 1024
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Shared:
     resync: Resync
     agreement: Agreement
     leaving: bool = False  # what is handed in now goes to a peer that stays
+    told_of_non_finite: bool = False
     averaged_state: F32 | None = None  # averaged parameters and state, for the coming step
 
     def contribution(self, vector: Vector, factor: float, samples: int) -> Contribution:
@@ -72,6 +74,10 @@ class Shared:
     def factor(self, samples: int) -> float:
         """sum * factor is the mean over `samples` samples."""
         return self.microbatches.factor(samples) / self.scale.current
+
+    def most(self, factor: float, samples: int) -> float:
+        """The largest sum that stays finite when peers add up their means, weighted by samples."""
+        return max(SURELY, MOST / (MOST_PEERS * factor * samples))
 
     def offer(self, vector: Vector) -> F32 | Encodable:
         """The vector as the rounds take it."""
@@ -138,10 +144,13 @@ class Shared:
         return self.training.samples()
 
     def drop_non_finite(self) -> None:
-        """Some sum is not finite: it must not leave this peer."""
-        log.warning(
-            "a gradient is not finite: %d samples of this peer are discarded", self.training.samples()
+        """Some sum is not finite, or too large to be averaged: it must not leave this peer."""
+        log.log(
+            logging.INFO if self.told_of_non_finite else logging.WARNING,
+            "a gradient is not finite, or too large to be averaged: %d samples of this peer are discarded",
+            self.training.samples(),
         )
+        self.told_of_non_finite = True
         self.drop("non-finite gradient")
 
 
@@ -305,7 +314,8 @@ class WaitingUpdate:
         if samples == 0:
             return NOTHING
         factor = shared.factor(samples)
-        vector = shared.flat.total(1.0 / factor, shared.buffers.deltas())
+        most = shared.most(factor, samples)
+        vector = shared.flat.total(1.0 / factor, shared.buffers.deltas(), most)
         if vector is None:
             shared.drop_non_finite()
             return NOTHING
