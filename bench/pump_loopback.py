@@ -34,7 +34,7 @@ from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.bench.options import positive_int
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.part import Part
-from p2pavg.transport.engine import SELF, Begin, Engine, ReduceJob
+from p2pavg.transport.engine import SELF, Engine, ReduceJob, Start
 from p2pavg.transport.pump_engine import PumpEngine
 from p2pavg.transport.python.engine import PythonEngine
 
@@ -107,7 +107,7 @@ class EngineRound:
         )  # fmt: skip
 
     async def run(self, vector: np.ndarray, out: np.ndarray) -> None:
-        self.engine.begin(self.transfer, Begin((1.0,) * self.peers, 1.0, source=vector))
+        self.engine.begin(self.transfer, Start((1.0,) * self.peers, 1.0, source=vector))
         await self.events.event.wait()
         EncodedResult(self.layout, self.result).decode_into(out)
 

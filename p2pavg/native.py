@@ -1,5 +1,6 @@
 """The compiled modules, or their absence: the only importer of `p2pavg._native` and `p2pavg._cuda`.
 
+`compiled` and `compiled_cuda` are those modules, typed by the stubs `_native.pyi` and `_cuda.pyi`.
 Everything runs without them on pure-Python twins of the same bytes. `P2PAVG_NATIVE=0` in the environment
 forces the twins, for tests and for finding out whose fault something is.
 """
@@ -11,11 +12,17 @@ import importlib
 import logging
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from p2pavg.errors import ConfigurationError
+
+__all__ = ["Buffer", "available", "compiled", "compiled_cuda", "crc32", "cuda"]
 
 Buffer: TypeAlias = npt.NDArray[np.uint8] | memoryview | bytearray | bytes
 """Contiguous bytes; writable where something is written."""
@@ -25,7 +32,7 @@ _NVIDIA = Path("/dev/nvidiactl")  # there when a driver is loaded
 logger = logging.getLogger("p2pavg.native")
 
 
-def _import_native() -> Any | None:
+def _import_native() -> ModuleType | None:
     if os.environ.get("P2PAVG_NATIVE") == "0":
         return None
     try:
@@ -47,15 +54,8 @@ def available() -> bool:
     return _module is not None
 
 
-def module() -> Any:
-    """`p2pavg._native`; RuntimeError when it is not `available()`."""
-    if _module is None:
-        raise RuntimeError("p2pavg was installed without its native module; build it with `make native`.")
-    return _module
-
-
 @functools.cache
-def cuda() -> Any | None:
+def cuda() -> ModuleType | None:
     """`p2pavg._cuda` when it was built and a CUDA device works; else None, and one log line says why."""
     if os.environ.get("P2PAVG_NATIVE") == "0":
         return None
@@ -74,8 +74,36 @@ def cuda() -> Any | None:
     return loaded
 
 
+class _Compiled:
+    """In the place of a compiled module: looks up its names when they are used, since it may be absent."""
+
+    def __init__(self, find: Callable[[], ModuleType | None], absent: Exception) -> None:
+        self._find = find
+        self._absent = absent
+
+    def __getattr__(self, name: str) -> Any:
+        module = self._find()
+        if module is None:
+            raise self._absent
+        return getattr(module, name)
+
+
+if TYPE_CHECKING:
+    from p2pavg import _cuda as compiled_cuda
+    from p2pavg import _native as compiled
+else:
+    compiled = _module or _Compiled(
+        lambda: None,
+        RuntimeError("p2pavg was installed without its native module; build it with `make native`."),
+    )
+    compiled_cuda = _Compiled(
+        cuda,
+        ConfigurationError("There is no usable CUDA device, or p2pavg was built without its CUDA module."),
+    )
+
+
 def crc32(data: Buffer, crc: int = 0) -> int:
     """CRC-32 of a contiguous buffer of bytes, as `zlib.crc32`; releases the GIL."""
     if _module is None:
         return zlib.crc32(data, crc)
-    return int(_module.crc32(data, crc))
+    return compiled.crc32(data, crc)

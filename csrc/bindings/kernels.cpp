@@ -1,10 +1,8 @@
 // Binds kernels.h. Arrays come in as contiguous buffers, which are checked here; the GIL is released while computing.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/vector.h>
 
 #include <string>
-#include <vector>
 
 #include "kernels.h"
 
@@ -73,20 +71,6 @@ void decode_runs(int codec, Bytes src, Indices src_offsets, FloatsOut dst, Indic
                       dst.data() + dst_offsets.data()[i], true);
 }
 
-bool mean_encode(int codec_in, const std::vector<Bytes> &inputs, const std::vector<float> &weights, size_t n,
-                 double scale, int codec_out, BytesOut dst) {
-    if (inputs.size() != weights.size()) throw nb::value_error("there must be one weight per input");
-    check_encoded(codec_out, n, dst.size());
-    std::vector<const uint8_t *> pointers;
-    for (const Bytes &input : inputs) {
-        check_encoded(codec_in, n, input.size());
-        pointers.push_back(input.data());
-    }
-    nb::gil_scoped_release release;
-    return p2pavg_mean_encode(codec_in, pointers.data(), weights.data(), pointers.size(), n, static_cast<float>(scale), codec_out,
-                              dst.data());
-}
-
 uint32_t crc32(Bytes data, uint32_t crc) {
     nb::gil_scoped_release release;
     return p2pavg_crc32(crc, data.data(), data.size());
@@ -95,6 +79,7 @@ uint32_t crc32(Bytes data, uint32_t crc) {
 }  // namespace
 
 void bind_kernels(nb::module_ &m) {
+    m.attr("CODECS") = nb::make_tuple("none", "fp16", "bf16", "int8");  // in the order of P2pavgCodec
     m.def("encoded_size", &p2pavg_encoded_size, "codec"_a, "n"_a);
     m.def("encode", &encode, "codec"_a, "src"_a.noconvert(), "dst"_a.noconvert(), "scale"_a);
     m.def("encode_int8_stochastic", &encode_int8_stochastic, "src"_a.noconvert(), "dst"_a.noconvert(), "scale"_a,
@@ -103,8 +88,6 @@ void bind_kernels(nb::module_ &m) {
     m.def("decode_add", &decode_add, "codec"_a, "src"_a.noconvert(), "acc"_a.noconvert(), "weight"_a);
     m.def("decode_runs", &decode_runs, "codec"_a, "src"_a.noconvert(), "src_offsets"_a.noconvert(),
           "dst"_a.noconvert(), "dst_offsets"_a.noconvert(), "counts"_a.noconvert(), "scale"_a);
-    m.def("mean_encode", &mean_encode, "codec_in"_a, "inputs"_a, "weights"_a, "n"_a, "scale"_a, "codec_out"_a,
-          "dst"_a.noconvert());
     m.def("crc32", &crc32, "data"_a.noconvert(), "crc"_a = 0u);
     m.def("isa", &p2pavg_isa);
     m.def("select_isa", &p2pavg_select_isa, "name"_a);

@@ -348,25 +348,6 @@ int p2pavg_decode_add(int codec, const uint8_t *src, size_t n, float weight, flo
     return m < kInfBits;
 }
 
-int p2pavg_mean_encode(int codec_in, const uint8_t *const *inputs, const float *weights, size_t count, size_t n,
-                       float scale, int codec_out, uint8_t *dst) {
-    if (!known(codec_in) || !known(codec_out)) return 0;
-    const DefaultFloatMode mode;
-    const Spans &k = *chosen().load(std::memory_order_relaxed);
-    const Run<uint8_t> out(codec_out, dst, n);
-    std::memset(dst, 0, header_size(codec_out, n));
-    alignas(64) float sum[kBlock];
-    bool finite = true;
-    for (size_t at = 0; at < n; at += kBlock) {
-        const size_t m = std::min(kBlock, n - at);
-        std::fill_n(sum, m, 0.0f);
-        for (size_t i = 0; i < count; i++)
-            add_block(k, Run<const uint8_t>(codec_in, inputs[i], n), at / kBlock, m, weights[i], sum);
-        finite &= encode_block(k, nullptr, out, at / kBlock, sum, m, scale);
-    }
-    return finite;
-}
-
 int p2pavg_sum_encode(const P2pavgTerm *terms, size_t count, size_t n, float scale, int codec_out, uint8_t *dst) {
     for (size_t i = 0; i < count; i++)
         if (!known(terms[i].codec)) return 0;

@@ -31,11 +31,6 @@ int p2pavg_finite_crc32(const float *src, size_t n, uint32_t *crc);
 int p2pavg_encode_int8_stochastic(const float *src, size_t n, float scale, uint64_t seed, uint64_t epoch,
                                   uint64_t first, uint8_t *dst);
 
-// dst <- encode(scale * sum_i weights[i] * decode(inputs[i])) over `count` encoded runs of n elements, summed in
-// order, without an accumulator in memory. Returns 1 when every result is finite.
-int p2pavg_mean_encode(int codec_in, const uint8_t *const *inputs, const float *weights, size_t count, size_t n,
-                       float scale, int codec_out, uint8_t *dst);
-
 // One term of a sum: weight * decode(data). Plain float32 is the codec P2PAVG_NONE.
 struct P2pavgTerm {
     int codec;
@@ -43,7 +38,8 @@ struct P2pavgTerm {
     float weight;
 };
 
-// The same over terms of any codec each: dst <- encode(scale * sum_i terms[i]).
+// dst <- encode(scale * sum_i terms[i]) over `count` runs of n elements, summed in order, without an accumulator in
+// memory. Returns 1 when every result is finite.
 int p2pavg_sum_encode(const P2pavgTerm *terms, size_t count, size_t n, float scale, int codec_out, uint8_t *dst);
 
 // The instruction set in use: "avx2", "neon" or "portable". select returns 0 when this machine lacks it.

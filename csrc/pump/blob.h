@@ -6,9 +6,9 @@
 
 namespace p2pavg::pump {
 
-class InBlob : public Receiver {
+class Blob : public Receiver {
   public:
-    InBlob(uint64_t transfer, uint8_t *buffer, size_t bytes, size_t chunk_bytes, EventQueue &events)
+    Blob(uint64_t transfer, uint8_t *buffer, size_t bytes, size_t chunk_bytes, EventQueue &events)
         : Receiver(transfer, chunk_bytes ? (bytes + chunk_bytes - 1) / chunk_bytes : 0),
           buffer_(buffer), bytes_(bytes), chunk_bytes_(chunk_bytes), events_(events) {}
 

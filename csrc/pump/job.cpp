@@ -8,7 +8,7 @@
 
 namespace p2pavg::pump {
 
-Job::Job(JobSpec given, std::vector<std::shared_ptr<Link>> links, EventQueue &events, BufferPool &accumulators)
+Job::Job(ReduceJob given, std::vector<std::shared_ptr<Link>> links, EventQueue &events, BufferPool &accumulators)
     : Receiver(given.transfer,
                [&] {
                    size_t chunks = 0;
@@ -201,8 +201,8 @@ void Job::maybe_done() {
     events_.post({Event::Type::job_done, 0, 0, transfer, 0, {}});
 }
 
-Progress Job::progress() const {
-    Progress out;
+JobProgress Job::progress() const {
+    JobProgress out;
     for (uint32_t rank = 0; rank < links_.size(); ++rank) {
         out.contributions_received.push_back(contributions_received_[rank].load());
         out.results_received.push_back(results_received_[rank].load());

@@ -24,7 +24,7 @@ struct Part {
     uint64_t count;
 };
 
-struct JobSpec {
+struct ReduceJob {
     uint64_t transfer = 0;
     uint32_t rank = 0;
     std::vector<uint8_t> voters;
@@ -56,7 +56,7 @@ struct Chunk {
     uint32_t result_length, encoded_length;
 };
 
-struct Progress {
+struct JobProgress {
     std::vector<uint32_t> contributions_received, results_received, contributions_sent, results_sent;
     double first_byte_at = 0, last_byte_at = 0;
 };
@@ -66,13 +66,13 @@ using ChunkNames = std::vector<std::pair<uint32_t, uint32_t>>;  // (part, chunk)
 class Job : public Receiver, public std::enable_shared_from_this<Job> {
   public:
     // links: by rank, nullptr at our own. Throws std::invalid_argument when the numbers do not fit together.
-    Job(JobSpec spec, std::vector<std::shared_ptr<Link>> links, EventQueue &events, BufferPool &accumulators);
+    Job(ReduceJob spec, std::vector<std::shared_ptr<Link>> links, EventQueue &events, BufferPool &accumulators);
     ~Job() override;
 
     // Loop thread.
     void begin(Start start);
     void supply(uint32_t ready);  // so many chunks of our encoded contribution are in place
-    Progress progress() const;
+    JobProgress progress() const;
     void missing(uint32_t rank, ChunkNames &contributions, ChunkNames &results) const;
     void resend(uint32_t rank, const ChunkNames &contributions, const ChunkNames &results);
     std::vector<std::string> part_crcs() const;  // little-endian CRC-32s of the encoded chunks of each part
@@ -99,9 +99,9 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     const Chunk &chunk(uint32_t index) const { return chunks_[index]; }
     uint8_t *result_of(uint32_t chunk) const { return spec.result + chunks_[chunk].result_at; }
     uint32_t result_crc(uint32_t chunk) const { return crcs_[chunk]; }
-    const Start &start() const { return start_; }
+    const Start &begun_with() const { return start_; }
 
-    const JobSpec spec;
+    const ReduceJob spec;
 
   private:
     struct Sum {

@@ -84,7 +84,7 @@ void Pump::on_all_workers(const std::function<void(Worker &)> &task) {
     latch.wait();
 }
 
-uint64_t Pump::attach(int64_t id, int64_t stream, int fd, Keys keys) {
+uint64_t Pump::attach(int64_t id, int64_t stream, int fd, StreamKeys keys) {
     std::shared_ptr<Link> to = closed_ ? nullptr : link(id);
     if (!to || to->find(stream)) {
         ::close(fd);
@@ -146,7 +146,7 @@ std::vector<int64_t> Pump::streams(int64_t id) const {
     return ids;
 }
 
-void Pump::open_reduce(JobSpec spec, const std::vector<int64_t> &ids) {
+void Pump::open_reduce(ReduceJob spec, const std::vector<int64_t> &ids) {
     if (closed_) throw std::invalid_argument("the pump is closed");
     std::vector<std::shared_ptr<Link>> links;
     for (size_t rank = 0; rank < ids.size(); ++rank) {
@@ -215,7 +215,7 @@ bool Pump::finish(uint64_t transfer) {
 void Pump::open_blob(uint64_t transfer, uint8_t *buffer, size_t bytes, size_t chunk_bytes) {
     if (closed_) throw std::invalid_argument("the pump is closed");
     if (chunk_bytes == 0 || chunk_bytes > kMaxBodyBytes) throw std::invalid_argument("chunk_bytes must be in 1 .. 4 MiB");
-    if (!shared_->transfers.add(std::make_shared<InBlob>(transfer, buffer, bytes, chunk_bytes, shared_->events)))
+    if (!shared_->transfers.add(std::make_shared<Blob>(transfer, buffer, bytes, chunk_bytes, shared_->events)))
         throw std::invalid_argument("this transfer is already open");
 }
 
@@ -249,8 +249,8 @@ std::pair<uint64_t, uint64_t> Pump::traffic(int64_t id) const {
     return {sent, received};
 }
 
-Health Pump::health(int64_t id) const {
-    Health out;
+LinkHealth Pump::health(int64_t id) const {
+    LinkHealth out;
     if (auto of = known(id)) {
         out.last_heard_at = of->last_heard.load();
         for (auto &stream : of->streams())

@@ -22,7 +22,7 @@ namespace p2pavg::pump {
 
 constexpr int64_t kSelf = -1;
 
-struct Health {
+struct LinkHealth {
     double last_heard_at = 0, rtt = 0;
     double loop_age = std::numeric_limits<double>::infinity(), trainer_age = loop_age;  // at the last heartbeat
 };
@@ -38,14 +38,14 @@ class Pump {
     std::vector<Event> drain() { return shared_->events.drain(); }
 
     // Owns fd from here on, whatever happens. Returns the stream's unique id, which events name.
-    uint64_t attach(int64_t link, int64_t stream, int fd, Keys keys = {});
+    uint64_t attach(int64_t link, int64_t stream, int fd, StreamKeys keys = {});
     void detach(int64_t link, int64_t stream);
     void detach_all(int64_t link);
     void repeat(int64_t link, int64_t stream);
     void pace(int64_t link, double bytes_per_second);  // each stream, at most
     std::vector<int64_t> streams(int64_t link) const;
 
-    void open_reduce(JobSpec spec, const std::vector<int64_t> &links);
+    void open_reduce(ReduceJob spec, const std::vector<int64_t> &links);
     void begin(uint64_t transfer, Start start);
     void supply(uint64_t transfer, uint32_t ready);
     void cancel(uint64_t transfer);
@@ -59,7 +59,7 @@ class Pump {
 
     std::vector<StreamStats> stats(int64_t link) const;
     std::pair<uint64_t, uint64_t> traffic(int64_t link) const;  // bytes sent and received, closed streams included
-    Health health(int64_t link) const;
+    LinkHealth health(int64_t link) const;
     void set_heartbeat(double interval);
     void note_loop();
     void note_trainer();

@@ -32,7 +32,7 @@ std::unique_ptr<Cipher> cipher(const std::string &key, Cipher::Direction directi
 
 }  // namespace
 
-Stream::Stream(uint64_t uid, int64_t id, int fd, std::shared_ptr<Link> link, Worker &worker, Shared &shared, Keys keys)
+Stream::Stream(uint64_t uid, int64_t id, int fd, std::shared_ptr<Link> link, Worker &worker, Shared &shared, StreamKeys keys)
     : uid(uid), id(id), fd(fd), link_(std::move(link)), worker_(worker), shared_(shared),
       encrypting_(cipher(keys.sending, Cipher::Direction::encrypt)),
       decrypting_(cipher(keys.receiving, Cipher::Direction::decrypt)) {

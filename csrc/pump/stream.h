@@ -33,14 +33,14 @@ struct StreamStats {
 };
 
 // Both empty on a plain stream.
-struct Keys {
+struct StreamKeys {
     std::string sending, receiving;
 };
 
 class Stream : public std::enable_shared_from_this<Stream> {
   public:
     // Owns fd from here on; throws std::system_error when it is no TCP socket. keys: of an encrypted stream.
-    Stream(uint64_t uid, int64_t id, int fd, std::shared_ptr<Link> link, Worker &worker, Shared &shared, Keys keys);
+    Stream(uint64_t uid, int64_t id, int fd, std::shared_ptr<Link> link, Worker &worker, Shared &shared, StreamKeys keys);
     ~Stream();
 
     const uint64_t uid;

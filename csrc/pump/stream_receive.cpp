@@ -115,7 +115,7 @@ void Stream::route(const Header &header) {
     auto receiver = shared_.transfers.find(header.transfer);
     if (!receiver) return;
     if (header.kind == Kind::blob) {
-        auto *blob = dynamic_cast<InBlob *>(receiver.get());
+        auto *blob = dynamic_cast<Blob *>(receiver.get());
         if (!blob) return;
         in_.place = blob->place(header.chunk, header.length);
         if (!in_.place) {

@@ -161,7 +161,7 @@ void Stream::load_contribution(const Job &job, Header &header, bool &finite) {
     const Chunk &chunk = job.chunk(out_.item.chunk);
     header.codec = static_cast<uint8_t>(job.spec.contribution_codec);
     header.length = chunk.encoded_length;
-    const Start &start = job.start();
+    const Start &start = job.begun_with();
     if (start.encoded) {
         out_.body = start.encoded + chunk.encoded_at;
     } else if (job.spec.contribution_codec == P2PAVG_NONE && start.scale == 1.0) {

@@ -17,7 +17,7 @@ from p2pavg.allreduce.feedback import Residual
 from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.allreduce.result_memory import ResultMemory
 from p2pavg.part import Part
-from p2pavg.transport.engine import NOBODY, SELF, Begin, Engine, JobProgress, ReduceJob
+from p2pavg.transport.engine import NOBODY, SELF, Engine, JobProgress, ReduceJob, Start
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
@@ -191,11 +191,11 @@ class Jobs:
         job.begun = True
         job.weights = tuple(weights)
         if source is None or isinstance(source, np.ndarray):
-            begin = Begin(job.weights, scale, source)
+            start = Start(job.weights, scale, source)
         else:
             job.growing = source
-            begin = Begin(job.weights, scale, None, source.data, ready=0)
-        self._engine.begin(transfer, begin)
+            start = Start(job.weights, scale, None, source.data, ready=0)
+        self._engine.begin(transfer, start)
 
     def supply(self, transfer: int) -> bool:
         """Let go what has been encoded since. True: there is more to come."""

@@ -1,7 +1,7 @@
 """What a run of float32 looks like on the wire.
 
 A codec turns n float32 into bytes that carry their own scales, so that a chunk can be decoded without
-anything else. Native kernels and the Python twin (`codecs_twin`) produce the same bytes. Layouts,
+anything else. Native kernels and the Python twin (`twin`) produce the same bytes. Layouts,
 little-endian; headers are padded with zeros to a multiple of 64 bytes:
 
 | codec | header | body | error of one value x in a block whose largest magnitude is m |
@@ -19,9 +19,8 @@ infinity stays infinite and NaN stays NaN (in int8 their whole block becomes NaN
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +28,12 @@ import numpy.typing as npt
 from p2pavg import native
 from p2pavg.codecs import twin
 from p2pavg.errors import ConfigurationError
-from p2pavg.native import Buffer
+from p2pavg.native import Buffer, compiled
 
 F32: TypeAlias = npt.NDArray[np.float32]
 Indices: TypeAlias = npt.NDArray[np.int64]
 
-WIRE_IDS = {"none": 0, "fp16": 1, "bf16": 2, "int8": 3}
+WIRE_IDS = {"none": twin.NONE, "fp16": twin.FP16, "bf16": twin.BF16, "int8": twin.INT8}
 
 
 @runtime_checkable
@@ -76,7 +75,7 @@ class _BuiltIn:
     @property
     def feedback(self) -> bool:
         """Whether what a contribution lost is added to the next one."""
-        return self.wire_id == WIRE_IDS["int8"]
+        return self.wire_id == twin.INT8
 
     def encoded_size(self, n: int) -> int:
         return twin.encoded_size(self.wire_id, n)
@@ -86,13 +85,13 @@ class NativeCodec(_BuiltIn):
     """A built-in codec on the C++ kernels. All calls release the GIL."""
 
     def encode(self, src: F32, dst: Buffer, scale: float) -> bool:
-        return bool(native.module().encode(self.wire_id, src, dst, scale))
+        return compiled.encode(self.wire_id, src, dst, scale)
 
     def decode(self, src: Buffer, dst: F32, scale: float = 1.0) -> None:
-        native.module().decode(self.wire_id, src, dst, scale)
+        compiled.decode(self.wire_id, src, dst, scale)
 
     def decode_add(self, src: Buffer, acc: F32, weight: float) -> bool:
-        return bool(native.module().decode_add(self.wire_id, src, acc, weight))
+        return compiled.decode_add(self.wire_id, src, acc, weight)
 
 
 class TwinCodec(_BuiltIn):
@@ -121,7 +120,7 @@ class StochasticInt8:
     epoch: int = 0
     first: int = 0
     name: str = "int8"
-    wire_id: int = WIRE_IDS["int8"]
+    wire_id: int = twin.INT8
 
     def __post_init__(self) -> None:
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
@@ -139,7 +138,7 @@ class StochasticInt8:
     def encode(self, src: F32, dst: Buffer, scale: float) -> bool:
         key = (self.seed, self.epoch, self.first)
         if native.available():
-            return bool(native.module().encode_int8_stochastic(src, dst, scale, *key))
+            return compiled.encode_int8_stochastic(src, dst, scale, *key)
         return twin.encode(self.wire_id, src, dst, scale, key)
 
     def decode(self, src: Buffer, dst: F32, scale: float = 1.0) -> None:
@@ -205,7 +204,7 @@ def has_feedback(codec: Codec) -> bool:
 
 def for_results(codec: Codec) -> Codec:
     """What averages travel in, and sums that are handed over: nobody keeps what those lose."""
-    coarse = codec.wire_id == WIRE_IDS["int8"] or has_feedback(codec)
+    coarse = codec.wire_id == twin.INT8 or has_feedback(codec)
     return get("fp16") if coarse else codec
 
 
@@ -229,7 +228,7 @@ def decode_runs(
     three are int64 arrays of one length. ValueError when a run lies outside its buffers.
     """
     if native.available() and is_built_in(codec):
-        native.module().decode_runs(codec.wire_id, src, src_offsets, dst, dst_offsets, counts, scale)
+        compiled.decode_runs(codec.wire_id, src, src_offsets, dst, dst_offsets, counts, scale)
         return
     view = memoryview(src).cast("B")
     for start, to, n in zip(src_offsets.tolist(), dst_offsets.tolist(), counts.tolist(), strict=True):
@@ -237,33 +236,6 @@ def decode_runs(
         if min(start, to, n) < 0 or start + size > len(view) or to + n > len(dst):
             raise ValueError(f"the run of {n} elements at byte {start} lies outside its buffers")
         codec.decode(view[start : start + size], dst[to : to + n], scale)
-
-
-def mean_encode(
-    codec_in: Codec,
-    inputs: Sequence[Buffer],
-    weights: Sequence[float],
-    n: int,
-    scale: float,
-    codec_out: Codec,
-    dst: Any,
-) -> bool:
-    """dst <- encode(scale · sum of weights[i]·decode(inputs[i])), summed in order; True when all are finite.
-
-    For an owner that keeps the contributions to a chunk instead of adding each on arrival: no accumulator in
-    memory is read or written. Equal to the bit to decode_add into zeros followed by encode.
-    """
-    if len(inputs) != len(weights):
-        raise ValueError("there must be one weight per input")
-    if native.available() and is_built_in(codec_in) and is_built_in(codec_out):
-        done = native.module().mean_encode(
-            codec_in.wire_id, list(inputs), list(weights), n, scale, codec_out.wire_id, dst
-        )
-        return bool(done)
-    total = np.zeros(n, np.float32)
-    for data, weight in zip(inputs, weights, strict=True):
-        codec_in.decode_add(data, total, weight)
-    return codec_out.encode(total, dst, scale)
 
 
 def encode_feedback(
@@ -274,8 +246,8 @@ def encode_feedback(
     all was finite.
     """
     if isinstance(codec, NativeCodec):
-        return bool(native.module().encode_feedback(codec.wire_id, src, scale, owed, share, dst, kept))
-    store, by = TwinCodec("bf16", WIRE_IDS["bf16"]), np.float32(share)
+        return compiled.encode_feedback(codec.wire_id, src, scale, owed, share, dst, kept)
+    store, by = TwinCodec("bf16", twin.BF16), np.float32(share)
     before, sent = np.empty_like(src), np.empty_like(src)
     store.decode(owed, before)
     with np.errstate(all="ignore"):

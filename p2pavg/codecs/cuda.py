@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ import torch
 
 from p2pavg import native
 from p2pavg.codecs import Codec, StochasticInt8, is_built_in
-from p2pavg.errors import ConfigurationError
+from p2pavg.native import compiled_cuda
 
 U8: TypeAlias = npt.NDArray[np.uint8]
 Parts: TypeAlias = Sequence[tuple[int, int]]
@@ -44,7 +44,7 @@ def encode(
     """
     n = _flat(src, torch.float32)
     _room(dst, encoded_bytes(codec, [(0, n)], chunk), src.device)
-    _module().encode(
+    compiled_cuda.encode(
         codec.wire_id,
         src.data_ptr(),
         n,
@@ -61,7 +61,9 @@ def decode(codec: Codec, src: torch.Tensor, dst: torch.Tensor, scale: float, chu
     """dst <- decoded chunks of src, times scale. src: uint8; dst: float32[n] on the same device."""
     n = _flat(dst, torch.float32)
     _room(src, encoded_bytes(codec, [(0, n)], chunk), dst.device)
-    _module().decode(codec.wire_id, src.data_ptr(), n, chunk, scale, False, dst.data_ptr(), 0, _stream(dst))
+    compiled_cuda.decode(
+        codec.wire_id, src.data_ptr(), n, chunk, scale, False, dst.data_ptr(), 0, _stream(dst)
+    )
 
 
 def decode_add(
@@ -70,7 +72,7 @@ def decode_add(
     """acc += weight · decoded chunks of src; flag is set to 1 when a term is not finite."""
     n = _flat(acc, torch.float32)
     _room(src, encoded_bytes(codec, [(0, n)], chunk), acc.device)
-    _module().decode(
+    compiled_cuda.decode(
         codec.wire_id, src.data_ptr(), n, chunk, weight, True, acc.data_ptr(), _flag(flag, acc), _stream(acc)
     )
 
@@ -98,7 +100,7 @@ def accumulate(
         targets.append(other.data_ptr())
         counts.append(n)
     for dtype, (pointers, targets, counts) in groups.items():
-        _module().accumulate(
+        compiled_cuda.accumulate(
             pointers, targets, counts, _TYPES[dtype], scale, _flag(flag, dst[0]), _stream(dst[0])
         )
 
@@ -109,13 +111,13 @@ def rescale(data: torch.Tensor, wanted: torch.Tensor, current: torch.Tensor) -> 
     data: float32[n]; wanted, current: float32 with one element each, on the same device.
     """
     n = _flat(data, torch.float32)
-    _module().rescale(data.data_ptr(), n, _scalar(wanted, data), _scalar(current, data), _stream(data))
+    compiled_cuda.rescale(data.data_ptr(), n, _scalar(wanted, data), _scalar(current, data), _stream(data))
 
 
 def clear_if(data: torch.Tensor, flag: torch.Tensor) -> None:
     """data <- 0 unless flag is 0. data: float32[n]; flag: float32 with one element on the same device."""
     n = _flat(data, torch.float32)
-    _module().clear_if(data.data_ptr(), n, _scalar(flag, data), _stream(data))
+    compiled_cuda.clear_if(data.data_ptr(), n, _scalar(flag, data), _stream(data))
 
 
 def encoded_bytes(codec: Codec, parts: Parts, chunk: int) -> int:
@@ -141,7 +143,7 @@ class PinnedPool:
         while True:
             fitting = [buffer for buffer in list(self._free.values()) if nbytes <= len(buffer) <= 2 * nbytes]
             if not fitting:
-                whole: U8 = _module().pinned(nbytes)
+                whole = compiled_cuda.pinned(nbytes)
                 break
             best = min(fitting, key=len)
             if self._free.pop(id(best), None) is not None:
@@ -155,7 +157,7 @@ class PinnedPool:
 class Transfer:
     """A gradient on its way. Keeps the tensors and arrays that take part alive until it is dropped."""
 
-    def __init__(self, runs: list[Any], keep: tuple[object, ...]) -> None:
+    def __init__(self, runs: Sequence[compiled_cuda.Transfer], keep: tuple[object, ...]) -> None:
         self._runs = runs
         self._keep = keep
 
@@ -184,14 +186,14 @@ class GradientStaging:
     def __init__(self, device: torch.device) -> None:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
-        self._staging = _module().Staging(index, SLOT_BYTES, SLOTS)
+        self._staging = compiled_cuda.Staging(index, SLOT_BYTES, SLOTS)
         self._gate = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # it only waits
         self._one_at_a_time = threading.Lock()
 
     @property
     def device_bytes(self) -> int:
         """Device memory in use beyond the gradients."""
-        return int(self._staging.device_bytes())
+        return self._staging.device_bytes()
 
     def download(
         self,
@@ -252,15 +254,6 @@ class GradientStaging:
                 )
                 at += encoded_bytes(codec, [(start, count)], chunk)
         return Transfer(runs, (dst, data, self))
-
-
-def _module() -> Any:
-    module = native.cuda()
-    if module is None:
-        raise ConfigurationError(
-            "There is no usable CUDA device, or p2pavg was built without its CUDA module."
-        )
-    return module
 
 
 def _flat(tensor: torch.Tensor, dtype: torch.dtype) -> int:

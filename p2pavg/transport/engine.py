@@ -62,7 +62,7 @@ class ReduceJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class Start:
     """What is known when the round begins: who contributes with which weight."""
 
     weights: tuple[float, ...]  # per rank, >= 0, at least one > 0
@@ -181,10 +181,10 @@ class Engine(Protocol):
 
     def open_reduce(self, job: ReduceJob) -> None: ...
 
-    def begin(self, transfer: int, begin: Begin) -> None: ...
+    def begin(self, transfer: int, start: Start) -> None: ...
 
     def supply(self, transfer: int, ready: int) -> None:
-        """The first `ready` chunks of `Begin.encoded` are in place now: they may go out, and be added to."""
+        """The first `ready` chunks of `Start.encoded` are in place now: they may go out, and be added to."""
 
     def cancel(self, transfer: int) -> None:
         """Forget a job or blob, at once: buffers are not touched any more after this returns. Idempotent."""

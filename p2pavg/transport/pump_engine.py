@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from p2pavg import native
+from p2pavg.native import compiled
 from p2pavg.transport.engine import (
-    Begin,
     EngineEvents,
     JobProgress,
     LinkHealth,
     Missing,
     ReduceJob,
+    Start,
     StreamKeys,
     StreamStats,
 )
@@ -30,12 +31,12 @@ _ALL_CHUNKS = 2**32 - 1
 
 def available() -> bool:
     """Whether the native module is there and holds the pump (Linux only)."""
-    return native.available() and hasattr(native.module(), "Pump")
+    return native.available() and hasattr(compiled, "Pump")
 
 
 def can_encrypt() -> bool:
     """Whether it can serve encrypted streams: the machine has libcrypto."""
-    return available() and bool(native.module().can_encrypt())
+    return available() and compiled.can_encrypt()
 
 
 class PumpEngine:
@@ -48,7 +49,7 @@ class PumpEngine:
         """
         self._loop = asyncio.get_running_loop()
         self._events = events
-        self._pump = native.module().Pump(threads or min(MOST_THREADS, len(os.sched_getaffinity(0))))
+        self._pump = compiled.Pump(threads or min(MOST_THREADS, len(os.sched_getaffinity(0))))
         self._uids: dict[int, tuple[int, int]] = {}  # of streams: link, stream
         self._alive: dict[int, list[Any]] = {}  # by transfer
         self._running: dict[int, ReduceJob] = {}
@@ -104,21 +105,21 @@ class PumpEngine:
         )
         self._alive[job.transfer] = [job]
 
-    def begin(self, transfer: int, begin: Begin) -> None:
+    def begin(self, transfer: int, start: Start) -> None:
         alive = self._alive[transfer]
-        source, encoded = begin.source, begin.encoded
+        source, encoded = start.source, start.encoded
         self._pump.begin(
             transfer=transfer,
-            weights=begin.weights,
-            scale=begin.scale,
+            weights=start.weights,
+            scale=start.scale,
             source=0 if source is None else _address(source, np.float32),
             source_elements=0 if source is None else source.size,
             encoded=0 if encoded is None else _address(encoded, np.uint8),
             encoded_bytes=0 if encoded is None else encoded.nbytes,
-            ready=_ALL_CHUNKS if begin.ready is None else begin.ready,
+            ready=_ALL_CHUNKS if start.ready is None else start.ready,
         )
         self._running[transfer] = alive[0]
-        alive.append(begin)
+        alive.append(start)
 
     def supply(self, transfer: int, ready: int) -> None:
         self._pump.supply(transfer, ready)
@@ -168,14 +169,13 @@ class PumpEngine:
         return [StreamStats(*numbers) for numbers in self._pump.stats(link)]
 
     def traffic(self, link: int) -> tuple[int, int]:
-        sent, received = self._pump.traffic(link)
-        return sent, received
+        return self._pump.traffic(link)
 
     def health(self, link: int) -> LinkHealth:
         return LinkHealth(*self._pump.health(link))
 
     def cpu_seconds(self) -> float:
-        return float(self._pump.cpu_seconds())
+        return self._pump.cpu_seconds()
 
     # -- settings
 
@@ -221,7 +221,7 @@ class PumpEngine:
             "blob_sent": self._blob_sent,
             "released": self._released,
         }
-        return [by_name[name] for name in native.module().PUMP_EVENTS]
+        return [by_name[name] for name in compiled.PUMP_EVENTS]
 
     def _stream_closed(self, link: int, uid: int, transfer: int, index: int, text: str) -> None:
         if uid in self._uids:

@@ -22,9 +22,9 @@ def instruction_sets() -> list[str]:
     """The native implementations that run here, the portable one last; empty without the native module."""
     if not native.available():
         return []
-    before = native.module().isa()
-    found = [isa for isa in ("avx2", "neon", "portable") if native.module().select_isa(isa)]
-    native.module().select_isa(before)
+    before = native.compiled.isa()
+    found = [isa for isa in ("avx2", "neon", "portable") if native.compiled.select_isa(isa)]
+    native.compiled.select_isa(before)
     return found
 
 
@@ -39,12 +39,12 @@ def implementation(which: str, name: str) -> Iterator[Codec]:
     if which == "twin":
         yield TwinCodec(name, WIRE_IDS[name])
         return
-    before = native.module().isa()
-    assert native.module().select_isa(which)
+    before = native.compiled.isa()
+    assert native.compiled.select_isa(which)
     try:
         yield NativeCodec(name, WIRE_IDS[name])
     finally:
-        native.module().select_isa(before)
+        native.compiled.select_isa(before)
 
 
 def encoded(codec: Codec, x: F32, scale: float = 1.0) -> tuple[U8, bool]:

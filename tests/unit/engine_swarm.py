@@ -16,14 +16,14 @@ import numpy as np
 
 from p2pavg import codecs, native
 from p2pavg.part import Part
-from p2pavg.transport.engine import NOBODY, SELF, Begin, Engine, ReduceJob, StreamKeys, codec_layout
+from p2pavg.transport.engine import NOBODY, SELF, Engine, ReduceJob, Start, StreamKeys, codec_layout
 from p2pavg.transport.python.engine import PythonEngine
 
 DEADLINE_S = 20.0
 ENGINES: dict[str, Callable[..., Engine]] = {"python": PythonEngine}
 if (
     native.available()
-    and hasattr(native.module(), "Pump")
+    and hasattr(native.compiled, "Pump")
     and importlib.util.find_spec("p2pavg.transport.pump_engine")
 ):
     from p2pavg.transport.pump_engine import PumpEngine
@@ -207,7 +207,7 @@ class Reduction:
         apart = self.unlinked and rank not in self.owners and other not in self.owners
         return NOBODY if apart else Swarm.link(rank, other)
 
-    def begin(self, rank: int) -> Begin:
+    def begin(self, rank: int) -> Start:
         source = self.sources[rank]
         encoded = None
         if self.pre_encoded and source is not None:
@@ -215,7 +215,7 @@ class Reduction:
                 [self.encode(source[at : at + count], self.scales[rank]) for at, count in self.chunks]
             )
             source = None
-        return Begin(tuple(self.weights), self.scales[rank], source, encoded)
+        return Start(tuple(self.weights), self.scales[rank], source, encoded)
 
     def encode(self, values: np.ndarray, scale: float = 1.0) -> np.ndarray:
         out = np.empty(self.contribution_codec.encoded_size(len(values)), np.uint8)

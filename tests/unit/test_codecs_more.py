@@ -98,31 +98,6 @@ class TestManyRuns:
         assert (dst == 1).all()
 
 
-@pytest.mark.parametrize("which", IMPLEMENTATIONS)
-@pytest.mark.parametrize("name_in", NAMES)
-@pytest.mark.parametrize("name_out", NAMES)
-def test_mean_encode_is_add_then_encode(which: str, name_in: str, name_out: str) -> None:
-    """The fused mean of several contributions has the bits of adding them one by one and encoding the sum."""
-    rng = np.random.default_rng(4)
-    n, weights = 5001, [3.0, 0.5, 7.0]
-    with implementation(which, name_in) as codec_in, implementation(which, name_out) as codec_out:
-        inputs = [encoded(codec_in, rng.standard_normal(n).astype(np.float32))[0] for _ in weights]
-        total = np.zeros(n, np.float32)
-        for data, weight in zip(inputs, weights, strict=True):
-            codec_in.decode_add(data, total, weight)
-        expected, _ = encoded(codec_out, total, 1 / sum(weights))
-        dst = np.full(codec_out.encoded_size(n), 0xA5, np.uint8)
-        assert codecs.mean_encode(codec_in, inputs, weights, n, 1 / sum(weights), codec_out, dst)
-    assert dst.tobytes() == expected.tobytes()
-
-
-def test_mean_encode_tells_non_finite_results() -> None:
-    """Finite contributions whose sum overflows are told."""
-    none = codecs.get("none")
-    data = np.full(10, 3e38, np.float32).view(np.uint8)
-    assert not codecs.mean_encode(none, [data, data], [1.0, 1.0], 10, 0.5, none, np.empty(40, np.uint8))
-
-
 @dataclass(frozen=True)
 class SignCodec:
     """A codec of somebody else: one byte per element that keeps the sign."""

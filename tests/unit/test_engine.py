@@ -15,7 +15,7 @@ import pytest
 
 from p2pavg import native
 from p2pavg.transport import frames
-from p2pavg.transport.engine import Begin, Missing
+from p2pavg.transport.engine import Missing, Start
 from p2pavg.transport.frames import Header, Heartbeat, Kind
 from tests.unit.engine_swarm import DEADLINE_S, KINDS, Reduction, Swarm, gradients, poll, tcp_pair
 
@@ -226,7 +226,7 @@ class TestEngine:
         reduction.start(swarm, [0, 2])
         whole = reduction.begin(1)
         growing = np.full_like(whole.encoded, 0xFF)  # NaN, should anybody read it too early
-        swarm.engines[1].begin(7, Begin(whole.weights, 1.0, None, growing, ready=0))
+        swarm.engines[1].begin(7, Start(whole.weights, 1.0, None, growing, ready=0))
         size = whole.encoded.nbytes // len(reduction.chunks)
         for ready in (7, 23, 23, 41, 60):
             growing[: ready * size] = whole.encoded[: ready * size]
@@ -830,11 +830,11 @@ class TestEngine:
         reduction.open(swarm, [0])
         source = reduction.sources[0]
         for begin in (
-            Begin((1.0,), 1.0, source),
-            Begin((0.0, 0.0), 1.0, source),
-            Begin((-1.0, 2.0), 1.0, source),
-            Begin((1.0, 1.0), 1.0),
-            Begin((1.0, 1.0), 1.0, source[:9]),
+            Start((1.0,), 1.0, source),
+            Start((0.0, 0.0), 1.0, source),
+            Start((-1.0, 2.0), 1.0, source),
+            Start((1.0, 1.0), 1.0),
+            Start((1.0, 1.0), 1.0, source[:9]),
         ):
             with pytest.raises(ValueError):
                 swarm.engines[0].begin(7, begin)

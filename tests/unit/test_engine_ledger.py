@@ -14,10 +14,10 @@ from p2pavg.part import Part
 from p2pavg.transport import tcp_info
 from p2pavg.transport.engine import SELF, Missing, ReduceJob, codec_layout
 from p2pavg.transport.frames import Header, Kind
-from p2pavg.transport.pacing import TokenBucket
+from p2pavg.transport.limiter import Limiter
 from p2pavg.transport.python.buffers import BufferPool
 from p2pavg.transport.python.ledger import Ledger
-from p2pavg.transport.python.outbox import Class, Item, Outbox
+from p2pavg.transport.python.outbox import Item, Outbox, Priority
 
 CHUNK = 10
 
@@ -189,51 +189,55 @@ class TestLedger:
 
 
 class TestOutbox:
-    def item(self, order: Class, number: int = 0, transfer: int = 1) -> Item:
-        kinds = {Class.CONTRIBUTION: Kind.CONTRIBUTION, Class.BLOB: Kind.BLOB, Class.HEARTBEAT: Kind.PING}
-        return Item(order, kinds.get(order, Kind.RESULT), transfer, number=number)
+    def item(self, priority: Priority, number: int = 0, transfer: int = 1) -> Item:
+        kinds = {
+            Priority.CONTRIBUTION: Kind.CONTRIBUTION,
+            Priority.BLOB: Kind.BLOB,
+            Priority.HEARTBEAT: Kind.PING,
+        }
+        return Item(priority, kinds.get(priority, Kind.RESULT), transfer, number=number)
 
     def test_order(self):
         """Heartbeats, contributions, results, joiners' results, blobs; in the order put within each."""
         box = Outbox()
-        for order in reversed(Class):
+        for priority in reversed(Priority):
             for number in (2, 1):
-                box.put(self.item(order, number, transfer=order))
+                box.put(self.item(priority, number, transfer=priority))
         taken = []
         while (item := box.take(0, chunks=True)) is not None:
-            taken.append((item.order, item.number))
-        chunks = [(order, number) for order in list(Class)[1:] for number in (2, 1)]
-        assert taken == [(Class.HEARTBEAT, 1), *chunks]
+            taken.append((item.priority, item.number))
+        chunks = [(priority, number) for priority in list(Priority)[1:] for number in (2, 1)]
+        assert taken == [(Priority.HEARTBEAT, 1), *chunks]
         assert not box
 
     def test_only_heartbeats_under_the_limit(self):
         """When the upload limit is reached only heartbeats leave."""
         box = Outbox()
-        box.put(self.item(Class.RESULT))
+        box.put(self.item(Priority.RESULT))
         assert box.take(0, chunks=False) is None
-        box.put(self.item(Class.HEARTBEAT))
-        assert box.take(0, chunks=False).order is Class.HEARTBEAT
-        assert box.take(0, chunks=True).order is Class.RESULT
+        box.put(self.item(Priority.HEARTBEAT))
+        assert box.take(0, chunks=False).priority is Priority.HEARTBEAT
+        assert box.take(0, chunks=True).priority is Priority.RESULT
 
     def test_no_chunk_waits_twice(self):
         """A chunk asked for again while it still waits is sent once; after it left, again."""
         box = Outbox()
-        box.put(self.item(Class.RESULT, 5))
-        box.put(self.item(Class.RESULT, 5))
+        box.put(self.item(Priority.RESULT, 5))
+        box.put(self.item(Priority.RESULT, 5))
         first = box.take(0, chunks=True)
         assert box.take(0, chunks=True) is None
         box.put_back(first)
-        box.put(self.item(Class.RESULT, 5))
+        box.put(self.item(Priority.RESULT, 5))
         assert box.take(0, chunks=True) is first
         assert box.take(0, chunks=True) is None
 
     def test_copies_go_over_other_streams(self):
         """What one stream was late with, another one takes."""
         box = Outbox()
-        copy = self.item(Class.RESULT, 1)
+        copy = self.item(Priority.RESULT, 1)
         copy.not_over = 0
         box.put(copy)
-        box.put(self.item(Class.RESULT, 2))
+        box.put(self.item(Priority.RESULT, 2))
         assert box.take(0, chunks=True).number == 2
         assert box.take(0, chunks=True) is None
         assert box.take(1, chunks=True) is copy
@@ -241,8 +245,8 @@ class TestOutbox:
     def test_put_back_goes_first(self):
         """What a lost stream had not wholly sent goes before everything of its class."""
         box = Outbox()
-        box.put(self.item(Class.CONTRIBUTION, 1))
-        box.put(self.item(Class.CONTRIBUTION, 2))
+        box.put(self.item(Priority.CONTRIBUTION, 1))
+        box.put(self.item(Priority.CONTRIBUTION, 2))
         box.put_back(box.take(0, chunks=True))
         assert box.take(0, chunks=True).number == 1
 
@@ -250,10 +254,10 @@ class TestOutbox:
         """Dropped items are gone and may be put again; the others keep their order."""
         box = Outbox()
         for number in range(6):
-            box.put(self.item(Class.RESULT, number, transfer=number % 2))
+            box.put(self.item(Priority.RESULT, number, transfer=number % 2))
         box.drop(lambda item: item.transfer == 0)
         assert [item.number for item in box] == [1, 3, 5]
-        box.put(self.item(Class.RESULT, 0, transfer=0))
+        box.put(self.item(Priority.RESULT, 0, transfer=0))
         assert [item.number for item in box] == [1, 3, 5, 0]
 
 
@@ -267,7 +271,7 @@ class TestPacing:
         """However bytes are offered, what left by any time is at most the rate, a burst and one frame
         more.
         """
-        bucket = TokenBucket(rate, 0.0)
+        bucket = Limiter(rate, 0.0)
         now, sent, largest = 0.0, 0, 0
         for pause, nbytes in sends:
             now += pause
@@ -279,7 +283,7 @@ class TestPacing:
 
     def test_full_use(self):
         """A sender that is always ready uses the whole rate."""
-        bucket, now, sent = TokenBucket(1e6, 0.0), 0.0, 0
+        bucket, now, sent = Limiter(1e6, 0.0), 0.0, 0
         while now < 60.0:
             now += bucket.wait_s(now)
             bucket.spend(30_000)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import logging
 import os
+import re
 import subprocess
 import sys
 import types
@@ -15,14 +18,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pavg import native
+from p2pavg import codecs, native
 
 SCRIPT = """
 import numpy as np
 from p2pavg import codecs, native
 assert not native.available() and native.cuda() is None
 try:
-    native.module()
+    native.compiled.isa()
 except RuntimeError as error:
     print(error)
 data = np.zeros(codecs.get("bf16").encoded_size(2), np.uint8)
@@ -64,9 +67,9 @@ def test_crc32_is_that_of_zlib(piece: bytes, times: int, before: int, cut: int) 
 @pytest.mark.skipif(not native.available(), reason="needs the native module")
 def test_an_unknown_instruction_set_is_not_selected() -> None:
     """Selecting what this machine lacks fails and changes nothing."""
-    before = native.module().isa()
-    assert not native.module().select_isa("mmx")
-    assert native.module().isa() == before
+    before = native.compiled.isa()
+    assert not native.compiled.select_isa("mmx")
+    assert native.compiled.isa() == before
 
 
 @pytest.fixture
@@ -102,3 +105,70 @@ def test_a_working_device_is_used(fake_cuda: types.ModuleType, monkeypatch: pyte
     """Without a problem the module is returned."""
     monkeypatch.setattr(fake_cuda, "problem", lambda: "", raising=False)
     assert native.cuda() is fake_cuda
+
+
+def stubbed(name: str) -> dict[str, ast.FunctionDef | None]:
+    """What a stub declares, members of classes as "Class.member"; functions with their parameters."""
+    tree = ast.parse((Path(native.__file__).parent / f"{name}.pyi").read_text())
+    found: dict[str, ast.FunctionDef | None] = {}
+    for node in tree.body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                found[name] = None
+            case ast.FunctionDef():
+                found[node.name] = node
+            case ast.ClassDef():
+                found[node.name] = None
+                members = [member for member in node.body if isinstance(member, ast.FunctionDef)]
+                found |= {f"{node.name}.{member.name}": member for member in members}
+    return found
+
+
+def built(module: types.ModuleType) -> dict[str, ast.FunctionDef | None]:
+    """The same of a compiled module, from the signatures that it carries."""
+    holders: dict[str, object] = {"": module}
+    holders |= {f"{name}.": kind for name, kind in vars(module).items() if isinstance(kind, type)}
+    found: dict[str, ast.FunctionDef | None] = {}
+    for prefix, holder in holders.items():
+        for name in dir(holder):
+            signature = getattr(getattr(holder, name), "__nb_signature__", None)
+            if signature is not None:
+                text = re.sub(r"ndarray\[[^\]]*\]", "ndarray", signature[0][0]).replace("\\0", "None")
+                function = ast.parse(text + ": ...").body[0]
+                assert isinstance(function, ast.FunctionDef)
+                found[prefix + name] = function
+            elif not name.startswith("__"):
+                found[prefix + name] = None
+    return found
+
+
+def parameters(function: ast.FunctionDef) -> tuple[list[str], int]:
+    """Names, and how many have a default."""
+    return [one.arg for one in (*function.args.posonlyargs, *function.args.args)], len(function.args.defaults)
+
+
+@pytest.mark.parametrize("name", ["_native", "_cuda"])
+def test_the_stub_is_what_was_built(name: str) -> None:
+    """A stub declares exactly the names that its module has, and each function's parameters."""
+    try:
+        module = importlib.import_module(f"p2pavg.{name}")
+    except ImportError:
+        pytest.skip(f"{name} was not built")
+    told, has = stubbed(name), built(module)
+    assert told.keys() == has.keys()
+    for what, function in has.items():
+        stub = told[what]
+        assert (function is None) == (stub is None), what
+        if function is None or stub is None:
+            continue
+        (names, defaults), (declared, with_default) = parameters(function), parameters(stub)
+        assert defaults == with_default, what
+        assert [a if re.fullmatch(r"arg\d*", a) else b for a, b in zip(names, declared, strict=True)] == names
+
+
+@pytest.mark.skipif(not native.available(), reason="needs the native module")
+def test_codecs_have_the_same_wire_ids_in_every_implementation() -> None:
+    """The native module numbers the built-in codecs as the Python twin does."""
+    assert dict(enumerate(native.compiled.CODECS)) == {
+        wire_id: name for name, wire_id in codecs.WIRE_IDS.items()
+    }

@@ -21,7 +21,7 @@ struct Bench {
     int64_t next = 0;
 
     void open() {
-        JobSpec spec;
+        ReduceJob spec;
         spec.transfer = kJob;
         spec.voters = {1, 1};
         spec.parts = {{0, 0, kElements / 2}, {1, kElements / 2, kElements / 2}};
@@ -91,7 +91,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                                      : std::string(reinterpret_cast<const char *>(data + 1), size - 1);
     bench.open();
     auto [ours, theirs] = tcp_pair();
-    bench.pump.attach(0, bench.next++, theirs, encrypted ? Keys{std::string(32, 'o'), key} : Keys{});
+    bench.pump.attach(0, bench.next++, theirs, encrypted ? StreamKeys{std::string(32, 'o'), key} : StreamKeys{});
     for (size_t at = 0; at < bytes.size();) {
         const ssize_t put = send(ours, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
         if (put <= 0) break;

@@ -96,7 +96,7 @@ class Swarm {
 
     void connect(size_t i, size_t j) {
         auto [one, other] = tcp_pair();
-        Keys there, back;
+        StreamKeys there, back;
         if (encrypted_) {
             there = {std::string(32, 'a'), std::string(32, 'b')};
             back = {there.receiving, there.sending};
@@ -186,7 +186,7 @@ struct Reduction {
                 action(part.start + at, std::min<size_t>(chunk_elements, part.count - at));
     }
     void open(Swarm &swarm, size_t rank) {
-        JobSpec spec;
+        ReduceJob spec;
         spec.transfer = transfer;
         spec.rank = static_cast<uint32_t>(rank);
         spec.voters = voters;

@@ -29,7 +29,7 @@ def measure(numel: int, rounds: int) -> dict[str, Any]:
                 seconds[kernel.name].append(time.perf_counter() - started)
                 advance(1)
     rates = {kernel.name: kernel.moved / median(seconds[kernel.name]) / 1e9 for kernel in timed}
-    implementation = native.module().isa() if native.available() else "python twin"
+    implementation = native.compiled.isa() if native.available() else "python twin"
     return summary("cpu", implementation, numel, rates)
 
 
@@ -52,7 +52,6 @@ def kernels(numel: int) -> Iterator[Kernel]:
     yield Kernel(
         "encode int8 stochastic", x.nbytes + encoded.nbytes, lambda: stochastic.encode(x, encoded, 0.7)
     )
-    yield _mean_kernel(x)
     yield Kernel("crc32", x.nbytes, lambda: native.crc32(x.view(np.uint8)))
 
 
@@ -63,18 +62,3 @@ def _codec_kernels(
     yield Kernel(f"encode {name}", once, lambda: codec.encode(x, encoded, 0.7))
     yield Kernel(f"decode {name}", once, lambda: codec.decode(encoded, y))
     yield Kernel(f"decode+add {name}", once + y.nbytes, lambda: codec.decode_add(encoded, y, 1e-6))
-
-
-def _mean_kernel(x: codecs.F32) -> Kernel:
-    """The mean of four fp16 contributions of a quarter of the vector, encoded as fp16."""
-    fp16 = codecs.get("fp16")
-    quarter = len(x) // 4
-    inputs = [np.zeros(fp16.encoded_size(quarter), np.uint8) for _ in range(4)]
-    for i, data in enumerate(inputs):
-        fp16.encode(x[i * quarter : (i + 1) * quarter], data, 1.0)
-    out = np.zeros_like(inputs[0])
-    return Kernel(
-        "mean of 4 fp16",
-        5 * out.nbytes,
-        lambda: codecs.mean_encode(fp16, inputs, [1.0, 2.0, 3.0, 4.0], quarter, 0.1, fp16, out),
-    )

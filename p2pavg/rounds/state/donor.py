@@ -27,7 +27,7 @@ from p2pavg.rounds.state.snapshot import Live
 from p2pavg.rounds.state.yielding import Yielding
 from p2pavg.rounds.training import StateSource, SwappedError
 from p2pavg.transport.engine import Engine
-from p2pavg.transport.pacing import TokenBucket
+from p2pavg.transport.limiter import Limiter
 
 logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
@@ -85,7 +85,7 @@ class Donor:
         self._snapshot: tuple[Manifest, U8] | None = None
         self._retained = Retained(background, directory)
         self._downloads: dict[int, Download] = {}
-        self._bucket = None if upload_bps is None else TokenBucket(upload_bps / 8, time.monotonic())
+        self._bucket = None if upload_bps is None else Limiter(upload_bps / 8, time.monotonic())
         self._waking: asyncio.TimerHandle | None = None
         self._taking = asyncio.Lock()
         self._rests_until = 0.0

@@ -10,7 +10,7 @@ from p2pavg.transport.engine import LinkHealth
 from p2pavg.transport.frames import HEARTBEAT_BYTES, Heartbeat, Kind
 
 
-class OwnPulse:
+class OwnActivity:
     """When this process's event loop and training thread were last seen."""
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class OwnPulse:
         return Heartbeat(stamp, max(0.0, now - self.loop_at), max(0.0, now - self.trainer_at)).pack()
 
 
-class Pulse:
+class PeerActivity:
     """What the other side's heartbeats told."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Pulse:
         return LinkHealth(last_heard_at, self._rtt_s, self._loop_age_s, self._trainer_age_s)
 
 
-class HeartbeatLanding:
+class HeartbeatBuffer:
     def __init__(self, kind: Kind, heard: Callable[[Kind, Heartbeat], None]) -> None:
         self.view = memoryview(bytearray(HEARTBEAT_BYTES))
         self._kind = kind

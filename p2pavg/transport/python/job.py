@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
-from p2pavg.transport.engine import U8, Begin, EngineEvents, JobProgress, Missing
+from p2pavg.transport.engine import U8, EngineEvents, JobProgress, Missing, Start
 from p2pavg.transport.frames import Header, Kind
 from p2pavg.transport.python.buffers import BufferPool
-from p2pavg.transport.python.landing import Arrivals
-from p2pavg.transport.python.outbox import Class, Item
+from p2pavg.transport.python.landing import Landing
+from p2pavg.transport.python.outbox import Item, Priority
 from p2pavg.transport.python.reducer import NonFiniteError, Reducer
-from p2pavg.transport.python.stream import DataStream, Fate, Landing
+from p2pavg.transport.python.stream import Destination, Fate, Stream
 
 _LOCAL_WORK_S = 0.002  # the longest that work without I/O keeps the event loop
 
 
-class ReduceRun:
+class Job:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -29,15 +29,15 @@ class ReduceRun:
     ) -> None:
         """put(link, items): into that link's outbox."""
         self.reducer = reducer
-        self.job = reducer.job
+        self.spec = reducer.spec
         self._loop = loop
         self._events = events
         self._pool = pool
         self._put = put
         self._ledger = reducer.ledger
-        self._arrivals = Arrivals(pool, reducer.result_view, self._ledger.result_due, self._accept_result)
-        self._rank_of = {link: rank for rank, link in enumerate(self.job.links) if rank != self.job.rank}
-        self._held: list[DataStream] = []
+        self._landing = Landing(pool, reducer.result_view, self._ledger.result_due, self._accept_result)
+        self._rank_of = {link: rank for rank, link in enumerate(self.spec.links) if rank != self.spec.rank}
+        self._held: list[Stream] = []
         self._ready = 0  # chunks of our own contribution that are in place
         self._alone: Iterator[int] = iter(())  # our chunks to which nobody else contributes
         self._refused: set[int] = set()
@@ -47,19 +47,19 @@ class ReduceRun:
 
     # -- from the engine
 
-    def begin(self, begin: Begin) -> None:
+    def begin(self, start: Start) -> None:
         if self._ledger.begun:
-            raise ValueError(f"transfer {self.job.transfer} has begun already")
-        self.reducer.begin(begin)
+            raise ValueError(f"transfer {self.spec.transfer} has begun already")
+        self.reducer.begin(start)
         ledger = self._ledger
         alone = not any(ledger.contributes(rank) for rank in ledger.others())
         self._alone = iter(ledger.owned_by(ledger.rank) if alone else ())
-        self.supply(len(ledger.chunks) if begin.ready is None else begin.ready)
+        self.supply(len(ledger.chunks) if start.ready is None else start.ready)
 
     def supply(self, ready: int) -> None:
         """The first `ready` chunks of our contribution are in place."""
         if not self._ledger.begun:
-            raise ValueError(f"transfer {self.job.transfer} has not begun")
+            raise ValueError(f"transfer {self.spec.transfer} has not begun")
         ledger, before, self._ready = self._ledger, self._ready, max(ready, self._ready)
         if ledger.contributes(ledger.rank):
             for rank in ledger.others():
@@ -98,7 +98,7 @@ class ReduceRun:
         """Tell once per rank; nothing more is taken from it."""
         if rank not in self._refused:
             self._refused.add(rank)
-            self._events.job_refused(self.job.transfer, rank, why)
+            self._events.job_refused(self.spec.transfer, rank, why)
 
     # -- work
 
@@ -131,17 +131,19 @@ class ReduceRun:
 
     def _queue(self, kind: Kind, rank: int, numbers: Sequence[int], *, repeat: bool = False) -> None:
         if kind is Kind.CONTRIBUTION:
-            order = Class.CONTRIBUTION
+            priority = Priority.CONTRIBUTION
         else:
-            order = Class.RESULT if self.job.voters[rank] else Class.JOINER
-        transfer, reducer = self.job.transfer, self.reducer
-        items = [Item(order, kind, transfer, rank, number, job=reducer, repeat=repeat) for number in numbers]
-        self._put(self.job.links[rank], items)
+            priority = Priority.RESULT if self.spec.voters[rank] else Priority.JOINER
+        transfer, reducer = self.spec.transfer, self.reducer
+        items = [
+            Item(priority, kind, transfer, rank, number, reducer=reducer, repeat=repeat) for number in numbers
+        ]
+        self._put(self.spec.links[rank], items)
 
     def _check_done(self) -> None:
         if self._ledger.done and not self._told_done and not self._over:
             self._told_done = True
-            self._events.job_done(self.job.transfer, self._ledger.digests())
+            self._events.job_done(self.spec.transfer, self._ledger.digests())
 
     def _touch(self) -> None:
         self._last_byte_at = time.monotonic()
@@ -160,7 +162,7 @@ class ReduceRun:
 
     # -- receiving
 
-    def expect(self, stream: DataStream, header: Header) -> Landing | Fate:
+    def expect(self, stream: Stream, header: Header) -> Destination | Fate:
         """Where this CONTRIBUTION or RESULT frame goes."""
         rank, ledger = self._rank_of.get(stream.link), self._ledger
         if rank is None or rank in self._refused:
@@ -180,9 +182,9 @@ class ReduceRun:
         self._touch()
         if header.kind is Kind.RESULT:
             if ledger.result_due(number):
-                return self._arrivals.expect(stream, number)
+                return self._landing.expect(stream, number)
         elif ledger.contribution_due(rank, number):
-            return _ContributionLanding(self, rank, number, header.length, self._pool)
+            return _ContributionBuffer(self, rank, number, header.length, self._pool)
         return Fate.DROP
 
     def contribution_landed(self, rank: int, number: int, body: U8) -> None:
@@ -201,11 +203,11 @@ class ReduceRun:
         self._check_done()
 
 
-class _ContributionLanding:
+class _ContributionBuffer:
     """A pooled buffer that holds one contribution until it is added."""
 
-    def __init__(self, run: ReduceRun, rank: int, number: int, length: int, pool: BufferPool) -> None:
-        self._run = run
+    def __init__(self, job: Job, rank: int, number: int, length: int, pool: BufferPool) -> None:
+        self._job = job
         self._rank = rank
         self._number = number
         self._pool = pool
@@ -214,7 +216,7 @@ class _ContributionLanding:
         self.view = self._body.data
 
     def landed(self, crc: int) -> None:
-        self._run.contribution_landed(self._rank, self._number, self._body)
+        self._job.contribution_landed(self._rank, self._number, self._body)
         self._pool.give(self._buffer)
 
     def lost(self) -> None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from p2pavg.transport.python.buffers import BufferPool
-from p2pavg.transport.python.stream import DataStream
+from p2pavg.transport.python.stream import Stream
 
 
-class Arrivals:
+class Landing:
     def __init__(
         self,
         pool: BufferPool,
@@ -31,13 +31,13 @@ class Arrivals:
         self.accept = accept
         self.direct: dict[int, InPlace] = {}  # chunks that a stream is writing into their place
 
-    def expect(self, stream: DataStream, number: int) -> InPlace | Aside:
+    def expect(self, stream: Stream, number: int) -> InPlace | Aside:
         """Where `stream` receives this chunk, which is due."""
         if number in self.direct:
             return Aside(self, number, self._pool)
-        landing = InPlace(self, stream, number)
-        self.direct[number] = landing
-        return landing
+        in_place = InPlace(self, stream, number)
+        self.direct[number] = in_place
+        return in_place
 
     def accepted(self, number: int, crc: int, view: memoryview) -> None:
         """A whole copy of the chunk is in `view`."""
@@ -45,7 +45,7 @@ class Arrivals:
             return
         writing = self.direct.pop(number, None)
         if writing is not None and writing.view is not view:
-            writing.stream.forget_landing()
+            writing.stream.forget_destination()
             writing.view[:] = view
         elif writing is None:
             self.place(number)[:] = view
@@ -53,31 +53,31 @@ class Arrivals:
 
 
 class InPlace:
-    def __init__(self, arrivals: Arrivals, stream: DataStream, number: int) -> None:
+    def __init__(self, landing: Landing, stream: Stream, number: int) -> None:
         self.stream = stream
-        self.view = arrivals.place(number)
-        self._arrivals = arrivals
+        self.view = landing.place(number)
+        self._landing = landing
         self._number = number
 
     def landed(self, crc: int) -> None:
-        self._arrivals.accepted(self._number, crc, self.view)
+        self._landing.accepted(self._number, crc, self.view)
 
     def lost(self) -> None:
-        if self._arrivals.direct.get(self._number) is self:
-            del self._arrivals.direct[self._number]
+        if self._landing.direct.get(self._number) is self:
+            del self._landing.direct[self._number]
 
 
 class Aside:
-    def __init__(self, arrivals: Arrivals, number: int, pool: BufferPool) -> None:
-        length = len(arrivals.place(number))
+    def __init__(self, landing: Landing, number: int, pool: BufferPool) -> None:
+        length = len(landing.place(number))
         self._buffer = pool.take(length)
         self.view = self._buffer[:length].data
-        self._arrivals = arrivals
+        self._landing = landing
         self._number = number
         self._pool = pool
 
     def landed(self, crc: int) -> None:
-        self._arrivals.accepted(self._number, crc, self.view)
+        self._landing.accepted(self._number, crc, self.view)
         self._pool.give(self._buffer)
 
     def lost(self) -> None:

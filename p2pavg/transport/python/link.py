@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from p2pavg.transport import tcp_info
 from p2pavg.transport.engine import LinkHealth, StreamStats
-from p2pavg.transport.python.heartbeat import Pulse
+from p2pavg.transport.python.heartbeat import PeerActivity
 from p2pavg.transport.python.outbox import Outbox
-from p2pavg.transport.python.stream import DataStream
+from p2pavg.transport.python.stream import Stream
 
 
-class PeerStreams:
+class Link:
     def __init__(self) -> None:
-        self.open: dict[int, DataStream] = {}
+        self.open: dict[int, Stream] = {}
         self.outbox = Outbox()
-        self.pulse = Pulse()
+        self.activity = PeerActivity()
         self._closed_at = 0.0
         self._sent = self._received = 0  # of closed streams
 
@@ -25,7 +25,7 @@ class PeerStreams:
             for stream in self.open.values():
                 stream.want_to_send()
 
-    def retire(self, stream: DataStream) -> None:
+    def retire(self, stream: Stream) -> None:
         """It is closed; what it carried still counts."""
         self.open.pop(stream.number, None)
         self._sent += stream.bytes_sent
@@ -40,13 +40,13 @@ class PeerStreams:
 
     def health(self) -> LinkHealth:
         heard = max((stream.last_received_at for stream in self.open.values()), default=0.0)
-        return self.pulse.health(max(heard, self._closed_at))
+        return self.activity.health(max(heard, self._closed_at))
 
     def stats(self) -> Sequence[StreamStats]:
         return [_stats(stream) for stream in self.open.values()]
 
 
-def _stats(stream: DataStream) -> StreamStats:
+def _stats(stream: Stream) -> StreamStats:
     info = tcp_info.read(stream.sock)
     return StreamStats(
         stream=stream.number,

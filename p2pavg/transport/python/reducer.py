@@ -6,7 +6,7 @@ import numpy as np
 
 from p2pavg.codecs import Codec
 from p2pavg.native import crc32
-from p2pavg.transport.engine import F32, U8, Begin, ReduceJob
+from p2pavg.transport.engine import F32, U8, ReduceJob, Start
 from p2pavg.transport.python.buffers import BufferPool
 from p2pavg.transport.python.ledger import Ledger
 
@@ -26,33 +26,33 @@ class Reducer:
         self, job: ReduceJob, contribution: Codec, result: Codec, exact: Codec, pool: BufferPool
     ) -> None:
         """exact: the codec "none". Raises ValueError when `result` does not fit the parts."""
-        self.job = job
+        self.spec = job
         self.ledger = Ledger(job, contribution.encoded_size, result.encoded_size)
         self._contribution = contribution
         self._result = result
         self._exact = exact
         self._pool = pool
-        self._begin = Begin((), 0.0)
+        self._start = Start((), 0.0)
         self._sums: dict[int, U8] = {}
         self._total = 0.0
         if len(job.result) != self.ledger.result_bytes:
             raise ValueError(f"the job's result has {len(job.result)} bytes, not {self.ledger.result_bytes}")
 
-    def begin(self, begin: Begin) -> None:
+    def begin(self, start: Start) -> None:
         """Raises ValueError when the weights or buffers do not fit the job."""
-        job, weights = self.job, begin.weights
+        job, weights = self.spec, start.weights
         numel = sum(part.count for part in job.parts)
         if len(weights) != len(job.links):
             raise ValueError(f"{len(weights)} weights for {len(job.links)} members")
         if min(weights) < 0 or not any(weights):
             raise ValueError("weights must not be negative, and one must be positive")
-        if weights[job.rank] > 0 and begin.source is None and begin.encoded is None:
+        if weights[job.rank] > 0 and start.source is None and start.encoded is None:
             raise ValueError("this peer has a weight but nothing to contribute")
-        if begin.source is not None and len(begin.source) != numel:
-            raise ValueError(f"the source has {len(begin.source)} elements, the job {numel}")
-        if begin.encoded is not None and len(begin.encoded) != self.ledger.contribution_bytes:
-            raise ValueError(f"{len(begin.encoded)} encoded bytes, not {self.ledger.contribution_bytes}")
-        self._begin = begin
+        if start.source is not None and len(start.source) != numel:
+            raise ValueError(f"the source has {len(start.source)} elements, the job {numel}")
+        if start.encoded is not None and len(start.encoded) != self.ledger.contribution_bytes:
+            raise ValueError(f"{len(start.encoded)} encoded bytes, not {self.ledger.contribution_bytes}")
+        self._start = start
         self._total = float(sum(weights))
         self.ledger.begin(rank for rank, weight in enumerate(weights) if weight > 0)
 
@@ -63,29 +63,29 @@ class Reducer:
 
         Raises NonFiniteError.
         """
-        chunk, begin = self.ledger.chunks[number], self._begin
-        if begin.encoded is not None:
-            return begin.encoded[
+        chunk, start = self.ledger.chunks[number], self._start
+        if start.encoded is not None:
+            return start.encoded[
                 chunk.contribution_at : chunk.contribution_at + chunk.contribution_bytes
             ].data
-        assert begin.source is not None
+        assert start.source is not None
         out = scratch[: chunk.contribution_bytes]
-        source = begin.source[chunk.start : chunk.start + chunk.count]
-        if not self._contribution.encode(source, out, begin.scale):
-            raise NonFiniteError(self.job.rank)
+        source = start.source[chunk.start : chunk.start + chunk.count]
+        if not self._contribution.encode(source, out, start.scale):
+            raise NonFiniteError(self.spec.rank)
         return out.data
 
     def add(self, rank: int, number: int, body: U8) -> bool:
         """Add rank's encoded chunk to one of mine. True: that completed it. Raises NonFiniteError."""
         acc = self._sum(number)
-        if not self._contribution.decode_add(body, acc, self._begin.weights[rank]):
+        if not self._contribution.decode_add(body, acc, self._start.weights[rank]):
             raise NonFiniteError(rank)
         return self.ledger.take_contribution(rank, number)
 
     def add_own(self, number: int) -> bool:
         """Add what only I contribute to one of mine. True: that completed it. Raises NonFiniteError."""
         self._sum(number)
-        return self.ledger.contributions_in(number) == sum(weight > 0 for weight in self._begin.weights)
+        return self.ledger.contributions_in(number) == sum(weight > 0 for weight in self._start.weights)
 
     def _sum(self, number: int) -> F32:
         """The accumulator of a chunk; a fresh one holds my own contribution, or zeros."""
@@ -95,27 +95,27 @@ class Reducer:
             return raw[: 4 * count].view(np.float32)
         raw = self._sums[number] = self._pool.take(4 * count)
         acc = raw[: 4 * count].view(np.float32)
-        weight = self._begin.weights[self.job.rank]
+        weight = self._start.weights[self.spec.rank]
         if weight == 0:
             acc.fill(0)
             return acc
         self._put_own(number, raw, weight)
-        self.ledger.take_contribution(self.job.rank, number)
+        self.ledger.take_contribution(self.spec.rank, number)
         return acc
 
     def _put_own(self, number: int, raw: U8, weight: float) -> None:
-        chunk, begin = self.ledger.chunks[number], self._begin
+        chunk, start = self.ledger.chunks[number], self._start
         room = raw[: 4 * chunk.count]
-        if begin.source is not None:
-            source = begin.source[chunk.start : chunk.start + chunk.count]
-            finite = self._exact.encode(source, room, weight * begin.scale)
+        if start.source is not None:
+            source = start.source[chunk.start : chunk.start + chunk.count]
+            finite = self._exact.encode(source, room, weight * start.scale)
         else:
-            assert begin.encoded is not None
-            body = begin.encoded[chunk.contribution_at : chunk.contribution_at + chunk.contribution_bytes]
+            assert start.encoded is not None
+            body = start.encoded[chunk.contribution_at : chunk.contribution_at + chunk.contribution_bytes]
             room.fill(0)
             finite = self._contribution.decode_add(body, room.view(np.float32), weight)
         if not finite:
-            raise NonFiniteError(self.job.rank)
+            raise NonFiniteError(self.spec.rank)
 
     # -- results
 
@@ -128,12 +128,12 @@ class Reducer:
         finite = self._result.encode(acc, out, 1.0 / self._total)
         self._pool.give(raw)
         if not finite:
-            raise NonFiniteError(self.job.rank)
+            raise NonFiniteError(self.spec.rank)
         self.ledger.take_result(number, crc32(out))
 
     def result_view(self, number: int) -> memoryview:
         chunk = self.ledger.chunks[number]
-        return self.job.result[chunk.result_at : chunk.result_at + chunk.result_bytes].data
+        return self.spec.result[chunk.result_at : chunk.result_at + chunk.result_bytes].data
 
     def release(self) -> None:
         for raw in self._sums.values():

@@ -12,8 +12,8 @@ from p2pavg.transport.python.reducer import Reducer
 
 def frame(item: Item, pool: BufferPool) -> tuple[bytes, memoryview]:
     """(header, body). A contribution is encoded now, into `item.scratch`. Raises NonFiniteError."""
-    if item.job is not None:
-        return _chunk_frame(item, item.job, pool)
+    if item.reducer is not None:
+        return _chunk_frame(item, item.reducer, pool)
     body = memoryview(item.data)
     header = Header(
         kind=item.kind,
@@ -27,7 +27,7 @@ def frame(item: Item, pool: BufferPool) -> tuple[bytes, memoryview]:
 
 
 def _chunk_frame(item: Item, reducer: Reducer, pool: BufferPool) -> tuple[bytes, memoryview]:
-    job, chunk = reducer.job, reducer.ledger.chunks[item.number]
+    job, chunk = reducer.spec, reducer.ledger.chunks[item.number]
     if item.kind is Kind.RESULT:
         codec, crc = job.result_codec, reducer.ledger.result_crc(item.number)
         body = reducer.result_view(item.number)

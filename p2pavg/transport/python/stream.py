@@ -37,7 +37,7 @@ class Fate(Enum):
     HOLD = "stop reading; resume() asks again"
 
 
-class Landing(Protocol):
+class Destination(Protocol):
     """Where one body goes. Exactly one of `landed` and `lost` is called."""
 
     view: memoryview  # length of the body
@@ -50,19 +50,19 @@ class Landing(Protocol):
 
 
 class Owner(Protocol):
-    def place(self, stream: DataStream, header: Header) -> Landing | Fate: ...
+    def route(self, stream: Stream, header: Header) -> Destination | Fate: ...
 
-    def next_frame(self, stream: DataStream) -> tuple[Item, bytes, memoryview] | None:
+    def next_frame(self, stream: Stream) -> tuple[Item, bytes, memoryview] | None:
         """What this stream, which has room, sends next: (item, header, body)."""
 
-    def handed(self, stream: DataStream, item: Item) -> None:
+    def handed(self, stream: Stream, item: Item) -> None:
         """All bytes of the frame were handed to the kernel."""
 
-    def broken(self, stream: DataStream, reason: str) -> None:
+    def broken(self, stream: Stream, reason: str) -> None:
         """The stream closed itself."""
 
 
-class DataStream:
+class Stream:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -88,8 +88,8 @@ class DataStream:
         self._tail = memoryview(bytearray(_TAIL_BYTES))
         self._tail_have = TAG_BYTES
         self._header: Header | None = None
-        self._landing: Landing | None = None
-        self._rest = self._tail[:0]  # of the landing
+        self._destination: Destination | None = None
+        self._rest = self._tail[:0]  # of the destination
         self._unwanted = 0  # bytes of a body to read and forget
         self._held = False
         # sending
@@ -126,7 +126,7 @@ class DataStream:
             got = self.sock.recv_into(self._tail[self._tail_have :])
             self._received(got)
             self._tail_have += got
-        elif self._landing is None:
+        elif self._destination is None:
             got = self.sock.recv_into(_TRASH[: min(self._unwanted, _TRASH_BYTES)])
             self._received(got)
             self._unwanted -= got
@@ -141,7 +141,7 @@ class DataStream:
             self._tail_have += got - in_body
             if self._rest or self._tail_have < TAG_BYTES:
                 return got
-            self._body_whole(self._header, self._landing)
+            self._body_whole(self._header, self._destination)
         if self._tail_have == _TAIL_BYTES and not self.closed:
             self._header = self._parse(self._tail[TAG_BYTES:])
             self._tail_have = TAG_BYTES if self._opener is None else 0
@@ -159,7 +159,7 @@ class DataStream:
             self.last_received_at = time.monotonic()
 
     def _open_body(self, header: Header) -> None:
-        fate = self._owner.place(self, header)
+        fate = self._owner.route(self, header)
         if fate is Fate.HOLD:
             self._held = True
             self._loop.remove_reader(self._fd)
@@ -167,23 +167,23 @@ class DataStream:
             self._drop(header.length)
         else:
             assert not isinstance(fate, Fate)
-            self._landing = fate
+            self._destination = fate
             self._rest = fate.view
             if not header.length and self._opener is None:
                 self._body_whole(header, fate)
 
-    def _body_whole(self, header: Header, landing: Landing) -> None:
-        self._header = self._landing = None
+    def _body_whole(self, header: Header, destination: Destination) -> None:
+        self._header = self._destination = None
         try:
             if self._opener is not None:
-                self._opener.body(landing.view, self._tail[:TAG_BYTES])
-            crc = crc32(landing.view)
+                self._opener.body(destination.view, self._tail[:TAG_BYTES])
+            crc = crc32(destination.view)
             if self._opener is None and crc != header.body_crc:
                 raise ProtocolError("a frame whose checksum is wrong")
         except ProtocolError:
-            landing.lost()
+            destination.lost()
             raise
-        landing.landed(crc)
+        destination.landed(crc)
 
     def _drop(self, rest: int) -> None:
         """Read and forget so much of the body, and its tag."""
@@ -202,17 +202,17 @@ class DataStream:
             except ProtocolError as error:
                 self._break(str(error))
 
-    def forget_landing(self) -> None:
+    def forget_destination(self) -> None:
         """Write no more into the place of the body under way; read the rest of it and drop it."""
-        if self._landing is not None:
-            landing, self._landing = self._landing, None
+        if self._destination is not None:
+            destination, self._destination = self._destination, None
             self._drop(len(self._rest))
-            landing.lost()
+            destination.lost()
 
     @property
     def receiving(self) -> int | None:
-        """The transfer whose body is under way into its landing."""
-        return self._header.transfer if self._header is not None and self._landing is not None else None
+        """The transfer whose body is under way into its destination."""
+        return self._header.transfer if self._header is not None and self._destination is not None else None
 
     # -- sending
 
@@ -261,7 +261,7 @@ class DataStream:
         return item is self._told
 
     def _may_be_copied(self, item: Item) -> bool:
-        return item.job is not None and item.not_over is None and not item.stale and not self.told(item)
+        return item.reducer is not None and item.not_over is None and not item.stale and not self.told(item)
 
     def forget_handed(self, unwanted: Callable[[Item], bool]) -> None:
         self._handed = deque(pair for pair in self._handed if not unwanted(pair[1]))
@@ -306,9 +306,9 @@ class DataStream:
         if self._armed:
             self._loop.remove_writer(self._fd)
         self.sock.close()
-        if self._landing is not None:
-            landing, self._landing = self._landing, None
-            landing.lost()
+        if self._destination is not None:
+            destination, self._destination = self._destination, None
+            destination.lost()
 
     def _break(self, reason: str) -> None:
         if not self.closed:

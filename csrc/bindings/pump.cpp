@@ -26,7 +26,7 @@ std::shared_ptr<Job> open_job(const Pump &pump, uint64_t transfer) {
 void open_reduce(Pump &pump, uint64_t transfer, uint32_t rank, const std::vector<int64_t> &links,
                  const std::vector<bool> &voters, const std::vector<PartTuple> &parts, uint32_t chunk_elements,
                  int contribution_codec, int result_codec, uintptr_t result, size_t result_bytes) {
-    JobSpec spec;
+    ReduceJob spec;
     spec.transfer = transfer;
     spec.rank = rank;
     spec.voters.assign(voters.begin(), voters.end());
@@ -61,7 +61,7 @@ nb::list drain(Pump &pump) {
 }
 
 nb::tuple progress(const Pump &pump, uint64_t transfer) {
-    const Progress p = open_job(pump, transfer)->progress();
+    const JobProgress p = open_job(pump, transfer)->progress();
     auto counts = [](const std::vector<uint32_t> &values) { return nb::tuple(nb::cast(values)); };
     return nb::make_tuple(counts(p.contributions_received), counts(p.results_received), counts(p.contributions_sent),
                           counts(p.results_sent), p.first_byte_at, p.last_byte_at);
@@ -87,7 +87,7 @@ void bind_pump(nb::module_ &m) {
         .def("drain", &drain)
         .def("attach",
              [](Pump &pump, int64_t link, int64_t stream, int fd, const nb::bytes &sending, const nb::bytes &receiving) {
-                 Keys keys{{sending.c_str(), sending.size()}, {receiving.c_str(), receiving.size()}};
+                 StreamKeys keys{{sending.c_str(), sending.size()}, {receiving.c_str(), receiving.size()}};
                  nb::gil_scoped_release released;
                  return pump.attach(link, stream, fd, std::move(keys));
              })
@@ -134,7 +134,7 @@ void bind_pump(nb::module_ &m) {
         .def("traffic", &Pump::traffic)
         .def("health",
              [](const Pump &pump, int64_t link) {
-                 const Health h = pump.health(link);
+                 const LinkHealth h = pump.health(link);
                  return nb::make_tuple(h.last_heard_at, h.rtt, h.loop_age, h.trainer_age);
              })
         .def("set_heartbeat", &Pump::set_heartbeat)

@@ -6,8 +6,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-
-#include "../cpu/kernels.h"
+#include "kernels.h"
 #include "launch.h"
 #include "staging.h"
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from p2pavg.errors import ProtocolError
 from p2pavg.transport.frames import MAX_BODY_BYTES, Header
 from p2pavg.transport.python.buffers import BufferPool
-from p2pavg.transport.python.landing import Arrivals
-from p2pavg.transport.python.stream import DataStream, Fate, Landing
+from p2pavg.transport.python.landing import Landing
+from p2pavg.transport.python.stream import Destination, Fate, Stream
 
 
 class Blob:
@@ -22,9 +22,9 @@ class Blob:
         self._chunk_bytes = chunk_bytes
         self._have = bytearray(-(-len(self._buffer) // chunk_bytes))
         self._arrived = arrived
-        self._arrivals = Arrivals(pool, self._place, lambda chunk: not self._have[chunk], self._accept)
+        self._landing = Landing(pool, self._place, lambda chunk: not self._have[chunk], self._accept)
 
-    def expect(self, stream: DataStream, header: Header) -> Landing | Fate:
+    def expect(self, stream: Stream, header: Header) -> Destination | Fate:
         """Where this BLOB frame goes. Raises ProtocolError when the blob has no such chunk."""
         if header.chunk >= len(self._have) or header.length != len(self._place(header.chunk)):
             raise ProtocolError(
@@ -32,7 +32,7 @@ class Blob:
             )
         if self._have[header.chunk]:
             return Fate.DROP
-        return self._arrivals.expect(stream, header.chunk)
+        return self._landing.expect(stream, header.chunk)
 
     def _place(self, chunk: int) -> memoryview:
         return self._buffer[chunk * self._chunk_bytes : (chunk + 1) * self._chunk_bytes]

@@ -1,11 +1,11 @@
-"""A token bucket: how much may be sent now under an upload limit. Pure, time is a parameter."""
+"""How much may be sent now under an upload limit: a token bucket. Pure, time is a parameter."""
 
 from __future__ import annotations
 
 _BURST_S = 0.2  # of the rate: what a sender may catch up after it was held up
 
 
-class TokenBucket:
+class Limiter:
     """Frames are sent whole as soon as there is any token, and may leave a debt: the mean rate is exact."""
 
     def __init__(self, bytes_per_second: float, now: float) -> None:
