@@ -44,6 +44,7 @@ lint: install
 	@$(VENV_PYTHON) -m ruff format --check .
 	@$(VENV_PYTHON) -m mypy --strict p2pavg
 	@.venv/bin/lint-imports --no-cache
+	@$(VENV_PYTHON) -m pages --check
 	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --strict --quiet
 
 format: install

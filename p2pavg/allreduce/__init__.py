@@ -1,1 +1,5 @@
-"""Who owns which part of the vector, and what an encoded result looks like."""
+"""Who reduces which part of the vector, and what an encoded contribution or result looks like.
+
+May import `transport`, `membership` and the floors below. Start reading at `jobs`, then `partition`;
+`plan`, `partition`, `minimax` and `rates` decide and are pure.
+"""

@@ -1,4 +1,8 @@
-"""The `p2pavg` command, which is also `python -m p2pavg`."""
+"""The `p2pavg` command, which is also `python -m p2pavg`.
+
+May import every floor below; the verbs of the roof are named as text and imported when they are used.
+Start reading here, then `verbs`: a verb is a line of `VERBS` and a module with `register(subparsers)`.
+"""
 
 from __future__ import annotations
 

@@ -15,6 +15,9 @@ The exponent of fp16 puts the largest magnitude of a block into [2^14, 2^15): su
 means never vanish. In int8, blocks whose m is under 2^-112, before or after scaling, become zeros. An
 infinity stays infinite and NaN stays NaN (in int8 their whole block becomes NaN), and `encode` and
 `decode_add` say so by returning False.
+
+May import `report`, `native` and `errors`. Start reading here; `twin` is the arithmetic in NumPy, `cuda` the
+way of a gradient between a device and the host.
 """
 
 from __future__ import annotations

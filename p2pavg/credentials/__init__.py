@@ -1,4 +1,7 @@
-"""Credentials of a run: who may take part, and the keys that its traffic is protected with."""
+"""Credentials of a run: who may take part, and the keys that its traffic is protected with.
+
+May import the floors below it, `identity` above all. Start reading at docs/security.md, then `members`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Who is there: a Kademlia table of signed, expiring records, and the live view of one run on top of it."""
+"""Who is there: a Kademlia table of signed, expiring records, and the live view of one run on top of it.
+
+May import `credentials` and the floors below. Start reading at docs/membership.md, then `view` (the peers
+of a run) and `table/` (the records).
+"""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from typing import Any
 from p2pavg.identity import short_id, told_apart
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.monitor import heard
-from p2pavg.monitor.heard import Status
 from p2pavg.monitor.shown import LinkShown, PeerShown, Shown
 from p2pavg.monitor.story import Story, text_of
 from p2pavg.report.compact import CompactReport
 from p2pavg.report.prices import PriceTable, per_hour, per_million
+from p2pavg.report.status import Other, Status
 
 WINDOW_S = 30.0  # of epochs, over which rates are averaged
 MOST_REPORTS = 2000
@@ -107,7 +107,7 @@ class Picture:
             return
         match message.get("t"):
             case "status":
-                status = heard.status(message)
+                status = Status.from_message(message)
                 if status is not None:
                     seen.status, seen.status_at, seen.heard_at = status, now, now
             case "report":
@@ -193,7 +193,7 @@ class Picture:
             return "no link"
         return "downloading" if seen.info is not None and seen.info.joining else "training"
 
-    def _by_others(self, peer: bytes, since: float) -> heard.Other | None:
+    def _by_others(self, peer: bytes, since: float) -> Other | None:
         """The peer as the last of the others to tell, since then, sees it; None: none of them hears it."""
         told = [other for key, other in self._peers.items() if key != peer and other.gone_at is None]
         for other in sorted(told, key=lambda other: -other.status_at):

@@ -1,1 +1,5 @@
+"""The training loop's side: CollaborativeOptimizer around a user's optimizer.
 
+May import `peer` and the floors below. Start reading at `optimizer`; `gradients/` is the way of gradients
+to the rounds and back, `updates/` what happens at a step boundary.
+"""

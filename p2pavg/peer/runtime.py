@@ -27,6 +27,7 @@ from p2pavg.peer.dialling import Dialler
 from p2pavg.peer.settings import Settings
 from p2pavg.report import RoundReport
 from p2pavg.report.compact import CompactReport
+from p2pavg.report.status import Status
 from p2pavg.rounds.loop.driver import Driver
 from p2pavg.rounds.loop.hello import trains, vet
 from p2pavg.rounds.loop.planning import planner
@@ -256,7 +257,7 @@ class Place:
         self.watching.report(report)
         self._publish(report)
 
-    def _status(self) -> dict[str, Any]:
+    def _status(self) -> Status:
         """What watchers are told each second."""
         driver = self.driver
         assert driver is not None

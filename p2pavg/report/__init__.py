@@ -1,4 +1,8 @@
-"""RoundReport: what one round measured, and the quantities derived from it. Pure data and functions."""
+"""RoundReport: what one round measured, and the quantities derived from it. Pure data and functions.
+
+May import `identity`, `printable` and `errors`. Start reading here; `compact` and `status` are what
+watchers are told, `distance` and `prices` what links cost, `plot` draws.
+"""
 
 from __future__ import annotations
 

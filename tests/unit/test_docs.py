@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from p2pavg import errors
+from pages import rooms
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "p2pavg"
@@ -124,6 +125,33 @@ def test_figures_come_from_results():
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_tables_come_from_the_code():
+    """The tables of wire.md, design.md and rounds.md are what `pages` makes of the code."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pages", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("container", ["p2pavg", "p2pavg.rounds", "p2pavg.transport"])
+def test_every_room_has_its_floor(container):
+    """Import-linter's layers name exactly the modules of a package."""
+    named = [name for names in rooms.layers(container) for name in names]
+    assert sorted(named) == sorted(rooms.entries(ROOT.joinpath(*container.split("."))))
+
+
+ROOMS = sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(PACKAGE)))
+def test_every_room_introduces_itself(room):
+    """A package's first lines say what it is for and where to start reading, and its folder stays small."""
+    text = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+    assert text is not None
+    assert "tart reading" in text or "Start at" in text or room.parent.name == "bench"
+    assert len(list(room.glob("*.py"))) <= 21, "a folder of more than twenty files wants rooms"
 
 
 def test_the_readme_shows_the_example_as_it_is():

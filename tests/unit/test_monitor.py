@@ -19,6 +19,7 @@ from p2pavg.monitor.shown import Shown, duration, run_line
 from p2pavg.report.compact import CompactReport
 from p2pavg.report.distance import Distance
 from p2pavg.report.prices import PriceTable
+from p2pavg.report.status import Status
 from p2pavg.transport.links import handshake
 from p2pavg.transport.links.handshake import Refusal
 from tests.unit.reports import link, report
@@ -251,7 +252,7 @@ def test_impossible_numbers_are_no_status(value: Any) -> None:
     """A rate that no machine has does not spoil the sums of the others."""
     picture = three()
     picture.told(B, status(rate=value), 1.0)
-    assert heard.status(status(rate=value)) is None
+    assert Status.from_message(status(rate=value)) is None
     assert picture.show(1.0).eta_s == pytest.approx(550 / 150)
 
 

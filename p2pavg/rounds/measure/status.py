@@ -13,7 +13,7 @@ from typing import Any
 
 from p2pavg.report import LinkReport, RoundReport
 from p2pavg.report.compact import CompactReport
-from p2pavg.report.distance import Distance
+from p2pavg.report.status import LinkSeen, Other, Status
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.transport.links.link import Link
 
@@ -37,13 +37,12 @@ EVENTS = frozenset(
         "healed",
     }
 )
-_DISTANCES = tuple(Distance)
 
 
 class Watching:
     """The watchers of one member. Runs on the loop thread, and does nothing while there are none."""
 
-    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, status: Callable[[], Status]) -> None:
         self._status = status
         self._links: list[Link] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -57,7 +56,7 @@ class Watching:
         if self._timer is None:
             self._beat()
         else:
-            link.send({"t": "status", **self._status()})
+            link.send({"t": "status", **self._status().to_message()})
 
     def link_down(self, link: Link) -> None:
         """It is gone."""
@@ -90,7 +89,7 @@ class Watching:
     def _beat(self) -> None:
         self._timer = None
         if self._links:
-            self._tell({"t": "status", **self._status()})
+            self._tell({"t": "status", **self._status().to_message()})
             self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._beat)
 
     def _tell(self, message: Mapping[str, Any]) -> None:
@@ -104,7 +103,7 @@ def _plain(value: Any) -> Any:
     return str(value)[:MOST_TEXT]
 
 
-def status(machine: Machine, links: Sequence[LinkReport], *, region: str, moving: bool) -> dict[str, Any]:
+def status(machine: Machine, links: Sequence[LinkReport], *, region: str, moving: bool) -> Status:
     """Where this member stands, whom it sees, and its links. moving: gradients flow."""
     core = machine.core
     others = list(core.view)[:MOST_ROWS]
@@ -112,30 +111,30 @@ def status(machine: Machine, links: Sequence[LinkReport], *, region: str, moving
         facts.samples for facts in core.view.trainers() if core.stands_here(facts) and not facts.pending
     )
     own = 0 if core.pending else core.samples
-    return {
-        "epoch": core.epoch,
-        "target": core.target,
-        "samples": own,
-        "counted": own + followers if core.leader() == core.me else None,
-        "rate": core.rate,
-        "state": _state(machine, moving),
-        "leader": core.leader() or b"",
-        "total": core.history.total,
-        "region": region,
-        "peers": [[f.peer, f.epoch, f.samples, f.rate, f.silent] for f in others],
-        "links": [
-            [
-                bytes.fromhex(link.peer),
-                _DISTANCES.index(link.distance),
-                link.rtt_s,
-                link.streams,
-                link.rate_bps,
-                link.bytes_sent,
-                link.bytes_received,
-            ]
+    return Status(
+        epoch=core.epoch,
+        target=core.target,
+        samples=own,
+        counted=own + followers if core.leader() == core.me else None,
+        rate=core.rate,
+        state=_state(machine, moving),
+        leader=core.leader() or b"",
+        total=core.history.total,
+        region=region,
+        peers=tuple(Other(f.peer, f.epoch, f.samples, f.rate, f.silent) for f in others),
+        links=tuple(
+            LinkSeen(
+                peer=bytes.fromhex(link.peer),
+                distance=link.distance,
+                rtt_s=link.rtt_s,
+                streams=link.streams,
+                rate_bps=link.rate_bps,
+                bytes_sent=link.bytes_sent,
+                bytes_received=link.bytes_received,
+            )
             for link in links[:MOST_ROWS]
-        ],
-    }
+        ),
+    )
 
 
 def _state(machine: Machine, moving: bool) -> str:
