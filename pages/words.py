@@ -201,6 +201,8 @@ PEER_INFO = {
     "model": "hash of the model's schema, at most 32 bytes",
     "leaving": "it has said that it leaves",
     "report": "the compact report of its last epoch, if there is room",
+    "name": "for people, at most 32 characters; several peers may have the same",
+    "joining": "it has not got the run's state yet",
 }
 
 
