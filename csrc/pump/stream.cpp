@@ -45,7 +45,7 @@ Stream::Stream(uint64_t uid, int64_t id, int fd, std::shared_ptr<Link> link, Wor
     socklen_t size = sizeof info;
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
         arrived_before_ = info.tcpi_bytes_received;
-        long_path_ = info.tcpi_rtt > kShortPathUs;
+        no_low_water_ = info.tcpi_rtt > kShortPathUs;
     }
     if (!shared_.descriptors.add(fd)) throw std::system_error(EMFILE, std::generic_category(), "too many streams");
 }

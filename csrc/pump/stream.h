@@ -128,7 +128,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
     bool readable_ = true, writable_ = true, closed_ = false, held_ = false, in_body_ = false, idle_ = false,
          ending_ = false;
-    bool long_path_ = false;  // no low-water mark for receiving there
+    bool no_low_water_ = false;  // for receiving: the path is long, and a mark would hold back acknowledgements
     int low_water_ = 1;
     // What follows a body: its tag, on encrypted streams, and the next header.
     static constexpr size_t kTailBytes = kTagBytes + kHeaderBytes;

@@ -24,7 +24,7 @@ constexpr size_t kLowWater = 128 << 10;  // do not wake for less of a body, unle
 // larger than the first windows, so the receiver's kernel would see an application that does not read, and not grow
 // them (over 300 ms the first 20 MB on one stream then take 40 s instead of 4).
 void Stream::want(size_t bytes) {
-    if (long_path_) return;
+    if (no_low_water_) return;
     const int mark = static_cast<int>(std::clamp<size_t>(bytes, 1, kLowWater));
     if (mark == low_water_) return;
     low_water_ = mark;

@@ -257,6 +257,13 @@ class Reduction:
         for rank in range(len(self.sources)) if ranks is None else ranks:
             swarm.engines[rank].begin(self.transfer, self.begin(rank))
 
+    async def through(self, swarm: Swarm) -> None:
+        """Open, begin, wait until all are done, and check what everybody got."""
+        self.open(swarm)
+        self.start(swarm)
+        await self.finished(swarm)
+        self.check(swarm)
+
     async def finished(self, swarm: Swarm, ranks: Sequence[int] | None = None) -> None:
         for rank in range(len(self.sources)) if ranks is None else ranks:
             await swarm.events[rank].until(lambda rank=rank: self.transfer in swarm.events[rank].done)

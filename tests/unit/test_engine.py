@@ -80,10 +80,7 @@ class TestEngine:
             codec=codec,
             chunk_elements=4096,
         )
-        reduction.open(swarm)
-        reduction.start(swarm)
-        await reduction.finished(swarm)
-        reduction.check(swarm)
+        await reduction.through(swarm)
 
     @pytest.mark.parametrize("pre_encoded", [False, True], ids=["raw", "encoded"])
     async def test_uneven_parts(self, swarm_of, pre_encoded):
@@ -100,10 +97,7 @@ class TestEngine:
             chunk_elements=1000,
             pre_encoded=pre_encoded,
         )
-        reduction.open(swarm)
-        reduction.start(swarm)
-        await reduction.finished(swarm)
-        reduction.check(swarm)
+        await reduction.through(swarm)
 
     async def test_members_that_own_nothing_need_no_link(self, swarm_of):
         """Three that own nothing and have links to the owner alone bring theirs and get the mean."""
@@ -112,10 +106,7 @@ class TestEngine:
         reduction = Reduction(
             gradients(rng, 4, 9000), [1.0, 2.0, 3.0, 4.0], [9000], owners=[1], codec="fp16", unlinked=True
         )
-        reduction.open(swarm)
-        reduction.start(swarm)
-        await reduction.finished(swarm)
-        reduction.check(swarm)
+        await reduction.through(swarm)
 
     async def test_other_result_codec(self, swarm_of):
         """Contributions and results may travel in different codecs."""
@@ -124,10 +115,7 @@ class TestEngine:
         reduction = Reduction(
             gradients(rng, 2, 9000), [1.0, 1.0], [4000, 5000], codec="int8", result_codec="fp16"
         )
-        reduction.open(swarm)
-        reduction.start(swarm)
-        await reduction.finished(swarm)
-        reduction.check(swarm)
+        await reduction.through(swarm)
 
     async def test_weight_zero_serves(self, swarm_of):
         """A member of weight 0 contributes nothing but reduces its part and receives the result."""
@@ -136,10 +124,7 @@ class TestEngine:
         sources = gradients(rng, 3, 9000)
         sources[1] = None
         reduction = Reduction(sources, [1.0, 0.0, 3.0], [2000, 3500, 3500], codec="fp16")
-        reduction.open(swarm)
-        reduction.start(swarm)
-        await reduction.finished(swarm)
-        reduction.check(swarm)
+        await reduction.through(swarm)
         assert swarm.engines[1].progress(reduction.transfer).contributions_sent == (0, 0, 0)
 
     async def test_only_one_contributes(self, swarm_of):
@@ -148,29 +133,20 @@ class TestEngine:
         swarm = swarm_of(3)
         sources = [None, *gradients(rng, 1, 9000), None]
         reduction = Reduction(sources, [0.0, 5.0, 0.0], [3000, 3000, 3000], codec="bf16")
-        reduction.open(swarm)
-        reduction.start(swarm)
-        await reduction.finished(swarm)
-        reduction.check(swarm)
+        await reduction.through(swarm)
 
     async def test_alone(self, swarm_of):
         """A group of one averages with itself."""
         rng = np.random.default_rng(5)
         swarm = swarm_of(1)
         reduction = Reduction(gradients(rng, 1, 5000), [3.0], [5000], codec="fp16")
-        reduction.open(swarm)
-        reduction.start(swarm)
-        await reduction.finished(swarm)
-        reduction.check(swarm)
+        await reduction.through(swarm)
 
     async def test_nothing_to_average(self, swarm_of):
         """A vector of no elements is done at once, with the digest of nothing per part."""
         swarm = swarm_of(2)
         reduction = Reduction([np.empty(0, np.float32)] * 2, [1.0, 1.0], [0, 0])
-        reduction.open(swarm)
-        reduction.start(swarm)
-        await reduction.finished(swarm)
-        reduction.check(swarm)
+        await reduction.through(swarm)
 
     async def test_joiner(self, swarm_of):
         """A joiner receives the same bits, and voters are done though it cannot be reached."""
@@ -414,10 +390,7 @@ class TestEngine:
         swarm = swarm_of(2, streams=3)
         reduction = Reduction(gradients(rng, 2, 50_000), [1.0, 2.0], [25_000] * 2)
         swarm.engines[0].detach(swarm.link(0, 1), 1)
-        reduction.open(swarm)
-        reduction.start(swarm)
-        await reduction.finished(swarm)
-        reduction.check(swarm)
+        await reduction.through(swarm)
         await swarm.events[1].until(lambda: swarm.events[1].closed)
         assert [(link, stream) for link, stream, _ in swarm.events[1].closed] == [(swarm.link(1, 0), 1)]
         assert swarm.events[0].closed == []
@@ -444,10 +417,7 @@ class TestEngine:
         for source in reduction.sources:
             source.fill(np.nan)
         again = Reduction(gradients(rng, 3, 9000), [1.0] * 3, [3000] * 3, codec="fp16", transfer=8)
-        again.open(swarm)
-        again.start(swarm)
-        await again.finished(swarm)
-        again.check(swarm)
+        await again.through(swarm)
         for result, before in zip(reduction.results, frozen, strict=True):
             assert np.array_equal(result, before)
         assert all(7 not in events.done for events in swarm.events)
@@ -463,10 +433,7 @@ class TestEngine:
         for engine in swarm.engines:
             engine.cancel(7)
         second = Reduction(gradients(rng, 2, 9000), [1.0] * 2, [4500] * 2, transfer=8)
-        second.open(swarm)
-        second.start(swarm)
-        await second.finished(swarm)
-        second.check(swarm)
+        await second.through(swarm)
 
     async def test_two_jobs_at_once(self, swarm_of):
         """Two jobs over the same links do not mix."""
@@ -652,10 +619,7 @@ class TestEngine:
         assert swarm.events[0].closed[0][2]
         wire.close()
         reduction = Reduction(gradients(rng, 2, 9000), [1.0] * 2, [4500] * 2)
-        reduction.open(swarm)
-        reduction.start(swarm)
-        await reduction.finished(swarm)
-        reduction.check(swarm)
+        await reduction.through(swarm)
 
     async def test_unknown_transfers_are_dropped(self, swarm_of):
         """Frames of transfers that nobody opened are read and forgotten; the stream stays open."""
@@ -860,10 +824,7 @@ class TestEngine:
         reduction = Reduction(
             gradients(rng, 2, numel), [1.0] * 2, [numel // 2] * 2, codec="fp16", chunk_elements=8192
         )
-        reduction.open(swarm)
-        reduction.start(swarm)
-        await reduction.finished(swarm)
-        reduction.check(swarm)
+        await reduction.through(swarm)
         assert sum(row.bytes_sent > 0 for row in swarm.engines[0].stats(swarm.link(0, 1))) > 1
 
 

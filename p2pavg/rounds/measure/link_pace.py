@@ -21,7 +21,7 @@ _SEGMENT_BYTES = 1448  # of TCP, between clouds as at home
 _LOSS, _FEW_SEGMENTS = 0.005, 8  # less may be chance
 _QUEUE_RTTS, _QUEUE_S = 1.5, 0.02  # round trips under load that take longer have waited in a queue
 _ENOUGH_BYTES = 256 << 10  # what is sent before tells nothing of a queue
-_CHANGED = 1.25  # smaller corrections are not worth the calls
+_LEAST_CHANGE = 1.25  # ratio of the new rate to the one that is set, below which setting it is not worth the calls
 
 
 class LinkPace:
@@ -49,7 +49,7 @@ class LinkPace:
         if not self._full or rate <= 0:
             return None
         wanted, numbers = _HEADROOM * rate / len(streams), frozenset(row.stream for row in streams)
-        if numbers == self._streams and self._set / _CHANGED < wanted < self._set * _CHANGED:
+        if numbers == self._streams and self._set / _LEAST_CHANGE < wanted < self._set * _LEAST_CHANGE:
             return None
         self._set, self._streams = wanted, numbers
         return wanted
