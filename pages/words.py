@@ -57,6 +57,7 @@ ROUNDS = {
     "promise": "Member → the sender of `prepare` or `query`.",
     "refuse": "Member → the sender of `prepare` or `query`.",
     "ready": "Member → leader, when its training thread waits at a `step()` boundary and it has promised.",
+    "unready": "Member → leader, when the wait that made it ready ends before `begin`.",
     "begin": "Leader → every member, when all voters have promised and are ready, or its patience is over.",
     "done": "Voter → leader, when it holds the whole encoded result.",
     "stalled": "Voter → leader, every now and then from `begin` to `done`.",
@@ -67,6 +68,7 @@ ROUNDS = {
     "inquire": "Member that waits for the outcome of a ballot → those that may know it: its members, and "
     "peers that are ahead.",
     "unknown": "Whoever does not know → the sender of `inquire`.",
+    "catchup": "Newcomer → every peer, when results come faster than its link takes them beside the state.",
     "leaving": "Peer → every peer with a link, when it begins to leave.",
 }
 OTHERS = {
@@ -89,17 +91,25 @@ OTHERS = {
         "the chunks, unless they are on their way",
     ),
     "state": (
-        "joiner or healing peer → each trainer that it may download from",
-        "`since`: the epoch from which on it can go on by itself",
-        "a manifest (epoch, lineage, sizes, chunk hashes, a signature) and `history`; or `busy`, or `error`",
+        "newcomer or healing peer → up to four members, when it begins to download",
+        "`have`: [epoch, lineage] if results on top of it are enough; `root`: of a manifest begun; "
+        "`aligned`: it asks several",
+        "a manifest (epoch, lineage, sizes, hashes, signature), `history`; or `results`, `busy`, `error`",
     ),
     "state-chunks": (
-        "the same → a donor whose manifest it has",
-        "`root`: of that manifest; `chunks`: numbers; `transfer`: of the blob frames that bring them",
+        "the same → a donor",
+        "`root` of a manifest or `lineage` of a result; `chunks`: numbers; `transfer`: of the blob frames",
         "`ok`, or `error`",
     ),
     "ok": ("donor → who asked", "none", ""),
+    "state-have": ("the same → each donor, as it goes on", "`epoch`: whose state it has now", ""),
     "state-done": ("the same → each donor, at the end", "none", ""),
+    "state-gone": ("donor → who downloads, when its state is another one now, or it leaves", "`why`", ""),
+    "result": (
+        "donor → who downloads, for each round that it has committed since the snapshot",
+        "all of a committed round but its bytes: see `ResultHead`",
+        "",
+    ),
     "bequest": (
         "a peer that leaves → each heir in turn",
         "`epoch`, `lineage`, `samples`, `bytes` and `hash` of the encoded sum of its gradients",
@@ -159,7 +169,10 @@ DATAGRAM: Rows = (
     ("magic", '`"pD"`'),
     ("version", "of the table's wire format; another version is answered by three bytes that name ours"),
     ("kind", "see below; an answer has the kind of its request"),
-    ("flags", "1 answer, 2 client only, 4 prove yourself, 8 carries a proof, 0x30 which try of the request"),
+    (
+        "flags",
+        "1 answer, 2 client only, 4 prove yourself, 8 carries a proof, 0x30 which try, 0x40 only a token",
+    ),
     ("transaction", "fresh for each request; the answer repeats it"),
     ("sender", "peer id"),
     ("token", "proves that the sender receives at its address; zeros: none yet"),
@@ -177,6 +190,7 @@ DATAGRAMS = {
     "STORE": ("keep this record", "record, step, link, ms left", "outcome, a newer record"),
     "REFRESH": ("the record is still valid", "key, prefix, incarnation, sequence, step, link", "outcome"),
     "ENTRIES": ("the newest links of some peers", "key, peer id prefixes", "entries"),
+    "REVOKED": ("former members of a closed run", "key, cursor, statements to tell", "statements, cursor"),
     "DIAL": ("open a TCP connection to me", "port", "reached, failed or trying"),
 }
 RECORD: Rows = (

@@ -77,7 +77,7 @@ def _short(found: dict[str, Any]) -> str:
 def tests(left: float) -> dict[str, Any]:
     """The tests that need a device."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--timeout=100"]
-    files = ["tests/unit/test_optimizer_gpu.py"]
+    files = ["tests/unit/optim/test_gpu.py"]
     done = subprocess.run(
         command + files, cwd=ROOT, capture_output=True, text=True, timeout=min(left, 150), check=False
     )

@@ -20,7 +20,7 @@ from p2pavg.report.prices import EXAMPLE, PriceTable
 from p2pavg.rounds.state import checkpoints
 from p2pavg.rounds.state import manifest as state
 from tests.fuzz.target import Target, file_with, quiet
-from tests.unit.reports import report
+from tests.unit.report.reports import report
 
 _ABOUT = checkpoints.About("run", b"s" * 32, "a model", "torch")
 

@@ -16,7 +16,7 @@ import pytest
 
 from p2pavg.transport import frames
 from p2pavg.transport.frames import Header, Heartbeat, Kind
-from tests.unit.engine_swarm import KINDS, Reduction, Swarm, poll
+from tests.unit.transport.engine_swarm import KINDS, Reduction, Swarm, poll
 
 SEEDS = 25
 ATTACKS = 12

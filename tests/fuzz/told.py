@@ -42,7 +42,7 @@ from p2pavg.transport.links.link import Link
 from p2pavg.transport.links.repair import Repairs
 from p2pavg.transport.python.ledger import Ledger
 from tests.fuzz.target import Target, quiet
-from tests.unit.reports import report
+from tests.unit.report.reports import report
 
 PEER, OTHER, LINEAGE, DIGEST = b"p" * 20, b"q" * 20, b"l" * 32, b"d" * 32
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from p2pavg import CollaborativeOptimizer
 from p2pavg.report import RoundReport
-from tests.unit.fake_path import FakePath
+from tests.unit.optim.fake_path import FakePath
 
 pytestmark = pytest.mark.swarm
 

@@ -11,7 +11,7 @@ import pytest
 
 from p2pavg.credentials import Authority, Credentials, texts
 from p2pavg.identity import short_id
-from tests.unit.test_secrets import _forms
+from tests.unit.credentials.test_secrets import _forms
 
 PEER = """
 import asyncio, logging, sys

@@ -154,6 +154,13 @@ def test_every_room_introduces_itself(room):
     assert len(list(room.glob("*.py"))) <= 21, "a folder of more than twenty files wants rooms"
 
 
+def test_unit_tests_mirror_the_rooms():
+    """Each folder of tests/unit has the name of a room of the package, and stays small."""
+    for folder in {path.parent for path in (ROOT / "tests" / "unit").rglob("*.py")}:
+        assert (PACKAGE / folder.relative_to(ROOT / "tests" / "unit")).is_dir(), folder
+        assert len(list(folder.glob("*.py"))) <= 20, folder
+
+
 def test_the_readme_shows_the_example_as_it_is():
     """The complete script in README.md is examples/digits.py, to the letter."""
     script = (ROOT / "examples" / "digits.py").read_text()

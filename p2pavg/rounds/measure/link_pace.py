@@ -21,7 +21,7 @@ _SEGMENT_BYTES = 1448  # of TCP, between clouds as at home
 _LOSS, _FEW_SEGMENTS = 0.005, 8  # less may be chance
 _QUEUE_RTTS, _QUEUE_S = 1.5, 0.02  # round trips under load that take longer have waited in a queue
 _ENOUGH_BYTES = 256 << 10  # what is sent before tells nothing of a queue
-_LEAST_CHANGE = 1.25  # ratio of the new rate to the one that is set, below which setting it is not worth the calls
+_LEAST_CHANGE = 1.25  # ratio of a wanted rate to the one set, below which setting it is not worth the calls
 
 
 class LinkPace:

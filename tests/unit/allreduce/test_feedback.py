@@ -1,0 +1,320 @@
+"""What int8 takes from a contribution comes back in later ones, whatever the weights, and only on commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pavg import codecs
+from p2pavg.allreduce.encoding import HostEncoding, HostGradient
+from p2pavg.allreduce.feedback import Residual
+from p2pavg.allreduce.jobs import Jobs
+from p2pavg.part import Part
+from p2pavg.rounds.loop.supply import Supply
+from tests.unit.codecs.codec_cases import IMPLEMENTATIONS, briefly, decoded, implementation, runs
+from tests.unit.optim.fake_path import FakeGradient
+from tests.unit.transport.engine_swarm import ENGINES, Swarm
+
+N = 6000
+INT8 = codecs.get("int8")
+
+
+def gradient(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(N).astype(np.float32)
+
+
+def sent(residual: Residual, mean: np.ndarray, share: float, codec: codecs.Codec = INT8) -> np.ndarray:
+    out = np.empty(codec.encoded_size(len(mean)), np.uint8)
+    assert residual.encode(codec, 0, mean, 1.0, out, share)
+    return decoded(codec, out, len(mean))
+
+
+class TestResidual:
+    def test_averages_add_up_whatever_the_weights(self) -> None:
+        """With a share that changes a hundredfold from epoch to epoch, what all averages got of this peer is
+        what it had, but for one rounding; without the residual it is off by as much as the epochs' roundings.
+        """
+        residual, with_it, without, exact = Residual(N), np.zeros(N), np.zeros(N), np.zeros(N)
+        mean = gradient(1)
+        for epoch in range(60):
+            share = (0.9, 0.009, 0.3)[epoch % 3]
+            with_it += share * sent(residual, mean, share)
+            residual.commit()
+            without += share * sent(Residual(N), mean, share)
+            exact += share * mean.astype(np.float64)
+        step = np.abs(mean).max() / 127
+        assert np.abs(with_it - exact).max() < 0.6 * step
+        assert np.abs(without - exact).max() > 10 * 0.6 * step
+
+    def test_an_attempt_that_failed_changes_nothing(self) -> None:
+        """Until commit() every attempt of an epoch sends the same bytes, though others came in between."""
+        residual = Residual(N)
+        sent(residual, gradient(1), 0.5)
+        residual.commit()
+        first = sent(residual, gradient(2), 0.5)
+        sent(residual, gradient(3), 0.1)
+        assert np.array_equal(sent(residual, gradient(2), 0.5), first)
+        residual.commit()
+        assert not np.array_equal(sent(residual, gradient(2), 0.5), first)
+
+    def test_what_has_no_gradient_does_not_move(self) -> None:
+        """An element that is 0 in an epoch is sent as 0; its residual waits for the next gradient."""
+        residual, mean = Residual(N), gradient(1)
+        sent(residual, mean, 0.5)
+        residual.commit()
+        half = mean.copy()
+        half[: N // 2] = 0
+        assert not sent(residual, half, 0.5)[: N // 2].any()
+        residual.commit()
+        fresh = Residual(N)
+        sent(fresh, mean, 0.5)
+        fresh.commit()
+        assert np.array_equal(sent(residual, mean, 0.5)[: N // 2], sent(fresh, mean, 0.5)[: N // 2])
+
+    def test_it_can_be_forgotten(self) -> None:
+        """After a heal, contributions go as they are."""
+        residual, mean = Residual(N), gradient(1)
+        plain = sent(residual, mean, 0.5)
+        residual.commit()
+        residual.forget()
+        assert np.array_equal(sent(residual, mean, 0.5), plain)
+
+    @pytest.mark.parametrize("which", IMPLEMENTATIONS)
+    @pytest.mark.parametrize("name", ["int8", "fp16"])
+    @briefly
+    @given(
+        x=st.one_of(runs(), runs(finite=False)), share=st.floats(1e-6, 1), scale=st.floats(-2, 2, width=32)
+    )
+    def test_twins_lose_alike(self, which: str, name: str, x: np.ndarray, share: float, scale: float) -> None:
+        """Compiled code and NumPy send the same bytes and keep the same residual, whatever the values."""
+        twin, found = codecs.TwinCodec(name, codecs.WIRE_IDS[name]), []
+        owed = np.empty(2 * len(x), np.uint8)
+        codecs.get("bf16").encode(x[::-1].copy(), owed, 0.01)
+        with implementation(which, name) as codec:
+            for of in (codec, twin):
+                out, kept = np.empty(codec.encoded_size(len(x)), np.uint8), np.empty(2 * len(x), np.uint8)
+                finite = codecs.encode_feedback(of, x, scale, owed, share, out, kept)
+                found.append((finite, out.tobytes(), kept.tobytes()))
+        assert found[0] == found[1]
+
+
+class TestHostEncoding:
+    @pytest.mark.parametrize("accelerator", [False, True])
+    def test_a_gradient_anywhere(self, accelerator: bool) -> None:
+        """Chunks of uneven parts are encoded in layout order, from host memory and from an accelerator."""
+        import torch
+
+        values, parts = gradient(1), [(0, 2500), (2500, 0), (2500, 3500)]
+        source = FakeGradient(torch.from_numpy(values)) if accelerator else values
+        encoding = HostGradient(
+            source,
+            lambda codec, start, values, scale, out: codec.encode(values, out, scale),
+            lambda nbytes: np.empty(nbytes, np.uint8),
+        ).encode(INT8, parts, 1000, 0.5)
+        assert encoding.finite()
+        assert encoding.whole()
+        at = 0
+        for start, count in (
+            (0, 1000),
+            (1000, 1000),
+            (2000, 500),
+            *((2500 + k, 1000) for k in (0, 1000, 2000)),
+        ):
+            size, expected = INT8.encoded_size(count), np.empty(INT8.encoded_size(count), np.uint8)
+            INT8.encode(values[start : start + count], expected, 0.5)
+            assert np.array_equal(encoding.data[at : at + size], expected)
+            at += size
+
+    def test_it_stops(self) -> None:
+        """What waits for an accelerator ends when its attempt does."""
+
+        class Never:
+            data = np.empty(0, np.uint8)
+
+            def failed(self) -> bool:
+                return False
+
+            def chunks_done(self) -> int:
+                return 0
+
+            def finite(self) -> bool:
+                raise AssertionError
+
+        encoding = HostEncoding(INT8, [(0, 10)], Never(), 1.0, lambda *chunk: True, np.empty(0, np.uint8))
+        encoding.stop()
+        assert not encoding.whole()
+
+    def test_a_codec_that_raises_is_told(self, caplog: pytest.LogCaptureFixture) -> None:
+        """What somebody else's codec raises is logged, and the chunk never counts as in place."""
+
+        def encode(
+            codec: codecs.Codec, start: int, values: np.ndarray, scale: float, out: np.ndarray
+        ) -> bool:
+            if start:
+                raise ZeroDivisionError
+            return True
+
+        encoding = HostGradient(gradient(1), encode, lambda n: np.empty(n, np.uint8)).encode(
+            INT8, [(0, N)], 1000, 1.0
+        )
+        assert not encoding.finite()
+        assert encoding.chunks_done() == 1
+        assert encoding.failed()
+        assert "the codec 'int8' cannot encode this gradient" in caplog.text
+
+    def test_infinity_is_told(self) -> None:
+        """A value that is not finite is told at the end, and such an attempt leaves no residual."""
+        values, residual = gradient(1), Residual(N)
+        values[N - 1] = np.inf
+        encoding = HostGradient(
+            values,
+            partial(residual.encode, share=0.5),
+            lambda nbytes: np.empty(nbytes, np.uint8),
+        ).encode(INT8, [(0, N)], 1000, 1.0)
+        assert not encoding.finite()
+        assert not encoding.whole()
+
+
+PEERS = (b"one", b"two")
+PARTS = ((Part(0, 0, 2500), Part(1, 2500, 3500)), (Part(1, 0, 4096), Part(0, 4096, 1904)))
+
+
+class Pair:
+    """Two peers' jobs over real streams."""
+
+    def __init__(self, kind: str, codec: codecs.Codec, feedback: bool) -> None:
+        self.swarm = Swarm([kind], 2)
+        self.jobs = [Jobs(engine, codec, N, feedback=feedback) for engine in self.swarm.engines]
+        self.transfer = 0
+
+    def begin(self, epoch: int, means: list[np.ndarray], weights: list[float]) -> None:
+        self.transfer += 1
+        for rank, jobs in enumerate(self.jobs):
+            links = {PEERS[1 - rank]: Swarm.link(rank, 1 - rank)}
+            members = [(peer, True) for peer in PEERS]
+            jobs.open(self.transfer, PEERS[rank], members, PARTS[epoch % 2], links, epoch=epoch)
+        for rank, jobs in enumerate(self.jobs):
+            source = jobs.prepared(self.transfer, weights, means[rank])
+            if not isinstance(source, np.ndarray):
+                job = jobs.get(self.transfer)
+                assert job is not None
+                parts = [(part.start, part.count) for part in job.layout.parts]
+                source = source.encode(job.codec, parts, job.layout.chunk_elements, 1.0)
+            jobs.begin(self.transfer, weights, source, 1.0)
+            while jobs.supply(self.transfer):
+                pass
+
+    def cancel(self) -> None:
+        for jobs in self.jobs:
+            jobs.cancel(self.transfer)
+
+    async def average(self, epoch: int, means: list[np.ndarray], weights: list[float]) -> np.ndarray:
+        self.begin(epoch, means, weights)
+        results = []
+        for rank, jobs in enumerate(self.jobs):
+            events = self.swarm.events[rank]
+            await events.until(lambda events=events: self.transfer in events.done)
+            out = np.empty(N, np.float32)
+            jobs.finish(self.transfer).encoded().decode_into(out)
+            results.append(out)
+        assert np.array_equal(*results)
+        return results[0]
+
+
+WEIGHTS = ([24.0, 8.0], [4.0, 28.0], [16.0, 16.0])
+
+
+async def trained(kind: str, codec: codecs.Codec, feedback: bool, aborts: bool) -> list[np.ndarray]:
+    """The averages of some epochs of constant gradients, under changing weights and parts."""
+    pair, means, averages = Pair(kind, codec, feedback), [gradient(1), gradient(1)], []
+    try:
+        for epoch in range(12):
+            weights = WEIGHTS[epoch % 3]
+            if aborts and epoch % 2:
+                pair.begin(epoch, means, weights)
+                pair.cancel()
+            averages.append(await pair.average(epoch, means, weights))
+    finally:
+        pair.swarm.close()
+    return averages
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+def test_jobs_remove_the_bias(aborts: bool) -> None:
+    """Over epochs of changing weights and parts, with attempts that were aborted, averages of int8 add up to
+    the gradients; the pump and its Python twin agree to the bit, and without feedback they do not add up.
+    """
+    found = [asyncio.run(trained(kind, INT8, True, aborts)) for kind in ENGINES]
+    for other in found[1:]:
+        assert all(np.array_equal(*pair) for pair in zip(found[0], other, strict=True))
+    exact, step = 12 * gradient(1).astype(np.float64), np.abs(gradient(1)).max() / 127
+    off = np.abs(np.sum(found[0], axis=0, dtype=np.float64) - exact)
+    results = 12 * np.abs(gradient(1)) * 2.0**-12  # what rounding to fp16 may add up to, at the very worst
+    assert (off < 1.2 * step + results).all()
+    plain = asyncio.run(trained("python", INT8, False, aborts))
+    assert np.abs(np.sum(plain, axis=0, dtype=np.float64) - exact).max() > 2.5 * step
+
+
+def test_chance_draws_anew_in_every_epoch() -> None:
+    """StochasticInt8 needs no residual: its errors of 12 epochs cancel, the same on both engines."""
+    found = [asyncio.run(trained(kind, codecs.StochasticInt8(5), True, False)) for kind in ENGINES]
+    for other in found[1:]:
+        assert all(np.array_equal(*pair) for pair in zip(found[0], other, strict=True))
+    step = np.abs(gradient(1)).max() / 127
+    off = np.sum(found[0], axis=0, dtype=np.float64) / 12 - gradient(1)
+    assert np.sqrt(np.mean(off**2)) < 0.25 * step / np.sqrt(12) * 2
+    assert not np.array_equal(found[0][0], found[0][6])
+
+
+def _own_parts(jobs: Jobs) -> Callable[[np.ndarray], bool]:
+    jobs.open(1, PEERS[0], [(PEERS[0], True)], [Part(0, 0, N)], {})
+    return lambda values: jobs.prepared(1, [8.0], values) is values
+
+
+async def test_a_codec_that_raises_gives_its_contribution_up() -> None:
+    """At once, by name, instead of waiting for chunks that never come."""
+    swarm, told = Swarm(["python"], 1), asyncio.Event()
+    try:
+        jobs = Jobs(swarm.engines[0], INT8, N, feedback=True)
+        jobs.open(1, PEERS[0], [(PEERS[0], True)], [Part(0, 0, N)], {})
+
+        def refused(transfer: int, rank: int, why: str) -> None:
+            assert (transfer, rank, why) == (1, 0, "its codec cannot encode its gradient")
+            told.set()
+
+        def encode(*chunk: object) -> bool:
+            raise ZeroDivisionError
+
+        broken = HostGradient(gradient(1), encode, lambda n: np.empty(n, np.uint8))
+        Supply(asyncio.get_running_loop(), jobs, refused, pytest.fail).begin(1, [8.0], broken, 1.0)
+        await asyncio.wait_for(told.wait(), 10)
+    finally:
+        swarm.close()
+
+
+async def test_a_gradient_on_an_accelerator_is_made_up_for_alone_too() -> None:
+    """It is encoded on its way to the host, even when all parts are our own: with what is owed."""
+    swarm = Swarm(["python"], 1)
+    try:
+        jobs = Jobs(swarm.engines[0], INT8, N, feedback=True)
+        jobs.open(1, PEERS[0], [(PEERS[0], True)], [Part(0, 0, N)], {})
+        elsewhere = HostGradient(gradient(1), lambda *chunk: True, lambda n: np.empty(n, np.uint8))
+        assert isinstance(jobs.prepared(1, [8.0], elsewhere), HostGradient)
+        assert jobs.prepared(1, [8.0], elsewhere) is not elsewhere
+    finally:
+        swarm.close()
+
+
+async def test_a_peer_alone_loses_nothing() -> None:
+    """Where nothing travels, nothing is encoded beforehand."""
+    swarm = Swarm(["python"], 1)
+    try:
+        assert _own_parts(Jobs(swarm.engines[0], INT8, N, feedback=True))(gradient(1))
+    finally:
+        swarm.close()

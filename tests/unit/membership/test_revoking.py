@@ -1,0 +1,88 @@
+"""A member that must go: links, rounds and the command that revokes it, with real peers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from p2pavg.cli import main
+from p2pavg.credentials import Authority, texts
+from p2pavg.errors import CredentialError
+from p2pavg.identity import short_id
+from p2pavg.peer.peer import Peer
+from tests.unit.transport.endpoints import DEADLINE_S
+from tests.unit.transport.engine_swarm import poll
+
+RUN = "revoking"
+
+
+async def test_a_revoked_member_has_no_link_after_seconds(tmp_path: Path) -> None:
+    """The owner names a member by its six letters: its links end, it is told why, the others average without
+    it, and its credentials let it in no more.
+    """
+    file = tmp_path / "run.authority"
+    texts.write(file, Authority.new(RUN).to_text())
+    authority = Authority.load(file)
+    members = [authority.member() for _ in range(3)]
+
+    def peer(number: int, *known: Peer) -> Peer:
+        ways = [other.address for other in known]
+        text = members[number].to_text()
+        return Peer(RUN, listen="127.0.0.1:0", credentials=text, initial_peers=ways)
+
+    async with peer(0) as one, peer(1, one) as two:
+        async with peer(2, one) as gone:
+            ones = np.ones(100, np.float32)
+            average = [asyncio.create_task(p.all_reduce(ones.copy(), group_size=3)) for p in (one, two, gone)]
+            async with asyncio.timeout(DEADLINE_S):
+                await asyncio.gather(*average)
+            arguments = ["credentials", "revoke", str(file), short_id(gone.peer_id)]
+            code = await asyncio.to_thread(main, [*arguments, "--initial-peers", two.address])
+            assert code == 0
+            await poll(lambda: gone.peer_id not in one.peers and gone.peer_id not in two.peers)
+            with pytest.raises(CredentialError, match="revoked"):
+                async with asyncio.timeout(DEADLINE_S):
+                    await gone.all_reduce(ones.copy(), group_size=3)
+            pair = [asyncio.create_task(p.all_reduce(ones.copy(), group_size=2)) for p in (one, two)]
+            async with asyncio.timeout(DEADLINE_S):
+                reports = await asyncio.gather(*pair)
+            assert all(len(report.members) == 2 for report in reports)
+        with pytest.raises(CredentialError, match="revoked"):
+            async with peer(2, one) as again, asyncio.timeout(DEADLINE_S):
+                await again.all_reduce(ones.copy(), group_size=3)
+
+
+def test_the_authoritys_file_keeps_whom_it_revoked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ids and files of peers are revoked once each, in a file that only its owner can read."""
+    file, invited = tmp_path / "run.authority", tmp_path / "peer.credentials"
+    texts.write(file, Authority.new(RUN).to_text())
+    member = Authority.load(file).member()
+    texts.write(invited, member.to_text())
+    assert main(["credentials", "revoke", str(file), str(invited), "ab" * 20]) == 0
+    assert main(["credentials", "revoke", str(file), member.identity.peer_id.hex()]) == 0
+    assert "2 former members" in capsys.readouterr().out
+    assert file.stat().st_mode & 0o077 == 0
+    revoked = Authority.load(file).revoked
+    assert member.identity.peer_id in revoked
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_cannot_be_revoked_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name without a way into the run, a file that names no peer and a shared secret are one clear line."""
+    file, secret = tmp_path / "run.authority", tmp_path / "run.secret"
+    texts.write(file, Authority.new(RUN).to_text())
+    assert main(["credentials", "new", "another", "--shared", "--out", str(secret)]) == 0
+    for arguments, words in (
+        ([str(file), "abcdef"], "--initial-peers"),
+        ([str(file), str(file)], "names no peer"),
+        ([str(secret), "ab" * 20], "shared secret"),
+    ):
+        assert main(["credentials", "revoke", *arguments]) == 1
+        told = capsys.readouterr().err
+        assert words in told
+        assert len(told.strip().splitlines()) == 1

@@ -1,0 +1,138 @@
+"""What an epoch's report says: phases that add up, links by class, derived quantities."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2pavg.report import Phases, phases
+from p2pavg.report.distance import Distance, distance
+from tests.unit.report.reports import link, report
+
+seconds = st.floats(0.0, 100.0)
+
+
+def total_of(spent: Phases) -> float:
+    return (
+        spent.calculation
+        + spent.waiting
+        + spent.matchmaking
+        + spent.transfer
+        + spent.commit
+        + spent.update
+        - spent.overlapped
+    )
+
+
+@settings(deadline=None)
+@given(seconds, seconds, seconds, seconds, seconds, seconds, seconds)
+def test_plain_phases_add_up_to_the_epoch(
+    calculation: float, lost: float, wait: float, formed: float, moved: float, agreed: float, update: float
+) -> None:
+    """Waiting epochs: every second is in exactly one phase, failed attempts count as waiting."""
+    arrived = calculation + lost
+    total = arrived + wait + formed + moved + agreed + update
+    spent = phases(
+        total=total,
+        arrived=arrived,
+        waited_before=lost,
+        round_seconds={"matchmaking": formed, "transfer": moved, "commit": agreed},
+        update=update,
+        waited=None,
+    )
+    assert total_of(spent) == pytest.approx(total, abs=1e-6)
+    assert spent.calculation == pytest.approx(calculation, abs=1e-6)
+    assert spent.waiting == pytest.approx(wait + lost, abs=1e-6)
+    assert spent.overlapped == 0.0
+
+
+@settings(deadline=None)
+@given(seconds, seconds, seconds, st.floats(0.0, 1.0))
+def test_delayed_phases_add_up_less_what_was_overlapped(
+    alone: float, moved: float, update: float, share: float
+) -> None:
+    """Delayed updates: the phases exceed the epoch by just the seconds in which training went on too."""
+    waited = share * (moved + update)
+    spent = phases(
+        total=alone + moved + update,
+        arrived=alone,
+        waited_before=0.0,
+        round_seconds={"transfer": moved},
+        update=update,
+        waited=waited,
+    )
+    assert total_of(spent) == pytest.approx(alone + moved + update, abs=1e-6)
+    assert spent.overlapped == pytest.approx(moved + update - waited, abs=1e-6)
+    assert spent.calculation == pytest.approx(alone + moved + update - waited, abs=1e-6)
+
+
+@settings(deadline=None)
+@given(st.floats(0.1, 100.0), seconds, seconds, st.floats(0.0, 1.0))
+def test_a_late_result_adds_up_too(total: float, moved: float, agreed: float, share: float) -> None:
+    """A peer that computed while the round went on without it: the round is overlapped whole."""
+    spent = phases(
+        total=total,
+        arrived=None,
+        waited_before=0.0,
+        round_seconds={"transfer": moved, "commit": agreed},
+        update=share * total,
+        waited=None,
+    )
+    assert total_of(spent) == pytest.approx(total, abs=1e-6)
+    assert spent.overlapped == pytest.approx(spent.transfer + spent.commit)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "rtt_s", "expected"),
+    [
+        ("us-central1-a", "us-central1-a", 0.2, Distance.ZONE),
+        ("us-central1-a", "us-central1-b", 0.0, Distance.REGION),
+        ("us-east-1a", "us-east-1a", 0.0, Distance.ZONE),
+        ("us-east-1a", "us-east-1", 0.0, Distance.REGION),
+        ("us-east-1", "us-west-2", 0.0, Distance.CONTINENT),
+        ("europe-west4-a", "eu-west-1", 0.0, Distance.CONTINENT),
+        ("us-east-1", "eu-west-1", 0.0, Distance.WORLD),
+        ("eu/berlin/rack1", "eu/berlin/rack1", 0.0, Distance.ZONE),
+        ("eu/berlin", "eu/paris", 0.0, Distance.CONTINENT),
+        ("home", "home", 0.0, Distance.REGION),
+        ("home", "office", 0.0004, Distance.ZONE),
+        ("home", "office", 0.003, Distance.REGION),
+        ("", "", 0.05, Distance.CONTINENT),
+        ("", "", 0.15, Distance.WORLD),
+        ("", "", 0.0, Distance.WORLD),
+    ],
+)
+def test_links_are_classed_by_region_else_by_round_trip(
+    mine: str, theirs: str, rtt_s: float, expected: Distance
+) -> None:
+    """Names of regions decide, either way round; where they say nothing the round trip does."""
+    assert distance(mine, theirs, same_host=False, rtt_s=rtt_s) is expected
+    assert distance(theirs, mine, same_host=False, rtt_s=rtt_s) is expected
+    assert distance(mine, theirs, same_host=True, rtt_s=rtt_s) is Distance.HOST
+
+
+def test_the_json_has_all_fields_and_derived_quantities() -> None:
+    """One line of JSON: a version, the fields, the derived rates, and bytes by class of link."""
+    made = report(
+        seconds_calculation=8.0,
+        seconds_transfer=1.5,
+        seconds_commit=0.5,
+        seconds_total=10.0,
+        samples=1000,
+        local_samples=400,
+        bytes_sent=30,
+        links=(link(10, Distance.HOST), link(20, Distance.WORLD)),
+    )
+    line = made.to_json()
+    assert "\n" not in line
+    data = json.loads(line)
+    assert data["version"] == 1
+    assert data["granularity"] == pytest.approx(4.0)
+    assert data["samples_per_second"] == pytest.approx(100.0)
+    assert data["local_samples_per_second"] == pytest.approx(50.0)
+    assert data["egress_bytes_per_hour"] == pytest.approx(10800.0)
+    assert data["bytes_sent_by_distance"] == {"host": 10, "world": 20}
+    assert data["members"][0].keys() == {"peer", "weight", "samples", "voter"}

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from p2pavg.rounds.loop.backlog import Backlog
+from p2pavg.rounds.loop.deliveries import Deliveries
+from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, Outcome, State
+from tests.unit.rounds.loop.test_backlog import average
+
+HERE = b"h" * 32
+
+
+def commit(epoch: int, before: bytes, *, following: bool) -> Any:
+    """As much of a commit as deliveries read."""
+    ballot = SimpleNamespace(epoch=epoch)
+    return SimpleNamespace(ballot=ballot, before=before, lineage=b"n" * 32, following=following)
+
+
+def arrive(deliveries: Deliveries) -> Future[Outcome]:
+    """The training thread comes to a boundary."""
+    answer: Future[Outcome] = Future()
+    deliveries.wait(Contribution(None, 1.0, 3), answer)
+    return answer
+
+
+@pytest.fixture
+def deliveries() -> Deliveries:
+    """Of a peer at epoch 4."""
+    session: Any = SimpleNamespace(standing=(4, HERE), next_standing=(4, HERE))
+    return Deliveries(session, Backlog())
+
+
+@pytest.mark.parametrize("downloading", [False, True])
+def test_only_what_waits_for_a_state_goes_to_disk(tmp_path: Path, downloading: bool) -> None:
+    """However large an average is, it stays in memory when the training thread takes it next."""
+    session: Any = SimpleNamespace(standing=(4, HERE), next_standing=(4, HERE))
+    deliveries = Deliveries(session, Backlog(memory_bytes=0, directory=tmp_path))
+    deliveries.unloaded = downloading
+    deliveries.put(average(4)[0], commit(4, HERE, following=False))
+    deliveries.unloaded = False
+    answer = arrive(deliveries)
+    assert deliveries.give()
+    outcome = answer.result()
+    assert isinstance(outcome, Average)
+    assert isinstance(outcome.result.data, np.memmap) is downloading
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_who_leaves_loads_no_state(deliveries: Deliveries, leaving: bool) -> None:
+    """A state is there, with a result that follows on it: whoever stays gets it, whoever leaves neither."""
+    deliveries.put(average(9)[0], commit(9, b"s" * 32, following=True))
+    deliveries.put_state(State(9, b"s" * 32, {}))
+    deliveries.leaving = leaving
+    answer = arrive(deliveries)
+    assert deliveries.give() is not leaving
+    assert answer.done() is not leaving
+    if not leaving:
+        assert isinstance(answer.result(), Heal)
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_who_leaves_takes_its_last_average_and_what_it_inherited(
+    deliveries: Deliveries, leaving: bool
+) -> None:
+    """Whoever leaves during a download gets the average of its own round, then its inheritance to hand on."""
+    own, _ = average(4)
+    deliveries.put(own, commit(4, HERE, following=False))
+    deliveries.put_inheritance(Inheritance(7, own.result))
+    deliveries.downloading = deliveries.unloaded = True
+    deliveries.leaving = leaving
+    answer = arrive(deliveries)
+    assert deliveries.give() is leaving
+    if leaving:
+        assert answer.result() is own
+        deliveries.applied()
+        answer = arrive(deliveries)
+        assert not deliveries.give()
+    assert deliveries.give_inheritance() is leaving
+    assert answer.done() is leaving
