@@ -42,6 +42,7 @@ HELLO_FACTS = {
     "region": "where it is, in words of any cloud; may be empty",
     "data": "false: it wants no data streams (watchers)",
     "terms": "what all must agree on: target batch size, codec, and more; a difference is refused by name",
+    "outline": "a packed line for each thing that `schema` is made of, to name what differs",
     "epoch": "as in `progress`",
     "lineage": "as in `progress`",
     "total": "as in `progress`",

@@ -20,8 +20,8 @@ from p2pavg.optim.training_state import TrainingState
 from p2pavg.optim.tree import TreeWriter
 from p2pavg.optim.updates import options
 from p2pavg.rounds.training import Heal, State, SwappedError, copied
-from tests.unit.fake_swarm import FakeSwarm
-from tests.unit.test_optimizer import MAKERS, loss_of, net, swarm, vector, wrap
+from tests.unit.optim.fake_swarm import FakeSwarm
+from tests.unit.optim.test_optimizer import MAKERS, loss_of, net, swarm, vector, wrap
 
 __all__ = ["swarm"]  # the fixture
 

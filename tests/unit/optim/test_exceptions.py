@@ -21,7 +21,7 @@ from p2pavg.rounds.loop.driver import Driver
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import Contribution, Outcome
-from tests.unit.test_optimizer import MAKERS, loss_of, net, relative, train_alone, vector
+from tests.unit.optim.test_optimizer import MAKERS, loss_of, net, relative, train_alone, vector
 
 WAYS: dict[str, dict[str, Any]] = {
     "waiting": {},

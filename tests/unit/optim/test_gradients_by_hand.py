@@ -15,8 +15,8 @@ from p2pavg.errors import ConfigurationError
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.microbatches import Microbatches
 from p2pavg.optim.optimizer import CollaborativeOptimizer
-from tests.unit.fake_swarm import FakeSwarm
-from tests.unit.test_optimizer import MAKERS, loss_of, net, relative, swarm, train_alone, vector, wrap
+from tests.unit.optim.fake_swarm import FakeSwarm
+from tests.unit.optim.test_optimizer import MAKERS, loss_of, net, relative, swarm, train_alone, vector, wrap
 
 __all__ = ["swarm"]  # the fixture
 

@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from p2pavg import outline
 from p2pavg.errors import ConfigurationError, IncompatiblePeerError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
-from tests.unit.fake_swarm import FakeSwarm
-from tests.unit.test_optimizer import MAKERS, loss_of, net, swarm, vector, wrap
+from tests.unit.optim.fake_swarm import FakeSwarm
+from tests.unit.optim.test_optimizer import MAKERS, loss_of, net, swarm, vector, wrap
 
 __all__ = ["swarm"]  # the fixture
 
