@@ -1,0 +1,209 @@
+"""Results that come after a state: fetched in order, checked as a whole, from whoever keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from p2pavg import codecs, native
+from p2pavg.allreduce.encoded import EncodedResult
+from p2pavg.errors import StateError
+from p2pavg.part import Part
+from p2pavg.rounds.protocol.ballot import Ballot
+from p2pavg.rounds.protocol.lineage import next_lineage
+from p2pavg.rounds.protocol.roles import Seat
+from p2pavg.rounds.state.following import Following
+from p2pavg.rounds.state.inbox import Inbox
+from p2pavg.rounds.state.manifest import chunk_bytes
+from p2pavg.rounds.state.results import ResultHead
+
+NUMEL = 100_000
+CODEC = codecs.get("fp16")
+START = b"s" * 32
+PEERS = (b"p" * 20, b"q" * 20)
+PARTS = (Part(0, 0, 60_000), Part(1, 60_000, NUMEL - 60_000))
+
+
+def result(epoch: int, before: bytes) -> tuple[ResultHead, np.ndarray]:
+    """A round of two, and its encoded bytes."""
+    blank = ResultHead(
+        Ballot(epoch, 0, PEERS[0], 7, before),
+        epoch,
+        tuple(Seat(peer, True) for peer in PEERS),
+        PARTS,
+        False,
+        (1.0, 2.0),
+        (1, 2),
+        (),
+        b"",
+        before,
+        b"",
+    )
+    layout = blank.layout(CODEC)
+    vector = np.random.default_rng(epoch).standard_normal(NUMEL).astype(np.float32)
+    data, at = np.empty(layout.nbytes, np.uint8), 0
+    digests = []
+    for part in PARTS:
+        crcs = b""
+        for begin in range(0, part.count, layout.chunk_elements):
+            count = min(layout.chunk_elements, part.count - begin)
+            size = CODEC.encoded_size(count)
+            start = part.start + begin
+            CODEC.encode(vector[start : start + count], data[at : at + size], 1.0)
+            crcs += native.crc32(data[at : at + size]).to_bytes(4, "little")
+            at += size
+        digests.append(hashlib.sha256(crcs).digest())
+    after = next_lineage(before, epoch, PEERS, (1.0, 2.0), digests, b"")
+    fields = {name: getattr(blank, name) for name in ResultHead.__slots__}
+    return ResultHead(**(fields | {"digests": tuple(digests), "lineage": after})), data
+
+
+def chain(count: int) -> list[tuple[ResultHead, np.ndarray]]:
+    made: list[tuple[ResultHead, np.ndarray]] = []
+    for epoch in range(3, 3 + count):
+        made.append(result(epoch, made[-1][0].lineage if made else START))
+    return made
+
+
+class Network:
+    """An engine, and links to donors that put what is asked for in place at once."""
+
+    def __init__(self, kept: list[tuple[ResultHead, np.ndarray]], donors: dict[bytes, str]) -> None:
+        """donors: "good"; "lies": it sends other bytes; "gone": it keeps nothing any more."""
+        self.kept = {head.lineage: data for head, data in kept}
+        self.buffers: dict[int, memoryview] = {}
+        self.asked: list[bytes] = []
+        self.inbox = Inbox(self)  # type: ignore[arg-type]
+        self.links: dict[bytes, Any] = {
+            donor: SimpleNamespace(
+                id=number,
+                rtt_min=0.01,
+                request=lambda message, timeout, donor=donor, how=how: self.request(donor, how, message),
+            )
+            for number, (donor, how) in enumerate(donors.items())
+        }
+        self.came: list[tuple[ResultHead, EncodedResult]] = []
+        engine: Any = self
+        self.following = Following(engine, self.inbox, self.links, NUMEL, CODEC, self.deliver)
+
+    async def deliver(self, head: ResultHead, made: EncodedResult) -> None:
+        self.came.append((head, made))
+
+    def open_blob(self, transfer: int, buffer: memoryview, chunk_bytes: int) -> None:
+        self.buffers[transfer] = buffer
+
+    def cancel(self, transfer: int) -> None:
+        self.buffers.pop(transfer, None)
+
+    def traffic(self, link: int) -> tuple[int, int]:
+        return 0, 0
+
+    async def request(self, donor: bytes, how: str, message: Any) -> dict[str, Any]:
+        self.asked.append(donor)
+        await asyncio.sleep(0)
+        if how == "gone":
+            return {"error": "that result is gone"}
+        data, buffer = self.kept[message["lineage"]], self.buffers.get(message["transfer"])
+        size = chunk_bytes(data.nbytes)
+        for chunk in message["chunks"]:
+            if buffer is not None:
+                piece = bytearray(data[chunk * size : (chunk + 1) * size])
+                piece[0] ^= how == "lies"
+                buffer[chunk * size : chunk * size + len(piece)] = piece
+                self.inbox.chunk(message["transfer"], chunk)
+        return {"t": "ok"}
+
+    def tell(self, donor: bytes, head: ResultHead) -> None:
+        self.following.told(donor, head.to_message())
+
+    async def run(self, count: int) -> None:
+        """Until so many have come. Raises what `Following.run` raises."""
+        running = asyncio.ensure_future(self.following.run())
+        try:
+            async with asyncio.timeout(20):
+                while len(self.came) < count and not running.done():
+                    await asyncio.wait((running,), timeout=0.01)
+            if running.done():
+                running.result()
+        finally:
+            running.cancel()
+
+
+async def test_results_come_in_order_whatever_was_told_first() -> None:
+    """Told backwards, by two donors, and before the state is known: they are delivered one after the other."""
+    made = chain(6)
+    network = Network(made, {b"a": "good", b"b": "good"})
+    for head, _ in reversed(made):
+        network.tell(b"a", head)
+        network.tell(b"b", head)
+    assert network.following.lacking() == []
+    network.following.begin((3, START))
+    assert len(network.following.lacking()) == 6
+    await network.run(6)
+    assert [head for head, _ in network.came] == [head for head, _ in made]
+    for (_, got), (_, data) in zip(network.came, made, strict=True):
+        assert np.array_equal(got.data, data)
+    assert network.following.standing == (9, made[-1][0].lineage)
+    assert network.following.fetched == 6
+
+
+async def test_a_donor_that_sends_other_bytes_spoils_no_result() -> None:
+    """Bytes that do not fit the digests of the round are not delivered; the other donor's are."""
+    made = chain(1)
+    network = Network(made, {b"a": "lies", b"b": "good"})
+    for donor in network.links:
+        network.tell(donor, made[0][0])
+    network.following.begin((3, START))
+    await network.run(1)
+    assert np.array_equal(network.came[0][1].data, made[0][1])
+
+
+@pytest.mark.parametrize("donors", [{b"a": "lies"}, {b"a": "gone"}, {b"a": "lies", b"b": "gone"}, {}])
+async def test_a_result_that_nobody_has_is_an_error(donors: dict[bytes, str]) -> None:
+    """When no donor can give a known result, the download says so, and nothing wrong is delivered."""
+    made = chain(1)
+    network = Network(made, donors)
+    for donor in donors or {b"x": ""}:
+        network.tell(donor, made[0][0])
+    network.following.begin((3, START))
+    with pytest.raises(StateError, match="nobody keeps"):
+        await network.run(1)
+    assert network.came == []
+
+
+async def test_a_donor_that_is_lost_is_not_asked() -> None:
+    """What a donor said it keeps does not count any more once it is gone."""
+    made = chain(2)
+    network = Network(made, {b"a": "good", b"b": "good"})
+    for head, _ in made:
+        network.tell(b"a", head)
+        network.tell(b"b", head)
+    network.following.lost(b"a")
+    network.following.begin((3, START))
+    await network.run(2)
+    assert set(network.asked) == {b"b"}
+
+
+@pytest.mark.parametrize("field", ["weights", "samples", "digests", "before", "lineage", "parts", "exact"])
+def test_a_head_that_contradicts_itself_is_refused(field: str) -> None:
+    """The lineage is a hash over what made it, so nothing of that can be changed; parts cover the vector."""
+    (head, _), *_ = chain(1)
+    changed: dict[str, Any] = {
+        "weights": (1.0, 3.0),
+        "samples": (1, 2, 3),
+        "digests": (b"x" * 32, b"y" * 32),
+        "before": b"z" * 32,
+        "lineage": b"z" * 32,
+        "parts": PARTS[:1],
+        "exact": 7,
+    }
+    fields = {name: getattr(head, name) for name in ResultHead.__slots__}
+    forged = ResultHead(**(fields | {field: changed[field]}))
+    with pytest.raises(StateError):
+        ResultHead.from_message(forged.to_message(), NUMEL)
+    assert ResultHead.from_message(head.to_message(), NUMEL) == head
