@@ -135,7 +135,7 @@ class Network:
 
 
 async def test_results_come_in_order_whatever_was_told_first() -> None:
-    """Told backwards, by two donors, and before the state is known: they are delivered one after the other."""
+    """Told backwards, by two donors, before the state is known: they are delivered one after the other."""
     made = chain(6)
     network = Network(made, {b"a": "good", b"b": "good"})
     for head, _ in reversed(made):
