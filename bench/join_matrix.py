@@ -38,6 +38,10 @@ class Cell:
     epoch_seconds: float
     state_mb: int
 
+    def is_named(self, part: str) -> bool:
+        """The whole name, or a part of it that is no other cell's whole name."""
+        return part == self.name or (part in self.name and part not in {cell.name for cell in cells()})
+
     def run(self) -> dict[str, Any]:
         """Its figures. Raises P2PAvgError."""
         fields = vars(self) | {"numel": NUMEL, "kill_donor": False}
@@ -76,7 +80,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the cells and stop")
     parser.add_argument("--json", metavar="PATH", type=Path, help="also write the figures of each")
     args = parser.parse_args()
-    chosen = [cell for cell in cells() if any(part in cell.name for part in args.cells)]
+    chosen = [cell for cell in cells() if any(cell.is_named(part) for part in args.cells)]
     if args.list:
         print("\n".join(cell.name for cell in chosen))
         return 0

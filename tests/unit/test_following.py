@@ -17,6 +17,7 @@ from p2pavg.part import Part
 from p2pavg.rounds.protocol.ballot import Ballot
 from p2pavg.rounds.protocol.lineage import next_lineage
 from p2pavg.rounds.protocol.roles import Seat
+from p2pavg.rounds.state import collecting
 from p2pavg.rounds.state.following import Following
 from p2pavg.rounds.state.inbox import Inbox
 from p2pavg.rounds.state.manifest import chunk_bytes
@@ -74,7 +75,10 @@ class Network:
     """An engine, and links to donors that put what is asked for in place at once."""
 
     def __init__(self, kept: list[tuple[ResultHead, np.ndarray]], donors: dict[bytes, str]) -> None:
-        """donors: "good"; "lies": it sends other bytes; "gone": it keeps nothing any more."""
+        """donors: "good"; "lies": it sends other bytes; "gone": it keeps nothing any more; "loses": of what
+        is asked first, half never comes.
+        """
+        self.brought = 0  # bytes, over any link, besides what is asked for
         self.kept = {head.lineage: data for head, data in kept}
         self.buffers: dict[int, memoryview] = {}
         self.asked: list[bytes] = []
@@ -91,6 +95,8 @@ class Network:
         engine: Any = self
         self.following = Following(engine, self.inbox, self.links, NUMEL, CODEC, self.deliver)
 
+    other = 0  # bytes of other things that a link brings between two looks
+
     async def deliver(self, head: ResultHead, made: EncodedResult) -> None:
         self.came.append((head, made))
 
@@ -101,16 +107,18 @@ class Network:
         self.buffers.pop(transfer, None)
 
     def traffic(self, link: int) -> tuple[int, int]:
-        return 0, 0
+        self.brought += self.other
+        return 0, self.brought
 
     async def request(self, donor: bytes, how: str, message: Any) -> dict[str, Any]:
         self.asked.append(donor)
         await asyncio.sleep(0)
+        first = len(self.asked) == 1
         if how == "gone":
             return {"error": "that result is gone"}
         data, buffer = self.kept[message["lineage"]], self.buffers.get(message["transfer"])
         size = chunk_bytes(data.nbytes)
-        for chunk in message["chunks"]:
+        for chunk in message["chunks"][:: 2 if how == "loses" and first else 1]:
             if buffer is not None:
                 piece = bytearray(data[chunk * size : (chunk + 1) * size])
                 piece[0] ^= how == "lies"
@@ -174,6 +182,22 @@ async def test_a_result_that_nobody_has_is_an_error(donors: dict[bytes, str]) ->
     with pytest.raises(StateError, match="nobody keeps"):
         await network.run(1)
     assert network.came == []
+
+
+@pytest.mark.parametrize("other", [0, 10_000_000])
+async def test_what_a_broken_stream_lost_is_asked_for_again(
+    other: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks that do not come are asked for again: when nothing comes, or when much else has come since."""
+    monkeypatch.setattr(collecting, "QUIET_S", 60.0 if other else 0.01)
+    made = chain(1)
+    network = Network(made, {b"a": "loses"})
+    network.other = other
+    network.tell(b"a", made[0][0])
+    network.following.begin((3, START))
+    await network.run(1)
+    assert np.array_equal(network.came[0][1].data, made[0][1])
+    assert len(network.asked) >= 2
 
 
 async def test_a_donor_that_is_lost_is_not_asked() -> None:

@@ -82,6 +82,8 @@ class Joining:
         while contributed < config["after_epochs"]:
             trainer.step()
             contributed = sum(e["local_samples"] > 0 for e in self.applied)
+        self._halt = False
+        threading.Thread(target=self._train_on, daemon=True).start()  # others may still join
         progress = self.peer.download
         assert progress is not None
         assert joined is not None
@@ -96,7 +98,7 @@ class Joining:
             "state_bytes": progress[1],
             "donors": progress[2],
             "arrivals": arrivals,
-            "applied": self.applied,
+            "applied": list(self.applied),
         }
 
     def _follow(self, arrivals: list[tuple[float, int]], say_half: bool) -> None:

@@ -34,6 +34,7 @@ from p2pavg.transport.links.link import Link
 logger = logging.getLogger("p2pavg.state")
 
 ASK_S = 0.5  # between two words to those that are to wait
+TRIED_EPOCHS, TRIED_S = 2.0, 1.0  # how long it tries to get in without a round that waits for it
 HAVE_S = 1.0  # and to donors, which need not keep what is here
 LEVEL_S = 0.02  # between two looks whether it is level
 MOST_AHEAD = 8  # results that wait for the training thread: it applies them as fast as it can
@@ -76,8 +77,10 @@ class Joining:
         self._telling = Telling(self._began_at)
         self.joined: Joined | None = None  # once it is level
         self._donors: tuple[bytes, ...] = ()
+        self._has_state = False  # the training thread has it, or is given it next
         self._applied = asyncio.Event()
         self._asked_at = 0.0
+        self._close_at = 0.0  # since when it needs a moment between two rounds, and no more
         self._told_at = 0.0  # the donors, what is here
 
     async def run(self) -> None:
@@ -91,7 +94,7 @@ class Joining:
         loop = asyncio.get_running_loop()
         try:
             if not offers.manifests:
-                self._deliveries.unloaded = False
+                self._deliveries.unloaded, self._has_state = False, True
                 self.following.begin(self._session.standing)
                 following = loop.create_task(self.following.run())
             else:
@@ -100,6 +103,7 @@ class Joining:
                 self.following.begin((manifest.epoch, manifest.lineage))
                 following = loop.create_task(self.following.run())
                 state = await self._downloader.fetch(manifest, offers, self._links)
+                self._has_state = True
                 self._deliveries.put_state(state)
                 self._give()
             await self._level(following)
@@ -111,8 +115,10 @@ class Joining:
                     self._links[donor].send({"t": "state-done"})
 
     async def _came(self, head: ResultHead, result: EncodedResult) -> None:
-        """The next result is here. The training thread is not buried under them, once it applies them."""
-        while not self._deliveries.unloaded and self._deliveries.following >= MOST_AHEAD:
+        """The next result is here. Once there is a state that they can be applied to, the training thread is
+        not buried under them: it may have stopped.
+        """
+        while self._has_state and self._deliveries.following >= MOST_AHEAD:
             await self._moved()
         average = Average(
             head.epoch, sum(head.samples), len(head.members), late=True, result=result, note=head.note
@@ -173,10 +179,18 @@ class Joining:
             self._tell_donors({"t": "state-have", "epoch": standing[0], "loaded": loaded})
         if now < self._asked_at + ASK_S:
             return
-        entering = not self._deliveries.unloaded and self._projection.close()
+        entering = not self._deliveries.unloaded and self._projection.close() and not self._slips_in(now)
         if self._projection.paced or entering:
             self._asked_at = now
             self._ask(standing[0], entering, at)
+
+    def _slips_in(self, now: float) -> bool:
+        """It takes part without a round that waits, and has not tried in vain."""
+        rtt = max((self._links[d].rtt_min for d in self._donors if d in self._links), default=0.0)
+        if not self._projection.slips_in(rtt):
+            return False
+        self._close_at = self._close_at or now
+        return now < self._close_at + TRIED_S + TRIED_EPOCHS * self._projection.epoch_seconds
 
     def _ask(self, epoch: int, entering: bool, at: Standing) -> None:
         projection = self._projection

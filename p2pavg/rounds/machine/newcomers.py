@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 PACED_BEHIND = 1  # results that a newcomer may lack when the next round begins, while its state is on its way
 FRESH_S = 3.0  # whoever is at it says so again and again; its word holds for so long, and two round trips
 TOLD_S = 0.5  # a shorter wait needs no word
+REST = 10.0  # times what rounds may wait for a newcomer, before they wait for it again
 LEAST_S = 2.0  # that rounds wait for a newcomer, however fast its state comes: round trips, and loading
 
 
@@ -24,7 +25,20 @@ class _Asked:
     message: CatchUp
     heard_at: float
     used_s: float = 0.0  # how long rounds have waited for it
+    spent_at: float = 0.0  # when that was all that it has
     told: bool = False
+
+    @property
+    def allowed_s(self) -> float:
+        return LEAST_S + self.message.seconds
+
+    def spend(self, seconds: float, now: float) -> None:
+        """Rounds have waited; whoever had all of its time gets it anew after ten times as long."""
+        before, self.used_s = self.used_s, self.used_s + seconds
+        if before < self.allowed_s <= self.used_s:
+            self.spent_at = now
+        elif before >= self.allowed_s and now > self.spent_at + REST * self.allowed_s:
+            self.used_s = 0.0
 
 
 class Newcomers:
@@ -60,8 +74,8 @@ class Newcomers:
             if facts is None:
                 del self._asked[peer]
             elif self._lacks(facts, asked.message):
-                asked.used_s += passed
-                most = core.now + LEAST_S + asked.message.seconds - asked.used_s
+                asked.spend(passed, core.now)
+                most = core.now + asked.allowed_s - asked.used_s
                 fresh = asked.heard_at + FRESH_S + 2 * core.deadlines.rtt(peer)
                 until = max(until, min(most, fresh))
                 if asked.used_s >= TOLD_S:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,25 @@ logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
 
 ANSWER_S = 60.0  # to a request for chunks
-STALL_S = 10.0  # a donor is dropped when its link brought less than LEAST_BYTES in so long
-LEAST_BYTES = 32 << 10
+PASSED = 6  # times what a donor owes that its link has brought since: what it owes was lost with a stream
+QUIET_S = 3.0  # and so it is when the link brought less than LEAST_BYTES in so long, and four round trips
+LEAST_BYTES = 16 << 10
+MOST_QUIET = 3  # times in a row, before a donor is dropped
 TICK_S = 0.05
 MOST_WORDS = 200  # of a donor, why it does not give what was asked for
 
 Request = Callable[[bytes], Mapping[str, Any]]  # what a donor is asked, without transfer and chunks
 Broken = Callable[[Sequence[int]], Awaitable[Sequence[int]]]  # those of these chunks that are not right
+
+
+@dataclass(slots=True)
+class _Heard:
+    """A donor since something of this came from it last, or was asked of it. Bytes are those of its link."""
+
+    received: int  # then
+    moved_at: float  # when the link last brought something
+    seen: int  # bytes, at that time
+    quiet: int  # how often it was asked again because nothing came at all
 
 
 class Collecting:
@@ -52,7 +65,7 @@ class Collecting:
         self._received = received
         self._request = request
         self._broken = broken
-        self._heard: dict[bytes, tuple[float, int]] = {}  # when its link had brought how much
+        self._heard: dict[bytes, _Heard] = {}
 
     async def run(self, inbox: Inbox) -> None:
         """Raises StateError when no donor is left that can serve what is missing."""
@@ -90,7 +103,7 @@ class Collecting:
             return
         if chunks := self._fetching.ask(donor, link.rtt_min):
             if self._fetching.coming(donor) == len(chunks):  # it owed nothing before
-                self._heard[donor] = time.monotonic(), self._received(link.id)
+                self._hears(donor, quiet=0 if donor not in self._heard else self._heard[donor].quiet)
             request = {**self._request(donor), "transfer": transfer, "chunks": chunks}
             asking[donor] = asyncio.get_running_loop().create_task(_requested(link, request))
 
@@ -102,24 +115,40 @@ class Collecting:
                 for sender in self._fetching.owing(chunk):
                     self._drop(sender, "it sent bytes that do not fit its manifest")
             else:
+                for sender in self._fetching.owing(chunk):
+                    self._hears(sender)
                 self._fetching.verified(chunk, now)
         if wrong:
             self._fetching.restart()
         return not wrong
 
+    def _hears(self, donor: bytes, quiet: int = 0) -> None:
+        """Something of this came from the donor, or is asked of it."""
+        link = self._links.get(donor)
+        if link is not None:
+            now, received = time.monotonic(), self._received(link.id)
+            self._heard[donor] = _Heard(received, now, received, quiet)
+
     def _drop_silent(self) -> None:
+        """What was on its way over a stream that broke does not come: it is asked for again."""
         now = time.monotonic()
         for donor in self._fetching.donors:
-            link = self._links.get(donor)
+            link, owed = self._links.get(donor), self._fetching.coming(donor)
             if link is None:
                 self._drop(donor, "the link is gone")
-            elif self._fetching.coming(donor):
-                received = self._received(link.id)
-                since, before = self._heard.setdefault(donor, (now, received))
-                if received >= before + LEAST_BYTES:
-                    self._heard[donor] = now, received
-                elif now - since > STALL_S:
-                    self._drop(donor, "nothing comes from it any more")
+                continue
+            heard = self._heard.get(donor)
+            if not owed or heard is None:
+                continue
+            received = self._received(link.id)
+            if received >= heard.seen + LEAST_BYTES:
+                heard.moved_at, heard.seen = now, received
+            quiet = now - heard.moved_at > QUIET_S + 4 * link.rtt_min
+            if quiet and heard.quiet + 1 >= MOST_QUIET:
+                self._drop(donor, "nothing comes from it any more")
+            elif quiet or received - heard.received > PASSED * owed * self._chunk_bytes:
+                self._fetching.again(donor)
+                self._hears(donor, quiet=heard.quiet + quiet)
 
     def _drop(self, donor: bytes, why: str) -> None:
         logger.info("no more state from %s: %s", short_id(donor), why)

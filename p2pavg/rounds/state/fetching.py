@@ -114,11 +114,18 @@ class Fetching:
 
     def drop(self, donor: bytes) -> None:
         """The donor is lost or wrong: others take over what it owed."""
-        source = self._sources.pop(donor, None)
-        for chunk in sorted(source.coming if source is not None else (), reverse=True):
-            self._asked[chunk] -= 1
-            if not self._asked[chunk]:
-                self._pool.appendleft(chunk)
+        self.again(donor)
+        self._sources.pop(donor, None)
+
+    def again(self, donor: bytes) -> None:
+        """What is on its way from this donor is lost: ask for it again, whoever is asked."""
+        source = self._sources.get(donor)
+        if source is not None:
+            for chunk in sorted(source.coming, reverse=True):
+                self._asked[chunk] -= 1
+                if not self._asked[chunk]:
+                    self._pool.appendleft(chunk)
+            source.coming.clear()
 
     def restart(self) -> None:
         """Everything that is on its way will not come: ask again for all that is not verified."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
 
 AT_ONCE = 4  # results that are on their way at a time, so that a long round trip costs no time
+LOOK_S = 0.05  # between two looks for more of them, while one is on its way
 MOST_KNOWN = 1 << 16  # that are told of, and not fetched yet
 
 Deliver = Callable[[ResultHead, EncodedResult], Awaitable[None]]
@@ -120,10 +122,10 @@ class Following:
                     await self._changed.wait()
                     continue
                 first = lacking[0]
-                changed = loop.create_task(self._changed.wait())
-                await asyncio.wait((under_way[first.lineage], changed), return_when=asyncio.FIRST_COMPLETED)
-                changed.cancel()
                 if not under_way[first.lineage].done():
+                    with suppress(TimeoutError):  # another may be told of meanwhile, and fetched beside it
+                        async with asyncio.timeout(LOOK_S):
+                            await asyncio.wait((under_way[first.lineage],))
                     continue
                 result = under_way.pop(first.lineage).result()
                 await self._deliver(first, result)

@@ -10,6 +10,8 @@ WINDOW_S = 3.0  # the link's rate is that of the last seconds
 LEAST_S = 0.4  # of a transfer, before anything is said of its rate
 ALLOWED = 2.0  # times the state's own time, and an epoch, that a newcomer may take before rounds wait for it
 HELD = 1.5  # times the state's own time that rounds may wait for it, in all
+TRIPS = 3  # round trips from a COMMIT to a newcomer that has its result and says so
+MOST_OF_EPOCH = 0.7  # that this may take
 CLOSE_S = 1.0  # what is lacking takes less: rounds may wait for the rest
 
 
@@ -90,6 +92,12 @@ class Projection:
     def close(self) -> bool:
         """What is lacking will be here in a moment, if rounds wait."""
         return self.paced_s() < CLOSE_S or self.left <= self._last.result
+
+    def slips_in(self, rtt_s: float) -> bool:
+        """Whether the next result is here long before the one after it, so that no round has to wait."""
+        rate = self.bytes_per_second
+        fetched = TRIPS * rtt_s + (self._last.result / rate if rate > 0 else 0.0)
+        return not self.paced and fetched < MOST_OF_EPOCH * self._epoch_s
 
     def _has_to_wait(self, now: float) -> bool:
         rate, began = self.bytes_per_second, self._began_at

@@ -80,6 +80,18 @@ def test_rounds_wait_for_a_bounded_time(seconds: float) -> None:
     assert waiting.leader.machine.epoch >= held + 8
 
 
+def test_a_newcomer_that_used_up_its_time_is_waited_for_again_later() -> None:
+    """After ten times as long as it had, rounds wait for it once more: its link may be better by then."""
+    waiting = Waiting()
+    message = asked(waiting.leader.machine.epoch, 0.0, entering=True)
+    waiting.say(message, module.LEAST_S + 0.5)
+    waiting.say(message, (module.REST - 1) * module.LEAST_S)
+    before = waiting.leader.machine.epoch
+    assert before > message.epoch + 50
+    made = waiting.say(message, 2 * module.LEAST_S)
+    assert made < 0.7 * 2 * module.LEAST_S / EPOCH_S
+
+
 def test_a_newcomer_that_says_nothing_more_is_not_waited_for() -> None:
     """Its word holds for a few seconds."""
     waiting = Waiting()

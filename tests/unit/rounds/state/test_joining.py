@@ -53,6 +53,13 @@ def test_a_newcomer_knows_what_its_link_brings() -> None:
     assert math.isinf(download(20, 20 * MB, 0.3, 4.0).remaining_s())
 
 
+def test_rounds_wait_for_the_end_only_where_results_follow_each_other_closely() -> None:
+    """A result that takes 0.36 s leaves room in an epoch of 1.1 s, and none over long trips, or in 0.4 s."""
+    assert download(20, 20 * MB, 1.1, 4.0).slips_in(0.04)
+    assert not download(20, 20 * MB, 1.1, 4.0).slips_in(0.3)
+    assert not download(20, 20 * MB, 0.4, 4.0).slips_in(0.04)
+
+
 def test_once_rounds_wait_they_go_on_waiting() -> None:
     """Epochs that take longer because they wait do not look like long epochs."""
     projection = download(20, 20 * MB, 0.3, 2.0)
