@@ -264,6 +264,8 @@ class Node(Process):
         outcome = self.outcomes.popleft()
         if outcome[0] == "average" and outcome[1][0].before != self.parameters.lineage:
             return self.give_next()  # it does not follow on what was loaded
+        if outcome[0] == "heal":  # what was committed before comes again, as a result of others
+            self.outcomes = deque((kind, what) for kind, what in self.outcomes if what[0].following)
         self._released()
         self.applying = True
         self.world.after(self.apply_seconds, lambda: self._applied(*outcome))

@@ -81,6 +81,18 @@ class Deliveries:
                 self.backlog.remove(outcome)
         self._queue = kept
 
+    def _drop_own(self) -> None:
+        """What this peer committed before it had a state counts no more, though it may follow on that state:
+        it comes again, as a result of others.
+        """
+        kept: deque[Given] = deque()
+        for outcome, commit in self._queue:
+            if commit is not None and commit.following:
+                kept.append((outcome, commit))
+            elif isinstance(outcome, Average):
+                self.backlog.remove(outcome)
+        self._queue = kept
+
     def put_inheritance(self, inheritance: Inheritance) -> None:
         """It is given when the training thread comes to a boundary: no round has its sums then."""
         self._inherited.append(inheritance)
@@ -117,6 +129,7 @@ class Deliveries:
                 continue  # it does not follow on the state that was loaded
             if isinstance(outcome, Heal):
                 self.unloaded = False
+                self._drop_own()
             self._applying = (outcome, commit)
             if commit is not None:
                 session.next_standing = (commit.ballot.epoch + 1, commit.lineage)

@@ -83,3 +83,23 @@ def test_who_leaves_takes_its_last_average_and_what_it_inherited(
         assert not deliveries.give()
     assert deliveries.give_inheritance() is leaving
     assert answer.done() is leaving
+
+
+def test_an_average_from_before_a_state_is_void(deliveries: Deliveries) -> None:
+    """An older state is loaded, on which a committed average follows that waits: it comes again, as a result."""
+    older = b"o" * 32
+    deliveries.put(average(4)[0], commit(3, older, following=False))
+    deliveries.put(average(4)[0], commit(3, older, following=True))
+    deliveries.put_state(State(3, older, {}))
+    given = []
+    for _ in range(3):
+        answer = arrive(deliveries)
+        if deliveries.give():
+            outcome = answer.result()
+            given.append(type(outcome))
+            deliveries._session.standing = deliveries._session.next_standing
+            if isinstance(outcome, Average):
+                assert deliveries.applied()[1].following  # type: ignore[index,union-attr]
+            else:
+                deliveries.applied()
+    assert given == [Heal, Average]
