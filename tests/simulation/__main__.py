@@ -19,7 +19,7 @@ from tests.simulation.schedule import Schedule, Verdict
 KEYS = ("events", "messages", "commits", "late", "heals", "aborts", "failed", "readmitted", "successions")
 
 
-Task = tuple[int, int | None, str | None, bool]  # seed, peers, only, wide
+Task = tuple[int, int | None, str | None, bool]  # seed, peers, only, plain
 
 
 def run(task: Task) -> Verdict:
@@ -48,17 +48,17 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:1000", help="first:last, the last not included")
     parser.add_argument("--peers", type=int, help="how many (default: drawn from the seed, 1 to 8)")
     parser.add_argument("--only", metavar="FAULT", help="no other faults but this, such as crash or stop")
-    parser.add_argument("--wide", action="store_true", help="also what befalls a swarm more rarely")
+    parser.add_argument("--plain", action="store_true", help="without the rarer faults")
     parser.add_argument("--seconds", type=float, default=inf, help="look at no more after so long")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write what came of it here")
     given = parser.parse_args()
     if given.seed is not None:
-        verdict = Schedule(given.seed, given.peers, given.only, given.wide, trace=print).run()
+        verdict = Schedule(given.seed, given.peers, given.only, given.plain, trace=print).run()
         print(verdict)
         return int(verdict.broken is not None)
     first, last = map(int, given.seeds.split(":"))
-    tasks = [(seed, given.peers, given.only, given.wide) for seed in range(first, last)]
+    tasks = [(seed, given.peers, given.only, given.plain) for seed in range(first, last)]
     began = time.perf_counter()
     totals = dict.fromkeys(KEYS, 0)
     stalls, broken, count = [], 0, 0
@@ -71,7 +71,7 @@ def main() -> int:
             broken += 1
             peers = f" --peers {given.peers}" if given.peers else ""
             peers += f" --only {given.only}" if given.only else ""
-            peers += " --wide" if given.wide else ""
+            peers += " --plain" if given.plain else ""
             print(f"seed {verdict.seed}: {verdict.broken}")
             print(f"    replay it: python -m tests.simulation --seed {verdict.seed}{peers}", flush=True)
         if time.perf_counter() - began > given.seconds:

@@ -55,6 +55,8 @@ class Checks:
     def acted(self, node: Any, action: Any) -> None:
         """Each action is looked at once, before it is carried out."""
         kind = type(action)
+        if kind is act.Send or kind is act.WaitAt:
+            return
         if kind is act.Commit:
             self._committed(node, action)
         elif kind is act.RoundFailed:

@@ -18,6 +18,7 @@ from p2pavg.rounds.protocol.messages import (
     Ready,
 )
 from p2pavg.rounds.protocol.roles import Role
+from tests.simulation.bequest import Handed
 from tests.simulation.swarm import Swarm
 from tests.simulation.trainer import Node
 
@@ -54,6 +55,7 @@ WIDE = (
 MOMENTS = (Prepare, Promise, Ready, Begin, Done, Done, Committed, Committed, Commit, Commit, Query)
 DECISIVE = MOMENTS[4:]
 AMBUSHES = (Promise, Ready, Begin, Done, Done, Committed, Commit, Query, Leaving, Bequeath)
+FAREWELLS = (Leaving, Bequeath, Handed)
 FORKING = frozenset({"stop", "cut", "oneway", "reset", "slow", "jump", "rewire", "flap", "meet", "depart"})
 FAR = 7  # at most so many are cut off from the others
 
@@ -67,6 +69,7 @@ class Faults:
         self.dice = dice
         self.peers = peers
         self.large = large
+        self.lasts: tuple[float, ...] = (0.05, 0.3, 1.0) if large else (0.05, 0.3, 1.0, 2.5, 4.0)
         self.only: str | None = None  # no other kind, besides joins
         self.focused = False  # traps around the commit only
         self.stopping = False  # traps that stop somebody only
@@ -100,7 +103,7 @@ class Faults:
         others = [n for n in swarm.nodes.values() if n.alive and n is not node]
         if node is None:
             return
-        lasts = dice.choice((0.05, 0.3, 1.0, *(() if self.large else (2.5, 4.0)))) * (0.5 + dice.random())
+        lasts = dice.choice(self.lasts) * (0.5 + dice.random())
         self._lasts(lasts)
         if kind in ("crash", "leave") and len(others) == 0:
             kind = "jump"
@@ -162,7 +165,9 @@ class Faults:
             swarm.checks.forks_allowed = True
             near = [] if dice.random() < 0.5 else dice.sample(others, dice.randint(0, len(others) - 1))
             far = [node, *near]
-            self._part(far, [n for n in others if n not in far], lasts, one_way=dice.random() < 0.2)
+            rest = [n for n in others if n not in far]
+            self._disturb([*far, *rest], struck=[])
+            self._part(far, rest, lasts, one_way=dice.random() < 0.2)
         node.die("connection reset")
 
         def back() -> None:
@@ -199,7 +204,6 @@ class Faults:
         """One leaves at about the time at which something befalls it, an heir, or another one."""
         swarm, dice = self.swarm, self.dice
         node.notice_s = dice.choice((0.3, 1.0, 5.0))
-        self._lasts(5.0)
         kind = dice.choice(
             ("crash", "stop", "join", "leave", "reset", "oneway", "cut", "restart", "woken", "trap")
         )
@@ -210,7 +214,7 @@ class Faults:
             return
         delay = dice.choice((0.0, 0.01, 0.1, 0.3)) * dice.random()
         if kind == "trap":
-            self._ambush((Leaving, Bequeath))
+            self._ambush(FAREWELLS)
         elif others:
             victim = node if dice.random() < 0.3 and kind != "leave" else dice.choice(others)
             swarm.world.after(
@@ -326,23 +330,15 @@ class Faults:
     def _ambush(self, moments: tuple[Any, ...] = AMBUSHES) -> None:
         """One of the wide faults at a moment, to whoever speaks, to whom it speaks, or to anybody."""
         dice, swarm = self.dice, self.swarm
-        moment, left = dice.choice(moments), dice.randint(1, 4)
+        moment, left = dice.choice(moments), dice.randint(1, 4) if moments is AMBUSHES else 1
         kinds = (
-            "restart",
-            "restart",
-            "rewire",
-            "flap",
-            "cut",
-            "depart",
-            "leave",
-            "stop",
-            "crash",
-            "withdraw",
+            *("restart", "restart", "rewire", "flap", "cut", "oneway", "reset", "depart"),
+            *("leave", "stop", "crash", "withdraw"),
         )
         kind = "withdraw" if moment is Ready and dice.random() < 0.6 else dice.choice(kinds)
         whom = dice.choice(("sender", "receiver", "anybody"))
 
-        def trap(node: Node, action: Action) -> bool:
+        def trap(node: Node, action: Any) -> bool:
             nonlocal left
             sends = type(action) is Send and type(action.message) is moment
             left -= type(action) is moment or sends
@@ -351,6 +347,8 @@ class Faults:
             victim = self._pick() if whom == "anybody" else node
             if whom == "receiver" and isinstance(action, Send):
                 victim = swarm.nodes[action.peer]
+            elif whom == "receiver" and isinstance(action, Handed):
+                victim = action.giver
             if victim is None or not victim.alive or not victim.running:
                 return False
             if kind in ("withdraw", "leave", "depart"):  # the loop does these between two events

@@ -43,7 +43,8 @@ class Job:
         self.owned = {part.owner: index for index, part in enumerate(opened.parts)}
         self.parts = len(opened.parts)
         self.rank = self.members.index(node.me)
-        self.chunks = CHUNKS if len(self.members) <= SMALL else 1
+        few = len(self.members) > SMALL or not node.swarm.chunk_seconds  # they would come together
+        self.chunks = 1 if few else CHUNKS
         self.begun = False
         self.early: list[tuple[str, int, Any]] = []
         self.weights: tuple[float, ...] = ()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.simulation.trainer import Node
 
 OWNERS = 8  # in a large group
+TELLING = frozenset({ev.Received, ev.PeerUp, ev.PeerDown})  # events that the checks look at
 SERIALS = 10**6  # of ballots, for each process of a peer
 
 
@@ -96,7 +97,9 @@ class Process:
             while self.events and self.alive and self.running:
                 event = self.events.popleft()
                 actions = self.machine.handle(event, self.clock())
-                self.swarm.handled(self, event)
+                self.handles = event
+                if type(event) in TELLING:
+                    self.swarm.handled(self, event)
                 self._carry_out(actions)
         finally:
             self.feeding = False
@@ -147,7 +150,7 @@ class Process:
         self.world.after(self.swarm.beat, self.beat)
         if not self.running:
             return
-        self.feed(ev.Health(tuple(self.swarm.health(self, peer) for peer in self.swarm.watched(self))))
+        self.feed(self.swarm.health(self))
         for job in list(self.jobs.values()):
             if job.begun:
                 self.feed(ev.JobProgressed(job.transfer, job.progress()))

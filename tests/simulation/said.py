@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tests.simulation.process import Process
     from tests.simulation.trainer import Node
 
-MOST_MESSAGES = 400  # of one peer in one virtual second, and so many more for each link
-MOST_TO_EACH = 60
+MOST_MESSAGES = 240  # of one peer in one virtual second, and so many more for each link
+MOST_TO_EACH = 40
 Declared = tuple[int, float]  # samples and weight
 
 
@@ -157,7 +157,6 @@ class Said:
     def handled(self, node: Process, event: Any) -> None:
         """What others said was heard."""
         kind = type(event)
-        node.handles = event
         if kind is ev.PeerUp:
             node.met[event.peer] = self.checks.swarm.world.now
         elif kind is ev.PeerDown:
@@ -168,8 +167,8 @@ class Said:
         if type(message) is Aborted and self.bound.get(node, (None, None))[1] == message.ballot:
             del self.bound[node]  # the question was given up
         if type(message) is Promise and message.held is not None and message.ballot in self.asked:
-            met, since = node.met, self.asked_at[message.ballot]
-            linked = {peer for peer in message.held.voters if met.get(peer, inf) < since}
+            view, since = node.machine.core.view, self.asked_at[message.ballot]
+            linked = {p for p in message.held.voters if p in view and node.met.get(p, inf) < since}
             self.named.setdefault(message.ballot, set()).update(linked)
 
     def begins(self, node: Node, begun: act.BeginJob) -> None:
@@ -208,8 +207,9 @@ class Said:
         if inquest is not None and inquest.ballot == ballot:
             return
         del self.open[node]
-        view, told = node.machine.core.view, self.told.pop(ballot, set())
-        waiting = [peer for peer in self.asked[ballot] - told if peer in view]
+        view, since = node.machine.core.view, self.asked_at[ballot]
+        waiting = self.asked[ballot] - self.told.pop(ballot, set())
+        waiting = {p for p in waiting if p in view and p in node.links and node.met.get(p, inf) < since}
         if waiting and not node.machine.departure.announced:
             self.checks.broken("Live", f"{node.name} gives up its questions and does not say so")
 

@@ -205,13 +205,19 @@ class Swarm:
         few = self.world.random.sample(peers, 4)
         return dict.fromkeys(peer for peer in (*node.ill, *before, *few) if peer in node.links)
 
-    def health(self, node: Process, peer: PeerId) -> ev.PeerHealth:
-        since = self._broken_since(node, peer)
-        heard = self.world.random.random() * 0.1 + self.latency if since is None else self.world.now - since
-        return ev.PeerHealth(peer, heard, heard, heard, 2 * self.latency)
+    def health(self, node: Process) -> ev.Health:
+        """How long ago a node last heard each peer, or was heard where the kernels tell so."""
+        dice, now, latency = self.world.random.random, self.world.now, self.latency
+        troubled = self.network.cuts or self.stopped
+        told = []
+        for peer in self.watched(node):
+            since = self._broken_since(node, peer) if troubled else None
+            heard = dice() * 0.1 + latency if since is None else now - since
+            told.append(ev.PeerHealth(peer, heard, heard, heard, 2 * latency))
+        return ev.Health(tuple(told))
 
     def _broken_since(self, node: Process, peer: PeerId) -> float | None:
-        """When `node` last heard `peer`, or was heard where the kernels tell so; None: now."""
+        """None: nothing keeps the two from hearing each other."""
         other, ways = node.links[peer], self.network.ways
         cuts = [ways[peer, node.me].cut_at, ways[node.me, peer].cut_at if self.acknowledged else None]
         since = [at for at in (*cuts, None if other.running else other.stopped_at) if at is not None]
@@ -279,7 +285,7 @@ class Swarm:
             return Value((*value, "corrupt"))
         return value
 
-    def spring(self, node: Node, action: act.Action) -> None:
+    def spring(self, node: Node, action: Any) -> None:
         """A trap that finds its moment goes off, once."""
         if self.traps:
             self.traps = [trap for trap in self.traps if not trap(node, action)]

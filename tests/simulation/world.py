@@ -29,10 +29,15 @@ class World:
     def after(self, delay: float, job: Job) -> None:
         self.at(self.now + delay, job)
 
-    def run(self, until: float, stop: Callable[[], bool]) -> None:
-        while self._queue and self._queue[0][0] <= until and not stop():
-            time, _, job = heapq.heappop(self._queue)
-            self.now = max(self.now, time)
+    def run(self, until: float, stop: Callable[[], bool], look_every: int = 1) -> None:
+        """Until then, or until `stop` says so, which is asked after so many events."""
+        queue, pop = self._queue, heapq.heappop
+        while queue and queue[0][0] <= until:
+            if self.events % look_every == 0 and stop():
+                return
+            time, _, job = pop(queue)
+            if time > self.now:
+                self.now = time
             self.events += 1
             job()
 

@@ -31,6 +31,8 @@ class Decisions:
         if held is None or held.ballot != message.ballot:
             if entitled:
                 self.machine.succession.settled(message)
+            if held is not None and held.ballot.standing == message.ballot.standing and self._asked(peer):
+                self.machine.abandon_round("another round made this epoch's average")
             if message.ballot.epoch >= core.epoch and peer != core.me:
                 core.send(peer, core.progress())  # it is ahead of us; its answer tells by what
             return
@@ -165,6 +167,11 @@ class Decisions:
         if inquest is not None and peer in inquest.asked:
             return True
         return held is not None and held.ballot == ballot and peer in held.asked
+
+    def _asked(self, peer: PeerId) -> bool:
+        """Whether we asked this peer what became of the ballot that we hold."""
+        held, inquest = self.machine.member.holding, self.machine.succession.inquest
+        return (inquest is not None and peer in inquest.asked) or (held is not None and peer in held.asked)
 
     def _aborted(self, message: Aborted) -> None:
         core = self.core

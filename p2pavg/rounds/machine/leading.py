@@ -100,6 +100,7 @@ class Leading:
         ballot = core.next_ballot(self.floor)
         if self.failures == 0:
             self.budget = len(voters) + SPARE_ATTEMPTS
+        core.sticky = core.me  # whoever comes meanwhile is told so
         self.proposal = Proposal(ballot, members, votes, parts, core.now)
         message = Prepare(ballot, members, votes, parts)
         for peer in members:
@@ -225,7 +226,7 @@ class Leading:
                 core.suspects.discard(other.leader)
             else:
                 self.abort("a member holds another ballot", ())
-                core.arm("retry", core.now + core.deadlines.retry(peer))
+            core.arm("retry", core.now + core.deadlines.retry(peer))
         elif message.why == "elsewhere" and facts is not None:
             joining = facts.joining or (message.epoch, message.lineage) == (core.epoch, core.lineage)
             core.view.stands(facts, message.epoch, message.lineage, joining=joining)

@@ -188,6 +188,7 @@ class Succession:
             self._failures += 1
             wait = core.deadlines.retry(peer) * 2.0 ** min(self._failures, 5)
             core.arm("inquire", core.now + wait)
+            core.arm("retry", core.now + wait)  # a proposal of ours would only find the same
             return
         inquest.dismissed.add(peer)
         if message.why == HOLDS_NOTHING:

@@ -86,7 +86,7 @@ def test_who_leaves_takes_its_last_average_and_what_it_inherited(
 
 
 def test_an_average_from_before_a_state_is_void(deliveries: Deliveries) -> None:
-    """An older state is loaded, on which a committed average follows that waits: it comes again, as a result."""
+    """An older state is loaded, on which an average follows that waits: that comes again, as a result."""
     older = b"o" * 32
     deliveries.put(average(4)[0], commit(3, older, following=False))
     deliveries.put(average(4)[0], commit(3, older, following=True))
