@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from p2pavg.rounds.machine.actions import Action, Send
 from p2pavg.rounds.machine.election import rendezvous
+from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.messages import Aborted, Done, Prepare, Promise, Query
 from p2pavg.rounds.protocol.roles import Role
 from tests.simulation.calm import Calm
@@ -44,7 +45,8 @@ def _denied(hinder: Callable[[Calm, Node, Node], None]) -> None:
     hinder(calm, leader, late)
     calm.run(10.0, lambda: _done(leader, successor, third))
     calm.run(0.05)
-    (job,) = late.jobs.values()
+    job = next(iter(late.jobs.values()), None)
+    assert job is not None, "the late member has no job to finish"
 
     def asks(node: Node, action: Action) -> bool:
         if isinstance(action, Send) and isinstance(action.message, Query) and third.running:
@@ -108,6 +110,51 @@ def aborted_beside_a_successor() -> None:
         calm.swarm.network.mend(a.me, b.me)
     calm.epochs(5)
     assert not calm.swarm.traps, "the moments that this schedule waits for did not come"
+
+
+def a_ballot_that_the_successor_missed() -> None:
+    """A successor learns from an answer of a ballot that it missed: its voters have to be asked, too.
+
+    One member holds the first ballot of an epoch, and is stopped; its link to the leader breaks. The next
+    ballot is another group's: with one that still applied the last average when the first was proposed. Then
+    the leader dies, that one stops, and the first member goes on and asks those whom it knows.
+    """
+    calm = Calm(4, chunk_seconds=0.001)
+    calm.swarm.checks.forks_allowed = True
+    calm.epochs(4)
+    leader = calm.leader
+    others = [node.me for node in calm.nodes if node is not leader]
+    ranked = sorted(others, key=lambda me: sum(_named(leader, (me, other)) == me for other in others))
+    answers, missed, late = (calm.swarm.nodes[me] for me in ranked)  # who is named last holds both ballots
+    late.apply_seconds, slow = 1.0, answers
+    epoch = leader.machine.epoch + 1
+    calm.run(10.0, lambda: late.machine.core.pending and late.machine.epoch == epoch)
+    calm.swarm.lag = lambda node: 1e9 if node is slow else 0.0  # type: ignore[method-assign]
+    calm.run(10.0, lambda: bool(leader.jobs) and not _pending(leader, late))
+    missed.stop()
+    slow = late
+    calm.swarm.reset(leader, missed, "no answer")
+    calm.run(10.0, lambda: _done(leader, answers))
+    leader.die("connection reset")
+    late.stop()
+    calm.run(0.01)
+    missed.go_on()
+    calm.run(5.0)
+    assert calm.swarm.checks.said.asked, "nobody asked"
+    late.go_on()
+    slow = leader
+    calm.epochs(epoch + 2)
+
+
+def _named(leader: Node, peers: tuple[PeerId, ...]) -> PeerId | None:
+    """Who of them succeeds the leader in its next epoch."""
+    return rendezvous(b"simulated", leader.machine.epoch + 1, peers)
+
+
+def _pending(node: Node, other: Node) -> bool:
+    """Whether the node knows of the other that it has yet to apply an average."""
+    facts = node.machine.core.view.get(other.me)
+    return facts is None or facts.pending
 
 
 def _roles(calm: Calm, leader: Node) -> tuple[Node, Node, Node]:
@@ -291,6 +338,7 @@ CRAFTED = (
     aborted_beside_a_successor,
     leaves_what_was_averaged_without_it,
     leaves_with_the_only_word,
+    a_ballot_that_the_successor_missed,
     missed_the_proposal,
     left_without_a_state,
     heals_to_what_it_contributed_to,

@@ -270,7 +270,7 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("an aborted result can be committed later", Member, "drop", _cancel_nothing, (0, 13)),),
     (Mutation("a member promises downward", Member, "_cannot", _downward),),
     (Mutation("any ABORTED voids a promise to a successor", Decisions, "on_aborted", _any_abort_voids),),
-    (Mutation("the successor does not ask whom answers name", Succession, "_ask", _ask_nobody_else, (511,)),),
+    (Mutation("the successor does not ask whom answers name", Succession, "_ask", _ask_nobody_else),),
     (Mutation("a question that is given up is not told", Succession, "_give_up", _give_up_silently),),
     (Mutation("BEGIN with samples that nobody declared", Leading, "on_ready", _more_than_declared),),
     (Mutation("COMMITTED with other weights than BEGIN", Leading, "on_done", _other_weights),),

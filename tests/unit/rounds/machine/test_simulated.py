@@ -87,6 +87,8 @@ def breaks(crafted: Callable[[], None]) -> bool:
         crafted()
     except BrokenPromiseError:
         return True
+    except AssertionError:
+        return False  # with this bug, its moment does not come
     return False
 
 
