@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.protocol.ballot import Lineage
+from p2pavg.rounds.protocol.roles import Role
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
@@ -65,8 +66,10 @@ class Books:
 
     def left(self, node: Node) -> None:
         """It has named what is lost; of some samples it cannot know."""
-        held = set(node.samples) | set(node.inherited)
-        doubtful = held & self.offered.get(node, set())
+        held, offered = {*node.samples, *node.inherited}, self.offered.get(node, set())
+        doubtful = held & offered
+        if node.machine.role is Role.JOINER:  # results that it has yet to follow may hold what it named
+            doubtful |= offered - self.counted[node.parameters.lineage]
         if node.bequest is not None and node.bequest.ended:
             doubtful |= set(node.bequest.samples)
         self.doubtful[node] = doubtful
