@@ -146,7 +146,7 @@ def digest(model: nn.Module) -> str:
 
 def train_together(args: argparse.Namespace, log: Log) -> None:
     """One peer's life: count samples until the swarm has its batch, average, step, again and again."""
-    from p2pavg import CollaborativeOptimizer
+    from p2pavg import CollaborativeOptimizer, Outer
 
     training, validation = read_text(args.text, args.suffix)
     model, optimizer, scheduler = build(args)
@@ -162,6 +162,7 @@ def train_together(args: argparse.Namespace, log: Log) -> None:
         initial_peers=args.initial_peers,
         scheduler=scheduler,
         compression=args.compression,
+        outer=Outer(schedule="outer") if args.outer else None,
         listen=args.listen,
         announce=args.announce,
     ) as opt:
@@ -182,7 +183,8 @@ def train_together(args: argparse.Namespace, log: Log) -> None:
             epoch = opt.epoch
             tell(log, epoch, loss.item(), opt)
             if args.validate_every and epoch % args.validate_every == 0:
-                value = validate(model, validation, args.validation_windows)
+                with opt.averaged():
+                    value = validate(model, validation, args.validation_windows)
                 log("validation", f"epoch {epoch}: validation loss {value:.4f}", epoch=epoch, loss=value)
             if epoch >= args.epochs:
                 break
@@ -201,6 +203,7 @@ def join_command(args: argparse.Namespace, address: str) -> str:
     shared = ("target_batch_size", "epochs", "lr", "init_seed", "compression", "text", "suffix")
     changed = [name for name in shared if getattr(args, name) != DEFAULTS[name]]
     options = [f" --{name.replace('_', '-')} {getattr(args, name)}" for name in changed]
+    options += [" --outer"] if args.outer else []
     return f"python examples/train_lm.py --run-id {args.run_id} --initial-peers {address}{''.join(options)}"
 
 
@@ -286,6 +289,7 @@ def parser() -> argparse.ArgumentParser:
     add("--epochs", type=int, default=120)
     add("--lr", type=float, default=1e-2)
     add("--compression", default="fp16")
+    add("--outer", action="store_true", help="local steps between averages (docs/outer.md)")
     add("--seed", type=int, default=None, help="of this peer's samples; drawn at random by default")
     add("--shard", type=shard, default=(1, 1), metavar="I/N", help="use only the I-th of N parts of the text")
     add("--init-seed", type=int, default=0, help="of the model; the same on all peers")

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from p2pavg.codecs import Codec, StochasticInt8
     from p2pavg.errors import P2PAvgError
     from p2pavg.optim.optimizer import CollaborativeOptimizer
+    from p2pavg.optim.outer.settings import Outer
     from p2pavg.peer.peer import Peer
     from p2pavg.report import RoundReport
 
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Codec",
     "CollaborativeOptimizer",
+    "Outer",
     "P2PAvgError",
     "Peer",
     "RoundReport",
@@ -27,6 +29,7 @@ __all__ = [
 _HOME = {
     "Codec": "p2pavg.codecs",
     "CollaborativeOptimizer": "p2pavg.optim.optimizer",
+    "Outer": "p2pavg.optim.outer.settings",
     "P2PAvgError": "p2pavg.errors",
     "Peer": "p2pavg.peer.peer",
     "RoundReport": "p2pavg.report",

@@ -5,6 +5,7 @@ namespace nb = nanobind;
 
 void bind_kernels(nb::module_ &m);
 void bind_feedback(nb::module_ &m);
+void bind_outer(nb::module_ &m);
 #ifdef P2PAVG_HAVE_PUMP
 void bind_pump(nb::module_ &m);
 #endif
@@ -14,6 +15,7 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // a script may end while a pump still runs: nothing that it should hear about
     bind_kernels(m);
     bind_feedback(m);
+    bind_outer(m);
 #ifdef P2PAVG_HAVE_PUMP
     bind_pump(m);
 #endif

@@ -170,3 +170,18 @@ def check_buffers(buffers: object) -> None:
 def _is_whole(value: object, least: int) -> bool:
     """True and False are no numbers here."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def check_outer(**options: object) -> None:
+    """Raises ConfigurationError for options that outer steps do not go with; None and False go with all."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise ConfigurationError(_OUTER_WITHOUT[name])
+
+
+_OUTER_WITHOUT = {
+    "delay_updates": "outer steps hide a round by Outer(overlap=), not by delay_updates; leave that out",
+    "offload_optimizer": "outer steps keep the inner optimizer beside the model; drop offload_optimizer",
+    "resync_epochs": "outer steps keep all peers equal to the bit by themselves; leave resync_epochs out",
+    "grad_dtype": "outer steps average parameters, not gradients; leave grad_dtype out",
+}

@@ -14,6 +14,7 @@ from p2pavg.errors import P2PAvgError
 from p2pavg.membership.table.address import format_host_port
 from p2pavg.optim import live, sigterm
 from p2pavg.optim.gradients.flat import FlatGradients
+from p2pavg.optim.outer.local import LocalSteps
 from p2pavg.optim.training_state import TrainingState
 from p2pavg.optim.updates.update import Update
 from p2pavg.optim.wrapper import Wrapper
@@ -31,7 +32,7 @@ class Member(Wrapper):
     peer: Peer
     _training: Session
     _update: Update
-    _flat: FlatGradients
+    _flat: FlatGradients | LocalSteps
     _state: TrainingState
     _leave_notice_s: float
     _build_peer: Callable[..., Peer]

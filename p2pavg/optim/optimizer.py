@@ -19,10 +19,15 @@ from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.membership import PeerInfo
 from p2pavg.optim import arguments, live, preflight, sigterm
 from p2pavg.optim.gradients.flat import FlatGradients
+from p2pavg.optim.gradients.layout import exchange_layout
 from p2pavg.optim.gradients.microbatches import Microbatches
 from p2pavg.optim.gradients.path import open_cuda_path
 from p2pavg.optim.member import Member
 from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
+from p2pavg.optim.outer.local import LocalSteps
+from p2pavg.optim.outer.reference import Kept, Reference
+from p2pavg.optim.outer.settings import Outer, outer_of
+from p2pavg.optim.outer.update import Moves, OuterUpdate
 from p2pavg.optim.resume import SOFTWARE, Resumable, Stateful, check_fresh, saving
 from p2pavg.optim.training_state import TrainingState, outline, parameters_of, schema
 from p2pavg.optim.updates import options
@@ -41,6 +46,7 @@ from p2pavg.rounds.state.checkpoints import About
 from p2pavg.rounds.training import Start, TrainingSpec
 
 log = logging.getLogger("p2pavg.optim")
+OUTER = "p2pavg.outer"  # beside the user's extras
 
 
 class CollaborativeOptimizer(Member):
@@ -82,6 +88,9 @@ class CollaborativeOptimizer(Member):
     on_round: called with each RoundReport.
     extras: by name, what else belongs to the run and has a state_dict(): a GradScaler, a sampler.
     model: the module whose buffers belong to the state; None: found through the parameters it owns.
+    outer: a `p2pavg.Outer`, or "diloco": every step() steps the inner optimizer at once, on this peer's
+    gradient alone, and an epoch averages how far the peers have moved; max_grad_norm then clips each local
+    gradient.
 
     Raises ConfigurationError for arguments that cannot work, UnreachableError when no initial peer answers,
     and IncompatiblePeerError when the swarm trains another model.
@@ -120,6 +129,7 @@ class CollaborativeOptimizer(Member):
         on_round: Callable[[RoundReport], None] | None = None,
         model: nn.Module | None = None,
         extras: Mapping[str, Stateful] | None = None,
+        outer: Outer | str | None = None,
     ) -> None:
         arguments.check_optimizer(optimizer)
         arguments.check_run_id(run_id)
@@ -138,6 +148,14 @@ class CollaborativeOptimizer(Member):
         check_fresh(optimizer, run_id)
         params = parameters_of(optimizer)
         live.check_free(params)
+        self._outer = outer_of(outer)
+        if self._outer is not None:
+            arguments.check_outer(
+                delay_updates=delay_updates,
+                offload_optimizer=offload_optimizer,
+                resync_epochs=resync_epochs,
+                grad_dtype=grad_dtype,
+            )
         super().__init__(optimizer)
         self.run_id = run_id
         self._leave_notice_s = leave_notice_s
@@ -145,7 +163,8 @@ class CollaborativeOptimizer(Member):
         self._state_upload_bps = None if max_state_upload_mbps is None else 1e6 * max_state_upload_mbps
         self._warned = False
         self._scheduler = scheduler
-        self._microbatches = Microbatches(target_batch_size, batch_size_per_step, loss_reduction)
+        uneven = "sum" if self._outer is not None else loss_reduction  # each local step stands for itself
+        self._microbatches = Microbatches(target_batch_size, batch_size_per_step, uneven)
         self._max_grad_norm = max_grad_norm
         self._delay = delay_updates
         self._warmup = delay_warmup_epochs
@@ -155,17 +174,28 @@ class CollaborativeOptimizer(Member):
         self._buffers = AveragedBuffers(
             lambda: persistent_buffers(modules), (lambda: _leads(me())) if buffers == "leader" else None
         )
-        self._flat = FlatGradients(params, grad_dtype, self._buffers.size, open_cuda_path(compression))
-        self._flat.before_backward = self._scale.follow
+        self._reference = None
+        if self._outer is None:
+            self._flat = FlatGradients(params, grad_dtype, self._buffers.size, open_cuda_path(compression))
+            self._flat.before_backward = self._scale.follow
+        else:
+            layout = exchange_layout([param.numel() for param in params], self._buffers.size)
+            self._reference = Reference(params, layout, self._outer)
+            self._flat = LocalSteps(optimizer, self._reference, layout, self._outer, scheduler, max_grad_norm)
+            self._step_supports_amp_scaling = False  # the scaler unscales the gradients of each local step
         if delay_updates or offload_optimizer:
             self._masters = Masters(optimizer, offload_optimizer)
         self._mirror_inner()
         self._resync = Resync(optimizer, resync_epochs)
         self._places = places_of(self._flat.params, modules)
-        self._state = TrainingState(optimizer, scheduler, self._buffers.agreed, extras)
+        kept, whole, values = dict(extras or {}), dict(extras or {}), None
+        if self._reference is not None:
+            kept[OUTER], whole[OUTER] = (Kept(self._reference, whole=it) for it in (False, True))
+            values = partial(self._reference.views, self._reference.theta)
+        self._state = TrainingState(optimizer, scheduler, self._buffers.agreed, kept, values)
         self._described = _describe(optimizer)
         self._outline = outline(optimizer, persistent_buffers(modules))
-        self._resumable = Resumable(run_id, schema(self._outline), scheduler, self._masters, extras or {})
+        self._resumable = Resumable(run_id, schema(self._outline), scheduler, self._masters, whole)
         about = About(run_id, self._resumable.schema, ", ".join(self._described), SOFTWARE)
         self._saving = saving(checkpoint_dir, checkpoint_epochs, about)
         self._target_batch_size = target_batch_size
@@ -175,6 +205,7 @@ class CollaborativeOptimizer(Member):
             "buffers": buffers,
             "max_grad_norm": str(max_grad_norm),
             "scheduler": type(scheduler).__name__ if scheduler is not None else "None",
+            "outer": "None" if self._outer is None else self._outer.terms(),
         }
         self._build_peer = partial(
             Peer,
@@ -206,6 +237,7 @@ class CollaborativeOptimizer(Member):
             return None
         self._state.load(found.state.meta, found.state.buffers)
         self._buffers.restore()
+        self._flat.clear()
         if self._masters is not None:
             self._masters.round()
             self._masters.publish()
@@ -233,6 +265,20 @@ class CollaborativeOptimizer(Member):
         )
 
     def _make_update(self, training: Session) -> Update:
+        if self._reference is not None:
+            assert self._outer is not None
+            moves = Moves(
+                self.inner,
+                Schedule(self._scheduler if self._outer.schedule == "outer" else None),
+                self._outer,
+                self._reference,
+                self._flat.layout,
+                self._state,
+                training,
+                self._buffers,
+            )
+            return OuterUpdate(moves)
+        assert isinstance(self._flat, FlatGradients)
         shared = Shared(
             self.inner,
             Schedule(self._scheduler),
@@ -273,6 +319,8 @@ class CollaborativeOptimizer(Member):
             self._enter_again()
         samples = self._microbatches.take(batch_size, self._flat.passes)
         found_inf = self.__dict__.get("found_inf")  # set by a GradScaler
+        if found_inf is not None and self._outer is not None:
+            raise ConfigurationError("a GradScaler and Outer(accumulate=) above 1 do not go together")
         since = None if found_inf is None else self._scale.check(found_inf, samples, self._flat.sums)
         if found_inf is None and self._flat.check() and not self._warned:
             self._warned = True
@@ -323,9 +371,13 @@ class CollaborativeOptimizer(Member):
                 "zero_grad() after a backward() without step(): call step() to count the batch, or discard() "
                 "to drop what this peer accumulated in the epoch"
             )
+        self._flat.zero_grad(set_to_none)
 
     def discard(self) -> None:
-        """Drop this peer's accumulated gradient of the epoch, and its samples: the next report names them."""
+        """Drop this peer's accumulated gradient of the epoch, or with outer steps what it moved since the
+        last
+        one, and its samples: the next report names them.
+        """
         self._update.settle()
         self._training.discard("discard() was called")
         self._flat.clear()
@@ -363,6 +415,8 @@ class CollaborativeOptimizer(Member):
         known = self._leave()
         self.inner.load_state_dict(state)
         self._mirror_inner()
+        if self._reference is not None:
+            self._reference.read()  # what the model holds, unless the run's part tells better
         start = self._resumable.load(ours)
         self._buffers.read_agreed()
         self._flat.clear()
@@ -376,6 +430,17 @@ class CollaborativeOptimizer(Member):
         them, and made again when they are back.
         """
         with self._state.swapped():
+            yield
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the model holds the swarm's parameters: with outer steps θ_ref, without what this peer
+        moved since the last one. For evaluations and for saving; step() must wait for the end.
+        """
+        if not isinstance(self._flat, LocalSteps):
+            yield
+            return
+        with self._state.swapped(), self._flat.shown():
             yield
 
     @property
@@ -404,5 +469,5 @@ def _leads(optimizer: CollaborativeOptimizer | None) -> bool:
     return optimizer is not None and optimizer._training.leads
 
 
-def _exact(gradients: FlatGradients, resync: Resync, epoch: int) -> int:
+def _exact(gradients: FlatGradients | LocalSteps, resync: Resync, epoch: int) -> int:
     return gradients.layout.numel + resync.size if resync.due(epoch) else 0

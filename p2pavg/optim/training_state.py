@@ -65,7 +65,8 @@ class TrainingState:
     """A StateSource over live objects.
 
     buffers: returns the model's buffers, each time in the same order. extras: by name, what else belongs to
-    the run; their state_dict() is called on a background thread, between two updates.
+    the run; their state_dict() is called on a background thread, between two updates. values: what is
+    exchanged as the parameters, one tensor for each; None: the optimizer's own.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class TrainingState:
         scheduler: LRScheduler | None,
         buffers: Callable[[], Sequence[torch.Tensor]],
         extras: Mapping[str, Stateful] | None = None,
+        values: Callable[[], Sequence[torch.Tensor]] | None = None,
     ) -> None:
         self._extras = extras or {}
+        self._values = values or (lambda: parameters_of(optimizer))
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._buffers = buffers
@@ -84,7 +87,7 @@ class TrainingState:
 
     def settle(self, epoch: int) -> None:
         """The parameters are those of `epoch`, as a step or a state left them: copies are made of these."""
-        self._left = Sample(parameters_of(self._optimizer), epoch)
+        self._left = Sample(self._values(), epoch)
 
     def look(self) -> tuple[bytes, bool]:
         """At a boundary: a sample of the parameters, and whether something changed them since `settle`. From
@@ -92,7 +95,7 @@ class TrainingState:
         """
         before = self._left
         assert before is not None, "settle() comes first"
-        self._left = Sample(parameters_of(self._optimizer), before.epoch)
+        self._left = Sample(self._values(), before.epoch)
         return self._left.data, self._left.data != before.data
 
     @property
@@ -134,7 +137,7 @@ class TrainingState:
             raise SwappedError(SWAPPED)
         optimizer = self._optimizer
         parts = {
-            "parameters": parameters_of(optimizer),
+            "parameters": list(self._values()),
             "buffers": list(self._buffers()),
             "options": shared_options(optimizer),
             "optimizer": self._optimizer_state(),
@@ -169,7 +172,7 @@ class TrainingState:
         """Replace the state. Raises StateError, before anything changed, when it is of another model or
         optimizer, and afterwards when only the scheduler or an extra does not take its part.
         """
-        params, model_buffers = parameters_of(self._optimizer), list(self._buffers())
+        params, model_buffers = self._values(), list(self._buffers())
         try:
             parts = {
                 name: unpack(meta[name], buffers[name])

@@ -325,6 +325,9 @@ class Accumulation:
         self._reached.installed()
         self._quiet = self._versions()
 
+    def zero_grad(self, set_to_none: bool) -> None:
+        """Gradients are cleared when an epoch ends."""
+
     def clear(self) -> None:
         """Sums and marks to zero, as after an epoch or a discarded batch."""
         self._store.zero()

@@ -1,0 +1,107 @@
+"""Local steps: what stands in the place of flat gradients when peers step on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from p2pavg.optim.gradients.layout import Layout
+from p2pavg.optim.outer.reference import Reference
+from p2pavg.optim.outer.settings import Outer
+from p2pavg.optim.tree import U8
+
+
+class LocalSteps:
+    """Steps the inner optimizer at the end of every microbatch, or of every few, on this peer's gradients
+    alone.
+
+    Gradients are cleared after every step, whether the training loop does so or not.
+    """
+
+    passes = 1  # backward() passes before a step() are the training loop's affair
+    pending = False  # nothing waits to be counted between backward() and step()
+    sums: Sequence[torch.Tensor] = ()
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        reference: Reference,
+        layout: Layout,
+        settings: Outer,
+        scheduler: LRScheduler | None,
+        max_norm: float | None,
+    ) -> None:
+        self.layout = layout
+        self._inner = inner
+        self._reference = reference
+        self._every = settings.accumulate
+        self._scheduler = scheduler if settings.schedule == "inner" else None
+        self._max_norm = max_norm
+        self._calls = 0
+
+    @property
+    def params(self) -> list[torch.Tensor]:
+        return self._reference.params
+
+    def tick(self) -> None:
+        """A microbatch ended."""
+        self._calls += 1
+        if self._calls < self._every:
+            return
+        self._calls = 0
+        grads = [param.grad for param in self.params if param.grad is not None]
+        if self._every > 1 and grads:
+            torch._foreach_div_(grads, float(self._every))
+        if self._max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.params, self._max_norm)
+        self._inner.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        self.zero_grad(set_to_none=True)
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """Clear the gradients, unless they are those of microbatches that wait for the step."""
+        if self._calls:
+            return
+        for param in self.params:
+            if set_to_none or param.grad is None:
+                param.grad = None
+            else:
+                param.grad.detach_().zero_()
+
+    def check(self) -> bool:
+        """Whether something changed sums of several microbatches: here the loop may change what it likes."""
+        return False
+
+    def clear(self) -> None:
+        """Go on from the swarm's parameters: what this peer moved is dropped."""
+        self._calls = 0
+        self.zero_grad(set_to_none=True)
+        self._reference.publish()
+
+    def close(self) -> None:
+        """The model keeps the swarm's parameters, as every other peer's does."""
+        self.clear()
+
+    def replace(self, params: Sequence[torch.Tensor]) -> None:
+        """The model has other parameters now, with the values that they should have."""
+        self._reference.params[:] = params
+
+    def allocate(self, nbytes: int) -> U8:
+        """Host memory for a round's result."""
+        return np.empty(nbytes, np.uint8)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Inside, the model holds θ_ref; afterwards its own parameters, to the bit."""
+        kept = [param.detach().clone() for param in self.params]
+        self._reference.publish()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self.params, kept)

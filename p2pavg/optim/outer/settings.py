@@ -1,0 +1,87 @@
+"""What outer steps are: the outer optimizer, and how local steps and rounds interleave."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from p2pavg.errors import ConfigurationError
+
+SCHEDULES = ("inner", "outer")
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """Local steps between averages: peers move on their own, and step together on the mean of their moves.
+
+    At every epoch (a round over `target_batch_size` samples) the swarm averages Δ = θ_ref - θ_local, weighed
+    by samples, and takes one step of SGD with momentum on it: v ← momentum·v + Δ, θ_ref ← θ_ref - lr·(Δ +
+    momentum·v), or lr·v without Nesterov. This is DiLoCo (Douillard et al., 2023, arXiv:2311.08105) without
+    its server.
+
+    Args:
+        lr: the outer learning rate. 0.4 to 0.8, growing with peers and local steps, was best in
+            arXiv:2503.09799.
+        momentum: of the outer steps, 0 up to but not 1; 0 keeps no velocity (4 bytes a parameter less).
+        nesterov: Nesterov's momentum.
+        overlap: local steps that may run while a round is under way; 0: the peer waits for it. The result is
+            merged at the end of a `step()`, at most one outer step late.
+        keep_local: with overlap, the share of what this peer moved during the round that stays on top of the
+            result: 1 keeps every sample's step exactly once.
+        accumulate: calls of `step()` for one step of the inner optimizer, on the mean of their gradients.
+        schedule: the `scheduler` is stepped after every "inner" step or after every "outer" one.
+
+    Raises ConfigurationError for values that cannot work.
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+    overlap: int = 0
+    keep_local: float = 1.0
+    accumulate: int = 1
+    schedule: str = "inner"
+
+    def __post_init__(self) -> None:
+        for name, least, below in (
+            ("lr", 0.0, math.inf),
+            ("momentum", 0.0, 1.0),
+            ("keep_local", 0.0, 1.0 + 1e-9),
+        ):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not least <= value < below or (name == "lr" and value == 0):
+                raise ConfigurationError(f"Outer({name}=...) cannot be {value!r}; {_RANGES[name]}")
+        for name, least in (("overlap", 0), ("accumulate", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigurationError(
+                    f"Outer({name}=...) is a whole number of at least {least}, not {value!r}"
+                )
+        if self.schedule not in SCHEDULES:
+            raise ConfigurationError(f'Outer(schedule=...) is "inner" or "outer", not {self.schedule!r}')
+        if self.nesterov and self.momentum == 0:
+            object.__setattr__(self, "nesterov", False)  # the same step
+
+    def terms(self) -> str:
+        """What all peers must share, in words."""
+        return f"lr={self.lr} momentum={self.momentum} nesterov={self.nesterov}"
+
+
+_RANGES = {
+    "lr": "a number above 0, such as 0.7",
+    "momentum": "a number from 0 up to but not 1, such as 0.9",
+    "keep_local": "a share from 0 to 1",
+}
+
+PRESETS = {"diloco": Outer()}
+
+
+def outer_of(value: object) -> Outer | None:
+    """`outer=` as settings: None, an Outer, or the name of a preset. Raises ConfigurationError."""
+    if value is None or isinstance(value, Outer):
+        return value
+    if isinstance(value, str) and value in PRESETS:
+        return PRESETS[value]
+    presets = ", ".join(f'"{name}"' for name in PRESETS)
+    raise ConfigurationError(f"outer is None, a p2pavg.Outer(...), or {presets}, not {value!r}")

@@ -1,0 +1,132 @@
+"""Outer steps over real links: peers of unlike speed, one that joins, one that vanishes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from p2pavg import CollaborativeOptimizer, Outer
+from p2pavg.errors import IncompatiblePeerError
+from p2pavg.report import RoundReport
+
+pytestmark = pytest.mark.swarm
+
+DEADLINE_S = 100.0
+EPOCHS = 8
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.BatchNorm1d(64), nn.Linear(64, 4))
+
+
+class Trainer(threading.Thread):
+    """A peer on a thread of this process, until the swarm has taken EPOCHS outer steps."""
+
+    def __init__(self, address: str | None, pause: float, vanishes_after: int | None = None) -> None:
+        super().__init__(daemon=True)
+        self.ready = threading.Event()
+        self.reports: dict[int, RoundReport] = {}
+        self.model = net()
+        self.failure: BaseException | None = None
+        self._address = address
+        self._pause = threading.Event(), pause
+        self._vanishes_after = vanishes_after
+        self.steps = 0
+        self.first_epoch = 0
+
+    def run(self) -> None:
+        try:
+            self._train()
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self.ready.set()
+
+    def _train(self) -> None:
+        options: dict[str, Any] = {"initial_peers": [self._address] if self._address else []}
+        opt = CollaborativeOptimizer(
+            torch.optim.AdamW(self.model.parameters(), lr=1e-2),
+            "outer",
+            256,
+            4,
+            compression="int8",
+            outer=Outer(),
+            listen="127.0.0.1:0",
+            on_round=lambda report: self.reports.__setitem__(report.epoch, report),
+            **options,
+        )
+        self.address = opt.peer.address
+        self.first_epoch = opt.epoch
+        self.ready.set()
+        generator = torch.Generator().manual_seed(id(self) % 1000)
+        waits, pause = self._pause
+        while opt.epoch < EPOCHS:
+            waits.wait(pause)  # an accelerator computes
+            self.model(torch.randn(4, 8, generator=generator)).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+            self.steps += 1
+            if self._vanishes_after is not None and opt.epoch >= self._vanishes_after:
+                opt.close(0)
+                return
+        opt.close()
+
+
+@pytest.mark.timeout(200)
+def test_theta_ref_is_equal_whatever_comes_and_goes() -> None:
+    """A fast peer, one four times slower, one that joins and one that vanishes share θ_ref to the bit,
+    always.
+    """
+    fast = Trainer(None, 0.002)
+    fast.start()
+    assert fast.ready.wait(DEADLINE_S)
+    slow, vanishing = Trainer(fast.address, 0.008), Trainer(fast.address, 0.002, vanishes_after=4)
+    slow.start()
+    vanishing.start()
+    assert vanishing.ready.wait(DEADLINE_S)
+    newcomer = Trainer(fast.address, 0.002)
+    newcomer.start()
+    peers = (fast, slow, vanishing, newcomer)
+    for peer in peers:
+        peer.join(DEADLINE_S)
+        assert not peer.is_alive(), "a peer hangs"
+        assert peer.failure is None
+    common = 0
+    for epoch in range(EPOCHS):
+        told = {peer.reports[epoch].extra["theta_sha256_low"] for peer in peers if epoch in peer.reports}
+        assert len(told) <= 1, epoch
+        common += sum(epoch in peer.reports for peer in peers) > 1
+    assert common >= 4
+    for one, other in zip(fast.model.parameters(), slow.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert slow.steps < fast.steps
+
+
+def test_peers_whose_outer_steps_differ_are_refused_by_name() -> None:
+    """Another outer learning rate, or none, is another run: the newcomer is told what differs."""
+    model = net()
+    with CollaborativeOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        "terms",
+        64,
+        4,
+        outer="diloco",
+        listen="127.0.0.1:0",
+        initial_peers=[],
+    ) as opt:
+        for outer in (None, Outer(lr=0.5)):
+            with pytest.raises(IncompatiblePeerError, match="outer"):
+                CollaborativeOptimizer(
+                    torch.optim.SGD(net().parameters(), lr=0.1),
+                    "terms",
+                    64,
+                    4,
+                    outer=outer,
+                    listen="127.0.0.1:0",
+                    initial_peers=[opt.peer.address],
+                )
