@@ -10,7 +10,7 @@ from collections.abc import Callable
 from p2pavg.credentials import Credentials, statements
 from p2pavg.credentials.statements import REVOCATION_BYTES
 from p2pavg.identity import PEER_ID_BYTES, SIGNATURE_BYTES
-from p2pavg.membership.table.seal import Seal
+from p2pavg.membership.seal import Seal
 
 MAX_REVOKED = 65536
 PAGE_BYTES = 11 * REVOCATION_BYTES  # fits a datagram

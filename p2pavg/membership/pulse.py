@@ -192,12 +192,18 @@ class Pulse:
         await self._publication.place(except_at=set(self._roster.members))  # these keep it by push and beats
 
     def _beat(self, members: Iterable[Member], now: float) -> None:
+        data = self._own_beat(now)
+        for contact in self._places.contacts(members) if data else ():
+            self._dht.node.rpc.send_beat(data, contact.address)
+
+    def _own_beat(self, now: float) -> bytes:
+        """The beat to send now; empty when nothing was published yet."""
         record = self._publication.record
-        if record is None:
-            return
+        if record is None or self.value is None:
+            return b""
         own = self._dht.node.store.lookup(self._key, record.peer_id[:PREFIX_BYTES])
         flags = (NEWS if now < self._news_until else 0) | (SAMPLED if self._roster.is_sample else 0)
-        data = Beat(
+        return Beat(
             self._key[:RUN_TAG_BYTES],
             record.peer_id[:SENDER_BYTES],
             record.sequence,
@@ -205,8 +211,6 @@ class Pulse:
             flags,
             self._digest(own),
         ).encode(self._beat_key)
-        for contact in self._places.contacts(members):
-            self._dht.node.rpc.send_beat(data, contact.address)
 
     def _digest(self, own: Held | None) -> bytes:
         return self._roster.digest(
@@ -276,10 +280,13 @@ class Pulse:
                 self._compare(beat, member, now)
             if outcome is not Outcome.REFUSED:
                 return
-        if (
-            known or not self._roster.is_sample
-        ):  # else there is no place for it; whoever reads here finds others
+        data = self._own_beat(now)
+        if known or not self._roster.is_sample:
             self._introduce(address, now)
+        elif (
+            data
+        ):  # there is no place for it here, but it has one for this peer: let it see that this one lives
+            self._dht.node.rpc.send_beat(data, address)
 
     def _introduce(self, address: Address, now: float) -> None:
         """A beat of somebody, or of a record, not known: fetch the record. Anybody may send these."""

@@ -133,7 +133,7 @@ async def _settled(network: Network, members: int) -> list[tuple[DHT, View]]:
 
 def _look_around_later(node: DHT, view: View, rng: random.Random) -> None:
     now, pulse = node.clock(), view._pulse
-    node._refresh_interval = LONGEST_REFRESH_SECONDS
+    node._refresh_interval, node._grown = LONGEST_REFRESH_SECONDS, 0
     node._next_refresh = now + rng.uniform(0.0, LONGEST_REFRESH_SECONDS)
     pulse._table_read_at = now - rng.uniform(0.0, TABLE_SECONDS)
     pulse._read_due = now + rng.uniform(0.0, LONGEST_READ_SECONDS)

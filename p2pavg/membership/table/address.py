@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import functools
 import ipaddress
@@ -10,9 +11,11 @@ import socket
 import struct
 from pathlib import Path
 
-from p2pavg.errors import ConfigurationError
+from p2pavg.errors import AddressInUseError, ConfigurationError
+from p2pavg.forkguard import guard
 
 SIOCGIFADDR = 0x8915
+RECEIVE_BUFFER_BYTES = 1 << 20
 EXAMPLE = "10.0.0.5:31330"
 LAST_PORT = 65535
 _FAR = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # no machine has these
@@ -153,3 +156,30 @@ def interface_addresses() -> list[str]:
         return found  # this system has no IPv6, or does not tell
     hosts = [ipaddress.IPv6Address(bytes.fromhex(line.split()[0])) for line in lines]
     return found + [str(host) for host in hosts if not host.is_link_local]
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A UDP socket there. Raises AddressInUseError, ConfigurationError."""
+    try:
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {host!r} ({error}); name an address of this machine"
+        ) from error
+    bound = guard(socket.socket(info[0], socket.SOCK_DGRAM))
+    try:
+        if info[0] == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        bound.setblocking(False)
+        bound.bind(info[4])
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(
+                f"UDP port {port} is taken; stop the other program or choose another port"
+            ) from error
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another address"
+        ) from error
+    return bound

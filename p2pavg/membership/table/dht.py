@@ -5,21 +5,19 @@ in.
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import logging
 import random
-import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from p2pavg import __version__
-from p2pavg.errors import AddressInUseError, ConfigurationError, IncompatiblePeerError, UnreachableError
-from p2pavg.forkguard import guard
+from p2pavg.errors import ConfigurationError, IncompatiblePeerError, UnreachableError
 from p2pavg.identity import Identity
 from p2pavg.membership.table.address import (
     Address,
+    bind,
     format_host_port,
     interface_addresses,
     is_loopback,
@@ -52,7 +50,6 @@ JOIN_RETRY_SECONDS = 0.2
 UPKEEP_SECONDS = 2.0
 PURGE_SECONDS = 30.0
 REJOIN_LOST = 8
-RECEIVE_BUFFER_BYTES = 1 << 20
 FIRST_REFRESH_SECONDS = 4.0
 REFRESH_GROWTH = 3.0
 GROWTH = 8  # a table grows when an eighth of its nodes is new
@@ -131,7 +128,7 @@ class DHT:
         named = [parse_host_port(text) for text in initial_peers]
         node = Node(identity, k=k, client_only=client_only, clock=clock)
         if open_endpoint is None:
-            bound = _bind(host, port)
+            bound = bind(host, port)
             await asyncio.get_running_loop().create_datagram_endpoint(lambda: node.rpc, sock=bound)
             port = normalise(bound.getsockname())[1]
         else:
@@ -398,29 +395,3 @@ class DHT:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        info = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot listen on {host!r} ({error}); name an address of this machine"
-        ) from error
-    bound = guard(socket.socket(info[0], socket.SOCK_DGRAM))
-    try:
-        if info[0] == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        bound.setblocking(False)
-        bound.bind(info[4])
-    except OSError as error:
-        bound.close()
-        if error.errno == errno.EADDRINUSE:
-            raise AddressInUseError(
-                f"UDP port {port} is taken; stop the other program or choose another port"
-            ) from error
-        raise ConfigurationError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another address"
-        ) from error
-    return bound

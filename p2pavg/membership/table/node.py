@@ -19,7 +19,7 @@ from p2pavg.membership.table.address import (
 )
 from p2pavg.membership.table.beat import Beat, decode_beat
 from p2pavg.membership.table.lookup import Shortlist
-from p2pavg.membership.table.record import KEY_BYTES, MAX_LIFETIME, Refresh, parse_record
+from p2pavg.membership.table.record import KEY_BYTES, MAX_LIFETIME, Refresh, parse_record, to_store
 from p2pavg.membership.table.routing import Contacts
 from p2pavg.membership.table.rpc import Rpc
 from p2pavg.membership.table.store import ENTRY_BYTES, PREFIX_BYTES, Outcome, RecordStore
@@ -38,7 +38,8 @@ from p2pavg.networks import is_private, network_of
 
 logger = logging.getLogger("p2pavg.membership")
 
-PARALLEL = 6
+PARALLEL = 6  # questions of one lookup at once
+PARALLEL_READS = 9  # of one that somebody waits for: the dead take a while each
 MAX_PENDING_CHECKS = 256
 MAX_CHECKS_OF_NETWORK = 16
 FETCH_PREFIXES = 16
@@ -46,7 +47,6 @@ ENTRIES_BYTES = 28 * PREFIX_BYTES  # of prefixes whose entries fit one datagram
 LONGEST_SHUN_SECONDS = 60.0
 NOT_DEAD = (0.0, 2.0)
 MAX_LOST = 64
-STORE_DOMAIN = b"p2pavg store\0"
 
 OnBody = Callable[[Contact, list[Any]], bool]
 """Takes what a contact answered; False when no correct node answers so."""
@@ -116,7 +116,8 @@ class Node:
         """Ask the nodes closest to `target`, closer and closer; each answer ends with contacts closer to
         it.
         """
-        shortlist = Shortlist(target, self.identity.peer_id, self.k, PARALLEL)
+        parallel = PARALLEL if kind == Kind.FIND else PARALLEL_READS
+        shortlist = Shortlist(target, self.identity.peer_id, self.k, parallel)
         shortlist.add([*self.contacts.nearest(target, 2 * self.k), *via])
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -323,7 +324,7 @@ class Node:
 
     def _index(self, key: bytes, cursor: bytes, known: bytes, sender: bytes, room: int) -> list[Any] | None:
         now = self.clock()
-        contacts = b"" if cursor else self._contacts_for(key, sender, room)
+        contacts = b"" if cursor else self._contacts_for(key, sender, room - ENTRY_BYTES - 32)
         limit = (room - len(contacts) - 32) // ENTRY_BYTES
         if limit <= 0:
             return None
@@ -400,8 +401,3 @@ class Node:
         """An id in the range of a random bucket, to look for when refreshing the table."""
         low, high = random.choice(self.contacts.ranges())
         return random.randrange(low, max(low + 1, min(high, 2**160 - 1))).to_bytes(PEER_ID_BYTES, "big")
-
-
-def to_store(holder: bytes, token: bytes, key: bytes) -> bytes:
-    """What the publisher of a record signs for a holder, so that nobody else brings it there."""
-    return STORE_DOMAIN + holder + token + key

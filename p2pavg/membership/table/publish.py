@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container, Iterable
 
-from p2pavg.membership.table.node import Node, to_store
+from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.record import (
     MAX_INCARNATION,
     Chain,
@@ -14,6 +14,7 @@ from p2pavg.membership.table.record import (
     has_valid_signature,
     parse_record,
     sign_record,
+    to_store,
 )
 from p2pavg.membership.table.store import PREFIX_BYTES, Outcome
 from p2pavg.membership.table.wire import Contact, Kind, matches

@@ -161,6 +161,13 @@ def parse_record(encoded: bytes) -> SignedRecord | None:
     )
 
 
+def to_store(holder: bytes, token: bytes, key: bytes) -> bytes:
+    """What the publisher of a record signs for a holder, so that nobody else brings it there. token: what the
+    holder gave to the publisher's address.
+    """
+    return b"p2pavg store\0" + holder + token + key
+
+
 def has_valid_signature(record: SignedRecord) -> bool:
     """Whether the record was signed by the key that it names."""
     return verify(record.public_key, _DOMAIN + record.encoded[:-64], record.encoded[-64:])

@@ -15,6 +15,7 @@ from p2pavg.identity import Identity, peer_id_of, verify
 from p2pavg.membership.table.address import Address, normalise, pack_address
 from p2pavg.membership.table.beat import BEAT_MARK
 from p2pavg.membership.table.ledger import AMPLIFICATION, Ledger
+from p2pavg.membership.table.questions import Answer, Pending, Question, once
 from p2pavg.membership.table.serving import BEAT_WORK, Server, Service
 from p2pavg.membership.table.timing import LONGEST_TIMEOUT, Endpoints
 from p2pavg.membership.table.wire import (
@@ -44,52 +45,14 @@ logger = logging.getLogger("p2pavg.membership")
 TRIES = 4
 BACKOFF = 1.5
 MAX_LATE = 1024
+FIND_BYTES = 480  # of the longest answer to a lookup
 OPENED = (Kind.STORE, Kind.FETCH, Kind.DIAL, Kind.REVOKED)  # asked once the other side has given a token
-
-Answer = Callable[[Message | None], None]
-
-
-class _Pending:
-    __slots__ = (
-        "address",
-        "asked",
-        "cookie",
-        "data",
-        "expected",
-        "on_answer",
-        "on_slow",
-        "sent",
-        "slow_timer",
-        "timeout",
-        "timer",
-        "tries",
-    )
-
-    def __init__(
-        self,
-        address: Address,
-        data: bytes,
-        expected: bytes | None,
-        on_answer: Answer,
-        on_slow: Callable[[], None] | None,
-    ) -> None:
-        self.address = address
-        self.asked = pack_address(address)
-        self.cookie = False  # whether a token alone came back already
-        self.data = bytearray(data)
-        self.expected = expected
-        self.on_answer = on_answer
-        self.on_slow = on_slow
-        self.tries = 0
-        self.timeout = 0.0
-        self.sent: dict[int, float] = {}  # try -> when
-        self.timer: asyncio.TimerHandle | None = None
-        self.slow_timer: asyncio.TimerHandle | None = None
-
-    def cancel_timers(self) -> None:
-        for timer in (self.timer, self.slow_timer):
-            if timer is not None:
-                timer.cancel()
+ROOM: dict[int, int] = {
+    Kind.FIND: 120,
+    Kind.INDEX: 180,
+    Kind.ENTRIES: 400,
+    Kind.REFRESH: 120,
+}  # else these as well
 
 
 class Rpc(asyncio.DatagramProtocol):
@@ -107,10 +70,11 @@ class Rpc(asyncio.DatagramProtocol):
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.DatagramTransport | None = None
-        self._pending: dict[bytes, _Pending] = {}
-        self._late: OrderedDict[bytes, _Pending] = (
-            OrderedDict()
-        )  # given up, but an answer still tells the RTT
+        self._pending: dict[bytes, Pending] = {}
+        self._first: dict[
+            Address, list[tuple[Question, asyncio.TimerHandle | None]]
+        ] = {}  # questions that wait for the first answer from there
+        self._late: OrderedDict[bytes, Pending] = OrderedDict()  # given up, but an answer still tells the RTT
         self.ledger = Ledger(clock)
         self._endpoints = Endpoints()
         self._ipv6 = False
@@ -148,10 +112,10 @@ class Rpc(asyncio.DatagramProtocol):
         """No message of ours. Whoever speaks another version is told so, briefly, and we remember it."""
         version = other_version(data)
         if version is None:
-            self._complain_once(address, "is no message of the table")
+            self._complainonce(address, "is no message of the table")
             return
         self.other_version = version
-        self._complain_once(address, f"is of version {version} of the table, and this is version {VERSION}")
+        self._complainonce(address, f"is of version {version} of the table, and this is version {VERSION}")
         if len(data) > HEADER_BYTES and self._server.admits(address):
             self._send(NOTICE, address)
 
@@ -183,56 +147,37 @@ class Rpc(asyncio.DatagramProtocol):
         `on_slow` is called when the answer takes longer than answers from there usually do, so that callers
         can go on elsewhere.
         """
+        self._put(Question(address, kind, body, on_answer, expected, once(on_slow), tries, prove))
+
+    def _put(self, question: Question) -> None:
+        address, expected, on_slow = question.address, question.expected, question.on_slow
         if self._closed:
-            self._loop.call_soon(on_answer, None)
+            self._loop.call_soon(question.on_answer, None)
             return
-        transaction = os.urandom(TRANSACTION_BYTES)
-        endpoint = self._endpoints.at(address)
-        flags = Flag.CLIENT_ONLY if self.client_only else 0
-        proves = prove or expected is None or not self.ledger.is_home(address, expected)
-        asked = pack_address(address) if proves else b""
-        flags |= Flag.PROVE if proves else 0
-        me = self.identity.peer_id
-        data = encode(kind, flags, transaction, me, endpoint.token, body, asked=asked)
-        too_long = kind in OPENED or self.ledger.room(address) < len(data)
-        if too_long and endpoint.token == NO_TOKEN and kind != Kind.PING:
-            self._open(address, kind, body, on_answer, expected, on_slow, tries)
-            return
-        pending = _Pending(address, data, expected, on_answer, on_slow)
-        pending.timeout = self._endpoints.timeout(endpoint)
-        pending.tries = TRIES - tries
-        self._pending[transaction] = pending
-        self._transmit(transaction)
+        endpoint, proved = self._endpoints.at(address), self.ledger.is_proved(address)
+        slow_timer: asyncio.TimerHandle | None = None
         if on_slow is not None:
-            pending.slow_timer = self._loop.call_later(self._endpoints.patience(endpoint), on_slow)
-
-    def _open(
-        self,
-        address: Address,
-        kind: int,
-        body: list[Any],
-        on_answer: Answer,
-        expected: bytes | None,
-        on_slow: Callable[[], None] | None,
-        tries: int,
-    ) -> None:
-        """Get a token first, with a short message: an address may be anybody's before it answers."""
-        was_slow = False
-
-        def slow() -> None:
-            nonlocal was_slow
-            if not was_slow and on_slow is not None:
-                was_slow = True
-                on_slow()
-
-        def opened(message: Message | None) -> None:
-            if message is None or self._endpoints.at(address).token == NO_TOKEN:
-                on_answer(None)
-                return
-            who = message.sender if expected is None else expected
-            self.call(address, kind, body, on_answer, expected=who, on_slow=slow, tries=tries)
-
-        self.call(address, Kind.PING, [], opened, expected=expected, on_slow=slow, tries=tries)
+            slow_timer = self._loop.call_later(self._endpoints.patience(endpoint), on_slow)
+        if not proved and address in self._first:  # one at a time to who may not be there
+            self._first[address].append((question, slow_timer))
+            return
+        proves = question.prove or expected is None or not self.ledger.is_home(address, expected)
+        asked = pack_address(address) if proves else b""
+        flags = (Flag.CLIENT_ONLY if self.client_only else 0) | (Flag.PROVE if proves else 0)
+        opens = question.kind in OPENED or self.ledger.room(address) < ROOM.get(question.kind, 0)
+        transaction, me = os.urandom(TRANSACTION_BYTES), self.identity.peer_id
+        pending = Pending(question, slow_timer)
+        kind, body = question.kind, question.body
+        if opens and endpoint.token == NO_TOKEN:
+            # get a token first, with a short message: an address may be anybody's before it answers
+            pending.opens, kind, body = True, Kind.PING, []
+        pending.data = bytearray(encode(kind, flags, transaction, me, endpoint.token, body, asked=asked))
+        pending.timeout = self._endpoints.timeout(endpoint)
+        pending.tries = TRIES - question.tries
+        self._pending[transaction] = pending
+        if not proved:
+            self._first[address] = []
+        self._transmit(transaction)
 
     async def ask(
         self,
@@ -292,7 +237,8 @@ class Rpc(asyncio.DatagramProtocol):
         pending.data[FLAGS_OFFSET] = pending.data[FLAGS_OFFSET] & ~Flag.TRY | pending.tries << TRY_SHIFT
         data = bytes(pending.data)
         if endpoint.token == NO_TOKEN and pending.data[3] != Kind.PING:  # whose answer is short
-            wanted = int(min(MAX_DATAGRAM // AMPLIFICATION, self.ledger.room(pending.address)))
+            longest = FIND_BYTES if pending.data[3] == Kind.FIND else MAX_DATAGRAM
+            wanted = int(min(longest // AMPLIFICATION, self.ledger.room(pending.address)))
             data = data.ljust(wanted, b"\x00")
         if self._send(data, pending.address):
             pending.sent[pending.tries] = self._clock()
@@ -303,16 +249,17 @@ class Rpc(asyncio.DatagramProtocol):
     def _answered(self, data: bytes, head: Head, address: Address) -> None:
         pending = self._pending.get(head.transaction) or self._late[head.transaction]
         if pack_address(address) != pending.asked:
-            self._complain_once(address, "answers a question that went to another address")
+            self._complainonce(address, "answers a question that went to another address")
             return
-        message = decode(data)
+        message = decode(data, head)
         if message is None:
             return
         if head.flags & Flag.COOKIE:
             self._answered_by_cookie(pending, head)
             return
         late = self._late.pop(head.transaction, None)
-        if pending.expected is not None and message.sender != pending.expected:
+        expected = pending.question.expected
+        if expected is not None and message.sender != expected:
             self._give_up(message.transaction)
             return
         contact = Contact(message.sender, pending.address)
@@ -329,11 +276,14 @@ class Rpc(asyncio.DatagramProtocol):
         if late is not None:
             self._service.heard_late(contact)
             return
-        del self._pending[message.transaction]
-        pending.cancel_timers()
-        pending.on_answer(message)
+        self._forget(message.transaction)
+        if pending.opens:
+            pending.question.expected = message.sender
+            self._put(pending.question)
+        else:
+            pending.question.on_answer(message)
 
-    def _answered_by_cookie(self, pending: _Pending, head: Head) -> None:
+    def _answered_by_cookie(self, pending: Pending, head: Head) -> None:
         """The node there is busy, and serves who shows that it receives: ask again, with the token."""
         if pending.cookie or head.transaction not in self._pending:
             return
@@ -347,11 +297,25 @@ class Rpc(asyncio.DatagramProtocol):
         self._transmit(head.transaction)
 
     def _give_up(self, transaction: bytes) -> None:
-        """Somebody else lives at the address now: no use in asking again."""
-        pending = self._pending.pop(transaction, None)
+        """Nobody answers, or somebody else lives at the address now: no use in asking again."""
+        pending = self._forget(transaction)
         if pending is not None:
-            pending.cancel_timers()
-            pending.on_answer(None)
+            pending.question.on_answer(None)
+
+    def _forget(self, transaction: bytes) -> Pending | None:
+        """A question is over; those that waited for it go on when its answer came, else they are over too."""
+        pending = self._pending.pop(transaction, None)
+        if pending is None:
+            return None
+        pending.cancel_timers()
+        for question, slow_timer in self._first.pop(pending.address, ()):
+            if slow_timer is not None:
+                slow_timer.cancel()
+            if self.ledger.is_proved(pending.address):
+                self._put(question)
+            else:
+                self._loop.call_soon(question.on_answer, None)
+        return pending
 
     def _is_proof(self, message: Message, asked: bytes) -> bool:
         public_key, signature = message.proof[:32], message.proof[32:]
@@ -374,7 +338,7 @@ class Rpc(asyncio.DatagramProtocol):
         self._transport.sendto(data, (host, port))
         return True
 
-    def _complain_once(self, address: Address, what: str) -> None:
+    def _complainonce(self, address: Address, what: str) -> None:
         if address[0] not in self._complained and len(self._complained) < 256:
             self._complained.add(address[0])
             logger.info("ignored a datagram from %s: it %s", address[0], what)

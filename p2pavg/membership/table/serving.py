@@ -88,7 +88,7 @@ class Server:
             self._send(encode(head.kind, flags, head.transaction, self._identity.peer_id, token, []), address)
             return
         work = SIGNED_WORK if head.kind in (Kind.STORE, Kind.REVOKED) and returnable else 1.0
-        message = decode(data) if self.admits(address, work) else None
+        message = decode(data, head) if self.admits(address, work) else None
         if message is not None:
             self._serve(message, address, token, returnable)
 

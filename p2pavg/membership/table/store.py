@@ -6,13 +6,13 @@ import bisect
 import enum
 import hashlib
 import struct
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from p2pavg.membership.table.address import Address
 from p2pavg.membership.table.record import LINK_BYTES, Record, Refresh, SignedRecord, has_valid_signature
+from p2pavg.membership.table.shares import Shares
 from p2pavg.networks import network_of
 
 PREFIX_BYTES = 8
@@ -117,39 +117,13 @@ def _digest_of(record: SignedRecord) -> int:
     return int.from_bytes(hashlib.blake2b(named, digest_size=DIGEST_BYTES).digest(), "big")
 
 
-Place = tuple[bytes, bytes]  # key, prefix
-
-
-class _Shares:
-    """Places by the network that took them, oldest first."""
-
-    def __init__(self) -> None:
-        self._places: dict[str, OrderedDict[Place, None]] = {}
-
-    def add(self, owner: str, place: Place) -> None:
-        self._places.setdefault(owner, OrderedDict())[place] = None
-
-    def remove(self, owner: str, place: Place) -> None:
-        places = self._places.get(owner, OrderedDict())
-        places.pop(place, None)
-        if not places:
-            self._places.pop(owner, None)
-
-    def oldest_of_largest(self, newcomer: str) -> Place | None:
-        """Which place goes to `newcomer`; None when no network has more than it would have then."""
-        largest = max(self._places.values(), key=len, default=None)
-        if largest is None or len(largest) <= len(self._places.get(newcomer, ())) + 1:
-            return None
-        return next(iter(largest))
-
-
 class _Key:
     """The records under one key, also in the order of their prefixes for paging."""
 
     def __init__(self) -> None:
         self.held: dict[bytes, Held] = {}
         self.order: list[bytes] = []
-        self.shares = _Shares()
+        self.shares = Shares()
         self.watchers: list[Callable[[Held], None]] = []
         self.vet: Callable[[SignedRecord], bool] = lambda record: True
 
@@ -165,7 +139,7 @@ class RecordStore:
         self._max_records_per_key = max_records_per_key
         self._count = 0
         self._look_again_at = float("-inf")
-        self._shares = _Shares()
+        self._shares = Shares()
 
     def __len__(self) -> int:
         return self._count

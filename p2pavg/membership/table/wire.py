@@ -36,6 +36,7 @@ _HEADER = struct.Struct(f">2sBBB{TRANSACTION_BYTES}s{PEER_ID_BYTES}s{TOKEN_BYTES
 HEADER_BYTES = _HEADER.size
 FLAGS_OFFSET = 4
 TOKEN_OFFSET = 33
+LENGTH_OFFSET = 41
 TRY_SHIFT = 4
 MAX_BODY = MAX_DATAGRAM - HEADER_BYTES - PROOF_BYTES
 MALFORMED = (ValueError, msgpack.UnpackException)  # all that msgpack raises for bytes that it cannot read
@@ -139,12 +140,12 @@ def read_head(data: bytes) -> Head | None:
     return Head(kind, flags, transaction, sender, token)
 
 
-def decode(data: bytes) -> Message | None:
-    """The message in a datagram, or None when no correct node sends such bytes."""
-    head = read_head(data)
+def decode(data: bytes, head: Head | None = None) -> Message | None:
+    """The message in a datagram, or None when no correct node sends such bytes. head: when it was read."""
+    head = head or read_head(data)
     if head is None:
         return None
-    end = HEADER_BYTES + _HEADER.unpack_from(data)[-1]
+    end = HEADER_BYTES + int.from_bytes(data[LENGTH_OFFSET:HEADER_BYTES], "big")
     packed, flags = data[HEADER_BYTES:end], head.flags
     proves, proven = flags & Flag.PROVE and not flags & Flag.ANSWER, flags & Flag.PROOF
     asked = data[end : end + PACKED_ADDRESS_BYTES] if proves else b""

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from p2pavg.errors import ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.membership.peerinfo import PeerInfo
+from p2pavg.membership.seal import OVERHEAD_BYTES
 from p2pavg.membership.table.record import MAX_RECORD_BYTES, MAX_VALUE_BYTES, sign_record
-from p2pavg.membership.table.seal import OVERHEAD_BYTES
 from p2pavg.report.compact import MAX_BYTES, CompactReport
 from p2pavg.report.distance import Distance
 from p2pavg.report.prices import PriceTable, per_hour, per_million
