@@ -194,7 +194,7 @@ def _downward(original: Original) -> Original:
 
 def _any_abort_voids(original: Original) -> Original:
     def on_aborted(self: Decisions, peer: bytes, message: Any) -> None:
-        self.core.promise_void = True
+        self.core.promise_void, self.core.bound = True, None
         original(self, peer, message)
 
     return on_aborted

@@ -90,6 +90,7 @@ class Core:
         # The first and the last of each standing: we may come back.
         self.promises: dict[tuple[int, Lineage], tuple[Ballot, Ballot]] = {}
         self.promise_void = False  # whoever we promised last gave its question up
+        self.bound: Ballot | None = None  # its leader was told last that we are DONE, and did not give it up
         # Whose links broke since we took our ballot up: they may come back as another process.
         self.gone: set[PeerId] = set()
         self.must_go = False  # a round of this epoch has begun once: it goes on, target reached or not
@@ -279,6 +280,7 @@ class Core:
         self.offered.clear()
         _, self.promised = self.promises.get((epoch, lineage), (None, None))
         self.promise_void = False
+        self.bound = None
         self.last_words = {
             peer: words
             for peer, words in self.last_words.items()

@@ -34,9 +34,11 @@ class Counting:
         self._told_at = -1.0
         self._leader: PeerId | None = None
         self._reached = False
+        self._leads_until = 0.0  # though we are late: another one that is late as well leaves it to us
 
     def new_epoch(self) -> None:
         self._reached = False
+        self._leads_until = 0.0
         self.core.disarm("grace", "keepalive", "word", "lapse", "held")
 
     # The leader's side.
@@ -84,6 +86,7 @@ class Counting:
         core.suspects.discard(core.me)
         if core.can_lead(core.me):
             core.sticky = core.me
+            self._leads_until = core.now + core.deadlines.apply(core.me)
 
     def _tell(self, facts: Facts, followers: list[Facts], total: int, *, again: bool = True) -> None:
         """again: even what it was told a moment ago."""
@@ -186,7 +189,7 @@ class Counting:
             core.arm("keepalive", core.now + KEEPALIVE_S)
         grace = max((self._grace(f) for f in core.view.trainers()), default=0.0)
         if core.pending:
-            grace = max(grace, core.epoch_began_at + core.deadlines.apply(core.me))
+            grace = max(grace, core.epoch_began_at + core.deadlines.apply(core.me), self._leads_until)
         if grace > core.now:
             core.arm("grace", grace)
             return

@@ -144,9 +144,11 @@ class Decisions:
             return
         if held.ballot != ballot:
             core.promise_void = core.promise_void or ballot == core.promised
+            core.bound = None if ballot == core.bound else core.bound
             return
         own = held.stage is Stage.OPEN and by.leader == ballot.leader
-        if core.promised is not None and by < core.promised and not core.promise_void and not own:
+        above = core.bound if core.promise_void else core.promised
+        if above is not None and by < above and not own:
             return  # somebody else decides; a result that is not whole makes no difference to that
         self.machine.member.drop(message.why)
         self.machine.member.dropped = replace(held.described(), stage=Stage.ABORTED)

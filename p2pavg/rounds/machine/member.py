@@ -69,7 +69,7 @@ class Member:
             # It may be committed, by an earlier life of this leader too: it has to be decided before another
             # can be prepared.
             self._promise(ballot)
-            core.send(peer, Promise(ballot, held.described()))
+            self._tell(peer, ballot, held.described())
             return
         before = held.described() if held is not None else None
         if held is not None:
@@ -79,6 +79,7 @@ class Member:
         parts = tuple(Part(owner, start, count) for owner, start, count in message.parts)
         core.gone.clear()
         self.holding = Holding(ballot, seats, rank, parts, core.now)
+        core.bound = None
         if core.attempts == 0:
             core.proposed_at = core.now
         core.attempts += 1
@@ -108,7 +109,13 @@ class Member:
             return
         held = self.freeze()
         self._promise(ballot)
-        core.send(peer, Promise(ballot, held))
+        self._tell(peer, ballot, held)
+
+    def _tell(self, successor: PeerId, ballot: Ballot, held: Held | None) -> None:
+        """What we hold, to whoever decides it. From then on no word from below that ballot undoes a DONE."""
+        if held is not None and held.stage is Stage.DONE:
+            self.core.bound = ballot
+        self.core.send(successor, Promise(ballot, held))
 
     def inquire(self, peers: Iterable[PeerId]) -> None:
         """Ask them what became of the ballot that we hold."""

@@ -78,3 +78,21 @@ def test_of_two_that_defer_to_each_other_one_leads() -> None:
     for me in (ONE, TWO):
         pair.feed(me, LocalProgress(4, 1.0, at_boundary=False))
     assert len({one.leader for one in pair.machines.values()}) == 1
+
+
+def test_two_that_are_late_settle_the_lead_once() -> None:
+    """Both have yet to apply the last average, and the round could begin: the one that both choose waits for
+    itself, instead of giving the lead away at once to the other one, which gives it back.
+    """
+    pair = Pair()
+    for me, other in ((ONE, TWO), (TWO, ONE)):
+        pair.feed(me, PeerUp(other, 0, LINEAGE))
+    for me in (ONE, TWO):
+        core = pair.machines[me].core
+        core.sticky, core.pending, core.must_go = None, True, True
+        core.epoch_began_at = -10.0
+        core.suspects.add(me)
+    for _ in range(3):
+        pair.now += 0.01
+        for me in (ONE, TWO):
+            pair.feed(me, LocalProgress(4, 1.0, at_boundary=False), most=40)

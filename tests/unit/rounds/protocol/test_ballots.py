@@ -177,6 +177,24 @@ def test_a_successor_decides_once_it_was_promised(word: type[Message]) -> None:
     assert member.epoch == (1 if word is Committed else 0)
 
 
+@pytest.mark.parametrize("given_up", [False, True])
+def test_what_a_successor_was_told_holds_until_it_gives_up(given_up: bool) -> None:
+    """DONE was told to a successor. A question of our own does not make that void: a word from below
+    the successor's ballot undoes nothing, unless the successor gave its question up.
+    """
+    member, successor = done(), Ballot(0, 1, OTHER, 7, LINEAGE)
+    member.handle(PeerDown(LEADER, "gone"), 0.6)
+    assert sent(member.handle(Received(OTHER, Query(successor)), 0.7), Promise)
+    if given_up:
+        member.handle(Received(OTHER, Aborted(successor, successor, "given up", (), False)), 0.8)
+    member.core.promise_void = True  # as after a question of our own
+    held = member.member.holding
+    assert held is not None
+    held.asked.add(THIRD)
+    member.handle(Received(THIRD, Aborted(BALLOT, BALLOT, "because", (), False)), 0.9)
+    assert (member.member.holding is held) is not given_up
+
+
 def test_who_hears_of_a_commit_from_anybody_asks_the_leader() -> None:
     """COMMITTED from another member is only a reason to ask; whoever was asked is believed."""
     member, fact = done(), Committed(BALLOT, WEIGHTS, SAMPLES, DIGESTS)
