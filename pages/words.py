@@ -8,7 +8,7 @@ from p2pavg.membership.table import record, wire
 from p2pavg.report import compact
 from p2pavg.rounds.protocol import fields
 from p2pavg.transport import frames
-from p2pavg.transport.links import control, handshake, proofs
+from p2pavg.transport.links import control, handshake
 
 Rows = tuple[tuple[str, str], ...]
 
@@ -133,7 +133,6 @@ OTHERS = {
 STREAM_HELLO = {
     "link": "SHA-256 of the link's secret: which link the stream belongs to",
     "stream": "number of the stream in its link",
-    "warm": "bytes of nothing that both sides send before the first frame, so that windows grow",
     "nonce": "fresh; used once in the life of a link",
     "mac": "HMAC-SHA-256 under the link's secret, over the role, the number and the nonce",
 }
@@ -227,7 +226,6 @@ def limits() -> Iterator[tuple[str, int]]:
     yield "a control message", control.MAX_MESSAGE_BYTES
     yield "control messages queued on one link, before it is closed", control.MAX_QUEUED_BYTES
     yield "a note in `ready` or `begin`", fields.MAX_NOTE
-    yield "the warm-up of a data stream", proofs.MAX_WARM_UP_BYTES
     yield "the body of a frame", frames.MAX_BODY_BYTES
     yield "a datagram", wire.MAX_DATAGRAM
     yield "the value of a record", record.MAX_VALUE_BYTES

@@ -132,6 +132,11 @@ void bind_pump(nb::module_ &m) {
              })
         .def("stats", &stats)
         .def("traffic", &Pump::traffic)
+        .def("wire",
+             [](const Pump &pump, int64_t link) {
+                 const Wire wire = pump.wire(link);
+                 return std::make_pair(wire.sent, wire.received);
+             })
         .def("health",
              [](const Pump &pump, int64_t link) {
                  const LinkHealth h = pump.health(link);

@@ -117,6 +117,7 @@ void Link::abandon() {
         std::lock_guard lock(mutex_);
         detached_ = true;
         retired_sent_ = retired_received_ = 0;
+        retired_wire_ = {};
         blobs_.clear();
         auto last = std::stable_partition(joiners_.begin(), joiners_.end(),
                                           [](const Item &item) { return !item.job->finished(); });
@@ -155,6 +156,7 @@ bool Link::remove(const Stream *stream) {
     const StreamStats stats = stream->counters();
     retired_sent_ += stats.bytes_sent;
     retired_received_ += stats.bytes_received;
+    retired_wire_ += stream->wire();
     streams_.erase(found);
     return true;
 }
@@ -162,6 +164,13 @@ bool Link::remove(const Stream *stream) {
 std::pair<uint64_t, uint64_t> Link::retired() const {
     std::lock_guard lock(mutex_);
     return {retired_sent_, retired_received_};
+}
+
+Wire Link::wire() const {
+    std::lock_guard lock(mutex_);
+    Wire out = retired_wire_;
+    for (const auto &stream : streams_) out += stream->wire();
+    return out;
 }
 
 std::vector<std::shared_ptr<Stream>> Link::streams() const {

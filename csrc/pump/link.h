@@ -19,6 +19,16 @@ namespace p2pavg::pump {
 class Job;
 class Stream;
 
+// IP bytes of connections since they began: headers, acknowledgements and what was sent again included.
+struct Wire {
+    uint64_t sent = 0, received = 0;
+
+    void operator+=(const Wire &other) {
+        sent += other.sent;
+        received += other.received;
+    }
+};
+
 // A blob chunk lent by Python until it is sent.
 struct OutBlob {
     uint64_t transfer;
@@ -69,6 +79,7 @@ class Link {
     std::vector<std::shared_ptr<Stream>> streams() const;
     std::shared_ptr<Stream> find(int64_t stream) const;
     std::pair<uint64_t, uint64_t> retired() const;  // bytes that closed streams sent and received
+    Wire wire() const;  // of closed streams, too
     bool forgettable() const;  // detached, and nothing left of it
 
     void ask_ping(uint64_t stamp);
@@ -94,6 +105,7 @@ class Link {
     std::deque<std::shared_ptr<Stream>> idle_;
     bool detached_ = false;
     uint64_t retired_sent_ = 0, retired_received_ = 0;
+    Wire retired_wire_;
 };
 
 }  // namespace p2pavg::pump

@@ -249,6 +249,11 @@ std::pair<uint64_t, uint64_t> Pump::traffic(int64_t id) const {
     return {sent, received};
 }
 
+Wire Pump::wire(int64_t id) const {
+    auto of = known(id);
+    return of ? of->wire() : Wire{};
+}
+
 LinkHealth Pump::health(int64_t id) const {
     LinkHealth out;
     if (auto of = known(id)) {

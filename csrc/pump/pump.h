@@ -59,6 +59,7 @@ class Pump {
 
     std::vector<StreamStats> stats(int64_t link) const;
     std::pair<uint64_t, uint64_t> traffic(int64_t link) const;  // bytes sent and received, closed streams included
+    Wire wire(int64_t link) const;  // closed streams included
     LinkHealth health(int64_t link) const;
     void set_heartbeat(double interval);
     void note_loop();

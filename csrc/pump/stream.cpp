@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <system_error>
 
@@ -24,7 +25,16 @@ constexpr uint32_t kShortPathUs = 2000;  // smoothed round trip of a local netwo
 constexpr int kNotSentLowWater = 256 << 10;  // what a stalled stream may hold beyond its window
 constexpr int kLeastUnsent = 16 << 10;         // and at least, however slow it is
 constexpr double kUnlimited = 1e15;            // bytes/s
+constexpr uint64_t kTimestampBytes = 12;  // in each segment, where both sides agreed to them
 constexpr double kHeldSeconds = 0.05;          // of what it may send: threads run late on a busy machine
+
+// Of IP and TCP.
+uint64_t header_bytes(int fd) {
+    sockaddr_in6 address{};
+    socklen_t size = sizeof address;
+    const bool known = getpeername(fd, reinterpret_cast<sockaddr *>(&address), &size) == 0;
+    return known && address.sin6_family == AF_INET6 && !IN6_IS_ADDR_V4MAPPED(&address.sin6_addr) ? 60 : 40;
+}
 
 std::unique_ptr<Cipher> cipher(const std::string &key, Cipher::Direction direction) {
     return key.empty() ? nullptr : std::make_unique<Cipher>(key, direction);
@@ -33,7 +43,7 @@ std::unique_ptr<Cipher> cipher(const std::string &key, Cipher::Direction directi
 }  // namespace
 
 Stream::Stream(uint64_t uid, int64_t id, int fd, std::shared_ptr<Link> link, Worker &worker, Shared &shared, StreamKeys keys)
-    : uid(uid), id(id), fd(fd), link_(std::move(link)), worker_(worker), shared_(shared),
+    : uid(uid), id(id), fd(fd), link_(std::move(link)), worker_(worker), shared_(shared), header_bytes_(header_bytes(fd)),
       encrypting_(cipher(keys.sending, Cipher::Direction::encrypt)),
       decrypting_(cipher(keys.receiving, Cipher::Direction::decrypt)) {
     const int on = 1;
@@ -166,6 +176,16 @@ StreamStats Stream::counters() const {
     out.bytes_received = bytes_received_.load(std::memory_order_relaxed);
     out.last_received_at = last_received_at_.load(std::memory_order_relaxed);
     return out;
+}
+
+Wire Stream::wire() const {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
+        size < offsetof(tcp_info, tcpi_bytes_sent) + sizeof info.tcpi_bytes_sent)
+        return {bytes_sent_.load(std::memory_order_relaxed), bytes_received_.load(std::memory_order_relaxed)};
+    const uint64_t header = header_bytes_ + (info.tcpi_options & TCPI_OPT_TIMESTAMPS ? kTimestampBytes : 0);
+    return {info.tcpi_bytes_sent + header * info.tcpi_segs_out, info.tcpi_bytes_received + header * info.tcpi_segs_in};
 }
 
 StreamStats Stream::stats() const {

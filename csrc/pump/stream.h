@@ -52,6 +52,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     void pace(double bytes_per_second);  // sends at most so much, and holds little more than it sends soon
     StreamStats stats() const;     // counters, and what the kernel tells
     StreamStats counters() const;  // without system calls
+    Wire wire() const;
     Worker &worker() const { return worker_; }
     const std::shared_ptr<Link> &link() const { return link_; }
 
@@ -125,6 +126,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     const std::shared_ptr<Link> link_;
     Worker &worker_;
     Shared &shared_;
+    const uint64_t header_bytes_;
 
     bool readable_ = true, writable_ = true, closed_ = false, held_ = false, in_body_ = false, idle_ = false,
          ending_ = false;

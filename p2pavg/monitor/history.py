@@ -124,6 +124,7 @@ def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
         counts = report.discarded_samples or (0,) * len(report.discarded_why)
         for why, count in zip(report.discarded_why, counts, strict=False):
             discarded[why] += count
+    wire = sum(report.wire_bytes_sent for report in run.reports)
     found = losses(run)
     made: dict[str, Any] = {
         "run_id": run.run_id,
@@ -140,8 +141,9 @@ def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
         "share": {name: sum(getattr(r, f"seconds_{name}") for r in reports) / total for name in PHASES},
         "share_overlapped": sum(report.seconds_overlapped for report in reports) / total,
         "bytes_sent": sum(report.bytes_sent for report in reports),
-        "bytes_sent_by_distance": {str(where): count for where, count in sent(reports).items()},
-        "egress_bytes_per_hour": 3600 * sum(r.bytes_sent for r in reports) / seconds if seconds > 0 else 0.0,
+        "wire_bytes_sent": wire,
+        "wire_bytes_sent_by_distance": {str(where): count for where, count in sent(reports).items()},
+        "egress_bytes_per_hour": 3600 * wire / seconds if seconds > 0 else 0.0,
         "failed_attempts": max_attempts(epochs.values()),
         "causes": _causes(reports),
         "samples_discarded": sum(report.samples_discarded for report in run.reports),
@@ -160,7 +162,7 @@ def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
 
 
 def sent(reports: Iterable[RoundReport]) -> dict[Distance, int]:
-    """Bytes sent by class of link, over all reports."""
+    """IP bytes sent by class of link, over all reports."""
     counts: Counter[Distance] = Counter()
     for report in reports:
         counts.update(report.sent_by_distance)
@@ -196,9 +198,9 @@ def words(made: Mapping[str, Any]) -> list[str]:
         )
     if made["granularity"] is not None:
         lines.append(f"granularity {made['granularity']:.3g} (calculation over communication)")
-    by_distance = ", ".join(f"{size(n)} {where}" for where, n in made["bytes_sent_by_distance"].items())
+    by_distance = ", ".join(f"{size(n)} {where}" for where, n in made["wire_bytes_sent_by_distance"].items())
     lines.append(
-        f"sent {size(made['bytes_sent'])} ({by_distance or 'nothing'}), "
+        f"sent {size(made['wire_bytes_sent'])} ({by_distance or 'nothing'}), "
         f"{size(made['egress_bytes_per_hour'])} an hour"
     )
     if made["failed_attempts"]:

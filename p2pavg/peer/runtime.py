@@ -331,7 +331,13 @@ class Place:
             life=time.time_ns(),
         )
         region = self.settings.region
-        meter = LinkMeter(self._engine, region, self._is_here)
+        meter = LinkMeter(
+            self._engine,
+            region,
+            self._is_here,
+            carried=self.endpoint.carried,
+            table=lambda: self.dht.wire,
+        )
         run_id = self.settings.run_id
         recorder = Recorder(run_id, self.peer_id, codec.name, meter, self._finished, region=region)
         recorder.on_trace = self.watching.event

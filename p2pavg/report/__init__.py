@@ -36,7 +36,7 @@ class LinkReport:
     """What one link did during the epoch; measured while gradients flowed, where not said otherwise."""
 
     peer: str
-    bytes_sent: int  # since the last report, whatever for; frame headers included
+    bytes_sent: int  # since the last report, in frames over data streams, whatever for
     bytes_received: int
     streams: int  # most
     rtt_s: float  # now
@@ -44,6 +44,10 @@ class LinkReport:
     rate_bps: float  # bit/s of the busier direction, most; 0.0: nothing flowed
     distance: Distance = Distance.WORLD
     retransmits: int = 0  # TCP segments sent again since the streams opened
+    # IP bytes since the last report: data streams, control connection, the opening of both; headers,
+    # acknowledgements and what was sent again included. Where the kernel does not count: frames alone.
+    wire_bytes_sent: int = 0
+    wire_bytes_received: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class RoundReport:
     seconds_commit: float
     seconds_update: float  # decode, optimizer step, parameter write-back
     seconds_total: float
-    bytes_sent: int
+    bytes_sent: int  # over all links, in frames
     bytes_received: int
     codec: str
     first_byte_at: float = 0.0  # time.monotonic() of the first gradient byte sent or received, 0.0: none
@@ -100,6 +104,22 @@ class RoundReport:
     discarded_samples: tuple[int, ...] = ()  # for each of discarded_why
     failed_attempts: tuple[AttemptReport, ...] = ()
     region: str = ""
+    table_bytes_sent: int = 0  # IP bytes since the last report, of the table of members
+    table_bytes_received: int = 0
+    other_bytes_sent: int = 0  # to watchers, and over connections that became no link
+    other_bytes_received: int = 0
+
+    @property
+    def wire_bytes_sent(self) -> int:
+        """IP bytes that this peer sent since the last report, whatever for: what a cloud bills as egress."""
+        links = sum(link.wire_bytes_sent for link in self.links)
+        return links + self.table_bytes_sent + self.other_bytes_sent
+
+    @property
+    def wire_bytes_received(self) -> int:
+        """The same in the other direction."""
+        links = sum(link.wire_bytes_received for link in self.links)
+        return links + self.table_bytes_received + self.other_bytes_received
 
     @property
     def seconds_communication(self) -> float:
@@ -124,16 +144,18 @@ class RoundReport:
 
     @property
     def egress_bytes_per_hour(self) -> float:
-        """What this peer sends, at this epoch's pace."""
-        return 3600 * self.bytes_sent / self.seconds_total if self.seconds_total > 0 else 0.0
+        """What this peer sends over the network, at this epoch's pace."""
+        return 3600 * self.wire_bytes_sent / self.seconds_total if self.seconds_total > 0 else 0.0
 
     @property
     def sent_by_distance(self) -> dict[Distance, int]:
-        """Bytes sent by class of link; classes without a link are missing."""
-        sent: dict[Distance, int] = {}
+        """`wire_bytes_sent` by class of link; classes without bytes are missing. Those of the table, and to
+        others than members, count as sent far away.
+        """
+        sent = {Distance.WORLD: self.table_bytes_sent + self.other_bytes_sent}
         for link in self.links:
-            sent[link.distance] = sent.get(link.distance, 0) + link.bytes_sent
-        return sent
+            sent[link.distance] = sent.get(link.distance, 0) + link.wire_bytes_sent
+        return {where: count for where, count in sent.items() if count}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, derived quantities included."""
@@ -141,8 +163,11 @@ class RoundReport:
         data["granularity"] = None if self.granularity == float("inf") else self.granularity
         data["samples_per_second"] = self.samples_per_second
         data["local_samples_per_second"] = self.local_samples_per_second
+        data["wire_bytes_sent"] = self.wire_bytes_sent
+        data["wire_bytes_received"] = self.wire_bytes_received
         data["egress_bytes_per_hour"] = self.egress_bytes_per_hour
-        data["bytes_sent_by_distance"] = {str(name): sent for name, sent in self.sent_by_distance.items()}
+        by_distance = {str(where): count for where, count in self.sent_by_distance.items()}
+        data["wire_bytes_sent_by_distance"] = by_distance
         return data
 
     def to_json(self) -> str:

@@ -13,7 +13,15 @@ from p2pavg.report.distance import Distance
 VERSION = 1
 MAX_BYTES = 200  # of the encoded form; a whole record has to fit a datagram
 _DISTANCES = tuple(Distance)
-_COUNTS = ("epoch", "attempts", "members", "samples", "local_samples", "samples_discarded", "bytes_received")
+_COUNTS = (
+    "epoch",
+    "attempts",
+    "members",
+    "samples",
+    "local_samples",
+    "samples_discarded",
+    "wire_bytes_received",
+)
 _SECONDS = tuple(f"seconds_{name}" for name in ("total", *PHASES, "overlapped"))
 _MOST = 2**53
 
@@ -28,7 +36,7 @@ class CompactReport:
     samples: int
     local_samples: int
     samples_discarded: int
-    bytes_received: int
+    wire_bytes_received: int
     seconds_total: float
     seconds_calculation: float
     seconds_waiting: float
@@ -37,7 +45,7 @@ class CompactReport:
     seconds_commit: float
     seconds_update: float
     seconds_overlapped: float
-    sent: dict[Distance, int] = field(default_factory=dict)  # bytes, by class of link
+    sent: dict[Distance, int] = field(default_factory=dict)  # IP bytes, all of them, by class of link
 
     @classmethod
     def of(cls, report: RoundReport) -> CompactReport:

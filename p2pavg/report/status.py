@@ -31,7 +31,7 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class LinkSeen:
-    """A link as one of its ends measures it, bytes since its last report; a row of `Status.links`."""
+    """A link as one of its ends measures it, IP bytes of its last report; a row of `Status.links`."""
 
     peer: bytes
     distance: Distance  # by its place in the enum

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg.part import Part
+from p2pavg.report.wire import Wire
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
@@ -213,6 +214,11 @@ class Engine(Protocol):
 
     def traffic(self, link: int) -> tuple[int, int]:
         """(sent, received) frame bytes over all streams that the link ever had, until `detach(link)`."""
+
+    def wire(self, link: int) -> Wire:
+        """Of all connections that the link ever had as streams, their openings included, until
+        `detach(link)`. Frame bytes where the kernel does not tell.
+        """
 
     def health(self, link: int) -> LinkHealth: ...
 

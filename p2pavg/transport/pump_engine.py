@@ -14,6 +14,7 @@ import numpy as np
 
 from p2pavg import native
 from p2pavg.native import compiled
+from p2pavg.report.wire import Wire
 from p2pavg.transport.engine import (
     EngineEvents,
     JobProgress,
@@ -170,6 +171,9 @@ class PumpEngine:
 
     def traffic(self, link: int) -> tuple[int, int]:
         return self._pump.traffic(link)
+
+    def wire(self, link: int) -> Wire:
+        return Wire(*self._pump.wire(link))
 
     def health(self, link: int) -> LinkHealth:
         return LinkHealth(*self._pump.health(link))

@@ -12,10 +12,14 @@ import termios
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2pavg.report.wire import TCP_HEADER, Wire, packet_header
+
 _SIOCOUTQ = termios.TIOCOUTQ
 _ASKED_BYTES = 512  # more than any kernel's struct tcp_info; the kernel fills what it has
 # Offsets in struct tcp_info of include/uapi/linux/tcp.h. Newer kernels only append.
-_SND_MSS, _RTT_US, _SND_CWND, _TOTAL_RETRANS, _NOTSENT, _DELIVERY_RATE = 16, 68, 80, 100, 144, 160
+_OPTIONS, _SND_MSS, _RTT_US, _SND_CWND, _TOTAL_RETRANS = 5, 16, 68, 80, 100
+_BYTES_RECEIVED, _SEGMENTS_OUT, _NOTSENT, _DELIVERY_RATE, _BYTES_SENT = 128, 136, 144, 160, 200
+_TIMESTAMPS, _TIMESTAMP_BYTES = 1, 12  # an option, and what it adds to each segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,28 @@ def read(sock: socket.socket) -> TcpInfo:
         return parse(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED_BYTES))
     except OSError:
         return parse(b"")
+
+
+def parse_wire(raw: bytes, header_bytes: int) -> Wire | None:
+    """raw: struct tcp_info as far as the kernel filled it. None: it does not tell. header_bytes: of IP and
+    TCP.
+    """
+    if len(raw) < _BYTES_SENT + 8:
+        return None
+    sent, received = (struct.unpack_from("=Q", raw, at)[0] for at in (_BYTES_SENT, _BYTES_RECEIVED))
+    out, into = struct.unpack_from("=II", raw, _SEGMENTS_OUT)
+    header = header_bytes + (_TIMESTAMP_BYTES if raw[_OPTIONS] & _TIMESTAMPS else 0)
+    return Wire(sent + header * out, received + header * into)
+
+
+def wire(sock: socket.socket) -> Wire | None:
+    """What a connection has carried since it began; None where the kernel does not tell."""
+    try:
+        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED_BYTES)
+        host = "" if sock.family == socket.AF_INET else sock.getpeername()[0]
+        return parse_wire(raw, packet_header(host, TCP_HEADER))
+    except (OSError, AttributeError):
+        return None
 
 
 def window_limit_bytes() -> float:

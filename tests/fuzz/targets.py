@@ -113,7 +113,7 @@ def _parse_preamble(data: bytes) -> None:
 
 
 def _streams() -> list[bytes]:
-    hello = proofs.stream_hello(b"s" * 32, 3, 4096)
+    hello = proofs.stream_hello(b"s" * 32, 3)
     return [handshake.pack(hello)[handshake.HEAD_BYTES :]]
 
 

@@ -132,6 +132,7 @@ class Averaging:
 def _from_report(report: RoundReport) -> dict[str, Any]:
     return {
         "bytes_sent": report.bytes_sent,
+        "wire_bytes_sent": report.wire_bytes_sent,
         "streams": max((link.streams for link in report.links), default=0),
         "attempts": report.attempts,
         "first_byte_at": report.first_byte_at,

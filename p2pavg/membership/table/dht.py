@@ -41,6 +41,7 @@ from p2pavg.membership.table.record import KEY_BYTES, Record, SignedRecord
 from p2pavg.membership.table.store import Held
 from p2pavg.membership.table.wire import VERSION, Contact
 from p2pavg.networks import network_of
+from p2pavg.report.wire import Wire
 
 logger = logging.getLogger("p2pavg.membership")
 
@@ -164,6 +165,11 @@ class DHT:
     def traffic(self) -> tuple[int, int]:
         """Bytes of UDP payload sent and received so far."""
         return self.node.rpc.bytes_sent, self.node.rpc.bytes_received
+
+    @property
+    def wire(self) -> Wire:
+        """The same with the headers of IP and UDP."""
+        return self.node.rpc.wire
 
     async def store(self, key: bytes, value: bytes, lifetime: float) -> bool:
         """Publish this node's record under `key`, replacing its earlier one, for `lifetime` seconds.

@@ -39,6 +39,7 @@ from p2pavg.membership.table.wire import (
     other_version,
     read_head,
 )
+from p2pavg.report.wire import UDP_HEADER, Wire, packet_header
 
 logger = logging.getLogger("p2pavg.membership")
 
@@ -66,6 +67,7 @@ class Rpc(asyncio.DatagramProtocol):
         self.other_version: int | None = None  # that a node of another version was heard to speak
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.wire = Wire()
         self._service = service
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -93,6 +95,7 @@ class Rpc(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
         self.bytes_received += len(data)
+        self.wire += Wire(received=len(data) + packet_header(addr[0], UDP_HEADER))
         address = normalise(addr)
         self.ledger.told(address, len(data))
         if data[:1] == BEAT_MARK:
@@ -335,6 +338,7 @@ class Rpc(asyncio.DatagramProtocol):
         if self._transport.is_closing() or not self.ledger.spend(address, len(data)):
             return False
         self.bytes_sent += len(data)
+        self.wire += Wire(sent=len(data) + packet_header(host, UDP_HEADER))
         self._transport.sendto(data, (host, port))
         return True
 

@@ -233,7 +233,9 @@ class Driver:
             self._discarded.append((inherited, "left, behind the others" if behind else "left"))
         if self._discarded:
             self._session.left(
-                self.recorder.left(self.machine.epoch, self.machine.lineage, tuple(self._discarded))
+                self.recorder.left(
+                    self.machine.epoch, self.machine.lineage, tuple(self._discarded), self._peer.links
+                )
             )
             self._discarded.clear()
         self.farewell.left.set()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from p2pavg.report import LinkReport
 from p2pavg.report.distance import Distance, distance
+from p2pavg.report.wire import Wire
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.link import Link
 
@@ -25,19 +26,44 @@ class _Row:
     rate_bps: float = 0.0
     mark: tuple[float, int, int] | None = None  # when gradients began to flow, or a rate was last taken
     retransmits: int = 0
+    wire: Wire = field(default_factory=Wire)
     rtt_s: float = 0.0
     distance: Distance = Distance.WORLD
     last: LinkReport | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Everything that left or reached this peer since the last report."""
+
+    links: tuple[LinkReport, ...]
+    table: Wire
+    others: Wire
+
+
 class LinkMeter:
     """Runs on the loop thread; looks at the links at every beat."""
 
-    def __init__(self, engine: Engine, region: str, is_here: Callable[[str], bool]) -> None:
-        """region: of this peer. is_here: whether an address is one of this machine."""
+    def __init__(
+        self,
+        engine: Engine,
+        region: str,
+        is_here: Callable[[str], bool],
+        *,
+        carried: Callable[[], Mapping[bytes | None, Wire]],
+        table: Callable[[], Wire],
+    ) -> None:
+        """region: of this peer. is_here: whether an address is one of this machine. carried: by all
+        connections so far, by peer; None: to nobody that is known. table: what the table of members has
+        moved.
+        """
         self._engine = engine
         self._region = region
         self._is_here = is_here
+        self._carried = carried
+        self._table = table
+        self._told: dict[bytes | None, Wire] = {}  # of what was carried
+        self._told_table = Wire()
         self._rows: dict[bytes, _Row] = {}
 
     def observe(self, links: Mapping[bytes, Link], *, moving: bool) -> None:
@@ -81,12 +107,13 @@ class LinkMeter:
             replace(row.last, rtt_s=row.rtt_s) for row in self._rows.values() if row.last is not None
         )
 
-    def report(self, links: Mapping[bytes, Link], seconds: float) -> tuple[LinkReport, ...]:
+    def report(self, links: Mapping[bytes, Link], seconds: float) -> Moved:
         """What the epoch's report says; counting begins anew.
 
         seconds: from the first gradient byte to the last; the rate is taken over it when it was short.
         """
         self.observe(links, moving=False)
+        others, table = self._untold(), self._table()
         for peer, row in self._classed(links):
             rate = row.rate_bps
             if rate == 0.0 and seconds > 0:
@@ -101,6 +128,8 @@ class LinkMeter:
                 rate_bps=rate,
                 distance=row.distance,
                 retransmits=row.retransmits,
+                wire_bytes_sent=row.wire.sent,
+                wire_bytes_received=row.wire.received,
             )
         reports = tuple(row.last for row in self._rows.values() if row.last is not None)
         self._rows = {
@@ -108,7 +137,21 @@ class LinkMeter:
             for peer, row in self._rows.items()
             if peer in links
         }
-        return reports
+        told, self._told_table = self._told_table, table
+        return Moved(reports, table - told, others)
+
+    def _untold(self) -> Wire:
+        """Give each row what its peer's connections carried since the last report. The rest of it."""
+        told, self._told = self._told, dict(self._carried())
+        others = Wire()
+        for peer, wire in self._told.items():
+            fresh = wire - told.get(peer, Wire())
+            row = None if peer is None else self._rows.get(peer)
+            if row is None:
+                others += fresh
+            else:
+                row.wire = fresh
+        return others
 
     def _classed(self, links: Mapping[bytes, Link]) -> list[tuple[bytes, _Row]]:
         for peer, row in self._rows.items():

@@ -10,7 +10,7 @@ from typing import Any
 from p2pavg.identity import short_id
 from p2pavg.report import AttemptReport, LinkReport, MemberReport, RoundReport, phases
 from p2pavg.rounds.machine import actions as act
-from p2pavg.rounds.measure.link_meter import LinkMeter
+from p2pavg.rounds.measure.link_meter import LinkMeter, Moved
 from p2pavg.transport.engine import JobProgress
 from p2pavg.transport.links.link import Link
 
@@ -122,7 +122,13 @@ class Recorder:
         self._seen = (now, 0, self._seen[2])
         self._new_epoch(now)
 
-    def left(self, epoch: int, lineage: bytes, discarded: tuple[tuple[int, str], ...]) -> RoundReport:
+    def left(
+        self,
+        epoch: int,
+        lineage: bytes,
+        discarded: tuple[tuple[int, str], ...],
+        links: Mapping[bytes, Link],
+    ) -> RoundReport:
         """The last report of a peer that leaves: nothing was averaged, and these samples are lost."""
         total = time.monotonic() - self._epoch_start
         report = RoundReport(
@@ -146,8 +152,7 @@ class Recorder:
             seconds_commit=0.0,
             seconds_update=0.0,
             seconds_total=total,
-            bytes_sent=0,
-            bytes_received=0,
+            **_bytes(self._meter.report(links, 0.0)),
             codec=self._codec,
             finished_at=time.time(),
             discarded_samples=tuple(samples for samples, _ in discarded),
@@ -189,7 +194,7 @@ class Recorder:
             update=seconds_update,
             waited=waited,
         )
-        link_reports = self._meter.report(links, self._moved[1] - self._moved[0])
+        moved = self._meter.report(links, self._moved[1] - self._moved[0])
         mine = next((i for i, seat in enumerate(commit.members) if seat.peer == self._me), None)
         report = RoundReport(
             run_id=self._run_id,
@@ -215,12 +220,10 @@ class Recorder:
             seconds_commit=spent.commit,
             seconds_update=spent.update,
             seconds_total=total,
-            bytes_sent=sum(link.bytes_sent for link in link_reports),
-            bytes_received=sum(link.bytes_received for link in link_reports),
+            **_bytes(moved),
             codec=self._codec,
             first_byte_at=self._moved[0],
             last_byte_at=self._moved[1],
-            links=link_reports,
             finished_at=time.time(),
             extra=dict(extra),
             overlapped=spent.overlapped > 0,
@@ -233,3 +236,16 @@ class Recorder:
         self._seen = (now, 0, steps)
         self._publish(report)
         return report
+
+
+def _bytes(moved: Moved) -> dict[str, Any]:
+    """The fields that tell what was moved."""
+    return {
+        "bytes_sent": sum(link.bytes_sent for link in moved.links),
+        "bytes_received": sum(link.bytes_received for link in moved.links),
+        "links": moved.links,
+        "table_bytes_sent": moved.table.sent,
+        "table_bytes_received": moved.table.received,
+        "other_bytes_sent": moved.others.sent,
+        "other_bytes_received": moved.others.received,
+    }

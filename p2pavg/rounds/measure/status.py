@@ -129,8 +129,8 @@ def status(machine: Machine, links: Sequence[LinkReport], *, region: str, moving
                 rtt_s=link.rtt_s,
                 streams=link.streams,
                 rate_bps=link.rate_bps,
-                bytes_sent=link.bytes_sent,
-                bytes_received=link.bytes_received,
+                bytes_sent=link.wire_bytes_sent,
+                bytes_received=link.wire_bytes_received,
             )
             for link in links[:MOST_ROWS]
         ),

@@ -14,10 +14,12 @@ from p2pavg.credentials import Credentials
 from p2pavg.errors import ClosedError, P2PAvgError, ProtocolError, UnreachableError
 from p2pavg.forkguard import guard
 from p2pavg.identity import Identity, short_id
+from p2pavg.report.wire import Wire
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links import greeting, handshake, listening, proofs
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.budget import MAX_LINKS, Budget
+from p2pavg.transport.links.carried import Carried, CountedSocket
 from p2pavg.transport.links.greeting import Met
 from p2pavg.transport.links.handshake import Hello, Refusal
 from p2pavg.transport.links.link import Link, Message
@@ -82,6 +84,7 @@ class Endpoint:
         self._pairing = Pairing(identity.peer_id, self._links)
         self._budget = Budget()
         self._vet = vet
+        self._carried = Carried()
         self._carrying: dict[int, Link] = {}  # those with data streams
         self._counts = StreamCounts(engine, self._carrying, self.set_streams) if streams is None else None
         self._repairs = Repairs(engine, self._by_id, self._replace_stream)
@@ -114,7 +117,7 @@ class Endpoint:
         """
         endpoint = cls(identity, run_id, engine, hello, streams, events, credentials, vet)
         sock = listening.bind(listen_host, listen_port, port_is_default=port_is_default)
-        endpoint._listener = listening.Listener(sock, endpoint._welcome)
+        endpoint._listener = listening.Listener(sock, endpoint._welcome, endpoint._carried)
         endpoint.port = endpoint._listener.port
         endpoint._ticker = endpoint._loop.create_task(
             keep_up(engine, endpoint._ping_all, endpoint._repairs, endpoint._counts)
@@ -128,6 +131,13 @@ class Endpoint:
     def links(self) -> Mapping[bytes, Link]:
         """Links whose control connection is up, by peer id."""
         return self._links
+
+    def carried(self) -> Mapping[bytes | None, Wire]:
+        """What all connections have carried so far, by peer; None: with nobody that proved who it is."""
+        found = dict(self._carried.by_peer())
+        for link in self._links.values():
+            found[link.peer_id] = found.get(link.peer_id, Wire()) + self._engine.wire(link.id)
+        return found
 
     def set_streams(self, link: Link, streams: int) -> None:
         """How many data streams this side wants; the larger wish of the two sides counts. Returns at once."""
@@ -202,7 +212,8 @@ class Endpoint:
             ) from None
 
     async def _meet(self, host: str, port: int, expect: bytes | None) -> Link:
-        sock = guard(await wire.dial(host, port))
+        sock = await wire.dial(host, port, self._carried.socket)
+        guard(sock)
         remote: tuple[str, int] = sock.getpeername()[:2]
         mine = self._make_hello()
         peer_id = b""
@@ -221,11 +232,12 @@ class Endpoint:
             raise
         finally:
             self._pairing.proved(peer_id)
+        sock.peer = peer_id
         return self._establish(met, remote, dialled=True)
 
     # -- being dialled
 
-    async def _welcome(self, sock: socket.socket) -> None:
+    async def _welcome(self, sock: CountedSocket) -> None:
         """Serve one accepted connection until it is a link, a data stream, or refused. Never raises."""
         accepted_at = time.monotonic()
         try:
@@ -244,6 +256,7 @@ class Endpoint:
                     lambda theirs: self._pairing.as_listener(theirs, accepted_at),
                     self._credentials,
                 )
+            sock.peer = met.dialler.peer_id
             self._establish(met, (address, met.dialler.port), dialled=False)
         except Refusal as refusal:
             logger.debug("refused a connection: %s", refusal.text)
@@ -316,7 +329,7 @@ class Endpoint:
             self._by_tag[proofs.link_tag(link.secret)] = link
             link.streams_wanted = self._streams or 0
         if carries and dialled:
-            self._keepers[link.id] = StreamKeeper(link, self._engine)
+            self._keepers[link.id] = StreamKeeper(link, self._engine, self._carried)
         elif link.streams_wanted:
             link.send({"t": "_streams", "n": link.streams_wanted})
         if self._counts is not None:
@@ -350,6 +363,7 @@ class Endpoint:
         keeper = self._keepers.pop(link.id, None)
         if keeper is not None:
             keeper.close()
+        self._carried.add(link.peer_id, self._engine.wire(link.id))
         self._engine.detach(link.id)
         if not self._closed:
             if self._counts is not None:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from p2pavg.errors import AddressInUseError, ConfigurationError
 from p2pavg.forkguard import guard
+from p2pavg.transport.links.carried import Carried, CountedSocket
 
 logger = logging.getLogger("p2pavg.transport")
 
@@ -68,8 +69,14 @@ def _listen(host: str, port: int) -> socket.socket:
 class Listener:
     """Accepts, and runs `welcome(sock)` for each connection, a bounded number at a time."""
 
-    def __init__(self, sock: socket.socket, welcome: Callable[[socket.socket], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        welcome: Callable[[CountedSocket], Awaitable[None]],
+        carried: Carried,
+    ) -> None:
         self.port: int = sock.getsockname()[1]
+        self._carried = carried
         self._sock = sock
         self._welcome = welcome
         self._loop = asyncio.get_running_loop()
@@ -78,7 +85,7 @@ class Listener:
 
     def _accept(self) -> None:
         try:
-            sock, _ = self._sock.accept()
+            accepted, _ = self._sock.accept()
         except (BlockingIOError, ConnectionAbortedError, InterruptedError):
             return
         except OSError as error:
@@ -86,10 +93,12 @@ class Listener:
             self._loop.remove_reader(self._sock.fileno())
             self._loop.call_later(_OUT_OF_DESCRIPTORS_PAUSE_S, self._again)
             return
+        sock = self._carried.socket(fileno=accepted.detach())
         sock.setblocking(False)
+        guard(sock)
         if len(self._half_open) >= MAX_HALF_OPEN:
             next(iter(self._half_open)).cancel()
-        task = self._loop.create_task(self._serve(guard(sock)))
+        task = self._loop.create_task(self._serve(sock))
         self._half_open[task] = None
         task.add_done_callback(lambda done: self._half_open.pop(done, None))
 
@@ -97,7 +106,7 @@ class Listener:
         if self._sock.fileno() >= 0:
             self._loop.add_reader(self._sock.fileno(), self._accept)
 
-    async def _serve(self, sock: socket.socket) -> None:
+    async def _serve(self, sock: CountedSocket) -> None:
         await self._welcome(sock)
 
     async def close(self) -> None:

@@ -17,8 +17,6 @@ from p2pavg.transport.engine import StreamKeys
 from p2pavg.transport.links.handshake import NONCE_BYTES, Hello, Refusal
 from p2pavg.transport.sealing import KEY_BYTES
 
-MAX_WARM_UP_BYTES = 1 << 20
-
 
 def transcript(dialler: Hello, listener: Hello, signer: Hello) -> bytes:
     """What `signer`, one of the two, signs."""
@@ -47,13 +45,12 @@ def link_tag(secret: bytes) -> bytes:
     return hashlib.sha256(b"p2pavg tag" + secret).digest()[:8]
 
 
-def stream_hello(secret: bytes, stream: int, warm_up: int = 0) -> dict[str, Any]:
-    """warm_up: bytes that both sides send before the first frame."""
+def stream_hello(secret: bytes, stream: int) -> dict[str, Any]:
+    """What the side that opens a data stream says first."""
     nonce = os.urandom(NONCE_BYTES)
     return {
         "link": link_tag(secret),
         "stream": stream,
-        "warm": warm_up,
         "nonce": nonce,
         "mac": _mac(secret, b"dial", stream, nonce),
     }
@@ -62,9 +59,6 @@ def stream_hello(secret: bytes, stream: int, warm_up: int = 0) -> dict[str, Any]
 def stream_answer(secret: bytes, hello: Mapping[str, Any]) -> dict[str, Any]:
     """What the listener answers to a right `stream_hello`. Raises ProtocolError for a wrong one."""
     stream, nonce, mac = hello.get("stream"), hello.get("nonce"), hello.get("mac")
-    warm_up = hello.get("warm")
-    if not isinstance(warm_up, int) or not 0 <= warm_up <= MAX_WARM_UP_BYTES:
-        raise ProtocolError("a data stream without a right warm-up")
     if (
         not isinstance(stream, int)
         or not 0 <= stream < 2**31

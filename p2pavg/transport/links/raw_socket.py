@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from p2pavg.errors import UnreachableError
-from p2pavg.transport.links import handshake, proofs
+from p2pavg.transport.links import handshake
 
+Sock = TypeVar("Sock", bound=socket.socket)
 HANDSHAKE_S = 10.0  # the longest a handshake may take: round trips of the slowest path, lost packets included
-_TRASH_BYTES = 64 << 10
-_NOTHING = memoryview(bytes(proofs.MAX_WARM_UP_BYTES))
 
 
-async def dial(host: str, port: int) -> socket.socket:
-    """A connected non-blocking TCP socket. Raises OSError of the last address tried."""
+async def dial(host: str, port: int, make: Callable[[int, int, int], Sock]) -> Sock:
+    """A connected non-blocking TCP socket, made by make(family, kind, protocol). Raises OSError of the last
+    address tried.
+    """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     error: OSError = OSError(f"{host} has no address")
     for family, kind, protocol, _, address in found:
-        sock = socket.socket(family, kind, protocol)
+        sock = make(family, kind, protocol)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -50,25 +52,6 @@ async def receive(sock: socket.socket, count: int) -> bytes:
             raise UnreachableError("the other side broke off the handshake")
         data += got
     return bytes(data)
-
-
-async def warm_up(sock: socket.socket, nbytes: int) -> None:
-    """Both sides send `nbytes` of nothing, so that the windows have grown when the first chunk comes.
-
-    Raises UnreachableError, OSError.
-    """
-    loop = asyncio.get_running_loop()
-    sending = loop.create_task(loop.sock_sendall(sock, _NOTHING[:nbytes]))
-    trash, left = memoryview(bytearray(_TRASH_BYTES)), nbytes
-    try:
-        while left:
-            got = await loop.sock_recv_into(sock, trash[:left])
-            if not got:
-                raise UnreachableError("the other side broke off while a stream warmed up")
-            left -= got
-        await sending
-    finally:
-        sending.cancel()
 
 
 async def receive_message(sock: socket.socket) -> dict[str, Any]:

@@ -10,10 +10,17 @@ Over a path so long that each stream may be held to a rate of its own there are 
 own queue cannot be told from a full path's there, and streams that just fill the path leave it idle whenever
 one of them recovers from a loss.
 
-Every transfer measures the goodput that k streams reached, slow start included. As long as round trips
-show no queue, windows are the limit: the number doubles, and stays doubled if that carried clearly more. It
-settles on the least number that carries nearly as much as any tried (each stream then moves more, and keeps a
-larger window), and now and then tries its neighbours again, in case the path has changed.
+Only a transfer that kept its streams busy measures anything: where some of them have nothing left to send,
+more of them, or fewer, carry the same. From the others a search learns the goodput that k streams reach, slow
+start included. As long as round trips show no queue, windows are the limit: the number doubles, and stays
+doubled if that carried clearly more. The search ends on the least number that carries nearly as much as any
+tried: each stream then moves more, and keeps a larger window.
+
+Opening a stream costs round trips, and goodput is noisy: it depends on what else the path carries, and on who
+waits for whom. So after a search the number stays. The next one begins when the same number carries much less
+for long, or after a quarter of an hour, in case the path has become wider; and every search but the first
+makes the next one wait two minutes for each stream that it opened, so that both sides together open less than
+one a minute.
 """
 
 from __future__ import annotations
@@ -33,20 +40,24 @@ _HEADROOM = 1.25  # streams are not all equally fast
 _CLEARLY = 1.06  # this much more goodput makes more streams worth it
 _NEARLY = 0.97  # and this share of the best is as good as the best
 _CHANGED = 0.6  # goodput below this share of what the same number reached, this often in a row: another path
-_CHANGED_TIMES = 3
-_PATIENCE = (8, 128)  # transfers between trials of a neighbour: at first, and at most
+_CHANGED_TIMES = 8
+_TRANSFERS = 5  # of each number that a search tries; the first search, which knows nothing, tries in haste
+_REST_S = 120.0  # for each stream that a search opened: both sides search
+_TRIAL_S = 900.0  # without a sign that the path has changed
+_BUSY = 0.5  # of a transfer's looks: streams that had nothing to send for longer measure nothing
 _QUEUE_S, _QUEUE_RTTS = 0.002, 0.03  # shorter queues are jitter
 _SHORT_RTTS = 2.0  # a transfer shorter than that measures nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What one transfer over a link measured, in the direction in which more was moved."""
+    """What one transfer over a link measured, of what this side sent."""
 
     streams: int
     nbytes: int
     seconds: float  # from its first byte to its last
     rtt_s: float  # the least known of the link
+    busy: float  # share of the looks at it at which its streams had more to send than their windows took
     queue_s: float = 0.0  # how much longer round trips were under load
 
     @property
@@ -79,12 +90,15 @@ class StreamCount:
 
     rtt_s: float  # the least known
     window_limit_bytes: float  # the most that this machine's settings allow a stream
-    _tried: dict[int, float] = field(default_factory=dict)  # streams: bit/s
+    _tried: dict[int, float] = field(default_factory=dict)  # streams: bit/s, in this search
     _settled: int = 0  # 0: not yet
     _last: int = 0  # streams of the transfer before
     _worse: int = 0  # transfers in a row that were much worse than the same number once was
-    _patience: int = _PATIENCE[0]
-    _quiet: int = 0  # transfers since the last trial
+    _searching: bool = True
+    _seen: int = 0  # transfers over the number that the search tries now
+    _opened: int = 0  # streams, by this search
+    _rest_until: float = -math.inf  # whatever happens
+    _trial_at: float = math.inf  # before the end of the first search
     _downward: bool = False  # the last trial
 
     @property
@@ -114,47 +128,68 @@ class StreamCount:
         least = max(least_streams(links), _LONG_PATH_STREAMS if self.rtt_s >= _LONG_PATH_S else 1)
         return min(most_streams(links), max(least, streams))
 
-    def measured(self, transfer: Transfer, links: int) -> None:
-        """A transfer over this link is over."""
-        now = transfer.streams
+    def measured(self, transfer: Transfer, links: int, now: float) -> None:
+        """A transfer over this link is over. now: seconds of any monotonic clock."""
+        streams = transfer.streams
         if self._window / max(transfer.rtt_s, 1e-9) * 8.0 > _ANY_RATE_BPS:
             return  # one stream can fill any path so short
-        if transfer.seconds < _SHORT_RTTS * transfer.rtt_s or transfer.nbytes <= 0 or now <= 0:
+        if transfer.seconds < _SHORT_RTTS * transfer.rtt_s or transfer.nbytes <= 0 or streams <= 0:
             return
         self.rtt_s = transfer.rtt_s
-        fresh, self._last = now != self._last, now
+        fresh, self._last = streams != self._last, streams
         if fresh:
+            self._seen = 0
             return  # new streams still have to grow their windows
-        self._note(now, transfer.goodput_bps)
-        self._settled = self._within(self._choose(now, transfer.queued), links)
+        if transfer.busy < _BUSY:
+            return
+        self._note(streams, transfer.goodput_bps)
+        if not self._searching and now >= self._due_at:
+            self._search_anew(streams, transfer.goodput_bps)
+        elif self._searching and self._enough_seen():
+            self._go_on(streams, transfer.queued)
+        else:
+            return
+        self._settled = self._within(self._settled, links)
+        self._opened += max(0, self._settled - streams)
+        if not self._searching:
+            self._rest(now)
+
+    @property
+    def _due_at(self) -> float:
+        """When the next search may begin."""
+        return self._rest_until if self._worse >= _CHANGED_TIMES else max(self._rest_until, self._trial_at)
 
     def _note(self, streams: int, goodput: float) -> None:
         old = self._tried.get(streams, goodput)
         if goodput < _CHANGED * old:
             self._worse += 1
-            if self._worse >= _CHANGED_TIMES:
-                self._tried = {streams: goodput}
-                self._worse, self._patience = 0, _PATIENCE[0]
             return
         self._worse = 0
         self._tried[streams] = max(goodput, (goodput + old) / 2)  # waiting for others makes goodput less
 
-    def _choose(self, now: int, queued: bool) -> int:
-        fewer = [rate for k, rate in self._tried.items() if k < now]
-        more = any(k > now for k in self._tried)
-        if not (more or queued) and (not fewer or self._tried[now] >= _CLEARLY * max(fewer)):
-            return 2 * now
-        enough = min(k for k, rate in self._tried.items() if rate >= _NEARLY * self.rate_bps)
-        if enough != now:
-            self._quiet = 0
-            return enough
-        self._quiet += 1
-        return now if self._quiet < self._patience else self._trial(now)
+    def _search_anew(self, streams: int, goodput: float) -> None:
+        """Begin among fewer, where the last search began with more; on a worse path as on a strange one."""
+        changed, self._worse = self._worse >= _CHANGED_TIMES, 0
+        self._searching, self._seen, self._opened, self._tried = True, 1, 0, {streams: goodput}
+        if not changed:
+            self._downward = not self._downward
+        self._settled = max(1, streams // 2) if self._downward and not changed else streams
 
-    def _trial(self, now: int) -> int:
-        self._quiet = 0
-        self._patience = min(2 * self._patience, _PATIENCE[1])
-        self._downward = not self._downward
-        neighbour = max(1, now // 2) if self._downward else 2 * now
-        self._tried.pop(neighbour, None)
-        return neighbour
+    def _enough_seen(self) -> bool:
+        self._seen += 1
+        return self._seen >= _TRANSFERS or self._trial_at == math.inf
+
+    def _go_on(self, streams: int, queued: bool) -> None:
+        fewer = [rate for k, rate in self._tried.items() if k < streams]
+        more = any(k > streams for k in self._tried)
+        if not (more or queued) and (not fewer or self._tried[streams] >= _CLEARLY * max(fewer)):
+            self._settled = 2 * streams
+            return
+        self._settled = min(k for k, rate in self._tried.items() if rate >= _NEARLY * self.rate_bps)
+        self._searching = False
+
+    def _rest(self, now: float) -> None:
+        """A search is over."""
+        if self._trial_at < math.inf:  # the first one's are free
+            self._rest_until = now + _REST_S * self._opened
+        self._trial_at = now + _TRIAL_S

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import random
-import socket
 import time
 from collections.abc import Callable, Mapping
 
@@ -16,6 +15,7 @@ from p2pavg.identity import short_id
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links import handshake, proofs
 from p2pavg.transport.links import raw_socket as wire
+from p2pavg.transport.links.carried import Carried, CountedSocket
 from p2pavg.transport.links.handshake import Party
 from p2pavg.transport.links.link import Link
 
@@ -25,14 +25,12 @@ MAX_STREAMS = 256  # per link; what a peer accepts from another
 _BACKOFF_S = (0.1, 5.0)
 _QUIET_S = 0.05  # a stream that received nothing for so long, while no job runs, may be closed
 _LASTING_S = 1.0  # a stream that closes sooner has failed to open
-_LONG_PATH_S = 0.005  # round trips above this: a stream's first chunk waits for its window to grow, unless
-# a job runs: what widens the window would take from what gradients get
-_WARM_UP_BYTES = 512 << 10
 
 
 class StreamKeeper:
-    def __init__(self, link: Link, engine: Engine) -> None:
+    def __init__(self, link: Link, engine: Engine, carried: Carried) -> None:
         self._link = link
+        self._carried = carried
         self._engine = engine
         self._numbers = itertools.count()
         self._changed = asyncio.Event()
@@ -90,19 +88,19 @@ class StreamKeeper:
 
     async def _open(self, number: int) -> bool:
         link = self._link
-        sock: socket.socket | None = None
+        sock: CountedSocket | None = None
         try:
             async with asyncio.timeout(wire.HANDSHAKE_S):
-                sock = guard(await wire.dial(*link.address))
-                warm = link.rtt_min > _LONG_PATH_S and self._engine.streams(link.id) and not self._at_work()
-                hello = proofs.stream_hello(link.secret, number, _WARM_UP_BYTES if warm else 0)
+                sock = await wire.dial(*link.address, self._carried.socket)
+                guard(sock)
+                sock.peer = link.peer_id
+                hello = proofs.stream_hello(link.secret, number)
                 await wire.send(sock, handshake.preamble(handshake.DATA, link.party) + handshake.pack(hello))
                 raw = await wire.receive(sock, handshake.PREAMBLE_BYTES)
                 handshake.parse_preamble(raw, link.party)
                 answer = await wire.receive_message(sock)
                 handshake.raise_refusal(answer)
                 proofs.check_stream_answer(link.secret, hello, answer)
-                await wire.warm_up(sock, hello["warm"])
             if link.closed:
                 raise asyncio.CancelledError
         except (OSError, TimeoutError, P2PAvgError, handshake.Refusal) as error:
@@ -115,6 +113,7 @@ class StreamKeeper:
                 sock.close()
             raise
         keys = proofs.stream_keys(link.secret, hello, answer, dialled=True) if link.party.closed else None
+        sock.hand_over()
         self._engine.attach(link.id, number, sock, keys)
         self._opened_at = time.monotonic()
         if not link.ready.done():
@@ -123,7 +122,7 @@ class StreamKeeper:
 
 
 async def accept_stream(
-    sock: socket.socket,
+    sock: CountedSocket,
     links: Mapping[bytes, Link],
     engine: Engine,
     party: Party,
@@ -140,11 +139,11 @@ async def accept_stream(
         if link is None or link.dialled:
             raise ProtocolError("a data stream of an unknown link")
         answer = proofs.stream_answer(link.secret, hello)
+        sock.peer = link.peer_id
         link.first_use(hello["nonce"])  # first: hellos travel in the clear, and others may repeat them
         if not admits(link):
             raise ProtocolError("data streams are opened too fast; the other side tries again")
         await wire.send(sock, handshake.preamble(handshake.DATA, party) + handshake.pack(answer))
-        await wire.warm_up(sock, hello["warm"])
         streams = engine.streams(link.id)
         if link.closed or hello["stream"] in streams or len(streams) >= MAX_STREAMS:
             raise ProtocolError("a data stream too many")
@@ -152,6 +151,7 @@ async def accept_stream(
         sock.close()
         raise
     keys = proofs.stream_keys(link.secret, hello, answer, dialled=False) if party.closed else None
+    sock.hand_over()
     engine.attach(link.id, hello["stream"], sock, keys)
     if not link.ready.done():
         link.ready.set_result(None)

@@ -15,31 +15,37 @@ from p2pavg.transport.links.stream_count import StreamCount, Transfer
 
 logger = logging.getLogger("p2pavg.transport")
 
-_ACTIVE_BYTES = 4096  # moved between two ticks: more than heartbeats
+_ACTIVE_BYTES = 4096  # sent between two ticks: more than heartbeats
+_BUSY_STREAMS = 0.75  # of a link's, with something unsent in the kernel: threads fill one after the other
 
 
 @dataclass(slots=True)
 class _Meter:
-    """One job on one link, while it runs."""
+    """What one job sends over one link, while it runs. The other side measures what it sends itself."""
 
     streams: int
-    base: tuple[int, int]  # the link's traffic when the job was first seen
-    last: tuple[int, int]
-    first_byte_at: float = 0.0
+    base: int  # bytes that the link had sent when the job was first seen
+    last: int
+    looks: int = 0  # at which it moved
+    busy: int = 0  # of these: more streams would have had something to send, too
     nbytes: int = 0
     seconds: float = 0.0
     rtt_s: float = 0.0  # the longest under load
 
-    def tick(
-        self, now: float, traffic: tuple[int, int], stats: Sequence[StreamStats], first_byte_at: float
-    ) -> None:
+    def tick(self, now: float, sent: int, stats: Sequence[StreamStats], first_byte_at: float) -> None:
         self.streams = min(self.streams, len(stats))
-        moved = max(traffic[0] - self.last[0], traffic[1] - self.last[1])
-        if moved > _ACTIVE_BYTES and 0.0 < first_byte_at < now:
-            self.nbytes = max(traffic[0] - self.base[0], traffic[1] - self.base[1])
+        if sent - self.last > _ACTIVE_BYTES and 0.0 < first_byte_at < now:
+            self.looks += 1
+            self.busy += sum(row.unsent_bytes > 0 for row in stats) >= _BUSY_STREAMS * len(stats)
+            self.nbytes = sent - self.base
             self.seconds = now - first_byte_at
             self.rtt_s = max(self.rtt_s, statistics.median(row.rtt_s for row in stats) if stats else 0.0)
-        self.last = traffic
+        self.last = sent
+
+    def transfer(self, rtt_s: float) -> Transfer:
+        """rtt_s: the least known of the link."""
+        queue = max(0.0, self.rtt_s - rtt_s)
+        return Transfer(self.streams, self.nbytes, self.seconds, rtt_s, self.busy / max(1, self.looks), queue)
 
 
 class StreamCounts:
@@ -70,27 +76,26 @@ class StreamCounts:
         """Called some times per second while jobs run, and once after."""
         current = {(job.transfer, link): job for job in jobs for link in job.links if link != SELF}
         for key in [key for key in self._meters if key not in current]:
-            self._over(key[1], self._meters.pop(key))
+            self._over(now, key[1], self._meters.pop(key))
         for key, job in current.items():
             if key[1] in self._links:
                 self._measure(now, key, job)
 
     def _measure(self, now: float, key: tuple[int, int], job: ReduceJob) -> None:
-        traffic, stats = self._engine.traffic(key[1]), self._engine.stats(key[1])
+        (sent, _), stats = self._engine.traffic(key[1]), self._engine.stats(key[1])
         meter = self._meters.get(key)
         if meter is None:
-            self._meters[key] = _Meter(len(stats), traffic, traffic)
+            self._meters[key] = _Meter(len(stats), sent, sent)
         else:
-            meter.tick(now, traffic, stats, self._engine.progress(job.transfer).first_byte_at)
+            meter.tick(now, sent, stats, self._engine.progress(job.transfer).first_byte_at)
 
-    def _over(self, number: int, meter: _Meter) -> None:
+    def _over(self, now: float, number: int, meter: _Meter) -> None:
         link, count = self._links.get(number), self._counts.get(number)
         if link is None or count is None or meter.seconds <= 0:
             return
         before = count.wanted(len(self._links))
-        queue = max(0.0, meter.rtt_s - link.rtt_min)
-        transfer = Transfer(meter.streams, meter.nbytes, meter.seconds, link.rtt_min, queue)
-        count.measured(transfer, len(self._links))
+        transfer = meter.transfer(link.rtt_min)
+        count.measured(transfer, len(self._links), now)
         after = count.wanted(len(self._links))
         if after != before:
             logger.info(
@@ -99,7 +104,7 @@ class StreamCounts:
                 transfer.streams,
                 1e-6 * transfer.goodput_bps,
                 1e3 * link.rtt_min,
-                1e3 * queue,
+                1e3 * transfer.queue_s,
                 after,
             )
         self._apply(link)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from p2pavg import codecs
 from p2pavg.forkguard import guard
+from p2pavg.report.wire import Wire
 from p2pavg.transport.engine import (
     EngineEvents,
     JobProgress,
@@ -284,6 +285,10 @@ class PythonEngine:
     def traffic(self, link: int) -> tuple[int, int]:
         known = self._links.get(link)
         return known.traffic() if known else (0, 0)
+
+    def wire(self, link: int) -> Wire:
+        peer = self._links.get(link)
+        return peer.wire() if peer else Wire()
 
     def health(self, link: int) -> LinkHealth:
         return (self._links.get(link) or Link()).health()

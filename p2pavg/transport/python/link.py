@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from p2pavg.report.wire import Wire
 from p2pavg.transport import tcp_info
 from p2pavg.transport.engine import LinkHealth, StreamStats
 from p2pavg.transport.python.heartbeat import PeerActivity
@@ -18,6 +19,7 @@ class Link:
         self.activity = PeerActivity()
         self._closed_at = 0.0
         self._sent = self._received = 0  # of closed streams
+        self._wire = Wire()  # of these, too
 
     def kick(self) -> None:
         """Something may be sent: whichever stream has room asks for it."""
@@ -30,6 +32,7 @@ class Link:
         self.open.pop(stream.number, None)
         self._sent += stream.bytes_sent
         self._received += stream.bytes_received
+        self._wire += stream.wire()
         self._closed_at = max(self._closed_at, stream.last_received_at)
 
     def traffic(self) -> tuple[int, int]:
@@ -37,6 +40,9 @@ class Link:
             self._sent + sum(stream.bytes_sent for stream in self.open.values()),
             self._received + sum(stream.bytes_received for stream in self.open.values()),
         )
+
+    def wire(self) -> Wire:
+        return sum((stream.wire() for stream in self.open.values()), self._wire)
 
     def health(self) -> LinkHealth:
         heard = max((stream.last_received_at for stream in self.open.values()), default=0.0)

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from p2pavg.errors import ProtocolError
 from p2pavg.native import crc32
+from p2pavg.report.wire import Wire
 from p2pavg.transport import frames, sealing, tcp_info
 from p2pavg.transport.engine import StreamKeys
 from p2pavg.transport.frames import HEADER_BYTES, Header
@@ -79,6 +80,7 @@ class Stream:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.last_received_at = 0.0
+        self._carried = Wire()  # when it was closed
         self._loop = loop
         self._fd = sock.fileno()
         self._owner = owner
@@ -295,12 +297,19 @@ class Stream:
             self.sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", most))
             self.sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, unsent)
 
+    def wire(self) -> Wire:
+        """What the connection has carried; frame bytes where the kernel does not tell."""
+        if self.closed:
+            return self._carried
+        return tcp_info.wire(self.sock) or Wire(self.bytes_sent, self.bytes_received)
+
     # -- the end
 
     def close(self) -> None:
         """Without an event. Idempotent."""
         if self.closed:
             return
+        self._carried = self.wire()
         self.closed = True
         self._loop.remove_reader(self._fd)
         if self._armed:

@@ -69,7 +69,7 @@ def test_the_summary_adds_up(tmp_path: Path) -> None:
     assert (made["peers"], made["epochs"], made["samples"]) == (2, 3, 3000)
     assert made["seconds"] == pytest.approx(30.0)
     assert made["samples_per_second"] == pytest.approx(100.0)
-    assert made["bytes_sent_by_distance"] == {"world": 6 * 10**6}
+    assert made["wire_bytes_sent_by_distance"] == {"world": 6 * 10**6}
     assert sum(made["share"].values()) == pytest.approx(1.0)
     assert made["dollars"] == pytest.approx(6 * (10 / 3600 + 1.0))
     assert (made["loss_first"], made["loss_last"]) == (5.0, 3.0)

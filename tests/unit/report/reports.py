@@ -9,7 +9,10 @@ from p2pavg.report.distance import Distance
 
 
 def link(sent: int, where: Distance, peer: str = "bb" * 20) -> LinkReport:
-    return LinkReport(peer, sent, sent, 4, 0.05, 2_500_000, 1e8, where)
+    """A link that moved so many bytes each way, of frames and on the wire."""
+    return LinkReport(
+        peer, sent, sent, 4, 0.05, 2_500_000, 1e8, where, wire_bytes_sent=sent, wire_bytes_received=sent
+    )
 
 
 def report(**changes: Any) -> RoundReport:

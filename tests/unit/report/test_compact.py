@@ -25,13 +25,14 @@ seconds = st.floats(0.0, 1e12)
 @settings(deadline=None)
 @given(counts, counts, seconds, seconds, st.lists(counts, min_size=5, max_size=5))
 def test_a_compact_report_is_bounded_and_comes_back(
-    samples: int, received: int, total: float, moved: float, sent: list[int]
+    samples: int, others: int, total: float, moved: float, sent: list[int]
 ) -> None:
     """However large the numbers, at most MAX_BYTES travel; ordinary ones come back to the millisecond."""
     links = tuple(link(count, where) for count, where in zip(sent, Distance, strict=True))
     made = report(
         samples=samples,
-        bytes_received=received,
+        table_bytes_sent=others,
+        other_bytes_received=others,
         seconds_total=total,
         seconds_transfer=moved,
         links=links,
@@ -41,10 +42,12 @@ def test_a_compact_report_is_bounded_and_comes_back(
     back = CompactReport.decode(data)
     assert back is not None
     assert back.members == 2
-    if max(samples, received, *sent) < 2**53 and max(total, moved) < 1e9:
-        assert (back.samples, back.bytes_received) == (samples, received)
+    everywhere = dict(zip(Distance, sent, strict=True))
+    everywhere[Distance.WORLD] += others
+    if max(samples, others + sum(sent)) < 2**53 and max(total, moved) < 1e9:
+        assert (back.samples, back.wire_bytes_received) == (samples, others + sum(sent))
         assert back.seconds_total == pytest.approx(total, abs=6e-4)
-        assert back.sent == {where: count for count, where in zip(sent, Distance, strict=True) if count}
+        assert back.sent == {where: count for where, count in everywhere.items() if count}
 
 
 @settings(deadline=None)

@@ -115,7 +115,7 @@ def test_links_are_classed_by_region_else_by_round_trip(
 
 
 def test_the_json_has_all_fields_and_derived_quantities() -> None:
-    """One line of JSON: a version, the fields, the derived rates, and bytes by class of link."""
+    """One line of JSON: a version, the fields, the derived rates, and all bytes, by class of link too."""
     made = report(
         seconds_calculation=8.0,
         seconds_transfer=1.5,
@@ -124,6 +124,9 @@ def test_the_json_has_all_fields_and_derived_quantities() -> None:
         samples=1000,
         local_samples=400,
         bytes_sent=30,
+        table_bytes_sent=5,
+        other_bytes_sent=1,
+        table_bytes_received=2,
         links=(link(10, Distance.HOST), link(20, Distance.WORLD)),
     )
     line = made.to_json()
@@ -133,6 +136,7 @@ def test_the_json_has_all_fields_and_derived_quantities() -> None:
     assert data["granularity"] == pytest.approx(4.0)
     assert data["samples_per_second"] == pytest.approx(100.0)
     assert data["local_samples_per_second"] == pytest.approx(50.0)
-    assert data["egress_bytes_per_hour"] == pytest.approx(10800.0)
-    assert data["bytes_sent_by_distance"] == {"host": 10, "world": 20}
+    assert data["egress_bytes_per_hour"] == pytest.approx(360 * 36)
+    assert (data["wire_bytes_sent"], data["wire_bytes_received"]) == (36, 32)
+    assert data["wire_bytes_sent_by_distance"] == {"host": 10, "world": 26}
     assert data["members"][0].keys() == {"peer", "weight", "samples", "voter"}

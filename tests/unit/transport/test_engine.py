@@ -772,6 +772,7 @@ class TestEngine:
         assert sent == sum(row.bytes_sent for row in stats) == 20_000 * 8 + 40 * (40 + 16 * swarm.sealed)
         assert received == sum(row.bytes_received for row in stats) == sent
         assert all(row.window_bytes > 0 and row.rtt_s > 0 for row in stats)
+        assert sent < swarm.engines[0].wire(link).sent < 1.2 * sent  # headers and acknowledgements
         for engine in swarm.engines:
             engine.finish(reduction.transfer)
         swarm.engines[1].detach(swarm.link(1, 0), 0)

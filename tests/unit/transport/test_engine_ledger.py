@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2pavg.part import Part
+from p2pavg.report.wire import Wire
 from p2pavg.transport import tcp_info
 from p2pavg.transport.engine import SELF, Missing, ReduceJob, codec_layout
 from p2pavg.transport.frames import Header, Kind
@@ -324,6 +325,9 @@ class TestTcpInfo:
         ):
             struct.pack_into(fmt, raw, offset, value)
         struct.pack_into("=Q", raw, 160, 1_000_000)
+        struct.pack_into("=Q", raw, 128, 5000)  # bytes received
+        struct.pack_into("=II", raw, 136, 10, 20)  # segments out and in
+        struct.pack_into("=Q", raw, 200, 9000)  # bytes sent
         return bytes(raw[:length])
 
     @pytest.mark.parametrize("length", [168, 232, 248, 300])
@@ -331,6 +335,15 @@ class TestTcpInfo:
         """The fields are found whatever a newer kernel appends."""
         info = tcp_info.parse(self.struct(length))
         assert info == tcp_info.TcpInfo(0.3, 144_800, 8e6, 7, 99)
+
+    @pytest.mark.parametrize("length", [208, 232, 300])
+    def test_wire(self, length):
+        """Each segment adds its headers to the bytes, with 12 more where the connection has timestamps."""
+        plain = self.struct(length)
+        assert tcp_info.parse_wire(plain, 40) == Wire(9000 + 10 * 40, 5000 + 20 * 40)
+        stamped = plain[:5] + b"\x01" + plain[6:]
+        assert tcp_info.parse_wire(stamped, 60) == Wire(9000 + 10 * 72, 5000 + 20 * 72)
+        assert tcp_info.parse_wire(self.struct(207), 40) is None
 
     def test_short(self):
         """What an older kernel does not fill is 0."""

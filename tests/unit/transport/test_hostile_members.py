@@ -116,7 +116,7 @@ async def test_data_streams_without_end(checked: bool, monkeypatch: pytest.Monke
         await victim.until(lambda: victim.up)
         opened = 0
         for number in range(30):
-            sock = await wire.dial("127.0.0.1", victim.endpoint.port)
+            sock = await wire.dial("127.0.0.1", victim.endpoint.port, socket.socket)
             with sock:
                 hello = handshake.pack(proofs.stream_hello(to_victim.secret, number))
                 party = to_victim.party

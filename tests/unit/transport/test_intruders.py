@@ -30,6 +30,7 @@ from p2pavg.rounds.protocol.ballot import Stage
 from p2pavg.rounds.protocol.messages import Begin, Committed, Inquire, Message, Ready
 from p2pavg.transport.links import control, handshake, proofs
 from p2pavg.transport.links import raw_socket as wire
+from p2pavg.transport.links.carried import Carried
 from p2pavg.transport.links.control import ControlConnection
 from p2pavg.transport.links.link import Link
 from p2pavg.transport.links.stream_keeper import accept_stream
@@ -346,7 +347,7 @@ async def test_a_replayed_stream_hello(checked: bool, monkeypatch: pytest.Monkey
         )
         answers = []
         for _ in range(2):
-            sock = await wire.dial("127.0.0.1", two.endpoint.port)
+            sock = await wire.dial("127.0.0.1", two.endpoint.port, socket.socket)
             with sock, contextlib.suppress(P2PAvgError, OSError):
                 await wire.send(sock, hello)
                 answers.append(await wire.receive(sock, handshake.PREAMBLE_BYTES))
@@ -363,7 +364,8 @@ async def test_replayed_stream_hellos_do_not_use_up_the_budget_of_who_made_them(
         hello = proofs.stream_hello(link.secret, 3)
         link.first_use(hello["nonce"])
         charged: list[object] = []
-        ours, theirs = socket.socketpair()
+        ours, other = socket.socketpair()
+        theirs = Carried().socket(fileno=other.detach())
         with ours:
             ours.sendall(handshake.pack(hello))
             theirs.setblocking(False)

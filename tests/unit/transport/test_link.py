@@ -55,7 +55,7 @@ async def hosts(kinds):
 
 
 async def raw_connection(host: Host) -> socket.socket:
-    return await wire.dial("127.0.0.1", host.endpoint.port)
+    return await wire.dial("127.0.0.1", host.endpoint.port, socket.socket)
 
 
 async def closed_by_other(sock: socket.socket) -> bytes:
@@ -308,8 +308,7 @@ class TestHostileBytes:
             + handshake.make_head(3, zlib.crc32(b"abc"))
             + b"abc",
             handshake.preamble(handshake.CONTROL, PARTY) + handshake.make_head(3, 0) + b"\x81\xa1a",
-            handshake.preamble(handshake.DATA, PARTY)
-            + handshake.pack({"link": b"12345678", "stream": 0, "warm": 0}),
+            handshake.preamble(handshake.DATA, PARTY) + handshake.pack({"link": b"12345678", "stream": 0}),
             handshake.preamble(handshake.DATA, PARTY) + handshake.pack({"link": [1], "stream": "x"}),
             handshake.preamble(handshake.DATA, PARTY) + handshake.make_head(4097, 0) + bytes(4097),
         ],
@@ -476,22 +475,45 @@ class TestStreams:
         a.endpoint.set_streams(link, 2)
         await poll(lambda: len(a.engine.streams(link.id)) == len(b.engine.streams(back.id)) == 2)
 
-    async def test_warm_up(self, hosts, monkeypatch):
-        """On a long path a further stream is warmed up before it carries frames, and works afterwards."""
-        monkeypatch.setattr("p2pavg.transport.links.stream_keeper._LONG_PATH_S", 0.0)
-        a, b = await hosts(streams=1), await hosts(streams=1)
+    async def test_everything_that_leaves_is_counted(self, hosts):
+        """What the kernel sent to a peer is counted to that peer: control connection and streams, whole and
+        once, also when a stream or the link is gone.
+        """
+        a, b = await hosts(streams=2), await hosts(streams=2)
         link = await a.connect(b)
-        await link.ready
-        a.endpoint.set_streams(link, 3)
-        await poll(lambda: len(a.engine.streams(link.id)) == 3)
-        await poll(lambda: len(b.engine.streams(b.link_to(a).id)) == 3)
-        assert a.engine.traffic(link.id) == (0, 0)
-        a.engine.detach(link.id, min(a.engine.streams(link.id)))
+        await poll(lambda: len(a.engine.streams(link.id)) == len(b.engine.streams(b.link_to(a).id)) == 2)
+        counted = lambda: a.endpoint.carried()[b.id]  # noqa: E731
+        opened = counted()
+        assert opened.sent > 1000
         buffer = bytearray(3_000_000)
         b.engine.open_blob(5, memoryview(buffer), 1_000_000)
         for chunk in range(3):
             a.engine.send_blob(link.id, 5, chunk, memoryview(b"x" * 1_000_000))
         await poll(lambda: bytes(buffer) == b"x" * 3_000_000)
+        sent = counted()
+        assert 3_000_000 < sent.sent - opened.sent < 3_300_000
+        again = lambda: sum(row.retransmits for row in a.engine.stats(link.id))  # noqa: E731
+        lost = lambda: counted().sent - b.endpoint.carried()[a.id].received  # noqa: E731
+        await poll(lambda: 0 <= lost() < 3000 or (again() and lost() > 0))
+        old = set(a.engine.streams(link.id))
+        a.endpoint._replace_stream(link, min(old))
+        await poll(lambda: set(b.engine.streams(b.link_to(a).id)) - old)
+        replaced = counted()
+        assert 0 < replaced.sent - sent.sent < 10_000
+        link.close("over")
+        await poll(lambda: b.down)
+        assert 0 <= counted().sent - replaced.sent < 10_000
+
+    async def test_strangers_are_counted(self, hosts):
+        """Bytes to whoever never proved who it is are counted, to nobody."""
+        a = await hosts()
+        sock = await raw_connection(a)
+        try:
+            await poll(lambda: None in a.endpoint.carried())
+            before = a.endpoint.carried()[None]
+        finally:
+            sock.close()
+        await poll(lambda: a.endpoint.carried()[None].received > before.received)
 
     @pytest.mark.parametrize("dialler_loses", [True, False])
     async def test_lost_stream_is_reopened(self, hosts, dialler_loses):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2pavg.transport.engine import SELF, JobProgress, StreamStats
 from p2pavg.transport.links.stream_count import (
     MOST_SOCKETS,
     StreamCount,
@@ -16,6 +20,7 @@ from p2pavg.transport.links.stream_count import (
     most_streams,
     useful_streams,
 )
+from p2pavg.transport.links.stream_tuner import StreamCounts
 
 MB = 1e6
 
@@ -36,17 +41,28 @@ def run(
     links: int = 1,
     noise: float = 0.0,
     seed: int = 0,
+    busy: float = 1.0,
+    pause_s: float = 0.0,
+    count: StreamCount | None = None,
 ) -> list[int]:
-    """The number of streams in each of some transfers."""
+    """The number of streams in each of some transfers, with a pause after each."""
     rng = random.Random(seed)
-    count = StreamCount(rtt, 4e6)
-    used = []
+    count = count or StreamCount(rtt, 4e6)
+    used: list[int] = []
+    now = 0.0
     for _ in range(rounds):
         used.append(count.wanted(links))
         carried = goodput(used[-1], rate, rtt, window, nbytes) * rng.uniform(1 - noise, 1)
         queue = 0.1 * rtt if 8 * used[-1] * window / rtt > rate else 0.0
-        count.measured(Transfer(used[-1], int(nbytes), 8 * nbytes / carried, rtt, queue), links)
+        seconds = 8 * nbytes / carried
+        now += seconds + pause_s
+        count.measured(Transfer(used[-1], int(nbytes), seconds, rtt, busy, queue), links, now)
     return used
+
+
+def opened(used: list[int]) -> int:
+    """How many streams such a sequence of numbers opens after its first."""
+    return sum(max(0, after - before) for before, after in itertools.pairwise(used))
 
 
 # From DESIGN and published measurements: round trip, rate, window.
@@ -97,7 +113,7 @@ class TestStreamCount:
         for _ in range(24):
             used.append(count.wanted(7))
             carried = min(used[-1], 10) * 7e6
-            count.measured(Transfer(used[-1], int(carried / 8 * 2), 2.0, 0.27, 0.2), 7)
+            count.measured(Transfer(used[-1], int(carried / 8 * 2), 2.0, 0.27, 1.0, 0.2), 7, 2.0 * len(used))
         assert min(used) == 16
 
     def test_short_transfers_say_nothing(self):
@@ -105,27 +121,51 @@ class TestStreamCount:
         count = StreamCount(0.3, 4e6)
         before = count.wanted(1)
         for _ in range(20):
-            count.measured(Transfer(before, 10_000, 0.4, 0.3), 1)
+            count.measured(Transfer(before, 10_000, 0.4, 0.3, 1.0), 1, 0.0)
         assert count.wanted(1) == before
 
     def test_short_path(self):
         """Where one window fills any path, nothing is tried: the number stays at its least."""
         count = StreamCount(0.0003, 4e6)
         for _ in range(50):
-            count.measured(Transfer(count.wanted(1), 100_000_000, 0.2, 0.0003), 1)
+            count.measured(Transfer(count.wanted(1), 100_000_000, 0.2, 0.0003, 1.0), 1, 0.0)
         assert count.wanted(1) == least_streams(1)
 
     def test_new_path(self):
         """When the same number carries much less for long, the search starts again."""
         count = StreamCount(0.1, 4e6)
         for path in ((1e9, 0.1, 2.5 * MB), (1e9, 0.1, 0.2 * MB)):
-            for _ in range(24):
-                k = count.wanted(1)
-                carried = goodput(k, *path, 200 * MB)
-                count.measured(Transfer(k, int(200 * MB), 8 * 200 * MB / carried, 0.1), 1)
+            run(24, *path, 200 * MB, count=count)
         assert goodput(count.wanted(1), 1e9, 0.1, 0.2 * MB, 200 * MB) >= 0.9 * goodput(
             256, 1e9, 0.1, 0.2 * MB, 200 * MB
         )
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_small_transfers_leave_the_number_alone(self, path):
+        """Transfers in which streams run out of bytes change nothing, however unlike each other they are."""
+        rtt, rate, window = PATHS[path]
+        for seed in range(20):
+            used = run(100, rate, rtt, window, 1 * MB, noise=0.9, seed=seed, busy=0.4)
+            assert set(used) == {used[0]}
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_steady_run_opens_less_than_a_stream_a_minute(self, path):
+        """Two sides that measure for hours, with noise, open one stream a minute at most, and what a search
+        tries.
+        """
+        rtt, rate, window = PATHS[path]
+        for seed in range(20):
+            used = run(1500, rate, rtt, window, 100 * MB, noise=0.5, seed=seed, pause_s=10.0)
+            late = used[30:]
+            assert opened(late) <= len(late) * 10.0 / 120.0 + max(late), used
+
+    def test_path_that_becomes_wider(self):
+        """Within the hour a number that was enough grows, where more streams carry more now."""
+        count = StreamCount(0.1, 4e6)
+        run(24, 1e9, 0.1, 2.5 * MB, 500 * MB, count=count)
+        used = run(240, 10e9, 0.1, 2.5 * MB, 500 * MB, pause_s=30.0, count=count)
+        assert used[-1] > 16
+        assert 8 * used[-1] * 2.5 * MB / 0.1 >= 0.7 * 10e9
 
     def test_share_of_the_sockets(self):
         """All links together stay within the bound on sockets, whatever was measured."""
@@ -137,7 +177,13 @@ class TestStreamCount:
     @settings(deadline=None)
     @given(
         st.lists(
-            st.tuples(st.integers(0, 300), st.integers(0, 10**10), st.floats(0, 100), st.floats(1e-5, 1)),
+            st.tuples(
+                st.integers(0, 300),
+                st.integers(0, 10**10),
+                st.floats(0, 100),
+                st.floats(1e-5, 1),
+                st.floats(0, 1),
+            ),
             max_size=60,
         ),
         st.integers(1, 40),
@@ -145,8 +191,8 @@ class TestStreamCount:
     def test_always_in_bounds(self, transfers, links):
         """Whatever is measured, the number stays between its bounds."""
         count = StreamCount(0.1, 4e6)
-        for streams, nbytes, seconds, rtt in transfers:
-            count.measured(Transfer(streams, nbytes, seconds, rtt), links)
+        for index, (streams, nbytes, seconds, rtt, busy) in enumerate(transfers):
+            count.measured(Transfer(streams, nbytes, seconds, rtt, busy), links, 100.0 * index)
             assert 1 <= count.wanted(links) <= most_streams(links)
             assert count.window_bytes > 0
             assert count.rate_bps >= 0
@@ -155,3 +201,35 @@ class TestStreamCount:
         """k* = rate RTT / W with a quarter of headroom: 1 Gb/s over 300 ms with 3.75 MB windows are 12.5."""
         assert useful_streams(1e9, 0.3, 3.75e6) == 13
         assert useful_streams(1e9, 0.0003, 3.75e6) == 1
+
+
+class Moving:
+    """An engine whose one link sends 20 MB/s while its job runs, with so many busy streams of four."""
+
+    def __init__(self, busy: int) -> None:
+        self.busy, self.sent = busy, 0
+
+    def traffic(self, link: int) -> tuple[int, int]:
+        self.sent += 2_000_000
+        return self.sent, 0
+
+    def stats(self, link: int) -> list[StreamStats]:
+        return [StreamStats(i, 0, 0, 0.04, 1, 1.0, 0, 0.0, 0, 9 * (i < self.busy)) for i in range(4)]
+
+    def progress(self, transfer: int) -> JobProgress:
+        return JobProgress((), (), (), (), 100.0, 0.0)
+
+
+@pytest.mark.parametrize(("busy", "wanted"), [(4, 8), (3, 8), (2, 4), (0, 4)])
+def test_only_busy_streams_measure(busy: int, wanted: int) -> None:
+    """A link whose streams all had more to send gets more; one on which some ran dry keeps its number."""
+    link: Any = SimpleNamespace(id=1, rtt_min=0.04, peer_id=b"p" * 20)
+    counts = StreamCounts(Moving(busy), {1: link}, lambda link, number: asked.append(number))  # type: ignore[arg-type]
+    asked: list[int] = []
+    counts.links_changed()
+    for first in (1000, 2000, 3000):
+        job: Any = SimpleNamespace(transfer=first, links=(SELF, 1))
+        for tick in range(20):
+            counts.tick(100.0 + first + 0.1 * tick, [job])
+        counts.tick(100.0 + first + 3.0, [])
+    assert asked[-1] == wanted

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from p2pavg.report.distance import Distance
+from p2pavg.report.wire import Wire
 from p2pavg.rounds.measure import link_meter
 from p2pavg.rounds.measure.link_meter import LinkMeter
 from p2pavg.transport.engine import StreamStats
@@ -20,6 +21,8 @@ class Counters:
 
     def __init__(self) -> None:
         self.moved: dict[int, tuple[int, int]] = {}
+        self.carried: dict[bytes | None, Wire] = {}
+        self.table = Wire()
         self.windows: list[int] = [100_000]
         self.now = 100.0
 
@@ -47,7 +50,13 @@ def counters(monkeypatch: pytest.MonkeyPatch) -> Counters:
 
 
 def meter(counters: Counters, region: str = "") -> LinkMeter:
-    return LinkMeter(counters, region, lambda host: host == "127.0.0.1")  # type: ignore[arg-type]
+    return LinkMeter(
+        counters,  # type: ignore[arg-type]
+        region,
+        lambda host: host == "127.0.0.1",
+        carried=lambda: counters.carried,
+        table=lambda: counters.table,
+    )
 
 
 def test_bytes_are_those_since_the_last_report(counters: Counters) -> None:
@@ -56,9 +65,9 @@ def test_bytes_are_those_since_the_last_report(counters: Counters) -> None:
     counters.moved[1] = (1000, 10)
     watch.observe(links, moving=True)
     counters.moved[1] = (1500, 20)
-    (first,) = watch.report(links, 0.0)
+    (first,) = watch.report(links, 0.0).links
     counters.moved[1] = (1600, 50)
-    (second,) = watch.report(links, 0.0)
+    (second,) = watch.report(links, 0.0).links
     assert (first.bytes_sent, first.bytes_received) == (1500, 20)
     assert (second.bytes_sent, second.bytes_received) == (100, 30)
 
@@ -70,9 +79,9 @@ def test_a_lost_link_keeps_its_bytes(counters: Counters) -> None:
     watch.observe({A: link(1), B: link(2)}, moving=False)
     counters.moved = {3: (7, 0)}
     links = {A: link(3)}  # a new link to A; B is gone
-    sent = {report.peer: report.bytes_sent for report in watch.report(links, 0.0)}
+    sent = {report.peer: report.bytes_sent for report in watch.report(links, 0.0).links}
     assert sent == {A.hex(): 1007, B.hex(): 50}
-    assert [report.peer for report in watch.report(links, 0.0)] == [A.hex()]
+    assert [report.peer for report in watch.report(links, 0.0).links] == [A.hex()]
 
 
 def test_rates_are_measured_while_gradients_flow(counters: Counters) -> None:
@@ -82,12 +91,12 @@ def test_rates_are_measured_while_gradients_flow(counters: Counters) -> None:
         counters.moved[1] = (sent, 0)
         watch.observe(links, moving=True)
         counters.now += 0.1
-    (long,) = watch.report(links, 0.3)
+    (long,) = watch.report(links, 0.3).links
     assert long.rate_bps == pytest.approx(8 * 3_000_000 / 0.1)
     counters.moved[1] = (6_000_000, 0)
-    (short,) = watch.report(links, 0.02)
+    (short,) = watch.report(links, 0.02).links
     assert short.rate_bps == pytest.approx(8 * 1_000_000 / 0.02)
-    (idle,) = watch.report(links, 0.0)
+    (idle,) = watch.report(links, 0.0).links
     assert idle.rate_bps == 0.0
 
 
@@ -97,7 +106,7 @@ def test_streams_and_windows_are_the_most_of_the_epoch(counters: Counters) -> No
     counters.windows = [100_000, 900_000, 200_000]
     watch.observe(links, moving=True)
     counters.windows = [10_000]
-    (report,) = watch.report(links, 0.0)
+    (report,) = watch.report(links, 0.0).links
     assert (report.streams, report.window_bytes, report.retransmits) == (3, 900_000, 9)
     assert report.rtt_s == 0.1
 
@@ -112,7 +121,7 @@ def test_links_are_classed_by_address_region_and_round_trip(counters: Counters) 
         b"4" * 20: link(4, rtt=0.003),
         b"5" * 20: link(5, role="watcher"),
     }
-    found = [report.distance for report in watch.report(links, 0.0)]
+    found = [report.distance for report in watch.report(links, 0.0).links]
     assert found == [Distance.HOST, Distance.ZONE, Distance.WORLD, Distance.REGION]
 
 
@@ -125,3 +134,21 @@ def test_watchers_see_the_last_report(counters: Counters) -> None:
     watch.observe({A: link(1, rtt=0.2)}, moving=False)
     (shown,) = watch.current()
     assert (shown.bytes_sent, shown.rtt_s) == (500, 0.2)
+
+
+def test_every_byte_of_the_wire_is_in_one_report(counters: Counters) -> None:
+    """What the kernel counted is told once: with the member that it went to, the table or others."""
+    watch, links = meter(counters), {A: link(1), B: link(2, role="watcher")}
+    counters.carried = {A: Wire(1000, 100), B: Wire(50, 5), None: Wire(7, 1)}
+    counters.table = Wire(300, 30)
+    first = watch.report(links, 0.0)
+    assert [(row.wire_bytes_sent, row.wire_bytes_received) for row in first.links] == [(1000, 100)]
+    assert (first.table, first.others) == (Wire(300, 30), Wire(57, 6))
+    counters.carried = {A: Wire(1400, 100), B: Wire(60, 5), None: Wire(7, 1)}
+    counters.table = Wire(310, 31)
+    second = watch.report(links, 0.0)
+    assert [(row.wire_bytes_sent, row.wire_bytes_received) for row in second.links] == [(400, 0)]
+    assert (second.table, second.others) == (Wire(10, 1), Wire(10, 0))
+    watch.report({}, 0.0)
+    counters.carried[A] = Wire(1500, 100)  # the end of a link that no report has a row for any more
+    assert watch.report({}, 0.0).others == Wire(100, 0)
