@@ -10,13 +10,17 @@ from collections.abc import Awaitable, Callable
 
 from p2pavg.errors import AddressInUseError, ConfigurationError
 from p2pavg.forkguard import guard
+from p2pavg.transport.links import raw_socket
 from p2pavg.transport.links.carried import Carried, CountedSocket
+from p2pavg.transport.links.half_open import HalfOpen
 
 logger = logging.getLogger("p2pavg.transport")
 
-MAX_HALF_OPEN = 256  # connections whose handshake is not over; beyond that the oldest is cut
 _PORTS_TRIED = 100
-_BACKLOG = 128
+_BACKLOG = (
+    1024  # that a flood fills within a quarter of a second: whoever finds it full tries again a second later
+)
+_AT_ONCE = 64  # connections that are accepted before others have a turn
 _ADVICE = {
     errno.EADDRNOTAVAIL: "name an address of this machine",
     errno.EACCES: "choose a port above 1023",
@@ -67,7 +71,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class Listener:
-    """Accepts, and runs `welcome(sock)` for each connection, a bounded number at a time."""
+    """Accepts, and runs `welcome(sock)` for each connection that speaks, a bounded number at a time."""
 
     def __init__(
         self,
@@ -80,40 +84,87 @@ class Listener:
         self._sock = sock
         self._welcome = welcome
         self._loop = asyncio.get_running_loop()
-        self._half_open: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._half_open = HalfOpen[CountedSocket]()
+        self._silent: dict[CountedSocket, float] = {}  # since when, oldest first
+        self._tasks: dict[CountedSocket, asyncio.Task[None]] = {}
+        self._deadline: asyncio.TimerHandle | None = None  # of the oldest silent one
         self._loop.add_reader(sock.fileno(), self._accept)
 
     def _accept(self) -> None:
-        try:
-            accepted, _ = self._sock.accept()
-        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
-            return
-        except OSError as error:
-            logger.warning("cannot accept a connection (%s); trying again", error.strerror)
-            self._loop.remove_reader(self._sock.fileno())
-            self._loop.call_later(_OUT_OF_DESCRIPTORS_PAUSE_S, self._again)
-            return
-        sock = self._carried.socket(fileno=accepted.detach())
-        sock.setblocking(False)
-        guard(sock)
-        if len(self._half_open) >= MAX_HALF_OPEN:
-            next(iter(self._half_open)).cancel()
-        task = self._loop.create_task(self._serve(sock))
-        self._half_open[task] = None
-        task.add_done_callback(lambda done: self._half_open.pop(done, None))
+        for _ in range(_AT_ONCE):
+            try:
+                accepted, address = self._sock.accept()
+            except (ConnectionAbortedError, InterruptedError):
+                continue
+            except BlockingIOError:
+                return
+            except OSError as error:
+                logger.warning("cannot accept a connection (%s); trying again", error.strerror)
+                self._loop.remove_reader(self._sock.fileno())
+                self._loop.call_later(_OUT_OF_DESCRIPTORS_PAUSE_S, self._again)
+                return
+            self._admit(self._carried.socket(fileno=accepted.detach()), address[0])
 
     def _again(self) -> None:
         if self._sock.fileno() >= 0:
             self._loop.add_reader(self._sock.fileno(), self._accept)
 
+    def _admit(self, sock: CountedSocket, host: str) -> None:
+        sock.setblocking(False)
+        guard(sock)
+        surplus = self._half_open.add(sock, host)
+        self._silent[sock] = self._loop.time()
+        self._loop.add_reader(sock.fileno(), self._spoke, sock)
+        if surplus is not None:
+            self._cut(surplus)
+        if self._deadline is None:
+            self._cut_silent()
+
+    def _spoke(self, sock: CountedSocket) -> None:
+        """A task for each: those that say nothing cost none."""
+        del self._silent[sock]
+        self._loop.remove_reader(sock.fileno())
+        self._half_open.spoke(sock)
+        task = self._tasks[sock] = self._loop.create_task(self._serve(sock))
+        task.add_done_callback(lambda done: self._served(sock, done))
+
     async def _serve(self, sock: CountedSocket) -> None:
         await self._welcome(sock)
+
+    def _served(self, sock: CountedSocket, task: asyncio.Task[None]) -> None:
+        self._half_open.remove(sock)
+        del self._tasks[sock]
+        if task.cancelled():
+            sock.close()  # it may not even have begun
+
+    def _cut(self, sock: CountedSocket) -> None:
+        self._half_open.remove(sock)
+        if sock in self._tasks:
+            self._tasks[sock].cancel()
+            return
+        del self._silent[sock]
+        self._loop.remove_reader(sock.fileno())
+        sock.close()
+
+    def _cut_silent(self) -> None:
+        """Those that have said nothing for too long; called again when the next one will have."""
+        self._deadline = None
+        while self._silent:
+            sock, since = next(iter(self._silent.items()))
+            if since + raw_socket.HANDSHAKE_S > self._loop.time():
+                self._deadline = self._loop.call_at(since + raw_socket.HANDSHAKE_S, self._cut_silent)
+                return
+            self._cut(sock)
 
     async def close(self) -> None:
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
-        tasks = list(self._half_open)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for sock in list(self._silent):
+            self._cut(sock)
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

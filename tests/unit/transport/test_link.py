@@ -21,7 +21,7 @@ from p2pavg.errors import (
     UnreachableError,
 )
 from p2pavg.identity import Identity
-from p2pavg.transport.links import handshake, listening, proofs
+from p2pavg.transport.links import half_open, handshake, listening, proofs
 from p2pavg.transport.links import raw_socket as wire
 from tests.unit.transport.endpoints import DEADLINE_S, Host
 from tests.unit.transport.engine_swarm import KINDS, poll
@@ -340,13 +340,24 @@ class TestHostileBytes:
         a = await hosts()
         assert await closed_by_other(await raw_connection(a)) == b""
 
-    async def test_half_open_is_bounded(self, hosts, monkeypatch):
-        """Beyond the bound the oldest half-open connection is cut, so newcomers still get in."""
-        monkeypatch.setattr(listening, "MAX_HALF_OPEN", 4)
+    async def test_half_open_is_bounded(self, hosts):
+        """Beyond a source's bound its oldest silent connection is cut, so newcomers still get in."""
         a, b = await hosts(), await hosts()
-        held = [await raw_connection(a) for _ in range(10)]
+        held = [await raw_connection(a) for _ in range(half_open.MOST_SILENT + 1)]
         await b.connect(a)
         assert await closed_by_other(held[0]) == b""
+        for sock in held[1:]:
+            sock.close()
+
+    async def test_those_that_spoke_are_bounded(self, hosts, monkeypatch):
+        """Beyond the bound on all together the oldest that began a handshake and stopped is cut."""
+        monkeypatch.setattr(half_open, "MOST", 4)
+        a, b = await hosts(), await hosts()
+        held = [await raw_connection(a) for _ in range(5)]
+        for sock in held:
+            await wire.send(sock, handshake.preamble(handshake.CONTROL, PARTY)[:4])
+        assert await closed_by_other(held[0]) == b""
+        await b.connect(a)
         for sock in held[1:]:
             sock.close()
 
