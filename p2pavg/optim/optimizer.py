@@ -35,6 +35,7 @@ from p2pavg.optim.updates.agreement import Agreement
 from p2pavg.optim.updates.behind import BehindUpdate
 from p2pavg.optim.updates.buffers import AveragedBuffers
 from p2pavg.optim.updates.masters import Masters, replace_parameters
+from p2pavg.optim.updates.overshoot import Overshoot
 from p2pavg.optim.updates.resync import Resync
 from p2pavg.optim.updates.schedule import Schedule
 from p2pavg.optim.updates.update import FOUND_INF, Shared, Update, WaitingUpdate
@@ -291,6 +292,7 @@ class CollaborativeOptimizer(Member):
             self._buffers,
             self._resync,
             Agreement(self.inner, self._state),
+            Overshoot(self._target_batch_size),
         )
         if self._masters is None:
             return WaitingUpdate(shared)

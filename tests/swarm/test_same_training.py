@@ -127,6 +127,16 @@ def test_delayed_peers_train_like_one_process_with_their_gradients(offload: bool
         assert np.array_equal(outcome.params, outcomes[0].params)
 
 
+def test_rates_set_by_each_loop_leave_peers_equal() -> None:
+    """Loops that set the learning rate by their own steps, at uneven paces: the leader's value moves all."""
+    with Trainers() as trainers:
+        trainers.start_all(jobs(3, optimizer="adamw", rates=True, run_id="rates"))
+        outcomes = trainers.finish(range(3))
+    for outcome in outcomes:
+        assert outcome.epoch == 20
+        assert np.array_equal(outcome.params, outcomes[0].params)
+
+
 @pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8"])
 def test_all_peers_hold_the_same_bits(codec: str) -> None:
     """With every codec the peers' parameters are equal to the bit after 20 epochs."""

@@ -81,6 +81,7 @@ class Job:
     seconds: float = 0.002
     run_id: str = "same-training"
     initial_peers: tuple[str, ...] = ()
+    rates: bool = False  # the loop sets the learning rate by its own count of steps, and no scheduler does
     wait_for: int = 0  # others that must be in view before the first microbatch
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -112,7 +113,7 @@ def train(job: Job, pipe: Connection) -> None:
         job.target,
         BATCH,
         initial_peers=job.initial_peers,
-        scheduler=CosineAnnealingLR(inner, 40),
+        scheduler=None if job.rates else CosineAnnealingLR(inner, 40),
         compression=job.codec,
         listen="127.0.0.1:0",
         **job.options,
@@ -140,6 +141,8 @@ def train_waiting(job: Job, opt: CollaborativeOptimizer, model: nn.Module) -> tu
         batch = list(range(drawn, drawn + BATCH))
         drawn += BATCH
         time.sleep(job.seconds)
+        if job.rates:
+            opt.param_groups[0]["lr"] = 0.05 / (1 + drawn % 1_000_000)
         loss_of(model, batch).backward()
         epoch = opt.epoch
         pending.append((epoch, batch))

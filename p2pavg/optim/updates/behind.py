@@ -235,6 +235,7 @@ class BehindUpdate:
         before = versions(shared.inner)
         begun = time.perf_counter()
         self._unapplied = unapplied
+        shared.overshoot.saw(average.samples)
         try:
             with self._aside():
                 vector = self._decoded(average, counted)

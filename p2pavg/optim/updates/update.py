@@ -24,6 +24,7 @@ from p2pavg.optim.interrupts import held_back
 from p2pavg.optim.training_state import TrainingState
 from p2pavg.optim.updates.agreement import Agreement
 from p2pavg.optim.updates.buffers import AveragedBuffers
+from p2pavg.optim.updates.overshoot import Overshoot
 from p2pavg.optim.updates.resync import Resync
 from p2pavg.optim.updates.schedule import Schedule
 from p2pavg.rounds.training import (
@@ -58,6 +59,7 @@ class Shared:
     buffers: AveragedBuffers
     resync: Resync
     agreement: Agreement
+    overshoot: Overshoot
     leaving: bool = False  # what is handed in now goes to a peer that stays
     told_of_non_finite: bool = False
     averaged_state: F32 | None = None  # averaged parameters and state, for the coming step
@@ -330,6 +332,7 @@ class WaitingUpdate:
         begun = time.perf_counter()
         # An exception may come from anywhere in here, the decoding included.
         self._unapplied = replace(unapplied, decoded=True)
+        shared.overshoot.saw(unapplied.average.samples)
         try:
             with held_back():
                 with shared.training.applying():

@@ -93,6 +93,7 @@ class Core:
         self.bound: Ballot | None = None  # its leader was told last that we are DONE, and did not give it up
         # Whose links broke since we took our ballot up: they may come back as another process.
         self.gone: set[PeerId] = set()
+        self.expected = 0  # samples that the others have when ours are there, by shares of the last average
         self.must_go = False  # a round of this epoch has begun once: it goes on, target reached or not
         self.excluded: dict[PeerId, str] = {}
         self.suspects: set[PeerId] = set()
@@ -291,6 +292,7 @@ class Core:
 
     def restart_epoch(self) -> None:
         """Forget who failed: after a commit, a heal, or a round that failed for good."""
+        self.expected = 0
         self.must_go = False
         self.attempts = 0
         self.excluded.clear()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from p2pavg.rounds.machine.camps import Facts
 from p2pavg.rounds.machine.core import FORGIVABLE
 from p2pavg.rounds.machine.election import rendezvous
-from p2pavg.rounds.machine.pace import STOP_EARLY
+from p2pavg.rounds.machine.pace import STOP_EARLY, Pace
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId
 from p2pavg.rounds.protocol.messages import Aborted, Follow, Progress, Totals
 from p2pavg.rounds.protocol.roles import Role
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 KEEPALIVE_S = 0.5
 LAPSE_S = 0.1  # who waits because the others are expected soon hears so often whether they still are
+SHORT = 0.5  # times the way of a word there and back: many such steps are over before others hear of them
+TURN_S = 0.02  # what a word takes besides, on both sides
 MOST_PACED = 64  # peers: among more, what one of them adds in a step is little
 
 
@@ -69,7 +71,9 @@ class Counting:
             return
         if message.boundary and self.machine.leading.proposal is None:
             facts = core.view.get(peer)
-            if facts is not None:  # it believes that the target will be reached: if not, it has to go on
+            if facts is not None and self._is_short(facts.pace, [peer]):
+                self._answer_at(core.now + facts.pace.seconds + core.deadlines.rtt(peer))
+            elif facts is not None:  # it believes that the target will be reached: if not, it has to go on
                 followers = self.followers()
                 self._tell(facts, followers, self._total(followers))
         if "totals" not in core.timers:
@@ -128,6 +132,27 @@ class Counting:
         more = self._more(core.me, followers, at + STOP_EARLY * core.pace.seconds)
         return sum(facts.samples for facts in followers) + more
 
+    def expected(self, others: int) -> int:
+        """How many samples the others have, or will have when ours are there.
+
+        Where steps are shorter than the way of a word, what the others are known to have is old: then this
+        peer stops at its share, by the last average, and asks. 0 as `core.expected`: it has asked.
+        """
+        core, leader = self.core, self.core.leader()
+        if core.boundary or leader is None:
+            return others
+        far = [f.peer for f in self.followers()] if leader == core.me else [leader]
+        return max(others, core.expected) if self._is_short(core.pace, far) else others
+
+    def _is_short(self, pace: Pace, far: list[PeerId]) -> bool:
+        """Whether many such steps are over before one of these peers hears of it."""
+        delay = TURN_S + max(map(self.core.deadlines.rtt, far), default=0.0)
+        return not self.core.config.weighted and 0 < pace.seconds < SHORT * delay
+
+    def _answer_at(self, at: float) -> None:
+        """The others may be as far, and their words on the way: it hears a step later whether they are."""
+        self.core.arm("lapse", min(at, self.core.timers.get("lapse", at)))
+
     def on_totals_timer(self) -> None:
         """Tell everybody how far the others will be at its next boundary."""
         core = self.core
@@ -136,9 +161,10 @@ class Counting:
         followers = self.followers()
         total = self._total(followers)
         for facts in followers:
-            self._tell(facts, followers, total, again=False)
+            asks = facts.boundary and self._is_short(facts.pace, [facts.peer])
+            self._tell(facts, followers, total, again=asks)
         if not core.pending:
-            core.wait_at(self._own_others(followers))
+            core.wait_at(self.expected(self._own_others(followers)))
         if core.boundary or any(facts.boundary for facts in followers):
             core.arm("lapse", core.now + LAPSE_S)
 
@@ -180,6 +206,11 @@ class Counting:
             self._reached = False
             core.disarm("grace")
             if core.boundary and not self._will_be_reached():
+                far = [facts.peer for facts in followers]
+                until = core.boundary_at + core.pace.seconds + max(map(core.deadlines.rtt, far), default=0.0)
+                if far and core.now < until and self._is_short(core.pace, far):
+                    self._answer_at(until)
+                    return
                 core.wait_at(others)
                 core.resume()
             return
@@ -272,7 +303,7 @@ class Counting:
             return
         if core.out:  # the leader does not speak to those whom it leaves out: we are in again
             del core.excluded[core.me]
-        core.wait_at(message.others)
+        core.wait_at(self.expected(message.others))
         if core.boundary and core.target > core.samples + message.others:
             core.resume()
 

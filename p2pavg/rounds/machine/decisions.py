@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from p2pavg.rounds.machine.actions import Commit, RoundFailed
 from p2pavg.rounds.machine.core import IMPLAUSIBLE
 from p2pavg.rounds.machine.holding import Holding
+from p2pavg.rounds.machine.pace import own_share
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId, Stage
 from p2pavg.rounds.protocol.lineage import next_lineage
 from p2pavg.rounds.protocol.messages import Aborted, Committed, Inquire, Unknown
@@ -123,6 +124,10 @@ class Decisions:
         core.deadlines.measured_epoch(core.proposed_at - core.epoch_began_at)
         core.history.append(made)
         core.new_epoch(ballot.epoch + 1, lineage, ballot.leader)
+        if held.ready:
+            core.expected = core.target - own_share(
+                message.samples, held.rank, core.target, core.pace.samples
+            )
         self.machine.new_epoch()
         if ballot.leader == core.me or core.leader() == core.me:
             for facts in core.view:

@@ -37,6 +37,7 @@ class Trainer:
             core.wait = 0
             return
         core.told_to_stop = False
+        core.expected = 0  # it hears from the leader how far the others are
         if not same:
             core.begin_wait()
         self.machine.member.at_boundary()
@@ -62,7 +63,7 @@ class Trainer:
         core.deadlines.measured_apply(core.me, core.now - core.epoch_began_at)
         core.trace("applied")
         if core.joining is None:
-            core.wait_at(0)
+            core.wait_at(self.machine.counting.expected(0))
 
     def on_discard(self, event: Discard) -> None:
         """It dropped what it had."""

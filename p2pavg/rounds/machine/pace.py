@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 TOLERANCE = 0.25  # of a step: what is due so soon counts as there
@@ -27,3 +28,12 @@ class Pace:
         if self.seconds <= 0 or now > self.since + OVERDUE * self.seconds + DELAY_S:
             return 0
         return self.samples * max(0, int((at - self.since) / self.seconds + TOLERANCE))
+
+
+def own_share(samples: Sequence[int], rank: int, target: int, step: int) -> int:
+    """What this rank will bring of `target` samples if all bring the shares that they brought last, in whole
+    steps, and one at least.
+    """
+    total, step = sum(samples), max(1, step)
+    share = target * samples[rank] / total if total else 0.0
+    return min(target, max(1, round(share / step)) * step)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -17,8 +19,10 @@ from p2pavg.errors import ConfigurationError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.sample import ELEMENTS, Sample, of_copy, windows
 from p2pavg.optim.training_state import TrainingState
-from p2pavg.optim.tree import TreeWriter
+from p2pavg.optim.tree import TreeWriter, unpack
 from p2pavg.optim.updates import options
+from p2pavg.optim.updates.overshoot import Overshoot
+from p2pavg.rounds.state import snapshot
 from p2pavg.rounds.training import Heal, State, SwappedError, copied
 from tests.unit.optim.fake_swarm import FakeSwarm
 from tests.unit.optim.test_optimizer import MAKERS, loss_of, net, swarm, vector, wrap
@@ -219,6 +223,17 @@ def test_a_scheduler_stepped_in_the_loop_is_told(swarm: FakeSwarm, caplog: pytes
     assert "out of the loop" in caplog.records[0].getMessage()
 
 
+@pytest.mark.parametrize("above", [True, False])
+def test_averages_above_the_target_are_told(above: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Ten averages in a row that hold a quarter more than the target: one warning, with both numbers."""
+    watch = Overshoot(256)
+    for number in range(40):
+        watch.saw(413 if above or number % 9 else 256)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (1 if above else 0)
+    assert all("413" in text and "target_batch_size=256" in text for text in told)
+
+
 def snapshot_of(state: TrainingState) -> dict[str, Any]:
     return copied(state.snapshot())[1]
 
@@ -250,6 +265,55 @@ def test_no_copy_of_swapped_weights(swarm: FakeSwarm, how: str) -> None:
             param.data.copy_(value)
     assert all((before[name] == blob).all() for name, blob in snapshot_of(state).items())
     opt.close()
+
+
+def test_a_checkpoint_that_is_due_while_weights_are_swapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation with other weights begins when a checkpoint is due: it holds the run's weights."""
+    looked = threading.Event()
+    nap = snapshot.time.sleep
+
+    def looks_again(seconds: float) -> None:
+        if seconds == snapshot.LOOK_S:
+            looked.set()
+        nap(seconds)
+
+    monkeypatch.setattr(snapshot.time, "sleep", looks_again)
+    model = net()
+    params = list(model.parameters())
+
+    def swap(*_: Any) -> None:
+        """As early as can be: before the parameters' epoch is told to anybody."""
+        for param in params:
+            param.data.mul_(0.5)
+
+    with wrap(
+        model,
+        target_batch_size=4,
+        initial_peers=[],
+        listen="127.0.0.1:0",
+        checkpoint_dir=tmp_path,
+        checkpoint_epochs=1,
+    ) as opt:
+        opt.register_step_post_hook(swap)
+        loss_of(model, [0, 1, 2, 3]).backward()
+        opt.step()
+        assert looked.wait(60)
+        for param in params:
+            param.data.mul_(2.0)
+        saved = opt._saving
+        assert saved is not None
+        deadline = time.monotonic() + 60
+        while not saved.checkpoints.paths():
+            assert time.monotonic() < deadline
+            nap(0.01)
+        found = saved.checkpoints.newest()
+    assert found is not None
+    assert found.state.epoch == 1
+    written = unpack(found.state.meta["parameters"], found.state.buffers["parameters"])
+    for value, param in zip(written, params, strict=True):
+        assert torch.equal(value, param)
 
 
 def test_swapped_says_so(swarm: FakeSwarm) -> None:

@@ -24,6 +24,7 @@ from p2pavg.rounds.machine.events import (
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.messages import Aborted, Done, Prepare, Progress, Promise, Ready, Refuse
 from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
+from tests.simulation import said
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 
@@ -82,6 +83,30 @@ def test_links_rates_reach_the_next_plan() -> None:
         progress = machine.core.progress()
         machine.handle(Received(other, replace(progress, boundary=False, samples=0)), at + 0.6)
     assert plans == [[{}, {}], [{other: 5e6}, {me: 7e6}]]
+
+
+@pytest.mark.parametrize("latency", [LOOPBACK, 0.001, WAN, 0.1])
+@pytest.mark.parametrize("steps_each", [1, 10])
+def test_short_steps_end_an_epoch_near_its_target(
+    latency: float, steps_each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 3 ms, shorter than the way of a word: once shares are known, averages hold at most one step
+    of each peer more than the target, or a third more; without shares they hold up to four times as much.
+    """
+    monkeypatch.setattr(said, "MOST_MESSAGES", 10_000)  # a hundred epochs a second
+    calm = Calm(4, latency=latency, step=0.003, batch=4, target=16 * steps_each)
+    samples: dict[int, int] = {}
+    acted = calm.swarm.acted
+
+    def record(node: Node, action: Action) -> None:
+        acted(node, action)
+        if isinstance(action, Commit):
+            samples[action.ballot.epoch] = sum(action.samples)
+
+    calm.swarm.acted = record  # type: ignore[method-assign]
+    calm.epochs(30, 600.0)
+    known = [samples[epoch] for epoch in range(5, 30)]
+    assert 16 * steps_each <= sum(known) / len(known) <= max(32, 16 * steps_each * 4 / 3)
 
 
 @pytest.mark.parametrize("absent", [False, True])

@@ -12,7 +12,7 @@ import pytest
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.state import manifest as state
 from p2pavg.rounds.state import snapshot
-from p2pavg.rounds.training import Section
+from p2pavg.rounds.training import Section, SwappedError
 
 
 class Trainer:
@@ -23,6 +23,7 @@ class Trainer:
         self.between = between
         self.value = 1
         self.pieces = 0
+        self.swapped = False
 
     def snapshot(self) -> Any:
         def copy_to(out: Any) -> Iterator[None]:
@@ -31,6 +32,8 @@ class Trainer:
                 self.pieces += 1
                 self.between(self.pieces)
                 yield
+            if self.swapped:
+                raise SwappedError
 
         return {}, {"all": Section(4, copy_to)}
 
@@ -88,6 +91,31 @@ def test_an_update_goes_before_a_copy(at: set[int], epoch: int, pieces: int) -> 
     for thread in updates.threads:
         thread.join(10)
     assert trainer.value == 1 + len(at)
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_other_parameters_are_waited_out(back: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the copied parameters are not the run's, the copy is made again, up to SWAPPED_S."""
+    now = [100.0]
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        now[0] += seconds
+        if back and len(naps) == 3:
+            trainer.swapped = False
+
+    monkeypatch.setattr(snapshot.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(snapshot.time, "sleep", nap)
+    trainer = Trainer(session(), lambda piece: None)
+    trainer.swapped = True
+    if back:
+        assert taken(trainer) == (1, b"\x01", [1] * 4)
+        assert len([seconds for seconds in naps if seconds == snapshot.LOOK_S]) == 3
+    else:
+        with pytest.raises(SwappedError):
+            taken(trainer)
+        assert now[0] >= 100.0 + snapshot.SWAPPED_S
 
 
 def test_reading_does_not_change_what_the_state_stands_for() -> None:
