@@ -1,5 +1,5 @@
 # make demo   train a language model over three peers, lose one, gain one (about two minutes)
-# make test   run the tests          make lint   style, types, import rule, documentation
+# make test   run the tests, about a quarter of an hour on two cores          make lint   style, types, import rule, documentation
 # make simulation   the rounds under 10,000 seeded schedules of faults (about two minutes on two cores), and 40 of swarms of 50
 # make fuzz   every parser and the pump's, about a minute in all
 # The first call creates .venv and installs into it; later calls install nothing.
@@ -18,7 +18,7 @@ BUILT := .venv/built
 SEEDS ?= 0:10000
 LARGE_SEEDS ?= 0:40
 
-.PHONY: demo test simulation fuzz lint format install native clean
+.PHONY: demo test simulation fuzz lint format install native constraints clean
 
 demo: install
 	@$(VENV_PYTHON) examples/demo.py $(ARGS)
@@ -73,8 +73,17 @@ native:
 	@mkdir -p build
 	@cmake -S . -B build/dev $(CUDA_TARGETS) -DPython_EXECUTABLE=$$($(PYTHON) -c 'import sys; print(sys.executable)') >build/dev.log 2>&1 \
 		|| { cat build/dev.log; exit 1; }
-	@cmake --build build/dev --parallel $$(nproc 2>/dev/null || echo 2)
+	@cmake --build build/dev --parallel $$(nproc 2>/dev/null || echo 2) >>build/dev.log 2>&1 \
+		|| { grep -v warning build/dev.log | tail -60; exit 1; }
 	@cmake --install build/dev --prefix . >/dev/null
+
+# What a release is installed with: see the head of the file.
+constraints:
+	@sed '/^[^#]/,$$d' constraints/release.txt >build/release.txt
+	@printf '%s\n' 'scikit-build-core>=0.10' 'nanobind>=2.4' 'cmake>=3.25' 'ninja>=1.11' >build/build.in
+	@uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-header --no-annotate \
+		-c constraints/cpu.txt pyproject.toml build/build.in >>build/release.txt
+	@mv build/release.txt constraints/release.txt
 
 clean:
 	rm -rf .venv build dist out p2pavg/*.so p2pavg/lab/_router .mypy_cache .ruff_cache .pytest_cache .hypothesis

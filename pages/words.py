@@ -121,6 +121,11 @@ OTHERS = {
         "`transfer`",
         "`taken`: whether the heir counts these samples now",
     ),
+    "knows": (
+        "a peer that gets no link to a third → a member",
+        "`peer`: the third's id; in the answer `linked`",
+        "the answer: whether the member has a link to it",
+    ),
     "watch": (
         "a watcher → each member, once for each link",
         "none",

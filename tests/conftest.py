@@ -10,6 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.progress import Progress
+
 # Several processes share few cores here: a thread pool in each would only make them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -57,3 +59,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Show how much of the time has passed, instead of how many of the tests."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and hasattr(reporter, "_get_progress_information_message"):
+        progress = Progress()
+        config.pluginmanager.register(progress)
+        reporter._get_progress_information_message = progress.message

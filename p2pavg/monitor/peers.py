@@ -13,7 +13,7 @@ from typing import Any
 
 from p2pavg.credentials import Credentials, from_environment
 from p2pavg.errors import ConfigurationError
-from p2pavg.identity import short_id, told_apart
+from p2pavg.identity import short_id
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.membership.table.address import format_host_port
 from p2pavg.monitor.picture import Picture
@@ -93,26 +93,26 @@ def _print_table(run_id: str, rows: list[PeerInfo]) -> None:
     if not rows:
         print(f"nobody is in run {run_id!r} (the swarm itself answered)")
         return
-    names = told_apart({info.peer_id: info.name for info in rows})
     regions = any(info.region for info in rows)
     joining = sum(info.joining for info in rows)
     told = counted(len(rows) - joining, "peer") + (f" and {joining} downloading" if joining else "")
-    table = Table(title=Text(f"run {run_id}: {told}"), box=None, title_justify="left", pad_edge=False)
-    for column in ("peer", "address", *(["region"] if regions else []), "role", "epoch", "samples/s"):
+    title = Text(f"run {run_id}: {told}")
+    table = Table(title=title, box=None, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("peer", "id", "address", *(["region"] if regions else []), "role", "epoch", "samples/s"):
         table.add_column(column, justify="right" if column in ("epoch", "samples/s") else "left")
     for info in rows:
-        address = format_host_port(*info.addresses[0]) if info.addresses else "-"
         cells = (
-            names[info.peer_id],
-            f"{address} (out only)" if info.client_only else address,
+            info.name or "-",
+            short_id(info.peer_id),
+            format_host_port(*info.addresses[0]) if info.addresses else "-",
             *([info.region or "-"] if regions else []),
-            "downloading" if info.joining else info.role,
+            "joining" if info.joining else "out only" if info.client_only else info.role,
             str(info.epoch),
             f"{info.samples_per_second:.1f}",
         )
         table.add_row(*map(Text, cells))  # as it is: others wrote some of it
     Console(width=None if sys.stdout.isatty() else 140).print(table)
-    if any(info.client_only for info in rows):
+    if any(info.client_only and not info.joining for info in rows):
         print("out only: nobody can open a connection to that peer, it opens them")
     if len({info.lineage for info in rows if info.epoch == max(r.epoch for r in rows)}) > 1:
         print("peers at the same epoch hold different histories: parts of the swarm have averaged apart")

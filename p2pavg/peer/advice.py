@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 
 from p2pavg.errors import (
+    ConfigurationError,
     CredentialError,
     IdentityInUseError,
     IncompatiblePeerError,
@@ -64,7 +65,9 @@ async def silent(initial_peers: Iterable[str], party: handshake.Party, told: Unr
 async def ask(endpoint: Endpoint, initial_peers: Iterable[str], run_id: str) -> list[P2PAvgError]:
     """Nobody of the run is in the table: ask at the given addresses. Why they refuse us, when they do."""
     refusals: list[P2PAvgError] = []
-    for address in initial_peers:
+    own = []
+    named = list(initial_peers)
+    for address in named:
         try:
             link = await endpoint.connect(*parse_host_port(address), timeout=ASK_TIMEOUT_S)
             if link.hello.get("role") == Role.WATCHER.value:
@@ -81,8 +84,17 @@ async def ask(endpoint: Endpoint, initial_peers: Iterable[str], run_id: str) -> 
             )
         except (CredentialError, IdentityInUseError) as error:
             refusals.append(error)
+        except ConfigurationError:
+            own.append(address)
         except (P2PAvgError, OSError, TimeoutError) as error:
             logger.debug("%s is no trainer of this run: %s", address, error)
+    if own and len(own) == len(named):
+        refusals.append(
+            ConfigurationError(
+                f"{own[0]} is this peer's own address, where it would meet itself alone; name another member "
+                "(its port may have moved: look at what it printed), or no initial_peers to start a new run"
+            )
+        )
     return refusals
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from p2pavg.errors import CredentialError, IdentityInUseError, IncompatiblePeerError, P2PAvgError
 from p2pavg.identity import short_id
 from p2pavg.membership import View
+from p2pavg.peer.gaps import Gaps
 from p2pavg.transport.links.budget import MAX_LINKS
 from p2pavg.transport.links.endpoint import Endpoint
 from p2pavg.transport.links.link import Link
@@ -22,38 +24,76 @@ LASTING_S = 1.0  # a link that ends sooner was none
 MOST_BRIEF = 8  # such links in a row, beyond which the pause before the next dial grows no more
 JOIN_TIMEOUT_S = 10.0
 LINKED_TIMEOUT_S = 1.0
+SILENT_S = 2.0  # a link on which nothing comes for so long may be dead: another is tried beside it
+HANGS_S = 1.0  # a dial that takes longer, or has failed, may have met a gap
+GAPS_S = 1.0  # how long a newcomer waits for what others say of those that it does not reach
+
+
+@dataclass(slots=True)
+class _Dial:
+    task: asyncio.Task[None]
+    began: float
+    failed: bool = False
 
 
 class Dialler:
     """Dials every trainer in view that has no link, until it has one. Runs on the loop thread."""
 
-    def __init__(self, endpoint: Endpoint, view: View, refused: Callable[[bytes, P2PAvgError], None]) -> None:
-        """refused: told that a peer wants no link to this one, and why."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        view: View,
+        refused: Callable[[bytes, P2PAvgError], None],
+        apart: Callable[[frozenset[bytes]], None],
+    ) -> None:
+        """refused: told that a peer wants no link to this one, and why. apart: told to which trainers, that
+        others reach, no link comes about.
+        """
         self._endpoint = endpoint
         self._view = view
         self._refused = refused
-        self._dialling: dict[bytes, asyncio.Task[None]] = {}
+        self._gaps = Gaps(endpoint.links, apart)
+        self._dials: dict[bytes, _Dial] = {}
         self._untried: dict[bytes, asyncio.Future[None]] = {}
         self._brief: dict[bytes, int] = {}  # links in a row that ended at once: to whom is dialled less often
+        self._silent_since: dict[bytes, float] = {}
         self._closed = False
+
+    @property
+    def apart(self) -> frozenset[bytes]:
+        """Trainers that others reach, and to which no link comes about."""
+        return self._gaps.peers
 
     def close(self) -> None:
         """Dial nobody any more."""
         self._closed = True
-        for task in self._dialling.values():
-            task.cancel()
+        self._gaps.close()
+        for dial in self._dials.values():
+            dial.task.cancel()
 
     def look(self) -> None:
         """The view or the links changed."""
         if self._closed:
             return
         for peer_id, info in self._view.peers.items():
-            linked = peer_id in self._endpoint.links or peer_id in self._dialling
+            linked = peer_id in self._endpoint.links or peer_id in self._dials
             if linked or info.client_only or info.role != "trainer":
                 continue
-            loop = asyncio.get_running_loop()
-            self._untried[peer_id] = loop.create_future()
-            self._dialling[peer_id] = loop.create_task(self._dial(peer_id))
+            self._untried[peer_id] = asyncio.get_running_loop().create_future()
+            self._start(peer_id)
+
+    def beat(self, silent: Collection[bytes]) -> None:
+        """Now and then. silent: peers with a link from which nothing is heard: because they stand still, or
+        because it is dead and nobody has closed it, such as when an address changed. Another link is tried.
+        """
+        if self._closed:
+            return
+        now = time.monotonic()
+        self._silent_since = {peer: self._silent_since.get(peer, now) for peer in silent}
+        for peer_id, since in self._silent_since.items():
+            if now - since >= SILENT_S and peer_id not in self._dials and self._can_be_dialled(peer_id):
+                self._start(peer_id, anew=True)
+        self._look_for_gaps(now)
 
     def link_down(self, link: Link) -> None:
         """A link ended."""
@@ -64,44 +104,77 @@ class Dialler:
 
     async def first_links(self, enough: Callable[[], bool]) -> None:
         """Until everybody in view was tried once, or `enough`. Who does not answer, such as a dead peer that
-        is still in the table, holds up a newcomer that has a link for a second at most.
+        is still in the table, holds up a newcomer that has a link for a second at most; then others are asked
+        whether it lives.
         """
         started = time.monotonic()
         while self._untried and not enough():
             patience = LINKED_TIMEOUT_S if self._endpoint.links else JOIN_TIMEOUT_S
             left = started + patience - time.monotonic()
             if left <= 0:
-                return
+                break
             wait = min(left, LINKED_TIMEOUT_S)
             await asyncio.wait(
                 list(self._untried.values()), timeout=wait, return_when=asyncio.FIRST_COMPLETED
             )
+        if self._endpoint.links and not enough():
+            self._look_for_gaps(time.monotonic())
+            await self._gaps.settled(GAPS_S)
 
-    async def _dial(self, peer_id: bytes) -> None:
+    def _can_be_dialled(self, peer_id: bytes) -> bool:
+        info = self._view.peers.get(peer_id)
+        return info is not None and not info.client_only and info.role == "trainer"
+
+    def _look_for_gaps(self, now: float) -> None:
+        links = self._endpoint.links
+        hanging = [
+            peer_id
+            for peer_id, dial in self._dials.items()
+            if peer_id not in links and (dial.failed or now - dial.began >= HANGS_S)
+        ]
+        self._gaps.look([peer_id for peer_id in hanging if peer_id in self._view.peers])
+
+    def _start(self, peer_id: bytes, *, anew: bool = False) -> None:
+        task = asyncio.get_running_loop().create_task(self._dial(peer_id, anew))
+        self._dials[peer_id] = _Dial(task, time.monotonic())
+
+    def _wanted(self, peer_id: bytes, anew: bool) -> bool:
+        if self._closed:
+            return False
+        return peer_id not in self._endpoint.links or (anew and peer_id in self._silent_since)
+
+    async def _dial(self, peer_id: bytes, anew: bool) -> None:
         pause, most = DIAL_BACKOFF_S
         brief = self._brief.get(peer_id, 0)
         try:
             if brief:
                 await asyncio.sleep(min(pause * 2.0 ** (brief - 1), most))
-            while not self._closed and peer_id not in self._endpoint.links:
-                info = self._view.peers.get(peer_id)
-                if info is None:
+            while self._wanted(peer_id, anew):
+                if await self._try(peer_id, anew):
                     return
-                for host, port in self._view.addresses_to_dial(info):
-                    try:
-                        await self._endpoint.connect(host, port, expect=peer_id, timeout=DIAL_TIMEOUT_S)
-                        return
-                    except (IncompatiblePeerError, CredentialError, IdentityInUseError) as error:
-                        self._refused(peer_id, error)
-                        return
-                    except (P2PAvgError, OSError, TimeoutError) as error:
-                        logger.debug("no link to %s at %s:%d: %s", short_id(peer_id), host, port, error)
+                self._dials[peer_id].failed = True
                 self._tried(peer_id)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, most)
         finally:
-            self._dialling.pop(peer_id, None)
+            self._dials.pop(peer_id, None)
             self._tried(peer_id)
+
+    async def _try(self, peer_id: bytes, anew: bool) -> bool:
+        """Its addresses, one after the other. True: there is no more to try."""
+        info = self._view.peers.get(peer_id)
+        if info is None:
+            return True
+        for host, port in self._view.addresses_to_dial(info):
+            try:
+                await self._endpoint.connect(host, port, expect=peer_id, timeout=DIAL_TIMEOUT_S, anew=anew)
+                return True
+            except (IncompatiblePeerError, CredentialError, IdentityInUseError) as error:
+                self._refused(peer_id, error)
+                return True
+            except (P2PAvgError, OSError, TimeoutError) as error:
+                logger.debug("no link to %s at %s:%d: %s", short_id(peer_id), host, port, error)
+        return False
 
     def _tried(self, peer_id: bytes) -> None:
         tried = self._untried.pop(peer_id, None)

@@ -11,25 +11,24 @@ from typing import Any
 
 from p2pavg import codecs, outline
 from p2pavg.errors import (
-    AddressInUseError,
-    CredentialError,
-    IdentityInUseError,
     P2PAvgError,
     ProtocolError,
-    UnreachableError,
 )
-from p2pavg.identity import Identity, short_id
-from p2pavg.membership import DHT, PeerInfo, View
+from p2pavg.identity import Identity
+from p2pavg.membership import PeerInfo, View
 from p2pavg.membership.table.address import is_loopback
-from p2pavg.peer import advice, crowd
-from p2pavg.peer.arrival import Arrival
+from p2pavg.peer import advice
 from p2pavg.peer.dialling import Dialler
+from p2pavg.peer.gaps import KNOWS, answer
+from p2pavg.peer.observer import Observer
+from p2pavg.peer.ports import open_ports
+from p2pavg.peer.refusals import Refusals
 from p2pavg.peer.settings import Settings
 from p2pavg.report import RoundReport
 from p2pavg.report.compact import CompactReport
 from p2pavg.report.status import Status
 from p2pavg.rounds.loop.driver import Driver
-from p2pavg.rounds.loop.hello import trains, vet
+from p2pavg.rounds.loop.hello import trains
 from p2pavg.rounds.loop.planning import planner
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.machine.machine import Machine
@@ -43,27 +42,14 @@ from p2pavg.rounds.training import Start, TrainingSpec
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.engines import make_engine
 from p2pavg.transport.links import handshake
-from p2pavg.transport.links.budget import MAX_LINKS
-from p2pavg.transport.links.endpoint import Endpoint
-from p2pavg.transport.links.handshake import Party
 from p2pavg.transport.links.link import Link
 
 logger = logging.getLogger("p2pavg.peer.peer")
 
-PORTS_TRIED = 64
 EARLY_BYTES = 1 << 20  # of messages that wait for the start of the rounds
 ANNOUNCE_INTERVAL_S = 1.0
-REVOKED = "the run's owner has revoked these credentials; ask the owner for a new invitation"
 HEARTBEAT_S = 0.1
-
-
-def gives_way(shut_out: int, peers: int, *, later: bool, proven: bool) -> bool:
-    """Whether this process ends when `shut_out` of `peers` keep it out for another process of its identity.
-
-    Of two such processes the one that more peers keep out ends, of equals the one that began later. Where
-    peers prove who they are, the later one ends at the first word; in an open run anybody could say so.
-    """
-    return 2 * shut_out > peers or (later and (proven or 2 * shut_out == peers))
+BEAT_S = 0.25
 
 
 class Place:
@@ -83,25 +69,30 @@ class Place:
         self.watching = Watching(self._status)
         self._last: RoundReport | None = None
         self._publish = publish
-        self._refusals: list[P2PAvgError] = []
-        self._warned_of: dict[bytes, str] = {}  # what was said of a peer that cannot take part
-        self._distrusted: list[P2PAvgError] = []  # of peers whose certificates, or ours, are not accepted
-        self._former: set[bytes] = set()  # members that the run's authority has revoked
-        self._shut_out: set[bytes] = set()  # by whom, because another process uses this one's identity
+        self._refusals = Refusals(
+            self._others,
+            lambda: self.endpoint.incarnation,
+            self._fail,
+            proven=settings.credentials is not None,
+        )
         self._early: list[tuple[Link, dict[str, Any]]] = []  # from peers that were faster than our start
         self._early_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._unheard = False  # there are links, and nothing comes over any
         self.threads = 0  # that the training thread computes with; 0: does not matter
         self._announcing: asyncio.Task[None] | None = None
         self._spec: TrainingSpec | None = None
-        self._arrival: Arrival | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._observer: Observer | None = None
         self._closed = False
 
     async def start(self) -> None:
         """Open the ports and join the table. Raises P2PAvgError with what to do."""
         self._engine = make_engine(self, self._codec, encrypted=self.settings.credentials is not None)
         try:
-            await self._open_ports()
+            self.endpoint, self.dht = await open_ports(
+                self.settings, self.identity, self._engine, self, self._refusals.vet
+            )
         except BaseException:
             self._engine.close()
             raise
@@ -113,55 +104,8 @@ class Place:
         self.view.on_revoked = self._revoked
         self.dht.observers = lambda: self.view.contacts(self.links)
         self.dht.is_dialled = lambda: any(not link.dialled for link in self.links.values())
-        self._dialler = Dialler(self.endpoint, self.view, self._refused)
+        self._dialler = Dialler(self.endpoint, self.view, self._refusals.refused, self._apart)
         self.view.on_change = self._look
-
-    async def _open_ports(self) -> None:
-        """TCP and UDP on one number; when the default is taken, the next on which both are free."""
-        settings = self.settings
-        hello: dict[str, Any] = {
-            "schema": b"",
-            "role": "watcher",
-            "client_only": settings.client_only,
-            "region": settings.region,
-        }
-        port = settings.port
-        for attempt in range(PORTS_TRIED):
-            self.endpoint = await Endpoint.start(
-                self.identity,
-                run_id=settings.run_id,
-                listen_host=settings.host,
-                listen_port=port,
-                port_is_default=settings.port_is_default,
-                engine=self._engine,
-                hello=hello,
-                streams=settings.streams,
-                events=self,
-                credentials=settings.credentials,
-                vet=self._vet,
-            )
-            try:
-                self.dht = await DHT.start(
-                    self.identity,
-                    host=settings.host,
-                    port=self.endpoint.port,
-                    initial_peers=settings.initial_peers,
-                    client_only=settings.client_only,
-                )
-                return
-            except AddressInUseError:
-                taken = self.endpoint.port
-                await self.endpoint.close()
-                if attempt == PORTS_TRIED - 1 or not (settings.port_is_default or settings.port == 0):
-                    raise
-                port = 0 if settings.port == 0 else taken + 1
-            except UnreachableError as error:
-                await self.endpoint.close()
-                party = Party.of(settings.run_id, closed=settings.credentials is not None)
-                raise await advice.silent(settings.initial_peers, party, error) from None
-            except BaseException:
-                await self.endpoint.close()
-                raise
 
     # ------------------------------------------------------------------------------- for the driver
 
@@ -205,8 +149,8 @@ class Place:
         if driver is None:
             return
         machine = driver.machine
-        if self._arrival is not None:
-            self._arrival.look()
+        if self._observer is not None:
+            self._observer.standing_changed()
         self.endpoint.hello.update(
             epoch=machine.epoch,
             lineage=machine.lineage,
@@ -301,13 +245,14 @@ class Place:
         await asyncio.gather(self.view.refresh_now(), self._learn_reachability())
         self._spec = spec  # from here on it dials, and tells whether it can be dialled
         self._look()
-        await self._dialler.first_links(lambda: bool(self._refusals))
-        if not self.links and not self._refusals:
-            self._refusals += self._distrusted or await advice.ask(
+        refusals = self._refusals
+        await self._dialler.first_links(lambda: bool(refusals.met))
+        if not self.links and not refusals.met:
+            refusals.met += refusals.distrusted or await advice.ask(
                 self.endpoint, self.settings.initial_peers, self.settings.run_id
             )
-        if self._refusals:
-            raise self._refusals[0]
+        if refusals.met:
+            raise refusals.met[0]
         if not self.links:
             trainers = [info for info in self.view.peers.values() if info.role == "trainer"]
             advice.warn_of_unreachable(trainers, self.settings.run_id)
@@ -342,8 +287,10 @@ class Place:
         recorder = Recorder(run_id, self.peer_id, codec.name, meter, self._finished, region=region)
         recorder.on_trace = self.watching.event
         driver = self.driver = Driver(self, session, spec, machine, recorder)
+        refusals.trains = True
         session.connect(driver)
         driver.start()
+        driver.feed(ev.Apart(self._dialler.apart))
         for link in list(self.links.values()):
             if trains(link.hello):
                 driver.link_up(link)
@@ -355,13 +302,14 @@ class Place:
                 self.message(link, message)
             except ProtocolError as error:
                 link.close(str(error))
-        self._arrival = Arrival(
+        self._observer = Observer(
             run_id,
+            self.links,
+            self._is_here,
             lambda: (machine.epoch, machine.role is Role.JOINER),
-            self.company,
-            lambda: driver.states.downloader.progress,
+            self.threads,
         )
-        self._arrival.begin()
+        self._beat()
         self.standing_changed()
 
     async def _learn_reachability(self) -> None:
@@ -382,59 +330,44 @@ class Place:
             trainers = sum(link.hello.get("role") == Role.TRAINER.value for link in self.links.values())
             driver.set_target(1 + trainers if samples is None else samples)
 
+    def _beat(self) -> None:
+        """Look at what nobody tells: who is silent, who cannot be linked, how the state comes."""
+        driver, observer = self.driver, self._observer
+        if self._closed or driver is None or observer is None:
+            return
+        silent = driver.machine.silent
+        unheard = bool(self.links) and silent.issuperset(self.links)
+        if unheard and not self._unheard:
+            self.dht.review_address()  # this machine's address may have changed
+        self._unheard = unheard
+        observer.beat(silent)
+        self._dialler.beat(silent)
+        self._timer = asyncio.get_running_loop().call_later(BEAT_S, self._beat)
+
+    def _apart(self, peers: frozenset[bytes]) -> None:
+        """To whom this peer gets no link, though others do."""
+        if self.driver is not None:
+            self.driver.feed(ev.Apart(peers))
+
     def _look(self) -> None:
         """Dial who has no link. A peer that does not train dials nobody."""
         if self._spec is not None:
             self._dialler.look()
 
-    def _refused(self, peer_id: bytes, error: P2PAvgError) -> None:
-        if self.driver is None and isinstance(error, CredentialError):
-            self._distrusted.append(error)  # perhaps it is no member any more: the others decide
-        elif self.driver is None:
-            self._refusals.append(error)
-        elif isinstance(error, IdentityInUseError):
-            self._shut_out_by(peer_id, error)
-        elif self._warned_of.get(peer_id) != str(error):
-            if len(self._warned_of) >= MAX_LINKS:
-                self._warned_of.clear()
-            self._warned_of[peer_id] = str(error)
-            logger.warning("peer %s cannot take part: %s", short_id(peer_id), error)
-
-    def _vet(self, facts: Mapping[str, Any]) -> None:
-        """Raises Refusal, or ProtocolError, for a peer that gets no link."""
-        if facts.get("peer") in self._former:
-            raise handshake.Refusal("credentials", REVOKED)
-        vet(facts)
+    def _others(self) -> set[bytes]:
+        """Trainers in view, and whoever is linked."""
+        trainers = {peer for peer, info in self.view.peers.items() if info.role == "trainer"}
+        return (trainers | self.links.keys()) - {self.peer_id}
 
     def _revoked(self, peer_ids: list[bytes]) -> None:
         """The run's authority says that these are no members any more: their links end at once."""
-        self._former.update(peer_ids)
+        self._refusals.revoked(peer_ids, own=self.peer_id)
         for peer_id in peer_ids:
-            logger.warning("peer %s is no member any more: the run's owner has revoked it", short_id(peer_id))
-            link = self.links.get(peer_id)
-            if link is not None:
-                link.close("the run's owner has revoked its credentials")
-        if self.peer_id in self._former:
-            error = CredentialError(REVOKED)
-            self._distrusted.append(error)
-            if self.driver is not None:
-                self.driver.fail(error)
+            if peer_id in self.links:
+                self.links[peer_id].close("the run's owner has revoked its credentials")
 
-    def _shut_out_by(self, peer_id: bytes, error: IdentityInUseError) -> None:
-        """Another process of this identity has a link to that peer: at a restart, when this process was
-        stopped for so long that it counted as dead, or when two parts of a swarm met.
-        """
-        if peer_id not in self._shut_out:
-            logger.warning("peer %s keeps this one out: %s", short_id(peer_id), error)
-        self._shut_out.add(peer_id)
-        trainers = {peer for peer, info in self.view.peers.items() if info.role == "trainer"}
-        ends = gives_way(
-            len(self._shut_out),
-            len((trainers | self.links.keys() | self._shut_out) - {self.peer_id}),
-            later=0 < error.since < self.endpoint.incarnation,
-            proven=self.settings.credentials is not None,
-        )
-        if ends and self.driver is not None:
+    def _fail(self, error: P2PAvgError) -> None:
+        if self.driver is not None:
             self.driver.fail(error)
 
     # --------------------------------------------------------------------------- events of the links
@@ -442,18 +375,11 @@ class Place:
     def link_up(self, link: Link) -> None:
         """Endpoint event."""
         self.view.report_alive(link.peer_id)
-        self._shut_out.discard(link.peer_id)
-        self._look_for_a_crowd()
+        self._refusals.linked(link.peer_id)
+        if self._observer is not None:
+            self._observer.link_up(link)
         if self.driver is not None and trains(link.hello):
             self.driver.link_up(link)
-
-    def _look_for_a_crowd(self) -> None:
-        """Tell once that peers of this machine have too many threads."""
-        here = sum(trains(link.hello) and self._is_here(link.address[0]) for link in self.links.values())
-        told = None if self._spec is None else crowd.advice(1 + here, self.threads, crowd.cores())
-        if told is not None:
-            self.threads = 0
-            logger.warning("%s", told)
 
     def link_down(self, link: Link, reason: str) -> None:
         """Endpoint event."""
@@ -469,6 +395,11 @@ class Place:
 
     def message(self, link: Link, message: dict[str, Any]) -> None:
         """Endpoint event. Raises ProtocolError, on which the endpoint drops the link."""
+        if message.get("t") == KNOWS:
+            answer(link, message, self.links)
+            return
+        if message.get("t") == "leaving" and self._observer is not None:
+            self._observer.leaves(link.peer_id)
         if self.driver is None:
             self._early_bytes += len(handshake.pack(message))
             if self._early_bytes <= EARLY_BYTES:
@@ -524,8 +455,8 @@ class Place:
         if self._announcing is not None:
             self._announcing.cancel()
         self.watching.close()
-        if self._arrival is not None:
-            self._arrival.close()
+        if self._timer is not None:
+            self._timer.cancel()
         if driver is not None:
             driver.close()
         try:

@@ -212,9 +212,9 @@ class ToItself(deque[Message]):
 
 
 def plan(members: Any) -> tuple[Part, ...]:
-    """One part for each voter, of uneven sizes; in a large group a few own all."""
+    """One part for each voter that may own one, of uneven sizes; in a large group a few own all."""
     parts, at = [], 0
-    voters = [rank for rank, member in enumerate(members) if member.voter]
+    voters = [rank for rank, member in enumerate(members) if member.voter and member.owns]
     for rank in voters if len(voters) <= SMALL else voters[:: len(voters) // OWNERS]:
         parts.append(Part(rank, at, rank + 1))
         at += rank + 1

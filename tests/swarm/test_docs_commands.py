@@ -117,7 +117,7 @@ def test_install(tmp_path):
     lines = of("install")
     assert [line for line in lines if not line.startswith("pip install ")] == [
         "python3 -m venv venv && source venv/bin/activate"
-    ] * 2
+    ] * 3
     (line,) = {line for line in lines if "-c constraints" in line}
     words = [*shlex.split(line)[1:], "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     environment = {"P2PAVG_NATIVE": "0", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}

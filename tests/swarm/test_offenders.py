@@ -17,6 +17,7 @@ from p2pavg.credentials import Authority
 from p2pavg.errors import ConfigurationError, IdentityInUseError, P2PAvgError
 from p2pavg.identity import short_id
 from p2pavg.peer import runtime as place
+from p2pavg.peer.refusals import gives_way
 from p2pavg.report import RoundReport
 from p2pavg.transport.links.link import Link
 from p2pavg.transport.python.engine import PythonEngine
@@ -250,4 +251,4 @@ def test_a_process_that_was_taken_for_dead_gives_way_to_its_successor(
 )
 def test_which_of_two_processes_of_an_identity_ends(shut_out, peers, later, proven, ends) -> None:
     """The one that most keep out; of equals, and in a closed run at the first word, the later one."""
-    assert place.gives_way(shut_out, peers, later=later, proven=proven) is ends
+    assert gives_way(shut_out, peers, later=later, proven=proven) is ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -172,3 +173,26 @@ def test_the_readme_shows_the_example_as_it_is():
 def test_every_page_can_be_found(page):
     """Every page is in the navigation of mkdocs.yml."""
     assert page.name in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_the_site_shows_what_a_newcomer_needs(tmp_path):
+    """The front page has a picture, the install and code; the reference the optimizer's signature."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    pytest.importorskip("mkdocs")
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=120)
+    front = (tmp_path / "index.html").read_text()
+    assert 'src="epoch.svg"' in front
+    text = re.sub(r"<[^>]+>", "", front)
+    for words in ("pip install", "CollaborativeOptimizer(", "opt.step()"):
+        assert words in text
+    reference = re.sub(r"<[^>]+>", "", (tmp_path / "reference.html").read_text())
+    assert re.search(r"CollaborativeOptimizer\(\s*optimizer: Optimizer,\s*run_id: str", reference)
+
+
+def test_the_states_limit_is_the_codes():
+    """What the security page says of the largest state is what is checked."""
+    from p2pavg.rounds.state.manifest import MAX_STATE_BYTES
+
+    page = (ROOT / "docs" / "security.md").read_text()
+    assert f"{MAX_STATE_BYTES >> 30} GiB for a state" in page

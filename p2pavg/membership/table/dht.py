@@ -268,15 +268,12 @@ class DHT:
                 self._spawn(self._find_neighbours(way_in))
                 return
             ourselves = way_in is not None
-            if (ourselves and len(addresses) == 1) or self.node.clock() >= deadline:
+            if ourselves and len(addresses) == 1:
+                return  # or another process of this identity; whoever trains finds out which, and says so
+            if self.node.clock() >= deadline:
                 break
             await asyncio.sleep(JOIN_RETRY_SECONDS)
         names = ", ".join(format_host_port(host, port) for host, port in self._initial_peers)
-        if ourselves and len(addresses) == 1:
-            raise ConfigurationError(
-                f"{names} is this peer's own address, where it would meet itself alone; name another member "
-                "(its port may have moved: look at what it printed), or no initial_peers to start a new swarm"
-            )
         if self.node.rpc.other_version is not None:
             raise IncompatiblePeerError(
                 f"the nodes at {names} speak version {self.node.rpc.other_version} of the table, this one "

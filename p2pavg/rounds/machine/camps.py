@@ -37,6 +37,7 @@ class Facts:
     late: bool = False  # its last commit found it away from its boundary
     joining: bool = False
     camp: int = 1  # how many stand there, as this peer knows
+    apart: Mapping[PeerId, float] = field(default_factory=dict)  # to whom it gets no link, and since when
     silent: bool = False  # the link is there, but nothing is heard
     committed_at: float = 0.0  # when its pending commit was
 
@@ -79,6 +80,7 @@ class View:
         self._facts: dict[PeerId, Facts] = {}
         self._camps: dict[tuple[int, Lineage], dict[PeerId, Facts]] = {}  # live trainers
         self.version = 0  # counts changes of the camps
+        self.claims: dict[PeerId, Facts] = {}  # who says that it gets no link to somebody
 
     def __iter__(self) -> Iterator[Facts]:
         return iter(self._facts.values())
@@ -134,6 +136,7 @@ class View:
 
     def down(self, peer: PeerId) -> None:
         facts = self._facts.pop(peer, None)
+        self.claims.pop(peer, None)
         if facts is not None:
             self._leave(facts)
 
@@ -159,10 +162,19 @@ class View:
         facts.samples, facts.rate, facts.boundary = message.samples, message.rate, message.boundary
         facts.pending, facts.leader, facts.total = message.pending, message.leader, message.total
         facts.camp = message.camp
+        self._claims(facts, message.apart, now)
         facts.upload_bps, facts.download_bps = message.up_bps, message.down_bps
         if not message.pending:
             facts.late = False
         return facts
+
+    def _claims(self, facts: Facts, apart: Collection[PeerId], now: float) -> None:
+        if facts.apart.keys() == set(apart):
+            return
+        facts.apart = {peer: facts.apart.get(peer, now) for peer in apart}
+        self.claims.pop(facts.peer, None)
+        if apart:
+            self.claims[facts.peer] = facts
 
     def trainers(self) -> Iterator[Facts]:
         """Those that live and have the state of some (epoch, lineage)."""
@@ -188,3 +200,31 @@ class View:
             else:
                 found.append(Camp(*where, max(len(camp), told), total))
         return found
+
+
+# Gaps: pairs of peers that get no link to each other though both live and train: a blocked route, or IPv4
+# alone here and IPv6 alone there. Neither owns a part then, so that a round needs no link between them, and
+# somebody who reaches both leads.
+
+Gap = tuple[PeerId, PeerId]
+BELIEVED_S = 5.0  # so long one side's word is enough; then the other has to find the same
+
+
+def gaps(view: View, me: PeerId, own: Collection[PeerId], now: float) -> list[Gap]:
+    """The pairs that are believed. own: to whom this peer gets no link, which it knows."""
+    found = [(me, peer) for peer in own]
+    for claimant in view.claims.values():
+        for peer, since in claimant.apart.items():
+            other = view.get(peer)
+            if other is not None and (now - since < BELIEVED_S or claimant.peer in other.apart):
+                found.append((claimant.peer, peer))
+            elif other is None and peer != me:
+                found.append((claimant.peer, peer))  # this peer has no link to it either
+    return found
+
+
+def ends(pairs: Collection[Gap], among: Collection[PeerId] | None = None) -> set[PeerId]:
+    """Everybody at one end of a pair; among: of pairs whose both ends are of these."""
+    return {
+        peer for pair in pairs if among is None or (pair[0] in among and pair[1] in among) for peer in pair
+    }

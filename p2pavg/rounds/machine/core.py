@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from p2pavg.part import Part
 from p2pavg.rounds.machine.actions import Action, Blame, Resume, Send, Stop, Trace, WaitAt
-from p2pavg.rounds.machine.camps import Camp, Facts, View
+from p2pavg.rounds.machine.camps import Camp, Facts, Gap, View, ends, gaps
 from p2pavg.rounds.machine.deadlines import Deadlines
 from p2pavg.rounds.machine.election import rendezvous
 from p2pavg.rounds.machine.pace import Pace
@@ -20,6 +20,7 @@ from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
 
 Plan = Callable[[Sequence[PlanMember]], tuple[Part, ...]]
 OUTCOMES_KEPT = 64
+MOST_APART = 64
 UNANSWERED = "a member did not answer the proposal"
 UNLINKED = "members have no link to each other"
 SILENT_TO_SUCCESSOR = "did not answer the successor"
@@ -66,6 +67,7 @@ class Core:
         self.applied_epoch = config.epoch
         # While a state and the results since are downloaded: where we go; later, how far we are.
         self.joining: tuple[int, Lineage] | None = None
+        self.apart: frozenset[PeerId] = frozenset()  # trainers to which we get no link, though they live
         self.unheard: set[PeerId] = set()  # peers that may have gone on while we loaded a state
         self.role = config.role  # a joiner becomes a trainer when it has its state
         self.target = config.target
@@ -141,6 +143,7 @@ class Core:
             leader=self.leader(),
             up_bps=self.upload_bps,
             down_bps=self.download_bps,
+            apart=tuple(sorted(self.apart)[:MOST_APART]),
         )
 
     def broadcast_progress(self) -> None:
@@ -236,25 +239,36 @@ class Core:
 
     def leader(self) -> PeerId | None:
         """Whom we follow: the last leader as long as it can, else the rendezvous choice of those that can."""
-        if self.sticky is not None and self.can_lead(self.sticky):
+        sticks = self.sticky is not None and self.can_lead(self.sticky)
+        lacking = ends(self.gaps())
+        if sticks and self.sticky not in lacking:
             return self.sticky
         # Asked for after every event, and mostly as before.
         able = self.can_lead(self.me)
-        of = (self.view.version, self.epoch, self.lineage, able, frozenset(self.suspects), (*self.excluded,))
+        out = frozenset(self.suspects), (*self.excluded,), frozenset(lacking)
+        of = (self.view.version, self.epoch, self.lineage, able, sticks and self.sticky, *out)
         if of != self._choice_of:
-            self._choice_of, self._choice = of, self._choose(able)
+            self._choice_of, self._choice = of, self._choose(able, sticks, lacking)
         return self._choice
 
-    def _choose(self, able: bool) -> PeerId | None:
-        """able: we could lead ourselves."""
+    def _choose(self, able: bool, sticks: bool, lacking: Collection[PeerId]) -> PeerId | None:
+        """able: we could lead ourselves. sticks: the last leader can, though it is one of `lacking`."""
         reachable: list[PeerId] = []
-        hidden: list[PeerId] = []  # nobody can dial them: they lead only when nobody else is there
+        hidden: list[PeerId] = []  # others have no link to them: they lead only when nobody else is there
         for facts in self.view.standing(self.epoch, self.lineage):
             if facts.peer not in self.suspects and facts.peer not in self.excluded:
-                (hidden if facts.client_only else reachable).append(facts.peer)
+                (hidden if facts.client_only or facts.peer in lacking else reachable).append(facts.peer)
         if able:
-            (hidden if self.config.client_only else reachable).append(self.me)
+            (hidden if self.config.client_only or self.me in lacking else reachable).append(self.me)
+        if sticks and not reachable:
+            return self.sticky
         return rendezvous(self.config.run, self.epoch, tuple(reachable or hidden))
+
+    def gaps(self) -> list[Gap]:
+        """Pairs of peers that get no link to each other."""
+        if not self.apart and not self.view.claims:
+            return []
+        return gaps(self.view, self.me, self.apart, self.now)
 
     @property
     def standing(self) -> tuple[int, Lineage]:

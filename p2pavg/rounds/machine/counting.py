@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.camps import Facts
+from p2pavg.rounds.machine.camps import Facts, ends
 from p2pavg.rounds.machine.core import FORGIVABLE
 from p2pavg.rounds.machine.election import rendezvous
 from p2pavg.rounds.machine.pace import STOP_EARLY, Pace
@@ -320,11 +320,12 @@ class Counting:
         leader = core.leader()
         if leader != self._leader:
             core.trace("leader", leader=leader)
-            self._leader = leader
+            before, self._leader = self._leader, leader
             core.disarm("word")
             self._told = ()
             if leader == core.me:
                 core.arm("totals", core.now)  # those that wait told it before, when it did not lead
+                self._take_over(before)
         if leader is None or leader == core.me or core.role is not Role.TRAINER or core.joining is not None:
             return
         urgent = (core.epoch, core.lineage, core.pending, core.boundary, leader)
@@ -336,6 +337,13 @@ class Counting:
             core.disarm("report")
         elif "report" not in core.timers:
             core.arm("report", self._told_at + core.deadlines.report_interval())
+
+    def _take_over(self, before: PeerId | None) -> None:
+        """This peer leads now. If that is because whoever led so far cannot reach everybody, tell it so."""
+        core = self.core
+        if before is not None and before in ends(core.gaps()):
+            for facts in core.view.standing(core.epoch, core.lineage):
+                core.send(facts.peer, Follow(core.epoch, core.lineage, core.me))
 
     def on_report_timer(self) -> None:
         """Nothing to do: `report` runs after every event."""

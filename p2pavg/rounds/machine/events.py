@@ -60,6 +60,13 @@ class PeerDown:
 
 
 @dataclass(frozen=True, slots=True)
+class Apart:
+    """All trainers of the run that live, as others say, and to which this peer gets no link."""
+
+    peers: frozenset[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
 class Received:
     """A control message, already parsed."""
 
@@ -230,6 +237,7 @@ Event = (
     LocalProgress
     | PeerUp
     | PeerDown
+    | Apart
     | Received
     | Health
     | JobProgressed

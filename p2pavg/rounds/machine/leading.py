@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.camps import Facts
+from p2pavg.rounds.machine.camps import Facts, ends
 from p2pavg.rounds.machine.core import UNANSWERED, UNLINKED, WITHDRAWN
 from p2pavg.rounds.machine.stalls import judge
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId, Stage
@@ -108,9 +108,12 @@ class Leading:
         self._arm_promise()
 
     def _landlocked(self, voters: Sequence[PeerId], members: Sequence[PeerId]) -> set[PeerId]:
-        """Members that own no part: nobody can dial them, so that two of them have no link to each other."""
+        """Members that own no part: they are known to have no link to each other, or nobody can dial them, so
+        that two of them have none.
+        """
         hidden = {peer for peer in members if self._is_client_only(peer)}
-        return hidden if len(hidden) > 1 and not hidden.issuperset(voters) else set()
+        apart = ends(self.core.gaps(), members) | (hidden if len(hidden) > 1 else set())
+        return apart if not apart.issuperset(voters) else set()
 
     def _is_client_only(self, peer: PeerId) -> bool:
         if peer == self.core.me:

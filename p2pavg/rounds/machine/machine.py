@@ -148,6 +148,11 @@ class Machine:
         return self.core.leader()
 
     @property
+    def silent(self) -> set[PeerId]:
+        """Peers with a link, from which nothing is heard."""
+        return {facts.peer for facts in self.core.view if facts.silent}
+
+    @property
     def applied_epoch(self) -> int:
         """Where the training thread stands: behind `epoch` while averages wait for it."""
         return self.core.applied_epoch
@@ -249,6 +254,7 @@ class Machine:
             events.Health: self.peers.on_health,
             events.PeerUp: self.peers.on_up,
             events.PeerDown: self.peers.on_down,
+            events.Apart: self.peers.on_apart,
             events.Applied: self.trainer.on_applied,
             events.Healed: self.healing.on_healed,
             events.Followed: self.healing.on_followed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.deadlines import LOOP_LIMIT, SILENCE_FLOOR
-from p2pavg.rounds.machine.events import Health, PeerDown, PeerHealth, PeerUp
+from p2pavg.rounds.machine.events import Apart, Health, PeerDown, PeerHealth, PeerUp
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.messages import Leaving, Progress
 
@@ -33,6 +33,14 @@ class Peers:
     def on_down(self, event: PeerDown) -> None:
         """The link to a peer is gone."""
         self._down(event.peer, event.reason)
+
+    def on_apart(self, event: Apart) -> None:
+        """To whom this peer gets no link: the others plan and lead accordingly."""
+        core = self.core
+        if event.peers != core.apart:
+            core.apart = event.peers
+            core.trace("apart", peers=len(event.peers))
+            core.broadcast_progress()
 
     def on_leaving(self, peer: PeerId, message: Leaving) -> None:
         """It says so itself, and what it knows."""

@@ -52,6 +52,7 @@ class Progress:
     leader: PeerId | None  # whom it follows
     up_bps: float  # what it can send and receive, bit/s; 0: not measured yet
     down_bps: float
+    apart: tuple[PeerId, ...]  # trainers that live, as others say, and to which it gets no link
 
 
 @dataclass(frozen=True, slots=True)

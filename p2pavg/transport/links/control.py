@@ -88,6 +88,12 @@ class ControlConnection(asyncio.Protocol):
         check_time(certificate)
         return key
 
+    @property
+    def local_host(self) -> str:
+        """The address of this side; empty: the system does not tell."""
+        name = None if self._transport is None else self._transport.get_extra_info("sockname")
+        return str(name[0]) if name else ""
+
     # -- use
 
     async def read(self) -> dict[str, Any]:

@@ -173,21 +173,25 @@ class Endpoint:
 
     # -- dialling
 
-    async def connect(self, host: str, port: int, *, expect: bytes | None = None, timeout: float) -> Link:
+    async def connect(
+        self, host: str, port: int, *, expect: bytes | None = None, timeout: float, anew: bool = False
+    ) -> Link:
         """The link to the peer at host:port; the one that exists if there is one.
 
-        expect: its peer id, when known. Raises UnreachableError (nobody there, or somebody else),
-        IncompatiblePeerError (another run, model or version), ConfigurationError (that is this peer itself,
-        or a second live process of a peer that is linked), IdentityInUseError (this is one).
+        expect: its peer id, when known. anew: a link that exists but is silent is replaced. Raises
+        UnreachableError (nobody there, or somebody else), IncompatiblePeerError (another run, model or
+        version), ConfigurationError (that is this peer itself, or a second live process of a peer that is
+        linked), IdentityInUseError (this is one).
         """
         if self._closed:
             raise ClosedError("this peer is closed")
-        if expect is not None and expect in self._links:
+        if expect is not None and expect in self._links and not anew:
             return self._links[expect]
         address = (host, port)
         dial = self._dials.get(address)
         if dial is None:
-            dial = self._dials[address] = self._loop.create_task(self._dial(host, port, expect, timeout))
+            dialled = self._dial(host, port, expect, timeout, anew)
+            dial = self._dials[address] = self._loop.create_task(dialled)
             dial.add_done_callback(lambda done: self._dial_over(address, done))
         return await asyncio.shield(dial)
 
@@ -196,10 +200,10 @@ class Endpoint:
         if not dial.cancelled():
             dial.exception()  # also when nobody waits any more
 
-    async def _dial(self, host: str, port: int, expect: bytes | None, timeout: float) -> Link:
+    async def _dial(self, host: str, port: int, expect: bytes | None, timeout: float, anew: bool) -> Link:
         try:
             async with asyncio.timeout(timeout):
-                return await self._meet(host, port, expect)
+                return await self._meet(host, port, expect, anew)
         except Refusal as refusal:
             raise refusal.error() from None
         except TimeoutError:
@@ -211,7 +215,7 @@ class Endpoint:
                 f"nobody answers at {host}:{port} ({error.strerror or error}); check address and firewall"
             ) from None
 
-    async def _meet(self, host: str, port: int, expect: bytes | None) -> Link:
+    async def _meet(self, host: str, port: int, expect: bytes | None, anew: bool) -> Link:
         sock = await wire.dial(host, port, self._carried.socket)
         guard(sock)
         remote: tuple[str, int] = sock.getpeername()[:2]
@@ -222,7 +226,7 @@ class Endpoint:
             nonlocal peer_id
             self._check(mine, theirs, expect)
             peer_id = theirs.peer_id
-            await self._pairing.as_dialler(theirs)
+            await self._pairing.as_dialler(theirs, anew=anew)
 
         try:
             met = await greeting.as_dialler(sock, self._identity, mine, admit, self._credentials)

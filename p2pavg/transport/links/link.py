@@ -74,9 +74,19 @@ class Link:
         return self._rtt
 
     @property
+    def local_host(self) -> str:
+        """This machine's address at which the control connection ends."""
+        return self._connection.local_host
+
+    @property
     def last_heard(self) -> float:
         """time.monotonic() of the last byte on the control connection."""
         return self._connection.last_heard
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since anything came on the control connection."""
+        return time.monotonic() - self.last_heard
 
     def first_use(self, nonce: bytes) -> None:
         """Raises ProtocolError for the nonce of a stream hello that came before: a replay."""

@@ -9,6 +9,7 @@ from p2pavg.transport.links import handshake
 from p2pavg.transport.links.handshake import Hello
 from p2pavg.transport.links.link import Link
 
+_QUIET_S = 1.5  # pings and their answers come each second
 _ALIVE_S = 3.0  # how long an old link may take to prove that it lives, before a new one replaces it
 
 
@@ -24,9 +25,15 @@ class Pairing:
         self._proving: set[bytes] = set()  # peers to which a dial of ours has sent its proof
         self._arrivals: dict[bytes, asyncio.Future[Link]] = {}  # dials that wait for the other side's dial
 
-    async def as_dialler(self, theirs: Hello) -> None:
-        """Raises Refusal when a connection that the other side opened is kept. Then `proved` is to follow."""
-        if await self._settled(theirs) is not None:
+    async def as_dialler(self, theirs: Hello, *, anew: bool = False) -> None:
+        """Raises Refusal when a connection that the other side opened is kept. Then `proved` is to follow.
+
+        anew: the link that there is was silent when this was dialled; unless it speaks again, it is replaced.
+        """
+        existing = await self._settled(theirs)
+        if existing is not None and anew and existing.quiet_s > _QUIET_S:
+            existing.close("it was silent, and a new connection is not")
+        elif existing is not None:
             raise handshake.SUPERSEDED
         self._proving.add(theirs.peer_id)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import socket
 import traceback
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from p2pavg.errors import ConfigurationError
-from p2pavg.peer import crowd, notice
-from p2pavg.peer.arrival import FIRST_WORD_S, NEXT_WORD_S, Arrival
+from p2pavg.peer import company, crowd, notice
+from p2pavg.peer.observer import Observer
 from p2pavg.peer.peer import Peer
 from p2pavg.printable import counted
 
@@ -38,28 +40,32 @@ class Clock:
         return self.now
 
 
-async def test_a_long_download_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Who downloads for long says from how many and how far it is, now and then, and where it joined."""
+@pytest.mark.parametrize(("company", "said"), [(3, ["joined run 'r' at epoch 7, with 3 peers"]), (0, [])])
+def test_where_a_peer_joined_is_told_once(
+    caplog: pytest.LogCaptureFixture, company: int, said: list[str]
+) -> None:
+    """Whoever finds others says where it joined, once it has the state; who begins a run joins nobody."""
     caplog.set_level(logging.INFO, "p2pavg.peer")
-    stands, progress = [(0, True)], [None]
-    arrival = Arrival("r", lambda: stands[0], lambda: 3, lambda: progress[0])
-    clock = Clock()
-    arrival._loop = clock  # type: ignore[assignment]
-    arrival.look()
-    clock.now += FIRST_WORD_S
-    arrival.look()
-    progress[0] = (10_000_000, 400_000_000, 2)  # type: ignore[call-overload]
-    arrival.look()
-    clock.now += NEXT_WORD_S
-    arrival.look()
-    stands[0] = (7, False)
-    arrival.look()
-    arrival.look()
-    assert [record.getMessage() for record in caplog.records] == [
-        "asking 3 peers for the state of run 'r'",
-        "downloading the state of run 'r' from 2 peers: 10 of 400 MB",
-        "joined run 'r' at epoch 7, with 3 peers",
-    ]
+    stands = [(0, True)]
+    link: Any = SimpleNamespace(hello={"role": "trainer"}, local_host="h", address=("elsewhere", 1))
+    links = {bytes([n]) * 20: SimpleNamespace(**vars(link), peer_id=bytes([n]) * 20) for n in range(company)}
+    looking = Observer("r", links, lambda host: False, lambda: stands[0], 1)  # type: ignore[arg-type]
+    for now in ((0, True), (7, False), (8, False), (9, True), (9, False)):
+        stands[0] = now
+        looking.standing_changed()
+    assert [record.getMessage() for record in caplog.records] == said
+
+
+def test_a_machine_whose_address_changes_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A link that begins at another address of this machine than the last one to that peer: said once."""
+    first: Any = SimpleNamespace(hello={}, local_host="10.0.0.1", address=("there", 1), peer_id=b"a" * 20)
+    moved = SimpleNamespace(**{**vars(first), "local_host": "10.0.0.2"})
+    looking = Observer("r", {}, lambda host: False, lambda: (0, False), 1)
+    for link in (first, first, moved, moved):
+        looking.link_up(link)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert said[0].startswith("this machine's address has changed from 10.0.0.1 to 10.0.0.2")
 
 
 @pytest.mark.parametrize(
@@ -101,3 +107,33 @@ def test_an_error_shows_no_trick() -> None:
 def test_one_is_not_several() -> None:
     """Counts agree with their nouns."""
     assert [counted(n, "peer") for n in (0, 1, 2)] == ["0 peers", "1 peer", "2 peers"]
+
+
+def test_losing_all_company_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who hears nobody any more for seconds says so, once, and when somebody is heard again; a short pause,
+    or others that leave on purpose, are no news.
+    """
+    caplog.set_level(logging.INFO, "p2pavg.peer")
+    clock = Clock()
+    monkeypatch.setattr(company.time, "monotonic", clock.time)
+    one, two = b"a" * 20, b"b" * 20
+    looking = company.Company("r")
+    looking.look({one, two}, set())
+    looking.look(set(), set())
+    clock.now += company.ALONE_S / 2
+    looking.look({one}, set())
+    looking.look(set(), {one})
+    clock.now += 2 * company.ALONE_S
+    looking.look(set(), {one})
+    assert not caplog.records
+    looking.look({one, two}, set())
+    for _ in range(3):
+        looking.look(set(), set())
+        clock.now += company.ALONE_S
+    looking.look({two}, set())
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert said[0].startswith("nobody of run 'r' is heard any more (2 peers before)")
+    assert said[1] == "1 peer of run 'r' heard again"

@@ -1,0 +1,83 @@
+"""Gaps: trainers that live, as others say, and to which this peer gets no link."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+from p2pavg.errors import ProtocolError, UnreachableError
+from p2pavg.identity import PEER_ID_BYTES
+from p2pavg.rounds.loop.hello import trains
+from p2pavg.transport.links.link import Link
+
+KNOWS = "knows"  # asks a peer whether it has a link to another
+ASKED = 3
+ANSWER_S = 2.0
+AGAIN_S = 3.0  # a peer that died meanwhile is no gap
+
+
+def answer(link: Link, message: Mapping[str, Any], links: Mapping[bytes, Link]) -> None:
+    """Somebody asks whether we have a link to a peer. Raises ProtocolError."""
+    peer = message.get("peer")
+    if not isinstance(peer, bytes) or len(peer) != PEER_ID_BYTES:
+        raise ProtocolError("a question about a peer without its id")
+    link.reply(message, {"t": KNOWS, "linked": peer in links})
+
+
+class Gaps:
+    """Asks about peers that cannot be linked to. On the loop thread."""
+
+    def __init__(self, links: Mapping[bytes, Link], changed: Callable[[frozenset[bytes]], None]) -> None:
+        """links: by peer, a live view. changed: told all peers that are apart, whenever that changes."""
+        self._links = links
+        self._changed = changed
+        self._asked_at: dict[bytes, float] = {}
+        self._asking: dict[bytes, asyncio.Task[None]] = {}
+        self.peers: frozenset[bytes] = frozenset()
+
+    def look(self, unlinked: Collection[bytes]) -> None:
+        """These trainers are in view, and dials to them have failed or hang."""
+        now = time.monotonic()
+        for peer in [p for p in self._asked_at if p not in unlinked]:
+            del self._asked_at[peer]
+        self._are(self.peers.intersection(unlinked))
+        for peer in unlinked:
+            if now - self._asked_at.get(peer, -AGAIN_S) >= AGAIN_S and peer not in self._asking:
+                self._asked_at[peer] = now
+                task = asyncio.get_running_loop().create_task(self._ask(peer))
+                self._asking[peer] = task
+                task.add_done_callback(partial(self._answered, peer))
+
+    def _answered(self, peer: bytes, task: asyncio.Task[None]) -> None:
+        self._asking.pop(peer, None)
+
+    async def settled(self, timeout: float) -> None:
+        """Until what was asked is answered."""
+        if self._asking:
+            await asyncio.wait(list(self._asking.values()), timeout=timeout)
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        for task in self._asking.values():
+            task.cancel()
+
+    async def _ask(self, peer: bytes) -> None:
+        asked = [link for link in self._links.values() if trains(link.hello)][:ASKED]
+        said = await asyncio.gather(*(self._linked(link, peer) for link in asked))
+        if peer in self._asked_at:  # nobody linked to it meanwhile
+            self._are(self.peers | {peer} if any(said) else self.peers - {peer})
+
+    async def _linked(self, link: Link, peer: bytes) -> bool:
+        try:
+            told = await link.request({"t": KNOWS, "peer": peer}, ANSWER_S)
+        except (TimeoutError, UnreachableError):
+            return False
+        return told.get("linked") is True
+
+    def _are(self, peers: frozenset[bytes]) -> None:
+        if peers != self.peers:
+            self.peers = peers
+            self._changed(peers)

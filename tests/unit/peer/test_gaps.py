@@ -1,0 +1,117 @@
+"""What a peer does about links that do not come about, and about links that are dead and nobody closed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2pavg.errors import ProtocolError, UnreachableError
+from p2pavg.peer.dialling import SILENT_S, Dialler
+from p2pavg.peer.gaps import KNOWS, Gaps, answer
+from p2pavg.transport.links import pairing
+from tests.unit.transport.endpoints import Host
+
+A, B = b"a" * 20, b"b" * 20
+TRAINER = {"role": "trainer"}
+
+
+class Asked:
+    """A link whose other end says whether it has a link to whom it is asked about."""
+
+    def __init__(self, linked: Any) -> None:
+        self.hello = TRAINER
+        self.linked = linked
+        self.asked: list[dict[str, Any]] = []
+
+    async def request(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
+        self.asked.append(message)
+        if self.linked is None:
+            raise UnreachableError("gone")
+        return {"t": KNOWS, "linked": self.linked}
+
+
+@pytest.mark.parametrize(
+    ("said", "apart"),
+    [([True], True), ([False, True], True), ([False], False), ([None, "yes"], False), ([], False)],
+)
+async def test_others_are_asked_whether_it_lives(said: list[Any], apart: bool) -> None:
+    """A peer that cannot be linked is apart when somebody has a link to it, and else just dead."""
+    told: list[frozenset[bytes]] = []
+    links: Any = {bytes([n]) * 20: Asked(word) for n, word in enumerate(said)}
+    gaps = Gaps(links, told.append)
+    gaps.look([B])
+    await gaps.settled(5.0)
+    assert gaps.peers == ({B} if apart else set())
+    assert all(link.asked == [{"t": KNOWS, "peer": B}] for link in links.values())
+    gaps.look([])  # a link came about, or it left
+    assert gaps.peers == set()
+    assert told == ([{B}, set()] if apart else [])
+
+
+async def test_a_question_is_answered() -> None:
+    """A peer says whether it has a link to another; what is no question ends the link."""
+    said: list[Any] = []
+    link: Any = SimpleNamespace(reply=lambda request, message: said.append(message["linked"]))
+    answer(link, {"t": KNOWS, "peer": A}, {A: link})
+    answer(link, {"t": KNOWS, "peer": B}, {A: link})
+    assert said == [True, False]
+    for nonsense in (None, b"short", "a" * 20):
+        with pytest.raises(ProtocolError):
+            answer(link, {"t": KNOWS, "peer": nonsense}, {})
+
+
+class Dialled:
+    """An endpoint with one link, which notes whom it is to connect to."""
+
+    def __init__(self) -> None:
+        self.links = {A: SimpleNamespace(hello=TRAINER)}
+        self.connects: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
+
+    async def connect(self, host: str, port: int, *, anew: bool, **_: Any) -> None:
+        self.connects.put_nowait((host, anew))
+
+
+async def test_a_silent_link_gets_another_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From whom nothing is heard for seconds is dialled though there is a link; who is heard is not."""
+    info = SimpleNamespace(client_only=False, role="trainer", addresses=(("somewhere", 1),))
+    endpoint = Dialled()
+    view = SimpleNamespace(peers={A: info}, addresses_to_dial=lambda info: info.addresses)
+    dialler = Dialler(endpoint, view, lambda *_: None, lambda _: None)  # type: ignore[arg-type]
+    now = time.monotonic()
+    monkeypatch.setattr("p2pavg.peer.dialling.time.monotonic", lambda: now)
+    dialler.beat({A})
+    now += SILENT_S / 2
+    dialler.beat({A})
+    await asyncio.sleep(0)
+    assert endpoint.connects.empty()
+    now += SILENT_S
+    dialler.beat({A})
+    assert await asyncio.wait_for(endpoint.connects.get(), 10) == ("somewhere", True)
+    dialler.beat(set())
+    now += 2 * SILENT_S
+    dialler.beat({A})  # silent since now alone
+    await asyncio.sleep(0)
+    assert endpoint.connects.empty()
+    dialler.close()
+
+
+async def test_only_a_quiet_link_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dialled anew, a link that speaks is kept, and one that is quiet gives way to the new one."""
+    one, two = await Host().start(), await Host().start()
+    try:
+        link = await one.connect(two)
+        await two.until(lambda: two.up)
+        assert await one.connect(two, expect=two.id, anew=True) is link
+        monkeypatch.setattr(pairing, "_QUIET_S", -1.0)
+        again = await one.connect(two, expect=two.id, anew=True)
+        assert again is not link
+        assert link.closed
+        assert one.link_to(two) is again
+        await two.until(lambda: len(two.up) == 2)
+    finally:
+        await one.close()
+        await two.close()

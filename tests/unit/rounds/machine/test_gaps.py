@@ -1,0 +1,109 @@
+"""Peers that reach everybody but each other: somebody between them leads, and they own nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.machine.camps import BELIEVED_S, View, ends, gaps
+from tests.simulation.calm import Calm
+from tests.simulation.trainer import Node
+
+A, B, C = (letter * 20 for letter in (b"a", b"b", b"c"))
+
+
+def view(**apart: dict[bytes, float]) -> View:
+    """Of peers a and b, who say to whom they get no link, and since when."""
+    made = View()
+    for name in ("a", "b"):
+        peer = name.encode() * 20
+        made.up(ev.PeerUp(peer, 0, b"l" * 32))
+        facts = made.get(peer)
+        assert facts is not None
+        facts.apart = apart.get(name, {})
+        if facts.apart:
+            made.claims[peer] = facts
+    return made
+
+
+def test_one_sides_word_is_believed_for_a_while() -> None:
+    """A gap that only one side tells of counts for seconds; one that both tell of counts on."""
+    alone, both = view(a={B: 0.0}), view(a={B: 0.0}, b={A: 1.0})
+    assert gaps(alone, C, (), BELIEVED_S - 0.1) == [(A, B)]
+    assert gaps(alone, C, (), BELIEVED_S + 0.1) == []
+    assert len(gaps(both, C, (), 100.0)) == 2
+    assert ends(gaps(both, C, (), 100.0)) == {A, B}
+
+
+def test_nobody_talks_this_peer_out_of_a_link_that_it_has() -> None:
+    """Who says over a link to this peer that it gets no link to it is not believed."""
+    assert gaps(view(a={C: 0.0}), C, (), 0.1) == []
+
+
+def test_only_gaps_within_the_group_cost_ownership() -> None:
+    """A peer that lacks a link to somebody outside the group may own a part."""
+    pairs = [(A, B), (A, b"d" * 20)]
+    assert ends(pairs, {A, C}) == set()
+    assert ends(pairs, {A, B, C}) == {A, B}
+
+
+class Triangle(Calm):
+    """Three peers, of which two never get a link to each other."""
+
+    def __init__(self, blocked: tuple[int, int], told: tuple[int, ...] = (0, 1), at: float = 0.1) -> None:
+        """told: which of the blocked find out that the other lives; at: when, in virtual seconds."""
+        super().__init__(3)
+        swarm, link = self.swarm, self.swarm.link
+        self.blocked = [self.nodes[number] for number in blocked]
+
+        def unless_blocked(a: Node, b: Node) -> None:
+            if a not in self.blocked or b not in self.blocked:
+                link(a, b)
+
+        swarm.link = unless_blocked  # type: ignore[method-assign]
+        for number in told:
+            node, other = self.blocked[number], self.blocked[1 - number]
+            apart = ev.Apart(frozenset({other.me}))
+            swarm.world.after(at, lambda node=node, apart=apart: node.feed(apart))
+
+    def contributors(self, since: int) -> set[int]:
+        """How many peers contributed to the averages from this epoch on."""
+        begun = [trace for _, _, trace in self.traced if trace.kind == "begun"]
+        return {trace.fields["contributors"] for trace in begun if trace.fields["epoch"] >= since}
+
+
+@pytest.mark.parametrize("blocked", [(0, 1), (0, 2), (1, 2)])
+@pytest.mark.parametrize("told", [(0, 1), (0,), (1,)], ids=["both", "one", "other"])
+def test_three_average_though_two_of_them_are_apart(blocked: tuple[int, int], told: tuple[int, ...]) -> None:
+    """Two that get no link to each other, and a third between them: whoever leads at first, from the second
+    epoch on all three contribute, as often as undisturbed. One side's word is enough for seconds.
+    """
+    swarm, calm = Triangle(blocked, told), Calm(3)
+    swarm.run(BELIEVED_S)
+    calm.run(BELIEVED_S)
+    epochs = min(node.parameters.epoch for node in swarm.nodes)
+    assert epochs >= 0.8 * min(node.parameters.epoch for node in calm.nodes)
+    assert swarm.contributors(since=2) == {3}
+
+
+def test_without_a_word_two_that_are_apart_hinder_each_other() -> None:
+    """What the words are for: when nobody says that there is a gap, hardly a round of three comes about."""
+    swarm = Triangle((0, 1), told=())
+    swarm.run(BELIEVED_S)
+    assert min(node.parameters.epoch for node in swarm.nodes) < 5
+
+
+def test_a_gap_that_opens_in_the_middle_of_a_run() -> None:
+    """A route that breaks between two members: the rounds of three go on within two epochs of their word."""
+    swarm = Calm(3)
+    swarm.epochs(5)
+    a, b = (node for node in swarm.nodes if node is not swarm.leader)
+    link = swarm.swarm.link
+    swarm.swarm.link = lambda one, other: None if {one, other} == {a, b} else link(one, other)
+    swarm.swarm.reset(a, b, "no route")
+    for node, other in ((a, b), (b, a)):
+        node.feed(ev.Apart(frozenset({other.me})))
+    since = max(node.parameters.epoch for node in swarm.nodes) + 2
+    swarm.epochs(since + 10)
+    begun = [trace for _, _, trace in swarm.traced if trace.kind == "begun"]
+    assert {t.fields["contributors"] for t in begun if t.fields["epoch"] >= since} == {3}

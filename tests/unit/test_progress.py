@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from tests.progress import Progress
+
+
+def test_the_percentage_is_of_the_time() -> None:
+    """A slow test moves the percentage by what it takes; repeats of a test count once; the end is 100%."""
+    slow, quick = "tests/swarm/test_a.py::test", [f"tests/unit/test_b.py::test[{n}]" for n in range(100)]
+    progress = Progress()
+    assert progress.message() == " [100%]"  # nothing to do
+    progress.collected([slow, *quick])
+    assert progress.message() == " [  0%]"
+    for _ in range(3):
+        progress.over(slow)
+    assert progress.message() == " [ 50%]"
+    for nodeid in quick:
+        progress.over(nodeid)
+    assert progress.message() == " [100%]"
