@@ -15,7 +15,7 @@ from p2pavg.rounds.loop.bequest import ANSWER_S, PAUSE_S
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.machine.departure import Verdict
-from p2pavg.rounds.protocol.ballot import PeerId
+from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 
 if TYPE_CHECKING:
     from tests.simulation.trainer import Node
@@ -38,6 +38,7 @@ class Bequest:
         self.samples = list(node.contribution)
         self.offered = action.offered
         self.behind = False
+        self.counted_at: Lineage | None = None  # where the heir stood that knew them to be averaged
         self.heirs = deque(action.heirs)
         self.later: deque[PeerId] = deque()
         self.asked: Node | None = None
@@ -101,6 +102,7 @@ class Bequest:
         """The next one, unless it knows them to be averaged."""
         self.asked = None
         if verdict is Verdict.COUNTED and counted is not None:
+            self.counted_at = heir.machine.lineage
             self._finish(ev.Bequeathed(taken=False, behind=self.behind, counted=counted))
             return
         self.behind |= verdict is Verdict.BEHIND

@@ -74,6 +74,11 @@ class Books:
             doubtful |= set(node.bequest.samples)
         self.doubtful[node] = doubtful
 
+    def _where_it_left(self, node: Node) -> set[Lineage]:
+        """The lineages that it believed its samples to be in."""
+        told = None if node.bequest is None else node.bequest.counted_at
+        return {node.parameters.lineage} if told is None else {node.parameters.lineage, told}
+
     def balance(self, node: Node, final: frozenset[Any], chain: set[Lineage]) -> None:
         """Each sample that a process made or inherited is averaged, waits, was handed over, or is named."""
         made = {(node.me, number) for number in node.numbers} | node.heir_of
@@ -82,7 +87,7 @@ class Books:
         if not node.left:
             lost.difference_update(node.samples, node.inherited)
             unknown = 0
-        elif node.parameters.lineage not in chain:
+        elif not self._where_it_left(node) <= chain:
             return  # what it averaged was undone when it was gone
         else:
             unknown = len(self.doubtful[node] - lost)

@@ -145,7 +145,7 @@ class Checks:
         swarm = self.swarm
         for seat in commit.members:
             other = swarm.nodes[seat.peer]
-            if other is node or not seat.voter or not other.alive:
+            if other is node or not seat.voter or not other.alive or commit.transfer not in other.opened:
                 continue
             if swarm.world.now - max(other.disturbed_at, node.disturbed_at) < UNDISTURBED_S:
                 continue

@@ -146,6 +146,56 @@ def a_ballot_that_the_successor_missed() -> None:
     calm.epochs(epoch + 2)
 
 
+def comes_back_without_its_memory() -> None:
+    """A leader's host is cut off, and the leader dies when all others are DONE. A process of its name begins
+    where they stand, and is linked at once: it may lead what comes, and cannot decide what was.
+    """
+    calm = Calm(4, chunk_seconds=0.001)
+    calm.epochs(2)
+    leader = calm.leader
+    others = [node for node in calm.nodes if node is not leader]
+    calm.swarm.lag = lambda node: 1e9 if node is leader else 0.0  # type: ignore[method-assign]
+    calm.run(10.0, lambda: _done(*others))
+    ways = [(a.me, b.me) for other in others for a, b in ((leader, other), (other, leader))]
+    for way in ways:
+        calm.swarm.network.cut(*way)
+    leader.die("connection reset")
+    calm.nodes.append(calm.swarm.restart(leader, leader.saved))
+    calm.run(0.1)
+    for way in ways:
+        calm.swarm.network.mend(*way)
+    calm.epochs(5)
+    longest = max(node.longest_stall for node in others)
+    if longest > 1.0:
+        calm.swarm.checks.broken("Live", f"{longest:.1f} s are spent on a process that knows nothing")
+
+
+def replaced_while_it_was_away() -> None:
+    """A member is DONE, and away; the others give its ballot up and average without it; their leader dies.
+
+    When it is back, it asks what became of the ballot: nobody denies it, and nobody has committed it.
+    """
+    calm = Calm(4, chunk_seconds=0.001)
+    calm.swarm.checks.forks_allowed = True
+    calm.epochs(2)
+    leader = calm.leader
+    away, late, third = _roles(calm, leader)
+    calm.swarm.lag = lambda node: 1e9 if node is late else 0.0  # type: ignore[method-assign]
+    calm.run(10.0, lambda: _done(leader, away, third))
+    epoch = away.machine.epoch
+    away.stop()
+    calm.swarm.lag = lambda node: 0.0  # type: ignore[method-assign]
+    calm.swarm.reset(leader, away, "no answer")
+    others = [node for node in calm.nodes if node is not away]
+    calm.run(10.0, lambda: all(node.parameters.epoch > epoch for node in others))
+    leader.die("connection reset")
+    calm.run(0.01)
+    away.go_on()
+    calm.epochs(epoch + 3)
+    if len({average[0] for average in calm.swarm.checks.average.values()}) < len(calm.swarm.checks.average):
+        calm.swarm.checks.broken("Equal", "two averages were made of one lineage")
+
+
 def _named(leader: Node, peers: tuple[PeerId, ...]) -> PeerId | None:
     """Who of them succeeds the leader in its next epoch."""
     return rendezvous(b"simulated", leader.machine.epoch + 1, peers)
@@ -339,6 +389,8 @@ CRAFTED = (
     leaves_what_was_averaged_without_it,
     leaves_with_the_only_word,
     a_ballot_that_the_successor_missed,
+    comes_back_without_its_memory,
+    replaced_while_it_was_away,
     missed_the_proposal,
     left_without_a_state,
     heals_to_what_it_contributed_to,

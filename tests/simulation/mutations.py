@@ -243,6 +243,20 @@ def _done_after_denial(original: Original) -> Original:
     return job
 
 
+def _whoever_has_the_name(original: Original) -> Original:
+    def authority(self: Member) -> Any:
+        self.core.gone.clear()
+        if self.holding is not None:
+            self.holding.orphaned = False
+        return original(self)
+
+    return authority
+
+
+def _never_replaced(_: Original) -> Original:
+    return lambda self, peer: False
+
+
 MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("commit without all voters DONE", Leading, "on_done", _commit_early, (0,)),),
     (Mutation("no promise to the successor", Member, "freeze", _no_promise),),
@@ -275,6 +289,8 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("BEGIN with samples that nobody declared", Leading, "on_ready", _more_than_declared),),
     (Mutation("COMMITTED with other weights than BEGIN", Leading, "on_done", _other_weights),),
     (Mutation("DONE after a denial", Member, "_job", _done_after_denial),),
+    (Mutation("a process that came back is waited for", Member, "authority", _whoever_has_the_name, (375,)),),
+    (Mutation("a ballot that was replaced is committed alone", Decisions, "_asked", _never_replaced),),
 )
 
 

@@ -60,6 +60,7 @@ class Process:
         self.handles: ev.Event = ev.Tick()  # what its machine looked at last
         self.ill: list[PeerId] = []  # peers that stood still or were cut off when last looked at
         self.jobs: dict[int, Job] = {}
+        self.opened: set[int] = set()  # all that ever were
         self.sent = [0, 0]  # messages in this virtual second: (which, how many)
         self._tick_at: float | None = None
         self.machine = Machine(

@@ -332,6 +332,7 @@ class Node(Process):
 
     def _open(self, action: act.OpenJob) -> None:
         self.jobs[action.transfer] = Job(self, action)
+        self.opened.add(action.transfer)
 
     def _begin(self, action: act.BeginJob) -> None:
         self.jobs[action.transfer].begin(action.weights, tuple(self.contribution) if self.waiting else ())

@@ -24,7 +24,6 @@ MOST_APART = 64
 UNANSWERED = "a member did not answer the proposal"
 UNLINKED = "members have no link to each other"
 SILENT_TO_SUCCESSOR = "did not answer the successor"
-HOLDS_NOTHING = "never promised anything here"  # perhaps it did in an earlier life: that is no denial
 IMPLAUSIBLE = "it began a round with samples or weights that its members did not declare or cannot have"
 WITHDRAWN = "its wait ended while the round began"
 FORGIVABLE = frozenset({UNANSWERED, UNLINKED, WITHDRAWN, SILENT_TO_SUCCESSOR})  # it said nothing wrong
@@ -93,8 +92,7 @@ class Core:
         self.promises: dict[tuple[int, Lineage], tuple[Ballot, Ballot]] = {}
         self.promise_void = False  # whoever we promised last gave its question up
         self.bound: Ballot | None = None  # its leader was told last that we are DONE, and did not give it up
-        # Whose links broke since we took our ballot up: they may come back as another process.
-        self.gone: set[PeerId] = set()
+        self.gone: set[PeerId] = set()  # whose links broke since: they may come back as another process
         self.expected = 0  # samples that the others have when ours are there, by shares of the last average
         self.must_go = False  # a round of this epoch has begun once: it goes on, target reached or not
         self.excluded: dict[PeerId, str] = {}
@@ -165,12 +163,6 @@ class Core:
         self.promises[ballot.standing] = first, ballot
         if len(self.promises) > OUTCOMES_KEPT:
             del self.promises[next(iter(self.promises))]
-
-    def knew(self, ballot: Ballot) -> bool:
-        """Whether this life promised something here before the ballot was over: else an earlier life may have
-        held it.
-        """
-        return ballot.standing in self.promises and self.promises[ballot.standing][0] <= ballot
 
     # Timers.
 

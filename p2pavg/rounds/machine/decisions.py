@@ -138,6 +138,7 @@ class Decisions:
         """Forget it, unless somebody with a higher ballot decides."""
         core, held = self.core, self.machine.member.holding
         ballot, by = message.ballot, message.by
+        self.machine.succession.told_void(peer, message)
         if ballot.standing != core.standing or core.excluded.get(by.leader) == IMPLAUSIBLE:
             return
         if held is None:

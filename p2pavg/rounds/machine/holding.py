@@ -22,6 +22,7 @@ class Holding:
     proposed_at: float
     stage: Stage = Stage.OPEN
     frozen: bool = False  # a successor was told that we are not DONE: we must not become so
+    orphaned: bool = False  # the link to its leader broke: that may come back as another process
     wait: int = 0  # for which we said READY, and did not take it back
     declared: dict[int, tuple[int, float]] = field(default_factory=dict)  # by wait: samples, weight
     begun: bool = False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.part import Part
 from p2pavg.rounds.machine.actions import BeginJob, CancelJob, OpenJob
-from p2pavg.rounds.machine.core import HOLDS_NOTHING, IMPLAUSIBLE
+from p2pavg.rounds.machine.core import IMPLAUSIBLE
 from p2pavg.rounds.machine.deadlines import MOST_BEHIND
 from p2pavg.rounds.machine.events import JobDone, JobFailed, JobProgressed, JobRefused
 from p2pavg.rounds.machine.holding import Holding
@@ -69,7 +69,7 @@ class Member:
             # It may be committed, by an earlier life of this leader too: it has to be decided before another
             # can be prepared.
             self._promise(ballot)
-            self._tell(peer, ballot, held.described())
+            self._answer(ballot, held.described())
             return
         before = held.described() if held is not None else None
         if held is not None:
@@ -85,7 +85,7 @@ class Member:
         core.attempts += 1
         core.act(OpenJob(ballot.transfer, ballot, seats, parts))
         core.trace("proposed", attempt=ballot.attempt, leader=ballot.leader, members=len(seats))
-        core.send(peer, Promise(ballot, before))
+        self._answer(ballot, before)
         if not votes:
             return
         self.at_boundary()
@@ -104,18 +104,17 @@ class Member:
         if why is not None:
             self._refuse(peer, ballot, why, ())
             return
-        if ballot.standing not in core.promises:
-            self._refuse(peer, ballot, HOLDS_NOTHING, ())
-            return
         held = self.freeze()
         self._promise(ballot)
-        self._tell(peer, ballot, held)
+        self._answer(ballot, held)
 
-    def _tell(self, successor: PeerId, ballot: Ballot, held: Held | None) -> None:
-        """What we hold, to whoever decides it. From then on no word from below that ballot undoes a DONE."""
+    def _answer(self, ballot: Ballot, held: Held | None) -> None:
+        """What we hold, to whoever prepares or decides. No word from below undoes a DONE that was told."""
+        core = self.core
         if held is not None and held.stage is Stage.DONE:
-            self.core.bound = ballot
-        self.core.send(successor, Promise(ballot, held))
+            core.bound = ballot
+        first, _ = core.promises[ballot.standing]
+        core.send(ballot.leader, Promise(ballot, held, first))
 
     def inquire(self, peers: Iterable[PeerId]) -> None:
         """Ask them what became of the ballot that we hold."""
@@ -180,7 +179,9 @@ class Member:
         core = self.core
         if self.holding is None:
             return None
-        promised = self.holding.ballot if core.promise_void else core.promised or self.holding.ballot
+        held, promised = self.holding, core.promised
+        if promised is None or promised == held.ballot or core.promise_void:
+            return held.ballot.leader if not held.orphaned else None
         return promised.leader if promised.leader not in core.gone else None
 
     def _promise(self, ballot: Ballot) -> None:

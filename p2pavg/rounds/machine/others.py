@@ -54,6 +54,9 @@ class Peers:
             return
         core.view.down(peer)
         core.gone.add(peer)
+        held = self.machine.member.holding
+        if held is not None and held.ballot.leader == peer:
+            held.orphaned = True
         core.deadlines.forget(peer)
         core.trace("down", peer=peer, why=reason)
         self._lost(peer, reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.core import HOLDS_NOTHING, SILENT_TO_SUCCESSOR
+from p2pavg.rounds.machine.core import SILENT_TO_SUCCESSOR
 from p2pavg.rounds.machine.election import rendezvous
 from p2pavg.rounds.protocol.ballot import Ballot, Held, PeerId, Stage
 from p2pavg.rounds.protocol.messages import Aborted, Committed, Promise, Query, Refuse
@@ -22,7 +22,19 @@ class Inquest:
     asked: dict[PeerId, float] = field(default_factory=dict)  # when
     answers: dict[PeerId, Held | None] = field(default_factory=dict)
     dismissed: set[PeerId] = field(default_factory=set)  # unreachable, or elsewhere
-    strangers: set[PeerId] = field(default_factory=set)  # of those, who never promised anything here
+    since: dict[PeerId, Ballot] = field(default_factory=dict)  # the first that its process promised here
+
+    def witnesses(self) -> dict[PeerId, Held | None]:
+        """The answers that count. A process that began to promise after the round in question knows nothing
+        of it: an earlier one of the same peer may have been DONE.
+        """
+        whole = (Stage.DONE, Stage.COMMITTED)
+        done = [held.ballot for held in self.answers.values() if held is not None and held.stage in whole]
+        if not done:
+            return self.answers
+        highest = max(done)
+        new = {peer for peer, first in self.since.items() if first > highest}
+        return {peer: held for peer, held in self.answers.items() if peer not in new}
 
 
 def decide(answers: dict[PeerId, Held | None]) -> Held | None:
@@ -112,16 +124,17 @@ class Succession:
 
     def _usable(self, peer: PeerId) -> bool:
         core = self.core
-        barred = peer in core.suspects or peer in core.excluded or peer in core.gone
+        held = self.machine.member.holding
+        orphaned = held is not None and held.orphaned and held.ballot.leader == peer
+        barred = orphaned or peer in core.suspects or peer in core.excluded or peer in core.gone
         return core.view.alive(peer) and not barred
 
     def resolve(self, held: Held) -> None:
         """Our proposal found a round that somebody else began and that may be committed."""
         if self.inquest is None and self.machine.leading.proposal is None:
-            self._open((*held.voters, self.core.me), answers=self.core.knew(held.ballot))
+            self._open((*held.voters, self.core.me))
 
-    def _open(self, voters: tuple[PeerId, ...], *, answers: bool = True) -> None:
-        """answers: what we hold, if only nothing, tells something."""
+    def _open(self, voters: tuple[PeerId, ...]) -> None:
         core = self.core
         ballot = core.next_ballot(self.machine.leading.floor)
         self.expected = None
@@ -129,8 +142,8 @@ class Succession:
         self.inquest = Inquest(ballot)
         core.trace("inquest", attempt=ballot.attempt)
         held = self.machine.member.freeze()
-        if answers or held is not None:
-            self.inquest.answers[core.me] = held
+        self.inquest.answers[core.me] = held
+        self.inquest.since[core.me], _ = core.promises[ballot.standing]
         self._ask(voters)
         self._conclude()
 
@@ -160,6 +173,7 @@ class Succession:
         if held is not None and held.ballot.standing != inquest.ballot.standing:
             held = None  # it decides nothing here
         inquest.answers[peer] = held
+        inquest.since[peer] = message.since
         inquest.dismissed.discard(peer)
         if held is not None:
             self._ask(held.voters)
@@ -179,7 +193,9 @@ class Succession:
                 self.machine.leading.floor = max(self.machine.leading.floor, other.attempt)
             yields = rivals and (other > inquest.ballot or other == self._busy_with)
             self._busy_with = other
-            gone = other.leader in core.gone and other < inquest.ballot
+            held = self.machine.member.holding
+            orphaned = held is not None and held.orphaned and held.ballot.leader == other.leader
+            gone = other < inquest.ballot and (orphaned or other.leader in core.gone)
             if yields and not gone and other.leader not in inquest.answers and core.view.alive(other.leader):
                 self.expected = other.leader
                 core.gone.discard(other.leader)
@@ -191,9 +207,15 @@ class Succession:
             core.arm("retry", core.now + wait)  # a proposal of ours would only find the same
             return
         inquest.dismissed.add(peer)
-        if message.why == HOLDS_NOTHING:
-            inquest.strangers.add(peer)
         self._conclude()
+
+    def told_void(self, peer: PeerId, message: Aborted) -> None:
+        """A voter that we asked let go of our ballot by its leader's word: it is reached, and not DONE."""
+        inquest, held = self.inquest, self.machine.member.holding
+        if inquest is None or held is None or held.ballot != message.ballot or message.by != message.ballot:
+            return
+        if peer in inquest.asked and peer in held.voters:
+            inquest.answers[peer] = Held(message.ballot, Stage.ABORTED, begun=True)
 
     def settled(self, outcome: Committed) -> None:
         """Somebody knew the outcome before all had answered: those that we asked wait for our word."""
@@ -245,7 +267,7 @@ class Succession:
             return
         core.disarm("query")
         self.inquest = None
-        verdict = decide(inquest.answers)
+        verdict = decide(inquest.witnesses())
         told = {core.me, *inquest.asked}
         core.sticky = core.me
         core.suspects.discard(core.me)
@@ -255,8 +277,7 @@ class Succession:
             for peer in sorted(told):
                 core.send(peer, outcome)
             return
-        heard = inquest.answers.keys() | inquest.strangers
-        unreachable = [peer for peer in inquest.asked if peer not in heard]
+        unreachable = [peer for peer in inquest.asked if peer not in inquest.answers]
         for held in inquest.answers.values():
             core.must_go = core.must_go or (held is not None and held.begun)
         core.trace("inquest aborts", attempt=inquest.ballot.attempt)

@@ -96,6 +96,7 @@ class Promise:
 
     ballot: Ballot
     held: Held | None
+    since: Ballot  # the first of this (epoch, lineage) that the sender promised since its process began
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def test_links_rates_reach_the_next_plan() -> None:
     for epoch, at in ((0, 0.2), (1, 1.2)):
         actions = machine.handle(LocalProgress(10, 1.0, at_boundary=True), at)
         opened = next(a for a in actions if isinstance(a, OpenJob))
-        machine.handle(Received(other, Promise(opened.ballot, None)), at + 0.1)
+        machine.handle(Received(other, Promise(opened.ballot, None, opened.ballot)), at + 0.1)
         machine.handle(Received(other, Ready(opened.ballot, 1, 10, 10.0, b"")), at + 0.2)
         machine.handle(JobDone(opened.transfer, (b"d" * 32,), ((other, 5e6),)), at + 0.3)
         actions = machine.handle(Received(other, Done(opened.ballot, (b"d" * 32,), ((me, 7e6),))), at + 0.4)

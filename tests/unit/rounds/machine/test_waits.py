@@ -63,7 +63,7 @@ def leading() -> tuple[Machine, Ballot]:
     actions = leader.handle(waits(12), 0.2)
     ballot = next(action for action in actions if isinstance(action, OpenJob)).ballot
     for peer in (OTHER, THIRD):
-        leader.handle(Received(peer, Promise(ballot, None)), 0.3)
+        leader.handle(Received(peer, Promise(ballot, None, ballot)), 0.3)
     return leader, ballot
 
 

@@ -136,7 +136,7 @@ def test_a_round_of_another_lineage_is_not_resolved() -> None:
     leader.handle(PeerUp(OTHER, 0, LINEAGE, leader=ME), 0.1)
     ballot = opened(leader.handle(LocalProgress(12, 1.0, at_boundary=True), 0.2)).ballot
     stale = Held(replace(BALLOT, lineage=ELSEWHERE), Stage.DONE, True, DIGESTS, (OTHER,), (4.0,), (4,))
-    leader.handle(Received(OTHER, Promise(ballot, stale)), 0.3)
+    leader.handle(Received(OTHER, Promise(ballot, stale, ballot)), 0.3)
     assert sent(leader.handle(Received(OTHER, Ready(ballot, 1, 4, 4.0, b"")), 0.4), Begin)
 
 
