@@ -166,7 +166,8 @@ class Checks:
             self.said.rests(node)
         if node.bare and node.machine.core.role is Role.TRAINER:
             self.broken("Healing", f"{node.name} begins a run of its own, though members answered it")
-        if self.orphaned(node):
+        unlinked = node.machine.core.role is Role.JOINER and not node.met
+        if unlinked or self.orphaned(node):
             return
         if node.waiting and not node.applying and not node.outcomes and not node.healing:
             if node.machine.next_deadline is None and not self._job_runs(node):

@@ -54,6 +54,7 @@ class Process:
         self.backlog: list[Any] = []
         self.events: deque[ev.Event] = deque()
         self.feeding = False
+        self.reading = False  # what came while it was stopped
         self.interrupted: Callable[[], None] | None = None
         self.links: dict[PeerId, Node] = {}
         self.met: dict[PeerId, float] = {}  # since when the machine knows of a link
@@ -106,7 +107,8 @@ class Process:
             self.feeding = False
         if not self.alive or not self.running:
             return
-        self.swarm.check(self)
+        if not self.reading:
+            self.swarm.check(self)
         deadline = self.machine.next_deadline
         if deadline is not None:
             at = max(self.world.now, deadline - self.clock_offset) + 1e-6
@@ -180,6 +182,7 @@ class Process:
             self.feeding = False
         backlog, self.backlog = [*self.events, *self.backlog], []
         self.events.clear()
+        self.reading = True
         if self.world.random.random() < 0.5:
             self.feed(ev.Tick())  # timers may fire before the sockets are read
         for event in backlog:
@@ -187,6 +190,7 @@ class Process:
                 self.do(event)
             else:
                 self.feed(event)
+        self.reading = False
         self.feed(ev.Tick())
 
     def die(self, reason: str) -> None:

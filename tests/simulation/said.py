@@ -90,7 +90,9 @@ class Said:
         self.questions[node] = self.open[node] = message.ballot
         self.asked_at.setdefault(message.ballot, self.checks.swarm.world.now)
 
-    def _promise(self, node: Node, _: PeerId, message: Promise) -> None:
+    def _promise(self, node: Node, peer: PeerId, message: Promise) -> None:
+        if peer == node.me:
+            return  # looked at before what it told others first; its own ballots are above all others
         held = message.held
         holding = node.machine.member.holding
         if holding is not None and holding.ballot == message.ballot and not holding.voter:
@@ -176,7 +178,9 @@ class Said:
         held = node.machine.member.holding
         job = node.jobs[begun.transfer]
         weight = begun.weights[job.rank]
-        if held is None or held.transfer != begun.transfer or not held.ready:
+        if held is None or held.transfer != begun.transfer:
+            return  # it was given up with the same event
+        if not held.ready:
             if weight > 0:
                 self.checks.broken("Counted", f"{node.name} contributes without having said so")
             return

@@ -6,6 +6,7 @@ another.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.camps import Facts, ends
@@ -36,10 +37,12 @@ class Counting:
         self._told_at = -1.0
         self._leader: PeerId | None = None
         self._reached = False
+        self._left_at: dict[PeerId, float] = {}  # when peers told us whom to follow instead
         self._leads_until = 0.0  # though we are late: another one that is late as well leaves it to us
 
     def new_epoch(self) -> None:
         self._reached = False
+        self._left_at.clear()
         self._leads_until = 0.0
         self.core.disarm("grace", "keepalive", "word", "lapse", "held")
 
@@ -311,8 +314,11 @@ class Counting:
         core = self.core
         if (message.epoch, message.lineage) != (core.epoch, core.lineage):
             return
+        if core.now < self._left_at.get(message.leader, -math.inf) + LAPSE_S:
+            return  # it has just sent us away itself: what they know of each other is old
         if core.can_lead(message.leader):
             core.sticky = message.leader
+            self._left_at[peer] = core.now
 
     def report(self) -> None:
         """Called after every event: tell the leader what is new, not more often than needed."""

@@ -32,7 +32,8 @@ class Decisions:
         if held is None or held.ballot != message.ballot:
             if entitled:
                 self.machine.succession.settled(message)
-            if held is not None and held.ballot.standing == message.ballot.standing and self._asked(peer):
+            known = peer == core.me or self._asked(peer)
+            if held is not None and held.ballot.standing == message.ballot.standing and known:
                 self.machine.abandon_round("another round made this epoch's average")
             if message.ballot.epoch >= core.epoch and peer != core.me:
                 core.send(peer, core.progress())  # it is ahead of us; its answer tells by what
@@ -104,7 +105,7 @@ class Decisions:
         core.remember(message)
         if held.ready:
             core.samples -= held.samples[held.rank]
-            core.wait = 0
+        core.wait = 0  # the training thread is given the average, if it waits, whether it is in it or not
         core.told_to_stop = False
         self.machine.member.holding = None
         for rank, seat in enumerate(held.members):
