@@ -28,6 +28,7 @@ from p2pavg.rounds.loop.bequest import MOST_AT_ONCE, Bequests
 from p2pavg.rounds.machine.departure import Verdict
 from p2pavg.rounds.protocol import messages
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
+from p2pavg.rounds.protocol.causes import Cause, Objection
 from p2pavg.rounds.protocol.lineage import next_lineage
 from p2pavg.rounds.protocol.roles import Generation, Seat
 from p2pavg.rounds.state import generation_rows as history
@@ -74,7 +75,7 @@ def _rounds() -> list[bytes]:
         messages.Query(ballot),
         messages.Promise(ballot, None, ballot),
         messages.Promise(ballot, held, ballot),
-        messages.Refuse(ballot, 3, LINEAGE, "busy", ballot, (OTHER,)),
+        messages.Refuse(ballot, 3, LINEAGE, Objection.BUSY, ballot, (OTHER,)),
         messages.Ready(ballot, 1, 7, 7.0, b"note"),
         messages.Unready(ballot, 1),
         messages.Begin(ballot, (1.0, 2.0), (1, 2), (3, 0), b"note"),
@@ -82,7 +83,7 @@ def _rounds() -> list[bytes]:
         messages.Stalled(ballot, (0,), (1,), True),
         messages.Complain(ballot, OTHER, "why"),
         messages.Committed(ballot, (1.0,), (1,), (DIGEST,)),
-        messages.Aborted(ballot, ballot, "why", (PEER,), False),
+        messages.Aborted(ballot, ballot, Cause.COMPLAINT, "why", (PEER,), False),
         messages.Inquire(ballot),
         messages.Unknown(ballot, 3, LINEAGE),
         messages.CatchUp(3, True, 12.5, 5_000_000, 900_000, 20e6),

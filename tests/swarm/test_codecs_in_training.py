@@ -19,6 +19,7 @@ from p2pavg import CollaborativeOptimizer, StochasticInt8
 from p2pavg.errors import IncompatiblePeerError
 from p2pavg.peer.peer import Peer
 from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.transport import pump_engine
 from tests.swarm.test_one_process import together
 
@@ -81,7 +82,7 @@ class Swarm:
                 if machine.leading.proposal is not None and machine.epoch % 2 and machine.epoch not in seen:
                     seen.add(machine.epoch)
                     self.aborts += 1
-                    machine.leading.abort("made to fail", ())
+                    machine.leading.abort(Cause.COMPLAINT, (), "made to fail")
                     driver.feed(ev.Tick())
                 return answer
 

@@ -10,10 +10,11 @@ from typing import Any
 from p2pavg.part import Part
 from p2pavg.rounds.machine.actions import Action, Blame, Resume, Send, Stop, Trace, WaitAt
 from p2pavg.rounds.machine.camps import Camp, Facts, Gap, View, ends, gaps
-from p2pavg.rounds.machine.deadlines import Deadlines
+from p2pavg.rounds.machine.deadlines import Deadlines, Timer
 from p2pavg.rounds.machine.election import rendezvous
 from p2pavg.rounds.machine.pace import Pace
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Lineage, Note, PeerId
+from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.lineage import History
 from p2pavg.rounds.protocol.messages import Aborted, Committed, Message, Progress
 from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
@@ -21,12 +22,6 @@ from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
 Plan = Callable[[Sequence[PlanMember]], tuple[Part, ...]]
 OUTCOMES_KEPT = 64
 MOST_APART = 64
-UNANSWERED = "a member did not answer the proposal"
-UNLINKED = "members have no link to each other"
-SILENT_TO_SUCCESSOR = "did not answer the successor"
-IMPLAUSIBLE = "it began a round with samples or weights that its members did not declare or cannot have"
-WITHDRAWN = "its wait ended while the round began"
-FORGIVABLE = frozenset({UNANSWERED, UNLINKED, WITHDRAWN, SILENT_TO_SUCCESSOR})  # it said nothing wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +90,7 @@ class Core:
         self.gone: set[PeerId] = set()  # whose links broke since: they may come back as another process
         self.expected = 0  # samples that the others have when ours are there, by shares of the last average
         self.must_go = False  # a round of this epoch has begun once: it goes on, target reached or not
-        self.excluded: dict[PeerId, str] = {}
+        self.excluded: dict[PeerId, Cause] = {}
         self.suspects: set[PeerId] = set()
         self.last_words: dict[PeerId, tuple[Held, ...]] = {}  # of peers that left
         self.sticky: PeerId | None = config.history[-1].leader if config.history else None
@@ -107,7 +102,7 @@ class Core:
         self.outcomes: dict[Ballot, Committed | Aborted] = {}
         self.actions: list[Action] = []
         self.inbox: deque[Message] = deque()  # messages to ourselves
-        self.timers: dict[str, float] = {}
+        self.timers: dict[Timer, float] = {}
 
     # Out.
 
@@ -166,10 +161,10 @@ class Core:
 
     # Timers.
 
-    def arm(self, name: str, at: float) -> None:
+    def arm(self, name: Timer, at: float) -> None:
         self.timers[name] = at
 
-    def disarm(self, *names: str) -> None:
+    def disarm(self, *names: Timer) -> None:
         for name in names:
             self.timers.pop(name, None)
 
@@ -209,10 +204,11 @@ class Core:
         """The epoch goes on without us."""
         return self.me in self.excluded
 
-    def exclude(self, peer: PeerId, why: str) -> None:
+    def exclude(self, peer: PeerId, cause: Cause, words: str = "") -> None:
         """The peer failed an attempt: it stays out of this epoch."""
         if peer not in self.excluded:
-            self.excluded[peer] = why
+            self.excluded[peer] = cause
+            why = words or cause.words
             self.act(Blame(peer, why))
             self.trace("excluded", peer=peer, why=why)
 

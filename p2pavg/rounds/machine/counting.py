@@ -10,10 +10,11 @@ import math
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.camps import Facts, ends
-from p2pavg.rounds.machine.core import FORGIVABLE
+from p2pavg.rounds.machine.deadlines import Timer
 from p2pavg.rounds.machine.election import rendezvous
 from p2pavg.rounds.machine.pace import STOP_EARLY, Pace
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId
+from p2pavg.rounds.protocol.causes import FORGIVABLE
 from p2pavg.rounds.protocol.messages import Aborted, Follow, Progress, Totals
 from p2pavg.rounds.protocol.roles import Role
 
@@ -44,7 +45,7 @@ class Counting:
         self._reached = False
         self._left_at.clear()
         self._leads_until = 0.0
-        self.core.disarm("grace", "keepalive", "word", "lapse", "held")
+        self.core.disarm(Timer.GRACE, Timer.KEEPALIVE, Timer.WORD, Timer.LAPSE, Timer.HELD)
 
     # The leader's side.
 
@@ -70,7 +71,9 @@ class Counting:
             return
         if peer in core.excluded:
             last = core.promised or Ballot(core.epoch, 0, core.me, core.serial, core.lineage)
-            core.send(peer, Aborted(last, last, core.excluded[peer], (peer,), False))
+            core.send(
+                peer, Aborted(last, last, core.excluded[peer], core.excluded[peer].words, (peer,), False)
+            )
             return
         if message.boundary and self.machine.leading.proposal is None:
             facts = core.view.get(peer)
@@ -79,8 +82,8 @@ class Counting:
             elif facts is not None:  # it believes that the target will be reached: if not, it has to go on
                 followers = self.followers()
                 self._tell(facts, followers, self._total(followers))
-        if "totals" not in core.timers:
-            core.arm("totals", core.now + core.deadlines.report_interval())
+        if Timer.TOTALS not in core.timers:
+            core.arm(Timer.TOTALS, core.now + core.deadlines.report_interval())
 
     def _settle_with(self, peer: PeerId) -> None:
         """Each takes the other for the leader. The one that both choose leads, late or not, and answers
@@ -154,7 +157,7 @@ class Counting:
 
     def _answer_at(self, at: float) -> None:
         """The others may be as far, and their words on the way: it hears a step later whether they are."""
-        self.core.arm("lapse", min(at, self.core.timers.get("lapse", at)))
+        self.core.arm(Timer.LAPSE, min(at, self.core.timers.get(Timer.LAPSE, at)))
 
     def on_totals_timer(self) -> None:
         """Tell everybody how far the others will be at its next boundary."""
@@ -169,7 +172,7 @@ class Counting:
         if not core.pending:
             core.wait_at(self.expected(self._own_others(followers)))
         if core.boundary or any(facts.boundary for facts in followers):
-            core.arm("lapse", core.now + LAPSE_S)
+            core.arm(Timer.LAPSE, core.now + LAPSE_S)
 
     def on_keepalive_timer(self) -> None:
         """While others wait for us, they have to hear that we are at it."""
@@ -181,7 +184,7 @@ class Counting:
         ):
             return
         self.on_totals_timer()
-        core.arm("keepalive", core.now + KEEPALIVE_S)
+        core.arm(Timer.KEEPALIVE, core.now + KEEPALIVE_S)
 
     def consider(self) -> None:
         """Called after every event: is it time to propose?"""
@@ -191,15 +194,15 @@ class Counting:
         if core.boundary and core.out and core.joining is None:
             core.resume()  # the epoch goes on without us
         if machine.leading.proposal is not None or machine.succession.inquest is not None:
-            if "keepalive" not in core.timers:
-                core.arm("keepalive", core.now + KEEPALIVE_S)
+            if Timer.KEEPALIVE not in core.timers:
+                core.arm(Timer.KEEPALIVE, core.now + KEEPALIVE_S)
             return
         if core.role is not Role.TRAINER or core.joining is not None or core.leader() != core.me:
             self._reached = False
             return
-        if machine.member.holding is not None or "retry" in core.timers:
+        if machine.member.holding is not None or Timer.RETRY in core.timers:
             return
-        if "unheard" in core.timers and any(map(core.view.alive, core.unheard)):
+        if Timer.UNHEARD in core.timers and any(map(core.view.alive, core.unheard)):
             return  # they may be ahead of the state that we loaded
         followers = self.followers()
         others = sum(f.samples for f in followers)
@@ -207,7 +210,7 @@ class Counting:
             return
         if not self._is_reached(others):
             self._reached = False
-            core.disarm("grace")
+            core.disarm(Timer.GRACE)
             if core.boundary and not self._will_be_reached():
                 far = [facts.peer for facts in followers]
                 until = core.boundary_at + core.pace.seconds + max(map(core.deadlines.rtt, far), default=0.0)
@@ -220,16 +223,16 @@ class Counting:
         if not self._reached:
             self._reached = True
             core.trace("reached", samples=others + core.samples)
-            core.arm("keepalive", core.now + KEEPALIVE_S)
+            core.arm(Timer.KEEPALIVE, core.now + KEEPALIVE_S)
         grace = max((self._grace(f) for f in core.view.trainers()), default=0.0)
         if core.pending:
             grace = max(grace, core.epoch_began_at + core.deadlines.apply(core.me), self._leads_until)
         if grace > core.now:
-            core.arm("grace", grace)
+            core.arm(Timer.GRACE, grace)
             return
-        core.disarm("grace")
+        core.disarm(Timer.GRACE)
         if (until := machine.newcomers.held_until()) > core.now:
-            core.arm("held", until)
+            core.arm(Timer.HELD, until)
             return
         if core.pending:
             self._abdicate()
@@ -259,7 +262,7 @@ class Counting:
         followers = self.followers()
         for facts in back:
             self._tell(facts, followers, self._total(followers))
-        core.arm("retry", core.now + core.deadlines.readmission(self.machine.leading.failures))
+        core.arm(Timer.RETRY, core.now + core.deadlines.readmission(self.machine.leading.failures))
         return True
 
     def _will_be_reached(self) -> bool:
@@ -267,8 +270,8 @@ class Counting:
         core = self.core
         if core.samples + self._own_others(self.followers()) < core.target:
             return False
-        if "lapse" not in core.timers:
-            core.arm("lapse", core.now + LAPSE_S)
+        if Timer.LAPSE not in core.timers:
+            core.arm(Timer.LAPSE, core.now + LAPSE_S)
         return True
 
     def _is_reached(self, others: int) -> bool:
@@ -291,7 +294,7 @@ class Counting:
         self._reached = False
         if core.leader() is None:
             core.suspects.discard(core.me)  # nobody else is there: the round waits for us
-            core.arm("grace", core.now + core.deadlines.apply(core.me))
+            core.arm(Timer.GRACE, core.now + core.deadlines.apply(core.me))
             return
         core.trace("abdicated", leader=core.leader())
         core.broadcast_progress()
@@ -327,10 +330,10 @@ class Counting:
         if leader != self._leader:
             core.trace("leader", leader=leader)
             before, self._leader = self._leader, leader
-            core.disarm("word")
+            core.disarm(Timer.WORD)
             self._told = ()
             if leader == core.me:
-                core.arm("totals", core.now)  # those that wait told it before, when it did not lead
+                core.arm(Timer.TOTALS, core.now)  # those that wait told it before, when it did not lead
                 self._take_over(before)
         if leader is None or leader == core.me or core.role is not Role.TRAINER or core.joining is not None:
             return
@@ -340,9 +343,9 @@ class Counting:
         if self._told[:1] != (urgent,) or core.now >= self._told_at + core.deadlines.report_interval():
             self._told, self._told_at = (urgent, core.samples), core.now
             core.send(leader, core.progress())
-            core.disarm("report")
-        elif "report" not in core.timers:
-            core.arm("report", self._told_at + core.deadlines.report_interval())
+            core.disarm(Timer.REPORT)
+        elif Timer.REPORT not in core.timers:
+            core.arm(Timer.REPORT, self._told_at + core.deadlines.report_interval())
 
     def _take_over(self, before: PeerId | None) -> None:
         """This peer leads now. If that is because whoever led so far cannot reach everybody, tell it so."""
@@ -350,9 +353,6 @@ class Counting:
         if before is not None and before in ends(core.gaps()):
             for facts in core.view.standing(core.epoch, core.lineage):
                 core.send(facts.peer, Follow(core.epoch, core.lineage, core.me))
-
-    def on_report_timer(self) -> None:
-        """Nothing to do: `report` runs after every event."""
 
     # Waiting for somebody's word.
 
@@ -375,18 +375,18 @@ class Counting:
         """Called after every event: a wait has a deadline."""
         core = self.core
         awaited = self.awaited()
-        if awaited is None and self.machine.member.holding is not None and "inquire" not in core.timers:
+        if awaited is None and self.machine.member.holding is not None and Timer.INQUIRE not in core.timers:
             self.machine.succession.start()  # whoever was to decide our ballot is gone
             awaited = self.awaited()
         if awaited is None or awaited == core.me:
-            core.disarm("word")
-        elif "word" not in core.timers:
-            core.arm("word", core.now + core.deadlines.word(awaited))
+            core.disarm(Timer.WORD)
+        elif Timer.WORD not in core.timers:
+            core.arm(Timer.WORD, core.now + core.deadlines.word(awaited))
 
     def heard(self, peer: PeerId) -> None:
         """A word of the awaited peer."""
         if peer == self.awaited():
-            self.core.disarm("word")
+            self.core.disarm(Timer.WORD)
 
     def on_word_timer(self) -> None:
         awaited = self.awaited()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from enum import StrEnum
 from statistics import median
 
 from p2pavg.rounds.protocol.ballot import PeerId
@@ -37,6 +38,31 @@ K = 6.0  # how many MADs above the median
 LEAST_RATE = 8192.0  # bytes per second below which data does not count as moving, whatever was promised
 PROMISED_SHARE = 0.02  # of a link's usual rate, below which data does not count as moving
 KEPT = 31  # measurements
+
+
+class Timer(StrEnum):
+    """A deadline, armed and disarmed by name. One without a handler only has the machine look again."""
+
+    ASK = "ask"
+    DONE = "done"
+    GRACE = "grace"
+    HEAL = "heal"
+    HELD = "held"
+    INQUIRE = "inquire"
+    JUDGE = "judge"
+    KEEPALIVE = "keepalive"
+    LAPSE = "lapse"
+    LEAVE = "leave"
+    ORPHANED = "orphaned"
+    PATIENCE = "patience"
+    PROMISE = "promise"
+    QUERY = "query"
+    REPORT = "report"
+    RETRY = "retry"
+    SETTLE = "settle"
+    TOTALS = "totals"
+    UNHEARD = "unheard"
+    WORD = "word"
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import Commit, RoundFailed
-from p2pavg.rounds.machine.core import IMPLAUSIBLE
 from p2pavg.rounds.machine.holding import Holding
 from p2pavg.rounds.machine.pace import own_share
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId, Stage
+from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.lineage import next_lineage
 from p2pavg.rounds.protocol.messages import Aborted, Committed, Inquire, Unknown
 from p2pavg.rounds.protocol.roles import Generation
@@ -140,7 +140,7 @@ class Decisions:
         core, held = self.core, self.machine.member.holding
         ballot, by = message.ballot, message.by
         self.machine.succession.told_void(peer, message)
-        if ballot.standing != core.standing or core.excluded.get(by.leader) == IMPLAUSIBLE:
+        if ballot.standing != core.standing or core.excluded.get(by.leader) == Cause.IMPLAUSIBLE_BEGIN:
             return
         if held is None:
             told = ballot == core.promised and self._may_decide(peer, ballot, by)
@@ -157,7 +157,7 @@ class Decisions:
         above = core.bound if core.promise_void else core.promised
         if above is not None and by < above and not own:
             return  # somebody else decides; a result that is not whole makes no difference to that
-        self.machine.member.drop(message.why)
+        self.machine.member.drop(message.words)
         self.machine.member.dropped = replace(held.described(), stage=Stage.ABORTED)
         if core.joining is None:
             self._aborted(message)
@@ -185,12 +185,12 @@ class Decisions:
     def _aborted(self, message: Aborted) -> None:
         core = self.core
         core.remember(message)
-        core.trace("aborted", attempt=message.ballot.attempt, why=message.why, final=message.final)
+        core.trace("aborted", attempt=message.ballot.attempt, why=message.cause, final=message.final)
         self.machine.leading.aborted(message)
         for peer in message.blamed:
-            core.exclude(peer, message.why)
+            core.exclude(peer, message.cause, message.words)
         if message.final:
-            self.fail(message.why)
+            self.fail(message.words)
         elif core.out:
             core.resume()
             core.wait_at(None)

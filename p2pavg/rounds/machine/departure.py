@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import Bequeath, Discarded, Left
 from p2pavg.rounds.machine.camps import Facts
+from p2pavg.rounds.machine.deadlines import Timer
 from p2pavg.rounds.machine.events import Bequeathed, Event, Inherited, Leave, PeerUp
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.messages import Committed, Leaving
@@ -51,7 +52,7 @@ class Departure:
         if not core.leaving:
             core.leaving = True
             self._hand_over = event.hand_over
-            core.arm("leave", core.now + event.notice_s)
+            core.arm(Timer.LEAVE, core.now + event.notice_s)
 
     def consider(self) -> None:
         """Called after every event: is the last round over?"""
@@ -59,18 +60,18 @@ class Departure:
         if not core.leaving or self.announced:
             return
         undecided = self.machine.member.holding is not None or (self._hand_over and core.pending)
-        if undecided and "leave" in core.timers:
+        if undecided and Timer.LEAVE in core.timers:
             return
         self.machine.abandon_round("this peer leaves")
         self.announced = True
-        deadline = core.timers.get("leave")
+        deadline = core.timers.get(Timer.LEAVE)
         core.timers.clear()
         for facts in core.view:
             self._announce_to(facts.peer)
         heirs, offered = self._heirs(), core.offered
         self._take_off(self._known_to_count(offered))
         if self._hand_over and not undecided and deadline is not None and core.samples and heirs:
-            core.arm("leave", deadline)
+            core.arm(Timer.LEAVE, deadline)
             core.act(Bequeath(heirs, core.samples, tuple(offered.items())))
         else:
             self._go()
@@ -106,7 +107,7 @@ class Departure:
         elif isinstance(event, PeerUp):
             self.core.view.up(event)
             self._announce_to(event.peer)
-        elif "leave" not in self.core.timers:
+        elif Timer.LEAVE not in self.core.timers:
             self._go()
 
     def verdict(self, epoch: int, lineage: Lineage, offered: Collection[int]) -> Verdict:

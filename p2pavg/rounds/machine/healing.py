@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import Discarded, Orphaned, StartHeal
 from p2pavg.rounds.machine.camps import Camp
+from p2pavg.rounds.machine.deadlines import Timer
 from p2pavg.rounds.machine.events import Followed, Healed, HealFailed, Level
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.messages import Unknown
@@ -28,7 +29,7 @@ class Healing:
         self._orphaned = False  # we have no state, and nobody that has one is there
 
     def new_epoch(self) -> None:
-        self.core.disarm("ask")
+        self.core.disarm(Timer.ASK)
 
     def consider(self) -> None:
         """Called after every event: does another camp win?"""
@@ -50,11 +51,11 @@ class Healing:
         if best is mine:
             self._unrivalled()
             return
-        core.disarm("orphaned")
+        core.disarm(Timer.ORPHANED)
         self._orphaned = False
         if self._settles_at is None:
             self._settles_at = core.now + core.deadlines.settle()
-            core.arm("settle", self._settles_at)
+            core.arm(Timer.SETTLE, self._settles_at)
         if best.epoch > mine.epoch:
             held = self.machine.member.holding
             if held is None:
@@ -69,23 +70,20 @@ class Healing:
 
     def _unrivalled(self) -> None:
         core = self.core
-        if self._settles_at is not None or "ask" in core.timers:
+        if self._settles_at is not None or Timer.ASK in core.timers:
             self._settles_at = None
-            core.disarm("settle", "ask")
+            core.disarm(Timer.SETTLE, Timer.ASK)
         if core.role is Role.JOINER and not self._orphaned:
             self._orphaned = True
-            core.arm("orphaned", core.now + ALONE_S)
+            core.arm(Timer.ORPHANED, core.now + ALONE_S)
 
     def _ask(self, camp: Camp) -> None:
         """Those ahead of us know what became of the ballot that we hold."""
         core = self.core
-        if "ask" not in core.timers:
+        if Timer.ASK not in core.timers:
             donors = self._donors(camp)
             self.machine.member.inquire(donors)
-            core.arm("ask", core.now + max(core.deadlines.answer(peer) for peer in donors))
-
-    def on_settle_timer(self) -> None:
-        """Nothing to do: `consider` runs after every event."""
+            core.arm(Timer.ASK, core.now + max(core.deadlines.answer(peer) for peer in donors))
 
     def on_orphaned_timer(self) -> None:
         """Members have answered, and are gone: a run of our own would go another way than theirs."""
@@ -98,7 +96,7 @@ class Healing:
         """Nobody of the winning camp knows our ballot: it went another way."""
         core, held = self.core, self.machine.member.holding
         if held is not None and held.fact is not None and held.moves(core.now):
-            core.arm("ask", core.now + core.deadlines.answer(held.ballot.leader))
+            core.arm(Timer.ASK, core.now + core.deadlines.answer(held.ballot.leader))
             return  # it is committed, and the rest of it is still coming
         self._give_up()
 
@@ -191,9 +189,9 @@ class Healing:
         self._settles_at = None
         core.unheard = {f.peer for f in core.view.trainers() if f.epoch < core.epoch}
         wait = max(map(core.deadlines.answer, core.unheard), default=0.0)
-        core.arm("unheard", core.now + wait)
+        core.arm(Timer.UNHEARD, core.now + wait)
         core.joining = None
-        core.disarm("heal")
+        core.disarm(Timer.HEAL)
         core.trace("level", lineage=core.lineage)
         core.wait_at(0)
         self.machine.trainer.let_idle_go()
@@ -203,7 +201,7 @@ class Healing:
         core = self.core
         if core.joining is not None:
             core.trace("heal failed", why=event.why)
-            core.arm("heal", core.now + RETRY_S)
+            core.arm(Timer.HEAL, core.now + RETRY_S)
 
     def on_heal_timer(self) -> None:
         """Try again, with whoever wins now."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.camps import Facts, ends
-from p2pavg.rounds.machine.core import UNANSWERED, UNLINKED, WITHDRAWN
+from p2pavg.rounds.machine.deadlines import Timer
 from p2pavg.rounds.machine.stalls import judge
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId, Stage
+from p2pavg.rounds.protocol.causes import Cause, Objection
 from p2pavg.rounds.protocol.messages import (
     Aborted,
     Begin,
@@ -80,7 +81,7 @@ class Leading:
         self.proposal = None
         self.failures = 0
         self.floor = -1
-        self.core.disarm("promise", "patience", "judge", "done", "retry")
+        self.core.disarm(Timer.PROMISE, Timer.PATIENCE, Timer.JUDGE, Timer.DONE, Timer.RETRY)
 
     # The proposal.
 
@@ -149,9 +150,9 @@ class Leading:
         assert proposal is not None
         missing = [peer for peer in proposal.voting if peer not in proposal.promised]
         if missing:
-            self.core.arm("promise", proposal.asked_at + min(map(self.core.deadlines.answer, missing)))
+            self.core.arm(Timer.PROMISE, proposal.asked_at + min(map(self.core.deadlines.answer, missing)))
         else:
-            self.core.disarm("promise")
+            self.core.disarm(Timer.PROMISE)
 
     def on_promise_timer(self) -> None:
         """Somebody did not answer the proposal in time."""
@@ -164,7 +165,7 @@ class Leading:
             if peer not in proposal.promised and core.now >= proposal.asked_at + core.deadlines.answer(peer)
         ]
         if late:
-            self.abort(UNANSWERED, late)
+            self.abort(Cause.UNANSWERED, late)
         else:
             self._arm_promise()
 
@@ -177,9 +178,9 @@ class Leading:
         if held is not None and held.ballot.standing == proposal.ballot.standing:
             core.must_go = core.must_go or held.begun
             if held.stage in (Stage.DONE, Stage.COMMITTED):
-                self.abort("an earlier round is undecided", (), counts=False)
+                self.abort(Cause.UNDECIDED, (), counts=False)
                 if held.ballot.leader == core.me and held.ballot.serial > core.config.life:
-                    void = Aborted(held.ballot, held.ballot, "its leader gave it up", (), False)
+                    void = Aborted(held.ballot, held.ballot, Cause.GIVEN_UP, Cause.GIVEN_UP.words, (), False)
                     core.send(peer, void)  # the link to it broke before it could hear so
                 else:
                     self.machine.succession.resolve(held)
@@ -194,7 +195,7 @@ class Leading:
             return
         weighted = self.core.config.weighted
         if not message.wait or not plausible(message.samples, message.weight, self.core.target, weighted):
-            self.abort("it declares more samples, or another weight, than it can have", [peer])
+            self.abort(Cause.IMPLAUSIBLE_READY, [peer])
             return
         proposal.ready[peer] = message
         self._try_to_begin()
@@ -208,14 +209,14 @@ class Leading:
             del proposal.ready[peer]
             self._try_to_begin()
         elif peer not in proposal.done:
-            self.abort(WITHDRAWN, [peer])
+            self.abort(Cause.WITHDRAWN, [peer])
 
     def on_refuse(self, peer: PeerId, message: Refuse) -> None:
         proposal, core = self._ours(message.ballot), self.core
         if proposal is None or proposal.begun or peer not in proposal.voting:
             return
         facts = core.view.get(peer)
-        if message.why in ("busy", "promised") and message.promised is not None:
+        if message.objection in (Objection.BUSY, Objection.PROMISED) and message.promised is not None:
             other = message.promised
             rivals = other.standing == proposal.ballot.standing
             if rivals:
@@ -224,28 +225,28 @@ class Leading:
             yields = rivals and (other > proposal.ballot or other == self._busy_with)
             self._busy_with = other
             if yields and other.leader != core.me and core.view.alive(other.leader):
-                self.abort("another peer leads", (), counts=False)
+                self.abort(Cause.ANOTHER_LEADS, (), counts=False)
                 core.sticky = other.leader
                 core.suspects.discard(other.leader)
             else:
-                self.abort("a member holds another ballot", ())
-            core.arm("retry", core.now + core.deadlines.retry(peer))
-        elif message.why == "elsewhere" and facts is not None:
+                self.abort(Cause.ANOTHER_BALLOT, ())
+            core.arm(Timer.RETRY, core.now + core.deadlines.retry(peer))
+        elif message.objection is Objection.ELSEWHERE and facts is not None:
             joining = facts.joining or (message.epoch, message.lineage) == (core.epoch, core.lineage)
             core.view.stands(facts, message.epoch, message.lineage, joining=joining)
-            self.abort("a member stands elsewhere", ())
-        elif message.why == "pending" and facts is not None:
+            self.abort(Cause.ELSEWHERE, ())
+        elif message.objection is Objection.PENDING and facts is not None:
             facts.pending, facts.committed_at = True, core.now
-            self.abort("a member has not applied the last average yet", ())
+            self.abort(Cause.PENDING, ())
         elif message.missing:
             absent = [p for p in message.missing if p in proposal.members]
             ranks = [proposal.members.index(p) for p in absent]
             proposal.links[proposal.members.index(peer)] = (ranks, ())
             verdict = judge(proposal.links, proposal.members.index(core.me))
             if verdict is not None:
-                self.abort(UNLINKED, [proposal.members[verdict]])
+                self.abort(Cause.UNLINKED, [proposal.members[verdict]])
         else:
-            self.abort(f"a member refused ({message.why})", [peer])
+            self.abort(Cause.REFUSED, [peer], f"a member refused ({message.objection})")
 
     def _try_to_begin(self) -> None:
         proposal, core = self.proposal, self.core
@@ -256,20 +257,20 @@ class Leading:
         if unready:
             due = proposal.asked_at + max(self._patience(peer) for peer in unready)
             if core.now < due:
-                core.arm("patience", due)
+                core.arm(Timer.PATIENCE, due)
                 return
             if not contributes:
                 last = due + 4 * core.deadlines.patience(core.now - core.epoch_began_at)
                 if core.now < last:
-                    core.arm("patience", last)
+                    core.arm(Timer.PATIENCE, last)
                     return
         if core.now < (due := self._joiners_due()):
-            core.arm("patience", due)
+            core.arm(Timer.PATIENCE, due)
             return
-        core.disarm("patience", "promise")
+        core.disarm(Timer.PATIENCE, Timer.PROMISE)
         if not contributes:
             core.must_go = False
-            self.abort("nobody has anything to contribute", ())
+            self.abort(Cause.NOTHING_TO_AVERAGE, ())
             return
         proposal.begun = True
         proposal.heard = dict.fromkeys(proposal.voting, core.now)
@@ -312,7 +313,7 @@ class Leading:
         if proposal is None or not proposal.begun or peer not in proposal.voting:
             return
         if len(message.digests) != len(proposal.parts):
-            self.abort("a member told digests of other parts", [peer])
+            self.abort(Cause.WRONG_PARTS, [peer])
             return
         proposal.done[peer] = message.digests
         facts = core.view.get(peer)
@@ -329,10 +330,10 @@ class Leading:
             if len({digests[index] for digests in proposal.done.values()}) > 1
         ]
         if wrong:
-            self.abort("members got different results of its part", sorted(set(wrong)))
+            self.abort(Cause.WRONG_RESULT, sorted(set(wrong)))
             return
         self.proposal = None
-        core.disarm("judge", "done")
+        core.disarm(Timer.JUDGE, Timer.DONE)
         outcome = Committed(proposal.ballot, proposal.weights, proposal.samples, message.digests)
         for member in proposal.members:
             core.send(member, outcome)
@@ -341,7 +342,7 @@ class Leading:
         proposal = self.proposal
         assert proposal is not None
         waiting = [peer for peer in proposal.voting if peer not in proposal.done]
-        self.core.arm("done", min(proposal.heard[p] + self.core.deadlines.word(p) for p in waiting))
+        self.core.arm(Timer.DONE, min(proposal.heard[p] + self.core.deadlines.word(p) for p in waiting))
 
     def on_done_timer(self) -> None:
         """Somebody neither finishes nor says that it is at it."""
@@ -354,9 +355,9 @@ class Leading:
             if peer not in proposal.done and core.now >= proposal.heard[peer] + core.deadlines.word(peer)
         ]
         if mute and core.me not in mute:
-            self.abort("a member neither finished nor said why", mute)
+            self.abort(Cause.MUTE, mute)
         elif mute:
-            self.abort("the leader's own transfer does not run", ())
+            self.abort(Cause.LEADER_STANDS, ())
         else:
             self._arm_done()
 
@@ -376,8 +377,8 @@ class Leading:
             proposal.excused[rank] = math.inf
         elif proposal.excused.get(rank) == math.inf:
             proposal.excused[rank] = core.now + core.deadlines.stall(peer)
-        if proposal.stalls and "judge" not in core.timers:
-            core.arm("judge", core.now + core.deadlines.judge())
+        if proposal.stalls and Timer.JUDGE not in core.timers:
+            core.arm(Timer.JUDGE, core.now + core.deadlines.judge())
 
     def on_judge_timer(self) -> None:
         """The reports are in: leave out whom they point at."""
@@ -387,41 +388,41 @@ class Leading:
         excused = [rank for rank, until in proposal.excused.items() if until > core.now]
         verdict = judge(proposal.stalls, proposal.members.index(core.me), excused)
         if verdict is None and excused:
-            core.arm("judge", core.now + core.deadlines.judge())
+            core.arm(Timer.JUDGE, core.now + core.deadlines.judge())
         elif verdict is None:
-            self.abort("the transfer stalled, and nobody is to blame", ())
+            self.abort(Cause.STALLED, ())
         else:
-            self.abort("its data did not move", [proposal.members[verdict]])
+            self.abort(Cause.NO_DATA, [proposal.members[verdict]])
 
     def on_complain(self, peer: PeerId, message: Complain) -> None:
         proposal = self._ours(message.ballot)
         if proposal is None or peer not in proposal.voting:
             return
         if message.peer is None:
-            self.abort(message.why, ())
+            self.abort(Cause.COMPLAINT, (), message.why)
         elif message.peer in proposal.members:
-            self.abort(message.why, [message.peer])
+            self.abort(Cause.COMPLAINT, [message.peer], message.why)
 
     def lost(self, peer: PeerId, why: str) -> None:
         """A peer died, left, or fell silent."""
         if self.proposal is not None and peer in self.proposal.voting:
-            self.abort(why, [peer])
+            self.abort(Cause.LOST, [peer], why)
 
     # The end.
 
-    def abort(self, why: str, blamed: Sequence[PeerId], *, counts: bool = True) -> None:
+    def abort(self, cause: Cause, blamed: Sequence[PeerId], words: str = "", *, counts: bool = True) -> None:
         """This attempt is over. The next one follows from `consider`, without those to blame."""
         proposal, core = self.proposal, self.core
         if proposal is None:
             return
         self.proposal = None
-        core.disarm("promise", "patience", "judge", "done")
+        core.disarm(Timer.PROMISE, Timer.PATIENCE, Timer.JUDGE, Timer.DONE)
         self.floor = max(self.floor, proposal.ballot.attempt)
         self.failures += counts
         if counts and not blamed:
             core.deadlines.scale = min(MOST_SCALE, 2 * core.deadlines.scale)
         final = counts and self.failures >= self.budget
-        message = Aborted(proposal.ballot, proposal.ballot, why, tuple(blamed), final)
+        message = Aborted(proposal.ballot, proposal.ballot, cause, words or cause.words, tuple(blamed), final)
         told = {core.me, *proposal.members}
         if final:
             told.update(f.peer for f in core.view if core.stands_here(f))
@@ -432,6 +433,6 @@ class Leading:
         """An abort was decided, by us or by somebody above us."""
         if self.proposal is not None and self.proposal.ballot <= message.by:
             self.proposal = None
-            self.core.disarm("promise", "patience", "judge", "done")
+            self.core.disarm(Timer.PROMISE, Timer.PATIENCE, Timer.JUDGE, Timer.DONE)
         if message.final:
             self.failures = 0

@@ -15,7 +15,7 @@ from p2pavg.rounds.machine import events
 from p2pavg.rounds.machine.actions import Action, WaitAt
 from p2pavg.rounds.machine.core import Config, Core, Plan
 from p2pavg.rounds.machine.counting import Counting
-from p2pavg.rounds.machine.deadlines import PAUSE
+from p2pavg.rounds.machine.deadlines import PAUSE, Timer
 from p2pavg.rounds.machine.decisions import Decisions
 from p2pavg.rounds.machine.departure import Departure
 from p2pavg.rounds.machine.events import Event
@@ -28,6 +28,7 @@ from p2pavg.rounds.machine.own_thread import Trainer
 from p2pavg.rounds.machine.succession import Succession
 from p2pavg.rounds.protocol import messages
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.messages import Message
 from p2pavg.rounds.protocol.roles import Generation, Role
 
@@ -288,22 +289,22 @@ class Machine:
             messages.Leaving: (self.peers.on_leaving,),
         }
 
-    def _timer_table(self) -> Mapping[str, Callable[[], None]]:
+    def _timer_table(self) -> Mapping[Timer, Callable[[], None]]:
         """Looked at after every event, thus not here: grace, held, retry, report, settle, leave, unheard."""
         return {
-            "promise": self.leading.on_promise_timer,
-            "patience": self.leading.on_patience_timer,
-            "judge": self.leading.on_judge_timer,
-            "done": self.leading.on_done_timer,
-            "totals": self.counting.on_totals_timer,
-            "lapse": self.counting.on_totals_timer,
-            "keepalive": self.counting.on_keepalive_timer,
-            "word": self.counting.on_word_timer,
-            "query": self.succession.on_query_timer,
-            "inquire": self.succession.on_inquire_timer,
-            "ask": self.healing.on_ask_timer,
-            "heal": self.healing.on_heal_timer,
-            "orphaned": self.healing.on_orphaned_timer,
+            Timer.PROMISE: self.leading.on_promise_timer,
+            Timer.PATIENCE: self.leading.on_patience_timer,
+            Timer.JUDGE: self.leading.on_judge_timer,
+            Timer.DONE: self.leading.on_done_timer,
+            Timer.TOTALS: self.counting.on_totals_timer,
+            Timer.LAPSE: self.counting.on_totals_timer,
+            Timer.KEEPALIVE: self.counting.on_keepalive_timer,
+            Timer.WORD: self.counting.on_word_timer,
+            Timer.QUERY: self.succession.on_query_timer,
+            Timer.INQUIRE: self.succession.on_inquire_timer,
+            Timer.ASK: self.healing.on_ask_timer,
+            Timer.HEAL: self.healing.on_heal_timer,
+            Timer.ORPHANED: self.healing.on_orphaned_timer,
         }
 
     # Ends.
@@ -318,7 +319,7 @@ class Machine:
 
     def abandon_round(self, why: str) -> None:
         """Have no more part in the round of this epoch."""
-        self.leading.abort(why, (), counts=False)
+        self.leading.abort(Cause.HEALING, (), why, counts=False)
         self.succession.abandon()
         self.member.abandon(why)
         self.core.inbox.clear()

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from p2pavg.part import Part
 from p2pavg.rounds.machine.actions import BeginJob, CancelJob, OpenJob
-from p2pavg.rounds.machine.core import IMPLAUSIBLE
 from p2pavg.rounds.machine.deadlines import MOST_BEHIND
 from p2pavg.rounds.machine.events import JobDone, JobFailed, JobProgressed, JobRefused
 from p2pavg.rounds.machine.holding import Holding
 from p2pavg.rounds.machine.stalls import TransferWatch
 from p2pavg.rounds.protocol.ballot import Ballot, Held, PeerId, Stage
+from p2pavg.rounds.protocol.causes import Cause, Objection
 from p2pavg.rounds.protocol.messages import (
     Begin,
     Committed,
@@ -62,7 +62,7 @@ class Member:
             if other not in core.view and other != core.me and (other in owners or core.me in owners)
         )
         if why is not None or missing:
-            self._refuse(peer, ballot, why or "no link", missing)
+            self._refuse(peer, ballot, why or Objection.NO_LINK, missing)
             return
         held = self.holding
         if held is not None and held.stage is Stage.DONE:
@@ -148,28 +148,28 @@ class Member:
                 self.core.send(held.ballot.leader, Complain(held.ballot, None, why))
         return held.described()
 
-    def _cannot(self, ballot: Ballot, votes: bool) -> str | None:
+    def _cannot(self, ballot: Ballot, votes: bool) -> Objection | None:
         """Why a ballot cannot be accepted."""
         core = self.core
         if core.role is Role.WATCHER:
-            return "a watcher"
+            return Objection.WATCHER
         if core.joining is not None or (core.epoch, core.lineage) != ballot.standing:
-            return "elsewhere"
+            return Objection.ELSEWHERE
         if votes and core.pending:
-            return "pending"
+            return Objection.PENDING
         if core.pending and core.epoch - core.applied_epoch >= MOST_BEHIND:
-            return "too far behind"
+            return Objection.BEHIND
         if core.leaving and self.holding is None:
-            return "leaving"
+            return Objection.LEAVING
         promised = core.promised
         if promised is not None and ballot <= promised and promised.standing == ballot.standing:
-            return "promised"
+            return Objection.PROMISED
         leads = self.authority()
         if leads == core.me:
             busy = self.machine.leading.proposal is not None and ballot.leader != core.me
         else:
             busy = leads not in (None, ballot.leader) and core.can_lead(leads)
-        return "busy" if busy else None
+        return Objection.BUSY if busy else None
 
     def authority(self) -> PeerId | None:
         """Who decides the ballot that we hold: the leader of the highest ballot that we promised.
@@ -191,7 +191,7 @@ class Member:
             self.core.sticky = ballot.leader
             self.core.suspects.discard(ballot.leader)
 
-    def _refuse(self, peer: PeerId, ballot: Ballot, why: str, missing: tuple[PeerId, ...]) -> None:
+    def _refuse(self, peer: PeerId, ballot: Ballot, why: Objection, missing: tuple[PeerId, ...]) -> None:
         core = self.core
         core.trace("refused", leader=ballot.leader, attempt=ballot.attempt, why=why)
         core.send(peer, Refuse(ballot, core.epoch, core.lineage, why, core.promised, missing))
@@ -258,8 +258,8 @@ class Member:
 
     def _distrust(self, held: Holding) -> None:
         """Its leader lies about what members declared: this epoch's round is made without it."""
-        self.core.exclude(held.ballot.leader, IMPLAUSIBLE)
-        self.drop(IMPLAUSIBLE)
+        self.core.exclude(held.ballot.leader, Cause.IMPLAUSIBLE_BEGIN)
+        self.drop(Cause.IMPLAUSIBLE_BEGIN.words)
 
     def _job(self, transfer: int) -> Holding | None:
         held = self.holding

@@ -70,17 +70,6 @@ class TransferWatch:
         """Whether contributions to our own parts are still to come."""
         return any(seen.contributions < seen.contributions_expected for seen in self._last)
 
-    def next_stall(self, now: float) -> float:
-        """When the next rank could be found lagging."""
-        return min(
-            (
-                self._moved_at[rank] + self._deadlines.stall(peer)
-                for rank, peer in enumerate(self._peers)
-                if peer != self._me and self._moved_at[rank] + self._deadlines.stall(peer) > now
-            ),
-            default=now + 1.0,
-        )
-
 
 Report = tuple[Sequence[int], Sequence[int]]  # ranks whose contributions, ranks whose results are missing
 

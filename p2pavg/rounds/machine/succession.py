@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.core import SILENT_TO_SUCCESSOR
+from p2pavg.rounds.machine.deadlines import Timer
 from p2pavg.rounds.machine.election import rendezvous
 from p2pavg.rounds.protocol.ballot import Ballot, Held, PeerId, Stage
+from p2pavg.rounds.protocol.causes import Cause, Objection
 from p2pavg.rounds.protocol.messages import Aborted, Committed, Promise, Query, Refuse
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Succession:
         self.inquest = None
         self.expected = None
         self._failures = 0
-        self.core.disarm("query", "inquire")
+        self.core.disarm(Timer.QUERY, Timer.INQUIRE)
 
     def yield_to(self, ballot: Ballot) -> None:
         """We promised somebody else's ballot."""
@@ -93,8 +94,10 @@ class Succession:
     def _give_up(self, inquest: Inquest) -> None:
         """Those that we asked are free to answer others."""
         self.inquest = None
-        self.core.disarm("query")
-        given_up = Aborted(inquest.ballot, inquest.ballot, "the question was given up", (), False)
+        self.core.disarm(Timer.QUERY)
+        given_up = Aborted(
+            inquest.ballot, inquest.ballot, Cause.QUESTION_GIVEN_UP, Cause.QUESTION_GIVEN_UP.words, (), False
+        )
         for asked in inquest.asked:
             self.core.send(asked, given_up)
 
@@ -119,7 +122,7 @@ class Succession:
             self.machine.member.drop("its leader was lost before it began")
         elif successor is not None:
             self.expected = successor
-            core.disarm("word")
+            core.disarm(Timer.WORD)
             core.trace("successor", peer=successor)
 
     def _usable(self, peer: PeerId) -> bool:
@@ -183,7 +186,7 @@ class Succession:
         inquest, core = self.inquest, self.core
         if inquest is None or inquest.ballot != message.ballot or peer not in inquest.asked:
             return
-        if message.why in ("busy", "promised") and message.promised is not None:
+        if message.objection in (Objection.BUSY, Objection.PROMISED) and message.promised is not None:
             # Somebody else decides, or the leader that we thought lost still leads the others.
             other = message.promised
             core.promise_void = True
@@ -200,11 +203,11 @@ class Succession:
                 self.expected = other.leader
                 core.gone.discard(other.leader)
                 core.suspects.discard(other.leader)
-                core.disarm("word")
+                core.disarm(Timer.WORD)
             self._failures += 1
             wait = core.deadlines.retry(peer) * 2.0 ** min(self._failures, 5)
-            core.arm("inquire", core.now + wait)
-            core.arm("retry", core.now + wait)  # a proposal of ours would only find the same
+            core.arm(Timer.INQUIRE, core.now + wait)
+            core.arm(Timer.RETRY, core.now + wait)  # a proposal of ours would only find the same
             return
         inquest.dismissed.add(peer)
         self._conclude()
@@ -225,7 +228,7 @@ class Succession:
         if outcome.ballot not in {held.ballot for held in inquest.answers.values() if held is not None}:
             return
         self.inquest = None
-        self.core.disarm("query")
+        self.core.disarm(Timer.QUERY)
         for peer in sorted(inquest.asked):
             self.core.send(peer, outcome)
 
@@ -240,7 +243,7 @@ class Succession:
         self.machine.member.inquire(held.voters)
         self.start()
         if self.inquest is None:
-            core.arm("inquire", core.now + core.deadlines.word(held.ballot.leader) / 2)
+            core.arm(Timer.INQUIRE, core.now + core.deadlines.word(held.ballot.leader) / 2)
 
     def lost(self, peer: PeerId) -> None:
         """A peer died or fell silent."""
@@ -263,9 +266,9 @@ class Succession:
                 continue
             due = max(due, asked_at + core.deadlines.answer(peer))
         if due > core.now:
-            core.arm("query", due)
+            core.arm(Timer.QUERY, due)
             return
-        core.disarm("query")
+        core.disarm(Timer.QUERY)
         self.inquest = None
         verdict = decide(inquest.witnesses())
         told = {core.me, *inquest.asked}
@@ -283,8 +286,10 @@ class Succession:
         core.trace("inquest aborts", attempt=inquest.ballot.attempt)
         ballots = {held.ballot for held in inquest.answers.values() if held is not None}
         for ballot in sorted(ballots):
-            message = Aborted(ballot, inquest.ballot, "its leader was lost", tuple(unreachable), False)
+            message = Aborted(
+                ballot, inquest.ballot, Cause.LEADER_LOST, Cause.LEADER_LOST.words, tuple(unreachable), False
+            )
             for peer in sorted(told):
                 core.send(peer, message)
         for peer in unreachable:
-            core.exclude(peer, SILENT_TO_SUCCESSOR)
+            core.exclude(peer, Cause.SILENT_TO_SUCCESSOR)

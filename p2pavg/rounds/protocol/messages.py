@@ -17,6 +17,7 @@ from p2pavg.rounds.protocol.ballot import (
     PeerId,
     Stage,
 )
+from p2pavg.rounds.protocol.causes import Cause, Objection
 from p2pavg.rounds.protocol.fields import (
     Check,
     boolean,
@@ -106,7 +107,7 @@ class Refuse:
     ballot: Ballot
     epoch: int
     lineage: Lineage
-    why: str
+    objection: Objection
     promised: Ballot | None  # a higher or still living ballot
     missing: tuple[PeerId, ...]  # members that the sender has no link to
 
@@ -188,7 +189,8 @@ class Aborted:
 
     ballot: Ballot
     by: Ballot
-    why: str
+    cause: Cause
+    words: str  # the same for people, with what is known beyond it
     blamed: tuple[PeerId, ...]
     final: bool  # all attempts of this epoch failed
 
@@ -294,6 +296,20 @@ def _stage(value: Any) -> Stage:
         raise malformed("an unknown stage") from None
 
 
+def _objection(value: Any) -> Objection:
+    try:
+        return Objection(value)
+    except ValueError:
+        raise malformed("an unknown objection") from None
+
+
+def _cause(value: Any) -> Cause:
+    try:
+        return Cause(value)
+    except ValueError:
+        raise malformed("an unknown cause") from None
+
+
 def _held(value: Any) -> Held:
     ballot, stage, begun, digests, voters, weights, samples = items(value, 7)
     return Held(
@@ -324,6 +340,8 @@ _CHECKS: Mapping[str, Check] = {
     "str": text,
     "Lineage": _lineage,
     "Note": note,
+    "Objection": _objection,
+    "Cause": _cause,
     "PeerId": _peer,
     "PeerId | None": optional(_peer),
     "Ballot": _ballot,

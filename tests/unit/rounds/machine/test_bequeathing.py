@@ -23,6 +23,7 @@ from p2pavg.rounds.machine.events import (
 )
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
+from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.messages import Aborted, Begin, Committed, Leaving, Prepare
 from p2pavg.rounds.protocol.roles import Generation
 
@@ -31,7 +32,7 @@ LINEAGE, ELSEWHERE, DIGESTS = b"l" * 32, b"m" * 32, (b"d" * 32,)
 BALLOT = Ballot(0, 0, LEADER, 1, LINEAGE)
 WEIGHTS, SAMPLES = (4.0, 5.0, 6.0), (4, 5, 6)
 FACT = Committed(BALLOT, WEIGHTS, SAMPLES, DIGESTS)
-VOID = Aborted(BALLOT, BALLOT, "because", (), False)
+VOID = Aborted(BALLOT, BALLOT, Cause.COMPLAINT, "because", (), False)
 
 
 def member(*, done: bool = True) -> Machine:

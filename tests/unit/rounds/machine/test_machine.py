@@ -22,6 +22,7 @@ from p2pavg.rounds.machine.events import (
     Tick,
 )
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.protocol.causes import Objection
 from p2pavg.rounds.protocol.messages import Aborted, Done, Prepare, Progress, Promise, Ready, Refuse
 from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
 from tests.simulation import said
@@ -278,7 +279,9 @@ def test_attempts_last_until_links_come_up() -> None:
         for message in messages:
             if isinstance(message, Prepare):
                 asked_at.append(now)
-                queue.append(Received(one, Refuse(message.ballot, 0, lineage, "no link", None, (two,))))
+                queue.append(
+                    Received(one, Refuse(message.ballot, 0, lineage, Objection.NO_LINK, None, (two,)))
+                )
         if not queue:
             assert machine.next_deadline is not None
             now = max(now, machine.next_deadline)

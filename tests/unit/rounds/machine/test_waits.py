@@ -15,10 +15,10 @@ from p2pavg.errors import RoundFailedError
 from p2pavg.part import Part
 from p2pavg.peer.peer import Peer
 from p2pavg.rounds.machine.actions import Action, BeginJob, OpenJob, Resume, Send
-from p2pavg.rounds.machine.core import IMPLAUSIBLE, WITHDRAWN
 from p2pavg.rounds.machine.events import LocalProgress, PeerUp, Received
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.ballot import Ballot
+from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.messages import Aborted, Begin, Message, Prepare, Promise, Ready, Unready
 
 ME, OTHER, THIRD = (name * 20 for name in (b"a", b"b", b"c"))
@@ -102,8 +102,8 @@ def test_a_withdrawal_that_crosses_begin_ends_the_attempt(wait: int) -> None:
     leader.handle(Received(THIRD, Ready(ballot, 5, 2, 2.0, b"")), 0.4)
     assert sent(leader.handle(Received(OTHER, Ready(ballot, 1, 1, 1.0, b"")), 0.5), Begin)
     aborted = sent(leader.handle(Received(OTHER, Unready(ballot, wait)), 0.6), Aborted)
-    assert [(message.why, message.blamed) for message in aborted[:1]] == (
-        [(WITHDRAWN, (OTHER,))] if wait == 1 else []
+    assert [(message.cause, message.blamed) for message in aborted[:1]] == (
+        [(Cause.WITHDRAWN, (OTHER,))] if wait == 1 else []
     )
 
 
@@ -159,7 +159,7 @@ def test_a_weight_for_one_that_computes_is_a_lie(whose: int) -> None:
     begin = Begin(BALLOT, (4.0, 4.0, 4.0), (4, 4, 4), tuple(counted), b"")
     actions = member.handle(Received(OTHER, begin), 0.4)
     assert not any(isinstance(action, BeginJob) for action in actions)
-    assert member.core.excluded[OTHER] == IMPLAUSIBLE
+    assert member.core.excluded[OTHER] is Cause.IMPLAUSIBLE_BEGIN
 
 
 def test_a_wait_that_was_never_declared_is_a_lie() -> None:
@@ -168,7 +168,7 @@ def test_a_wait_that_was_never_declared_is_a_lie() -> None:
     wait = sent(member.handle(waits(4, 4.0), 0.3), Ready)[0].wait
     begin = Begin(BALLOT, (4.0, 4.0, 4.0), (4, 4, 4), (wait + 1, 1, 1), b"")
     member.handle(Received(OTHER, begin), 0.4)
-    assert member.core.excluded[OTHER] == IMPLAUSIBLE
+    assert member.core.excluded[OTHER] is Cause.IMPLAUSIBLE_BEGIN
 
 
 def test_an_idle_thread_that_is_counted_on_stays() -> None:

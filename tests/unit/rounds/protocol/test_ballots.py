@@ -11,6 +11,7 @@ from p2pavg.rounds.machine.actions import Action, CancelJob, Commit, Discarded, 
 from p2pavg.rounds.machine.events import Healed, JobDone, LocalProgress, PeerDown, PeerUp, Received
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
+from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.messages import (
     Aborted,
     Begin,
@@ -100,7 +101,7 @@ def test_a_promise_outlives_a_stay_elsewhere() -> None:
     member.handle(Healed(0, ELSEWHERE, (), dropped=4), 0.6)
     member.handle(Healed(0, LINEAGE, (), dropped=0), 0.7)
     again = Prepare(BALLOT, (ME, LEADER, OTHER), (True,) * 3, ((1, 0, 5),))
-    assert [send.message.why for send in sent(member.handle(Received(LEADER, again), 0.8), Refuse)] == [  # type: ignore[union-attr]
+    assert [send.message.objection for send in sent(member.handle(Received(LEADER, again), 0.8), Refuse)] == [  # type: ignore[union-attr]
         "promised"
     ]
 
@@ -124,7 +125,7 @@ def test_what_is_said_of_another_lineage_undoes_nothing() -> None:
     """ABORTED for the same attempt of another lineage: who told DONE stays DONE, and commits."""
     member = done()
     other = replace(BALLOT, lineage=ELSEWHERE)
-    member.handle(Received(LEADER, Aborted(other, other, "why", (), False)), 0.6)
+    member.handle(Received(LEADER, Aborted(other, other, Cause.COMPLAINT, "why", (), False)), 0.6)
     actions = member.handle(Received(LEADER, Committed(BALLOT, WEIGHTS, SAMPLES, DIGESTS)), 0.7)
     assert any(isinstance(action, Commit) for action in actions)
 
@@ -153,10 +154,12 @@ def test_a_round_of_another_lineage_is_not_resolved() -> None:
 def test_nobody_else_aborts_a_round(teller: bytes, by: Ballot) -> None:
     """ABORTED counts from the leader of the ballot, in its own name, and from a promised successor."""
     member = done()
-    actions = member.handle(Received(teller, Aborted(BALLOT, by, "because", (LEADER,), True)), 0.6)
+    actions = member.handle(
+        Received(teller, Aborted(BALLOT, by, Cause.COMPLAINT, "because", (LEADER,), True)), 0.6
+    )
     assert not any(isinstance(action, CancelJob) for action in actions)
     assert not member.core.excluded
-    member.handle(Received(LEADER, Aborted(BALLOT, BALLOT, "because", (OTHER,), False)), 0.7)
+    member.handle(Received(LEADER, Aborted(BALLOT, BALLOT, Cause.COMPLAINT, "because", (OTHER,), False)), 0.7)
     assert member.member.holding is None
     assert OTHER in member.core.excluded
 
@@ -165,7 +168,7 @@ def test_nobody_else_aborts_a_round(teller: bytes, by: Ballot) -> None:
 def test_a_successor_decides_once_it_was_promised(word: type[Message]) -> None:
     """The word of a successor counts after we promised it the decision, and not before."""
     member, successor = done(), Ballot(0, 1, OTHER, 7, LINEAGE)
-    decided: Message = Aborted(BALLOT, successor, "its leader was lost", (), False)
+    decided: Message = Aborted(BALLOT, successor, Cause.COMPLAINT, "its leader was lost", (), False)
     if word is Committed:
         decided = Committed(BALLOT, WEIGHTS, SAMPLES, DIGESTS)
     member.handle(Received(OTHER, decided), 0.6)
@@ -186,12 +189,14 @@ def test_what_a_successor_was_told_holds_until_it_gives_up(given_up: bool) -> No
     member.handle(PeerDown(LEADER, "gone"), 0.6)
     assert sent(member.handle(Received(OTHER, Query(successor)), 0.7), Promise)
     if given_up:
-        member.handle(Received(OTHER, Aborted(successor, successor, "given up", (), False)), 0.8)
+        member.handle(
+            Received(OTHER, Aborted(successor, successor, Cause.COMPLAINT, "given up", (), False)), 0.8
+        )
     member.core.promise_void = True  # as after a question of our own
     held = member.member.holding
     assert held is not None
     held.asked.add(THIRD)
-    member.handle(Received(THIRD, Aborted(BALLOT, BALLOT, "because", (), False)), 0.9)
+    member.handle(Received(THIRD, Aborted(BALLOT, BALLOT, Cause.COMPLAINT, "because", (), False)), 0.9)
     assert (member.member.holding is held) is not given_up
 
 
@@ -222,7 +227,9 @@ def test_a_member_that_cries_abort_costs_nothing() -> None:
                 ballot = action.ballot
                 by = replace(ballot, attempt=ballot.attempt + 99, leader=liar.me)
                 for peer in (n.me for n in calm.nodes if n is not liar):
-                    calm.swarm.send(liar, peer, Aborted(ballot, by, "bad", (ballot.leader,), True))
+                    calm.swarm.send(
+                        liar, peer, Aborted(ballot, by, Cause.COMPLAINT, "bad", (ballot.leader,), True)
+                    )
 
         if bad:
             calm.swarm.acted = lies  # type: ignore[method-assign]

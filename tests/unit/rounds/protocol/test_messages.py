@@ -12,6 +12,7 @@ import pytest
 from p2pavg.errors import ProtocolError
 from p2pavg.rounds.protocol import messages as m
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
+from p2pavg.rounds.protocol.causes import Cause, Objection
 
 PEER, OTHER, LINEAGE, DIGEST = b"a" * 20, b"b" * 20, b"l" * 32, b"d" * 32
 BALLOT = Ballot(7, 2, PEER, 5, LINEAGE)
@@ -21,6 +22,8 @@ VALUES: dict[str, Any] = {
     "float": 0.5,
     "bool": True,
     "str": "because",
+    "Objection": Objection.BUSY,
+    "Cause": Cause.MUTE,
     "Lineage": LINEAGE,
     "Note": b"note",
     "PeerId": PEER,

@@ -1,0 +1,87 @@
+"""Why a ballot was refused, and why a round came to nothing: codes that decide, and words for people."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Objection(StrEnum):
+    """Why a member does not accept a ballot."""
+
+    WATCHER = "watcher"  # it looks on
+    ELSEWHERE = "elsewhere"  # it stands at another epoch or lineage
+    PENDING = "pending"  # it has not applied the last average
+    BEHIND = "behind"  # it has several averages to apply
+    LEAVING = "leaving"
+    PROMISED = "promised"  # it promised a higher ballot
+    BUSY = "busy"  # it hears the leader of the ballot that it holds
+    NO_LINK = "no-link"  # to a member that is named
+
+
+class Cause(StrEnum):
+    """Why an attempt came to nothing, or why a member is left out of the epoch."""
+
+    UNANSWERED = "unanswered"
+    UNLINKED = "unlinked"
+    WITHDRAWN = "withdrawn"
+    SILENT_TO_SUCCESSOR = "silent-to-successor"
+    IMPLAUSIBLE_BEGIN = "implausible-begin"
+    IMPLAUSIBLE_READY = "implausible-ready"
+    UNDECIDED = "undecided"
+    GIVEN_UP = "given-up"
+    QUESTION_GIVEN_UP = "question-given-up"
+    ANOTHER_LEADS = "another-leads"
+    ANOTHER_BALLOT = "another-ballot"
+    ELSEWHERE = "elsewhere"
+    PENDING = "pending"
+    REFUSED = "refused"
+    NOTHING_TO_AVERAGE = "nothing-to-average"
+    WRONG_PARTS = "wrong-parts"
+    WRONG_RESULT = "wrong-result"
+    MUTE = "mute"
+    LEADER_STANDS = "leader-stands"
+    STALLED = "stalled"
+    NO_DATA = "no-data"
+    COMPLAINT = "complaint"
+    LOST = "lost"
+    LEADER_LOST = "leader-lost"
+    HEALING = "healing"
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return _WORDS[self]
+
+
+FORGIVABLE = frozenset({Cause.UNANSWERED, Cause.UNLINKED, Cause.WITHDRAWN, Cause.SILENT_TO_SUCCESSOR})
+"""Who is left out for one of these said nothing wrong, and may come back within the epoch."""
+
+_WORDS = {
+    Cause.UNANSWERED: "a member did not answer the proposal",
+    Cause.UNLINKED: "members have no link to each other",
+    Cause.WITHDRAWN: "its wait ended while the round began",
+    Cause.SILENT_TO_SUCCESSOR: "did not answer the successor",
+    Cause.IMPLAUSIBLE_BEGIN: (
+        "it began a round with samples or weights that its members did not declare or cannot have"
+    ),
+    Cause.IMPLAUSIBLE_READY: "it declares more samples, or another weight, than it can have",
+    Cause.UNDECIDED: "an earlier round is undecided",
+    Cause.GIVEN_UP: "its leader gave it up",
+    Cause.QUESTION_GIVEN_UP: "the question was given up",
+    Cause.ANOTHER_LEADS: "another peer leads",
+    Cause.ANOTHER_BALLOT: "a member holds another ballot",
+    Cause.ELSEWHERE: "a member stands elsewhere",
+    Cause.PENDING: "a member has not applied the last average yet",
+    Cause.REFUSED: "a member refused",
+    Cause.NOTHING_TO_AVERAGE: "nobody has anything to contribute",
+    Cause.WRONG_PARTS: "a member told digests of other parts",
+    Cause.WRONG_RESULT: "members got different results of its part",
+    Cause.MUTE: "a member neither finished nor said why",
+    Cause.LEADER_STANDS: "the leader's own transfer does not run",
+    Cause.STALLED: "the transfer stalled, and nobody is to blame",
+    Cause.NO_DATA: "its data did not move",
+    Cause.COMPLAINT: "a member cannot go on",
+    Cause.LOST: "a member was lost",
+    Cause.LEADER_LOST: "its leader was lost",
+    Cause.HEALING: "the leader goes to another state",
+}
