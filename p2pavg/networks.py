@@ -78,6 +78,14 @@ def is_private(host: str) -> bool:
     return any(address in network for network in _PRIVATE if network.version == address.version)
 
 
+def is_public(host: str) -> bool:
+    """Whether a numeric address is one of the internet: neither private, nor shared, nor set aside."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_global
+    except ValueError:
+        return False
+
+
 def _ipv6_number(host: str) -> int | None:
     try:
         return int(ipaddress.IPv6Address(host.partition("%")[0])) if ":" in host else None

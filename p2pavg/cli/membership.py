@@ -63,6 +63,8 @@ async def _bootstrap(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     dht = await DHT.start(identity, host=host, port=port, initial_peers=initial_peers)
+    if announce is not None:
+        dht.node.announced = frozenset([parse_host_port(announce)[0]])
     try:
         print(announce or format_host_port(*dht.external_addresses()[0]), flush=True)
         await stop.wait()

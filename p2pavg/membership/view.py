@@ -84,6 +84,7 @@ class View:
         equal the DHT's `external_addresses` follow them from then on.
         """
         before, self._own = self._own, info
+        self._dht.node.announced = frozenset(host for host, _ in info.addresses)
         self._found_addresses = tuple(self._dht.external_addresses())
         lazy = before is not None and len(self._roster) > LAZY_VIEW and info.differs_only_in_progress(before)
         self._pulse.value = self._encode(info)

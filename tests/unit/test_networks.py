@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2pavg.membership.table.throttle import Throttle
-from p2pavg.networks import network_of, source_of
+from p2pavg.networks import is_private, is_public, network_of, source_of
 
 
 def test_a_64_of_ipv6_is_one_source() -> None:
@@ -36,6 +36,16 @@ def test_an_ipv4_address_is_one_source_however_it_is_written() -> None:
 def test_a_network_is_what_one_small_owner_gets(one: str, same: str, other: str) -> None:
     """A /24 of IPv4, those of carriers included, or a /48 of IPv6 is one network."""
     assert network_of(one) == network_of(same) != network_of(other)
+
+
+def test_shared_and_private_addresses_are_not_public() -> None:
+    """Strangers may have an address that carriers share, which is neither private nor one of the internet."""
+    shared, private, public = "100.64.0.1", "10.1.2.3", "8.8.8.8"
+    assert [is_public(host) for host in (shared, private, public, "peer")] == [False, False, True, False]
+    assert [is_private(host) for host in (shared, private, public, "peer")] == [False, True, False, False]
+    assert is_private("::ffff:10.1.2.3")
+    assert is_private("fd00::1")
+    assert not is_private("2001:db8::1")
 
 
 def test_what_is_no_address_counts_for_itself() -> None:

@@ -40,7 +40,7 @@ from p2pavg.membership.table.reading import Reading
 from p2pavg.membership.table.record import KEY_BYTES, Record, SignedRecord
 from p2pavg.membership.table.store import Held
 from p2pavg.membership.table.wire import VERSION, Contact
-from p2pavg.networks import network_of
+from p2pavg.networks import is_public, network_of
 from p2pavg.report.wire import Wire
 
 logger = logging.getLogger("p2pavg.membership")
@@ -131,6 +131,7 @@ class DHT:
         if open_endpoint is None:
             bound = bind(host, port)
             await asyncio.get_running_loop().create_datagram_endpoint(lambda: node.rpc, sock=bound)
+            node.whereabouts.hosts = [own for own in own_addresses(host) if is_public(own)]
             port = normalise(bound.getsockname())[1]
         else:
             host, port = open_endpoint(node.rpc)
@@ -321,7 +322,7 @@ class DHT:
         while True:
             await asyncio.sleep(UPKEEP_SECONDS * random.uniform(0.8, 1.2))
             now = self.node.clock()
-            if now >= self._next_review:
+            if now >= self._next_review or (not self.node.whereabouts.voices and self.observers()):
                 self.review_address()
             await (self._probe_one_lost() if self.contacts else self._rejoin())
             if now >= self._next_refresh:

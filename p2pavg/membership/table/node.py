@@ -14,6 +14,7 @@ from p2pavg.membership.table.address import (
     Address,
     interface_addresses,
     is_loopback,
+    is_numeric,
     pack_address,
     unpack_address,
 )
@@ -66,6 +67,7 @@ class Node:
         self.bound: Address | None = (
             None  # where the socket is, when that is no wildcard; else its port alone
         )
+        self.announced: frozenset[str] = frozenset()  # hosts, or their names, that this node's records name
         self.lost: OrderedDict[bytes, Contact] = OrderedDict()  # contacts that stopped answering
         self.on_new_contact: set[Callable[[], None]] = set()
         self.on_beat: dict[bytes, Callable[[Beat, Address], None]] = {}  # run tag -> who listens
@@ -262,7 +264,7 @@ class Node:
         host, port = asked
         if is_loopback(host) and is_loopback(asker[0]):
             return self.bound is None or port == self.bound[1]
-        if is_private(host):
+        if is_private(host) or host in self.announced or not all(map(is_numeric, self.announced)):
             return True
         known = [host for host in self._public_hosts() if (":" in host) == (":" in asked[0])]
         return not known or host in known or host in interface_addresses()

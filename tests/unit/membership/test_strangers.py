@@ -301,6 +301,26 @@ def test_a_relay_moves_no_contact(public: bool) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("announced", ["198.51.100.1", "peer.example.org", ""])
+def test_a_node_signs_for_the_address_that_it_announces(announced: str) -> None:
+    """A node that two networks see at one public address is met at another if it announces that, or a name,
+    and is not met there when it announces neither.
+    """
+
+    async def scenario() -> None:
+        net = network(9)
+        other = ("198.51.100.1", PORT)
+        node = await net.start(address=other, host="0.0.0.0")
+        for n in (1, 2):
+            node.node.whereabouts.heard(Contact(bytes([n]) * 20, home(n)), home(3)[0])
+        node.node.announced = frozenset([announced] if announced else [])
+        asker = await net.start(address=home(4))
+        asker.node.rpc.ledger.proved(other)
+        assert (await asker.node.ping(other) is not None) == bool(announced)
+
+    run(scenario())
+
+
 def test_a_contact_that_is_gone_is_found_where_it_went() -> None:
     """Who answers at its old place no more, and proves itself at a new one, is listed there soon."""
 
