@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from p2pavg.bench.allreduce.worker import peak, peak_reset
 from p2pavg.bench.toy import Epoch, ToyTrainer
 from p2pavg.bench.workers import serve, start_peer
+from p2pavg.errors import ClosedError
 
 POLL_S = 0.01
 
@@ -63,8 +65,9 @@ class Joining:
         return {}
 
     def _train_on(self) -> None:
-        while not self._halt:
-            self.trainer.step()
+        with suppress(ClosedError):  # the bench is over
+            while not self._halt:
+                self.trainer.step()
 
     def stop(self, command: dict[str, Any]) -> dict[str, Any]:
         """A donor stops: the epochs it applied, and the most memory it used since the newcomer came."""
