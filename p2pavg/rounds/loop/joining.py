@@ -101,9 +101,10 @@ class Joining:
                 manifest, self.history = self._downloader.chosen(offers)
                 self._telling.begins(manifest.epoch, manifest.total_bytes, len(offers.manifests))
                 self.following.begin((manifest.epoch, manifest.lineage))
+                self.following.modest = True
                 following = loop.create_task(self.following.run())
                 state = await self._downloader.fetch(manifest, offers, self._links)
-                self._has_state = True
+                self._has_state, self.following.modest = True, False
                 self._deliveries.put_state(state)
                 self._give()
             await self._level(following)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import Discarded, Orphaned, StartHeal
 from p2pavg.rounds.machine.camps import Camp
-from p2pavg.rounds.machine.deadlines import Timer
+from p2pavg.rounds.machine.deadlines import MOST_BEHIND, Timer
 from p2pavg.rounds.machine.events import Followed, Healed, HealFailed, Level
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.messages import Unknown
@@ -130,7 +130,9 @@ class Healing:
     def _start(self, camp: Camp, why: str) -> None:
         core = self.core
         self.machine.abandon_round(why)
-        undecided = core.samples or core.history.offered_from(core.epoch)
+        # What we have counted here waits for the next round, as if we were late; but not for long.
+        old = core.samples and camp.epoch > core.epoch + MOST_BEHIND
+        undecided = old or core.history.offered_from(core.epoch)
         core.joining = (camp.epoch, camp.lineage)
         core.resume()
         core.wait_at(None)

@@ -23,7 +23,8 @@ logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
 
 ANSWER_S = 60.0  # to a request for chunks
-PASSED = 6  # times what a donor owes that its link has brought since: what it owes was lost with a stream
+PASSED = 6  # times what a donor owes, and
+PASSED_BYTES = 4 << 20  # that its link has brought since: what it owes was lost with a stream
 QUIET_S = 3.0  # and so it is when the link brought less than LEAST_BYTES in so long, and four round trips
 LEAST_BYTES = 16 << 10
 MOST_QUIET = 3  # times in a row, before a donor is dropped
@@ -146,7 +147,7 @@ class Collecting:
             quiet = now - heard.moved_at > QUIET_S + 4 * link.rtt_min
             if quiet and heard.quiet + 1 >= MOST_QUIET:
                 self._drop(donor, "nothing comes from it any more")
-            elif quiet or received - heard.received > PASSED * owed * self._chunk_bytes:
+            elif quiet or received - heard.received > PASSED_BYTES + PASSED * owed * self._chunk_bytes:
                 self._fetching.again(donor)
                 self._hears(donor, quiet=heard.quiet + quiet)
 

@@ -12,10 +12,16 @@ import numpy.typing as npt
 U8 = npt.NDArray[np.uint8]
 
 STATE_SHARE = 3  # bytes of state for each byte of results, while both wait
-QUEUED_CHUNKS = 4  # of one download that are with the engine at a time
+QUEUED_CHUNKS = 4  # of one download that are with the engine at a time; more of them, if they are
+QUEUED_BYTES = 1 << 20  # together less than this: streams over a long trip take a chunk each
 IDLE_S = 15.0  # a download that asks for nothing for so long is over
 STUCK_S = 120.0  # and one of whose chunks none leaves for so long
 SLOWEST_BPS = 2e3  # bytes/s: and one that takes less, beyond the first two minutes
+
+
+def queued(size: int) -> int:
+    """How many chunks of this size are with the engine at a time."""
+    return max(QUEUED_CHUNKS, QUEUED_BYTES // max(1, size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +75,11 @@ class Download:
 
     def take(self) -> Piece | None:
         """The next that goes out; None: nothing waits, or enough is with the engine."""
-        if self._with_engine.total() >= QUEUED_CHUNKS:
-            return None
         both = bool(self._state) and bool(self._results)
         if not both:
             self._balance = 0
         first = self._state if self._state and (not both or self._balance > 0) else self._results
-        if not first:
+        if not first or self._with_engine.total() >= queued(len(first[0].data)):
             return None
         piece = first.popleft()
         if both:

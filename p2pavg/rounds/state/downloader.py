@@ -145,7 +145,7 @@ class Downloader:
         """
         partial = self._resumed(manifest)
         serving = {donor: same(manifest, m) for donor, m in offers.manifests.items()}
-        fetching = Fetching(manifest.chunks, serving, partial.have)
+        fetching = Fetching(manifest.chunks, manifest.chunk_bytes, serving, partial.have)
         partial.have = fetching.have
         self._partial, self._fetching = partial, (manifest, fetching, len(serving))
         loop = asyncio.get_running_loop()

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from p2pavg.rounds.state.manifest import Manifest
 
-FIRST = 4  # chunks on their way from a donor whose rate is not known yet
-LEAST = 2
+LEAST = 4  # chunks on their way from a donor, and
+FILL = 25e6  # bytes/s that its round trip is filled with: else a far one would wait for questions
 AHEAD_S = 0.5  # so much of what a donor sends, besides what fills its link, is on its way: all end together
 MEASURED_S = 2.0  # its rate is that of about the last two seconds
 MOST_TIMES = 2  # donors that a chunk is asked of at a time, the second one when it has nothing else to do
@@ -37,11 +37,10 @@ class Source:
         if passed > MEASURED_S:
             self._since, self._count = now - passed / 2, self._count // 2
 
-    def allowance(self, rtt_s: float) -> int:
+    def allowance(self, rtt_s: float, chunk_bytes: int) -> int:
         """How many chunks may be on their way from it: enough for its link, and little more."""
-        if self._rate == 0.0:
-            return FIRST
-        return max(LEAST, math.ceil(self._rate * (2 * rtt_s + AHEAD_S)) + 1)
+        least = LEAST + int(FILL * rtt_s / chunk_bytes)
+        return max(least, math.ceil(self._rate * (2 * rtt_s + AHEAD_S)) + 1)
 
 
 class Fetching:
@@ -49,8 +48,12 @@ class Fetching:
     last ones of a slow donor.
     """
 
-    def __init__(self, chunks: int, donors: Mapping[bytes, bytearray], have: bytes | bytearray = b"") -> None:
+    def __init__(
+        self, chunks: int, chunk_bytes: int, donors: Mapping[bytes, bytearray], have: bytes | bytearray = b""
+    ) -> None:
         """donors: by chunk, whether it can serve it. have: by chunk, whether it is here already."""
+        self._chunk_bytes = chunk_bytes
+        self.share = 1.0  # of what its donors' links can hold: something else is to come first
         self.have = bytearray(have) or bytearray(chunks)
         self.left = chunks - sum(self.have)  # not yet verified
         self.moved = 0  # verified since this download began, and asked for twice
@@ -75,7 +78,7 @@ class Fetching:
         source = self._sources.get(donor)
         if source is None:
             return []
-        room = source.allowance(rtt_s) - len(source.coming)
+        room = max(1, int(self.share * source.allowance(rtt_s, self._chunk_bytes))) - len(source.coming)
         chosen: list[int] = []
         passed: list[int] = []
         while self._pool and len(chosen) < room:

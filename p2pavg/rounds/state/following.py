@@ -26,6 +26,7 @@ from p2pavg.transport.links.link import Link
 logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
 
+SHARE = 0.25  # of a link, beside a state
 AT_ONCE = 4  # results that are on their way at a time, so that a long round trip costs no time
 LOOK_S = 0.05  # between two looks for more of them, while one is on its way
 MOST_KNOWN = 1 << 16  # that are told of, and not fetched yet
@@ -55,6 +56,7 @@ class Following:
         self._heads: dict[bytes, ResultHead] = {}  # by what each follows on
         self._holders: dict[bytes, list[bytes]] = {}  # by the lineage that it leads to
         self._standing: tuple[int, bytes] | None = None  # where the results that are delivered lead
+        self.modest = False  # the state is on its way, too, and comes first
         self._changed = asyncio.Event()
         self.fetched = 0  # results
         self.fetched_bytes = 0
@@ -115,7 +117,7 @@ class Following:
             while True:
                 self._changed.clear()
                 lacking = self.lacking()
-                for head in lacking[:AT_ONCE]:
+                for head in lacking[: 1 if self.modest else AT_ONCE]:
                     if head.lineage not in under_way:
                         under_way[head.lineage] = loop.create_task(self._fetch(head))
                 if not lacking:
@@ -151,7 +153,8 @@ class Following:
             if not holders:
                 raise StateError("nobody keeps the results that follow on the state any more")
             serving = holders if together else holders[:1]
-            fetching = Fetching(count, {donor: bytearray(b"\1" * count) for donor in serving})
+            fetching = Fetching(count, size, {donor: bytearray(b"\1" * count) for donor in serving})
+            fetching.share = SHARE if self.modest else 1.0
             try:
                 await self._collect(head, fetching, data, size)
             except StateError as error:

@@ -23,7 +23,7 @@ from p2pavg.rounds.protocol.roles import Seat
 from p2pavg.rounds.state import donor as donor_module
 from p2pavg.rounds.state import download as download_module
 from p2pavg.rounds.state.donor import Donor, Offer
-from p2pavg.rounds.state.download import IDLE_S, QUEUED_CHUNKS, STATE_SHARE, Download, Piece
+from p2pavg.rounds.state.download import IDLE_S, STATE_SHARE, Download, Piece, queued
 from p2pavg.rounds.state.manifest import chunk_bytes
 from p2pavg.rounds.state.results import ResultHead
 from p2pavg.rounds.state.yielding import Yielding
@@ -335,7 +335,7 @@ async def test_chunks_without_end(limited: bool, monkeypatch: pytest.MonkeyPatch
             served.send(0, request)
             accepted += 1
     assert accepted == (4 if limited else 100)
-    assert served._downloads[0].waits == accepted * CHUNKS - QUEUED_CHUNKS
+    assert served._downloads[0].waits == accepted * CHUNKS - queued(SIZE)
 
 
 def pieces(transfer: int, count: int, size: int = 1000) -> list[Piece]:
@@ -419,7 +419,7 @@ async def test_a_newcomer_that_begins_anew() -> None:
     served = donor(engine, None)
     offer = await offered(served, 0)
     served.send(0, wanted(offer, 1))
-    engine.goal = QUEUED_CHUNKS + CHUNKS
+    engine.goal = queued(SIZE) + CHUNKS
     served.send(0, wanted(offer, 2))
     await asyncio.wait_for(engine.reached.wait(), 20)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2pavg.errors import StateError
 from p2pavg.identity import Identity
-from p2pavg.rounds.state.fetching import AHEAD_S, FIRST, MOST_TIMES, Fetching, Source, choose, same
+from p2pavg.rounds.state.fetching import AHEAD_S, LEAST, MOST_TIMES, Fetching, Source, choose, same
 from p2pavg.rounds.state.manifest import HASH_BYTES, LEAST_CHUNK_BYTES, Manifest
 
 
@@ -31,7 +31,7 @@ def test_donors_that_die_do_not_stop_a_download(chunks: int, count: int, seed: i
     for name in names[1:]:
         for missing in rng.sample(range(chunks), chunks // 3):
             cans[name][missing] = 0
-    fetching = Fetching(chunks, cans)
+    fetching = Fetching(chunks, LEAST_CHUNK_BYTES, cans)
     coming: dict[bytes, list[int]] = {name: [] for name in names}
     now = 0.0
     for _ in range(100_000):
@@ -73,7 +73,7 @@ def test_what_is_asked_of_a_donor_follows_its_rate() -> None:
         source = Source(everything(1000))
         for n in range(1 + per_s):
             source.arrived(n / per_s)
-        found[name] = source.allowance(rtt)
+        found[name] = source.allowance(rtt, 1 << 30)
     assert found["slow"] == pytest.approx(10 * AHEAD_S + 1, abs=1)
     assert found["fast"] == pytest.approx(100 * AHEAD_S + 1, abs=1)
     assert found["far"] == pytest.approx(100 * (AHEAD_S + 1.0) + 1, abs=1)
@@ -81,10 +81,10 @@ def test_what_is_asked_of_a_donor_follows_its_rate() -> None:
 
 def test_the_last_chunks_of_a_slow_donor_are_asked_of_a_fast_one() -> None:
     """Who has nothing else to do takes over what the other still owes; whoever is first serves."""
-    fetching = Fetching(6, {b"slow": everything(6), b"fast": everything(6)})
+    fetching = Fetching(6, LEAST_CHUNK_BYTES, {b"slow": everything(6), b"fast": everything(6)})
     owed = fetching.ask(b"slow", 0.0)
     mine = fetching.ask(b"fast", 0.0)
-    assert len(owed) == FIRST
+    assert len(owed) == LEAST
     for n, chunk in enumerate(mine):
         fetching.verified(chunk, n * 0.01)
     taken = fetching.ask(b"fast", 0.0)
@@ -99,7 +99,7 @@ def test_the_last_chunks_of_a_slow_donor_are_asked_of_a_fast_one() -> None:
 
 def test_what_is_here_already_is_not_asked_for() -> None:
     """A download that goes on where it was asks for the rest only."""
-    fetching = Fetching(5, {b"a": everything(5)}, bytes([1, 0, 1, 0, 1]))
+    fetching = Fetching(5, LEAST_CHUNK_BYTES, {b"a": everything(5)}, bytes([1, 0, 1, 0, 1]))
     assert fetching.left == 2
     assert sorted(fetching.ask(b"a", 0.0)) == [1, 3]
 
@@ -107,7 +107,7 @@ def test_what_is_here_already_is_not_asked_for() -> None:
 def test_without_the_primary_only_shared_chunks_can_come() -> None:
     """When the only donor that has a chunk is gone, the download says that it is stuck."""
     primary, other = manifest(5), manifest(5, differs=frozenset({2}))
-    fetching = Fetching(5, {b"a": same(primary, primary), b"b": same(primary, other)})
+    fetching = Fetching(5, LEAST_CHUNK_BYTES, {b"a": same(primary, primary), b"b": same(primary, other)})
     assert not fetching.stuck()
     fetching.drop(b"a")
     assert fetching.stuck()
@@ -115,7 +115,7 @@ def test_without_the_primary_only_shared_chunks_can_come() -> None:
 
 def test_a_wrong_chunk_is_asked_for_again() -> None:
     """After a restart everything that was not verified is asked for anew, from those that are left."""
-    fetching = Fetching(10, {b"a": everything(10), b"b": everything(10)})
+    fetching = Fetching(10, LEAST_CHUNK_BYTES, {b"a": everything(10), b"b": everything(10)})
     asked = fetching.ask(b"a", 0.0)
     fetching.verified(asked[0], 0.0)
     assert fetching.owing(asked[1]) == [b"a"]
