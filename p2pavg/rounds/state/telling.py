@@ -1,4 +1,4 @@
-"""What a newcomer says while it downloads: a line at its start, then more rarely, and one at its end."""
+"""What a newcomer says while it downloads: a line at its start, then more rarely, and its figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ logger = logging.getLogger("p2pavg.state")
 
 FIRST_S = 1.0
 RARER = 2.5  # times as long between two lines as before
-SHORT_S = 3.0  # a download that took less needs no word at its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +49,7 @@ class Telling:
         self._pause *= RARER
         self._at = now + self._pause
         if not at.total and not at.lacking and not at.results:
-            logger.warning("joining: members copy their state; nothing has come yet")
-            return
+            return  # nobody has offered anything yet
         remaining = projection.paced_s() if projection.paced else projection.remaining_s()
         end = (
             f"it ends in about {remaining:.0f} s" if math.isfinite(remaining) else "its end is not known yet"
@@ -82,12 +80,10 @@ class Telling:
 
     def ends(self, now: float, epoch: int, at: Standing, results: int) -> None:
         """It is in."""
-        seconds = now - self._began_at
-        log = logger.warning if seconds >= SHORT_S else logger.info
-        log(
+        logger.info(
             "joined at epoch %d after %.1f s: %s of state and %d results of %s",
             epoch,
-            seconds,
+            now - self._began_at,
             _mb(at.total),
             results,
             _mb(at.results),

@@ -80,6 +80,7 @@ def test_the_log_says_what_happens_and_then_more_rarely(caplog: Any) -> None:
         at = Standing(int(min(20 * MB, now * 2e6)), 20 * MB, int(now * 5e5), RESULT, RESULT)
         projection.observe(now, at, int(now / 0.3), int(now / 0.3) * 0.3)
         telling.look(now, at, projection)
+    caplog.set_level(logging.INFO)
     telling.ends(100.0, 30, at, 12)
     lines = [record.message for record in caplog.records]
     assert lines[0] == "joining: 20.0 MB of state (epoch 7) come from 2 members"
