@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -28,6 +30,25 @@ def test_the_printed_line_joins_the_run(start):
     first.line_with(" 2 peers")
     ends = [script.end().splitlines()[-1].split("parameters ")[1] for script in (first, second)]
     assert ends[0] == ends[1]
+
+
+def test_the_first_waits_until_somebody_is_there(start):
+    """The first peer prints the line to paste and waits for Enter or a peer; Ctrl-C then leaves the run with
+    the shell's code and no traceback.
+    """
+    reading, keys = os.pipe()
+    with os.fdopen(reading) as stdin:
+        first = start("examples/train_lm.py", "--run-id", "waits", *LM, stdin=stdin.fileno())
+    first.line_with("Training begins when somebody joins")
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.process.wait(2.0)
+    assert not any(line.startswith("epoch") for line in first.lines)
+    os.write(keys, b"\n")
+    first.line_with("epoch 1:")
+    said = first.interrupt()
+    os.close(keys)
+    assert first.process.returncode == 130
+    assert "Traceback" not in said
 
 
 def test_digits_in_two_terminals(start):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.progress import Progress
+from tests.progress import QUICK_S, Progress, seconds
 
 
 def test_the_percentage_is_of_the_time() -> None:
@@ -16,3 +16,8 @@ def test_the_percentage_is_of_the_time() -> None:
     for nodeid in quick:
         progress.over(nodeid)
     assert progress.message() == " [100%]"
+
+
+def test_an_unknown_folder_is_quick() -> None:
+    """A test of no slow folder counts as a quick one, wherever it is."""
+    assert seconds("tests/unit/rounds/test_b.py::test") == seconds("elsewhere/test_c.py::test") == QUICK_S

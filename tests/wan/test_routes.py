@@ -60,7 +60,9 @@ class Trainer:
         self.logged: list[str] = []
         self._logging = Thread(target=self._read_log, daemon=True)
         self._logging.start()
-        self.start = self.next()
+        while "address" not in (told := self.next()):
+            pass  # an epoch that ended while it joined
+        self.start = told
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None
