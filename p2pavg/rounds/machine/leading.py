@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from p2pavg.rounds.machine.camps import Facts, ends
 from p2pavg.rounds.machine.deadlines import Timer
 from p2pavg.rounds.machine.stalls import judge
+from p2pavg.rounds.protocol.agreement import dissenters
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId, Stage
 from p2pavg.rounds.protocol.causes import Cause, Objection
 from p2pavg.rounds.protocol.messages import (
@@ -324,13 +325,9 @@ class Leading:
         if len(proposal.done) < len(proposal.voting):
             self._arm_done()
             return
-        wrong = [
-            proposal.members[owner]
-            for index, (owner, _, _) in enumerate(proposal.parts)
-            if len({digests[index] for digests in proposal.done.values()}) > 1
-        ]
+        wrong = dissenters(proposal.done, [proposal.members[owner] for owner, _, _ in proposal.parts])
         if wrong:
-            self.abort(Cause.WRONG_RESULT, sorted(set(wrong)))
+            self.abort(Cause.WRONG_RESULT, wrong)
             return
         self.proposal = None
         core.disarm(Timer.JUDGE, Timer.DONE)

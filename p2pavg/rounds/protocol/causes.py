@@ -75,7 +75,7 @@ _WORDS = {
     Cause.REFUSED: "a member refused",
     Cause.NOTHING_TO_AVERAGE: "nobody has anything to contribute",
     Cause.WRONG_PARTS: "a member told digests of other parts",
-    Cause.WRONG_RESULT: "members got different results of its part",
+    Cause.WRONG_RESULT: "its result of a part is not that of the others",
     Cause.MUTE: "a member neither finished nor said why",
     Cause.LEADER_STANDS: "the leader's own transfer does not run",
     Cause.STALLED: "the transfer stalled, and nobody is to blame",

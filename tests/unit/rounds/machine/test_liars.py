@@ -1,0 +1,58 @@
+"""A member that lies costs the honest ones little, and none of them its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2pavg.rounds.protocol.agreement import dissenters
+from p2pavg.rounds.protocol.ballot import PeerId
+from p2pavg.rounds.protocol.messages import Done, Message
+from tests.simulation.byzantine import Liar, Trick
+
+A, B, C = (name * 20 for name in (b"a", b"b", b"c"))
+WRONG = b"w" * 32
+
+
+def instead(kind: type[Message], **fields: object) -> Trick:
+    """Each message of this kind with other fields."""
+
+    def trick(liar: Liar, peer: PeerId, message: Message) -> list[tuple[float, Message]]:
+        return [(0.0, replace(message, **fields) if isinstance(message, kind) else message)]  # type: ignore[type-var]
+
+    return trick
+
+
+def wrong_digests(liar: Liar, peer: PeerId, message: Message) -> list[tuple[float, Message]]:
+    if isinstance(message, Done):
+        message = replace(message, digests=(WRONG,) * len(message.digests))
+    return [(0.0, message)]
+
+
+@pytest.mark.parametrize(
+    ("told", "at_fault"),
+    [
+        ({A: b"xy", B: b"xy", C: b"xy"}, ()),
+        ({A: b"xy", B: b"xy", C: b"zz"}, (C,)),  # all others agree, the owners among them
+        ({A: b"zy", B: b"xy", C: b"xy"}, (A,)),  # the owner alone has another
+        ({A: b"xy", B: b"zy"}, (A,)),  # no majority: they have it from the owner
+        ({A: b"xy", B: b"zy", C: b"wy"}, (A,)),
+        ({B: b"xy", C: b"zy"}, (A,)),  # the owner told nothing
+    ],
+)
+def test_whoever_has_another_result_than_most_and_the_owner_is_at_fault(
+    told: dict[bytes, bytes], at_fault: tuple[bytes, ...]
+) -> None:
+    """Part 0 belongs to A, part 1 to B; a digest is one letter here."""
+    split = {peer: [text[:1], text[1:]] for peer, text in told.items()}
+    assert dissenters(split, [A, B]) == at_fault
+
+
+@pytest.mark.parametrize("seed", [0, 1])  # the liar does not lead
+def test_a_member_that_tells_wrong_digests_is_left_out_alone(seed: int) -> None:
+    """A liar, or a machine with bad memory: no honest owner is left out, and averages go on."""
+    undisturbed, told = Liar(None, seed).run(), Liar(wrong_digests, seed).run()
+    assert told.excluded == {}
+    assert told.liar >= told.epochs - 1
+    assert told.epochs >= undisturbed.epochs / 3
