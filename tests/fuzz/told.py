@@ -265,6 +265,7 @@ async def _take_bequest(data: bytes) -> None:
             Verdict.TAKEN if (epoch, lineage) == (3, LINEAGE) else Verdict.LATER
         ),
         lambda epoch, transfers: None,
+        lambda samples: True,
         lambda *what: taken.append(what),
     )
     heir.message(line, msgpack.unpackb(_bequests()[0]))  # type: ignore[arg-type]

@@ -77,6 +77,8 @@ class Bequest:
         """At the heir: what it says, and in which transfer the samples are averaged already."""
         here, transfers = self.node.parameters, dict(self.offered)
         verdict = heir.machine.departure.verdict(here.epoch, here.lineage, transfers)
+        if verdict is Verdict.TAKEN and not heir.machine.departure.can_have(len(self.samples)):
+            verdict = Verdict.NEVER
         counted = heir.machine.core.history.counted(here.epoch, transfers)
         if answered == self._taken and verdict is Verdict.TAKEN:
             self.node.swarm.handed(self.node, heir, self.samples)

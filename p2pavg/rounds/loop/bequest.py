@@ -36,7 +36,6 @@ Offers = tuple[tuple[int, int], ...]  # (transfer, how many of the samples it ha
 KINDS = frozenset({"bequest", "bequest-end"})
 SENT_AHEAD = 8  # chunks that are with the engine at a time
 MOST_AT_ONCE = 4  # bequests that one peer takes in at a time
-MOST_SAMPLES = 1 << 40
 MOST_OFFERS = 1024  # attempts of one epoch
 ANSWER_S = 1.0  # at most this long for the answer whether a peer takes it; then another is asked first
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before those are asked again that may take it later; it doubles
@@ -65,10 +64,12 @@ class Bequests:
         numel: int,
         judge: Callable[[int, bytes, Collection[int]], Verdict],
         counted: Callable[[int, Collection[int]], int | None],
+        can_have: Callable[[int], bool],
         take: Callable[[Inheritance, int, Offers], None],
     ) -> None:
         """links: by peer, a live view. judge(epoch, lineage, transfers): whether samples of there that these
         transfers had may count here. counted(epoch, transfers): in which of them they are averaged here.
+        can_have(samples): whether one peer can have so many, and this one can declare them beside its own.
         take(inheritance, epoch, offers): they are ours.
         """
         self._engine = engine
@@ -77,8 +78,10 @@ class Bequests:
         self._numel = numel
         self._judge = judge
         self._counted = counted
+        self._can_have = can_have
         self._take = take
         self._arriving: dict[int, _Arriving] = {}
+        self._bequeathed: set[int] = set()  # links whose bequest was taken: a peer leaves once
         self._sending: tuple[int, int] | None = None  # link and transfer
         self._carrying: asyncio.Task[None] | None = None
         self._free = asyncio.Semaphore(SENT_AHEAD)
@@ -240,7 +243,7 @@ class Bequests:
             type(epoch) is int
             and isinstance(lineage, bytes)
             and type(samples) is int
-            and 0 < samples <= MOST_SAMPLES
+            and samples > 0
             and isinstance(digest, bytes)
             and offered is not None
             and all(had <= samples for _, had in offered)
@@ -256,6 +259,9 @@ class Bequests:
         verdict = self._judge(epoch, lineage, dict(offered))
         if verdict is not Verdict.TAKEN:
             return self._said(verdict, epoch, offered)
+        if link.id in self._bequeathed or not self._can_have(samples):
+            logger.warning("peer %s leaves %d samples that it cannot have", short_id(link.peer_id), samples)
+            return _answer(Verdict.NEVER)
         for before in [t for t, arriving in self._arriving.items() if arriving.link is link]:
             self._forget(before)  # our answer came too late: it asks once more
         if len(self._arriving) >= MOST_AT_ONCE:
@@ -290,17 +296,21 @@ class Bequests:
         verdict, offered = Verdict.NEVER, arriving.offered
         if whole == arriving.hash:
             verdict = self._judge(*arriving.standing, dict(offered))
+        link = arriving.link
+        if verdict is Verdict.TAKEN and (link.id in self._bequeathed or not self._can_have(arriving.samples)):
+            verdict = Verdict.NEVER  # others left us theirs meanwhile
         if verdict is Verdict.TAKEN:
+            self._bequeathed.add(link.id)
             layout = Layout((Part(0, 0, self._numel),), self._numel, self._codec)
             inheritance = Inheritance(arriving.samples, EncodedResult(layout, arriving.data))
             self._take(inheritance, arriving.standing[0], offered)
             logger.info(
                 "took over %d samples of peer %s, which leaves",
                 arriving.samples,
-                short_id(arriving.link.peer_id),
+                short_id(link.peer_id),
             )
         if arriving.asked is not None:
-            arriving.link.reply(arriving.asked, self._said(verdict, arriving.standing[0], offered))
+            link.reply(arriving.asked, self._said(verdict, arriving.standing[0], offered))
 
     def _said(self, verdict: Verdict, epoch: int, offered: Offers) -> dict[str, Any]:
         answer = _answer(verdict)
@@ -310,6 +320,7 @@ class Bequests:
 
     def link_down(self, link: int) -> None:
         """What was not whole yet is dropped, at either end."""
+        self._bequeathed.discard(link)
         if self._carrying is not None and self._sending is not None and self._sending[0] == link:
             self._carrying.cancel()
         for transfer in [t for t, arriving in self._arriving.items() if arriving.link.id == link]:

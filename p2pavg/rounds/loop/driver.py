@@ -101,6 +101,7 @@ class Driver:
             spec.numel,
             lambda *what: machine.departure.verdict(*what) if spec.inherits else Verdict.NEVER,
             machine.core.history.counted,
+            machine.departure.can_have,
             self._inherit,
         )
         self.states = States(

@@ -12,6 +12,7 @@ from p2pavg.rounds.machine.deadlines import Timer
 from p2pavg.rounds.machine.events import Bequeathed, Event, Inherited, Leave, PeerUp
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.messages import Committed, Leaving
+from p2pavg.rounds.protocol.plausible import bequeathable
 from p2pavg.rounds.protocol.roles import Role
 
 if TYPE_CHECKING:
@@ -126,6 +127,13 @@ class Departure:
         if here > epoch + 1:
             return Verdict.BEHIND
         return Verdict.LATER if here < epoch or core.joining is not None else Verdict.NEVER
+
+    def can_have(self, samples: int) -> bool:
+        """Whether a leaver can have accumulated so many, in this epoch and in the one before."""
+        core = self.core
+        elapsed = core.now - core.epoch_began_at
+        epochs = 2.0 + elapsed / core.deadlines.patience(elapsed)
+        return bequeathable(samples, core.samples, core.pace.samples, core.target, epochs)
 
     def on_inherited(self, event: Inherited) -> None:
         """We answer for what the leaver offered as for what we offer ourselves."""

@@ -41,6 +41,7 @@ class Side:
         self.asked = 0
         self.refusals: dict[int, Verdict] = {}  # by the how many-th question whether it takes something
         self.silences = 0  # so many answers come too late
+        self.most = 1000  # samples that a leaver can have
         self.bequests = Bequests(
             self,  # type: ignore[arg-type]
             {b"heir": self},  # type: ignore[dict-item]
@@ -48,6 +49,7 @@ class Side:
             NUMEL,
             lambda epoch, lineage, transfers: self.judge(accept and (epoch, lineage) == HERE),
             lambda epoch, transfers: next(iter(transfers)) if epoch == HERE[0] else None,
+            lambda samples: samples <= self.most,
             lambda inheritance, epoch, offers: (
                 self.taken.append(inheritance),
                 self.inherited.append((epoch, offers)),
@@ -141,6 +143,25 @@ async def test_who_stands_elsewhere_takes_nothing() -> None:
     assert not await give(leaver)
     assert not heir.taken
     assert not heir.blobs
+
+
+async def test_samples_that_nobody_can_have_are_not_taken() -> None:
+    """Neither when they are offered nor, where the heir has got others meanwhile, when all is there."""
+    leaver, heir = pair()
+    heir.most = 11
+    assert not await give(leaver)
+    assert not heir.blobs
+    heir.most, heir.at_the_end = 12, lambda message: setattr(heir, "most", 11)
+    assert not await give(leaver)
+    assert not heir.taken
+
+
+async def test_a_peer_leaves_once() -> None:
+    """Over one link a second bequest is not taken: a leaver has nothing more."""
+    leaver, heir = pair()
+    assert await give(leaver)
+    assert not await give(leaver)
+    assert len(heir.taken) == 1
 
 
 async def test_the_next_heir_is_asked_when_one_changes_its_mind() -> None:
