@@ -13,6 +13,7 @@ from p2pavg.rounds.machine.stalls import judge
 from p2pavg.rounds.protocol.agreement import dissenters
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId, Stage
 from p2pavg.rounds.protocol.causes import Cause, Objection
+from p2pavg.rounds.protocol.complaints import Complaints
 from p2pavg.rounds.protocol.messages import (
     Aborted,
     Begin,
@@ -76,12 +77,14 @@ class Leading:
         self.budget = 0  # attempts that may fail, fixed by the size of the first group
         self.floor = -1  # attempts up to here are taken, as others told
         self._busy_with: Ballot | None = None
+        self._complaints = Complaints(self.core.me)
 
     def new_epoch(self) -> None:
         """Whatever was proposed is over."""
         self.proposal = None
         self.failures = 0
         self.floor = -1
+        self._complaints.new_epoch()
         self.core.disarm(Timer.PROMISE, Timer.PATIENCE, Timer.JUDGE, Timer.DONE, Timer.RETRY)
 
     # The proposal.
@@ -104,6 +107,7 @@ class Leading:
             self.budget = len(voters) + SPARE_ATTEMPTS
         core.sticky = core.me  # whoever comes meanwhile is told so
         self.proposal = Proposal(ballot, members, votes, parts, core.now)
+        self._complaints.new_attempt()
         message = Prepare(ballot, members, votes, parts)
         for peer in members:
             core.send(peer, message)
@@ -380,6 +384,9 @@ class Leading:
     def on_judge_timer(self) -> None:
         """The reports are in: leave out whom they point at."""
         proposal, core = self.proposal, self.core
+        if proposal is not None and self._complaints.open:
+            self.abort(Cause.COMPLAINT, self._complaints.judge())
+            return
         if proposal is None or not proposal.begun or not proposal.stalls:
             return
         excused = [rank for rank, until in proposal.excused.items() if until > core.now]
@@ -396,9 +403,12 @@ class Leading:
         if proposal is None or peer not in proposal.voting:
             return
         if message.peer is None:
-            self.abort(Cause.COMPLAINT, (), message.why)
+            self.abort(Cause.COMPLAINT, [peer] if self._complaints.vague(peer) else (), message.why)
         elif message.peer in proposal.members:
-            self.abort(Cause.COMPLAINT, [message.peer], message.why)
+            if self._complaints.add(peer, message.peer):
+                self.abort(Cause.COMPLAINT, self._complaints.judge(), message.why)
+            elif Timer.JUDGE not in self.core.timers:
+                self.core.arm(Timer.JUDGE, self.core.now + self.core.deadlines.judge())
 
     def lost(self, peer: PeerId, why: str) -> None:
         """A peer died, left, or fell silent."""

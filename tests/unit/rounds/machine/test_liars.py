@@ -8,11 +8,12 @@ import pytest
 
 from p2pavg.rounds.protocol.agreement import dissenters
 from p2pavg.rounds.protocol.ballot import PeerId
-from p2pavg.rounds.protocol.messages import Done, Message
+from p2pavg.rounds.protocol.complaints import MOST_VAGUE, Complaints
+from p2pavg.rounds.protocol.messages import Complain, Done, Message
 from p2pavg.rounds.protocol.plausible import MOST_TARGETS, bequeathable, plausible
 from tests.simulation.byzantine import Liar, Trick
 
-A, B, C = (name * 20 for name in (b"a", b"b", b"c"))
+A, B, C, D = (name * 20 for name in (b"a", b"b", b"c", b"d"))
 WRONG = b"w" * 32
 
 
@@ -72,3 +73,58 @@ def test_a_bequest_is_bounded_by_time_and_by_what_the_heir_may_declare() -> None
     assert bequeathable(50, held, step=4, target=100, epochs=2.0)
     assert not bequeathable(51, held, step=4, target=100, epochs=2.0)
     assert plausible(held + 50, held + 50, 100, weighted=False)
+
+
+def test_a_word_against_a_word_costs_both_and_then_its_author() -> None:
+    """B complains of C twice in a run: both leave, then B alone."""
+    complaints = Complaints(A)
+    assert not complaints.add(B, C)
+    assert complaints.judge() == (B, C)
+    assert not complaints.add(B, C)
+    assert complaints.judge() == (B,)
+
+
+@pytest.mark.parametrize("authors", [(A,), (B, D), (C,)])
+def test_a_seconded_complaint_costs_the_accused_alone(authors: tuple[bytes, ...]) -> None:
+    """What the leader finds itself, what two say, and what a member says of itself is believed at once."""
+    complaints = Complaints(A)
+    assert [complaints.add(author, C) for author in authors][-1]
+    assert complaints.judge() == (C,)
+    assert not complaints.open
+
+
+def test_of_two_that_complain_of_each_other_one_leaves_in_turn() -> None:
+    """A link that breaks again and again costs neither end two epochs on end."""
+    complaints, left = Complaints(A), []
+    for _ in range(4):
+        complaints.add(B, C)
+        complaints.add(C, B)
+        left += complaints.judge()
+    assert left == [B, C, B, C]
+
+
+def test_who_complains_of_nobody_time_and_again_leaves() -> None:
+    """Twice in an epoch it may have taken the leader for lost."""
+    complaints = Complaints(A)
+    assert [complaints.vague(B) for _ in range(MOST_VAGUE + 1)] == [False] * MOST_VAGUE + [True]
+    complaints.new_epoch()
+    assert not complaints.vague(B)
+
+
+@pytest.mark.parametrize("vague", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_groundless_complaints_evict_nobody_for_long(seed: int, vague: bool) -> None:
+    """A member complains in each attempt, of one and the same honest peer or of nobody: that peer misses one
+    epoch at most, and averages go on.
+    """
+
+    def complains(liar: Liar, peer: PeerId, message: Message) -> list[tuple[float, Message]]:
+        if not isinstance(message, Done):
+            return [(0.0, message)]
+        victim = next(node.me for node in liar.honest if node.me != peer)
+        return [(0.0, Complain(message.ballot, None if vague else victim, "because"))]
+
+    undisturbed, told = Liar(None, seed).run(), Liar(complains, seed).run()
+    assert sum(told.excluded.values()) <= 1
+    assert told.liar >= told.epochs - 1
+    assert told.epochs >= undisturbed.epochs / 3
