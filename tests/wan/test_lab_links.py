@@ -26,7 +26,7 @@ def test_round_trip_time_is_that_of_the_topology(name: str, traffic: Wire) -> No
         seen = {}
         for a, b in lab.topology.paths:
             truth = lab.topology.rtt_ms(a, b)
-            if truth not in seen:
+            if truth not in seen and not lab.topology.gateway_of(b):  # nobody gets in from outside there
                 often = max(5, min(60, int(1500 / truth)))  # one that no program made wait is among them
                 seen[truth] = wire.on_time(lambda a=a, b=b, n=often: wire.rtt_ms(a, b, n))
         for truth, measured in seen.items():
