@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pavg.rounds.machine import actions as act
+from p2pavg.rounds.machine.election import rendezvous
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.messages import Message
 from p2pavg.rounds.protocol.roles import Role
@@ -85,7 +86,7 @@ class Told:
 
 
 class Liar:
-    """A swarm in which one member plays a trick. None: it is honest, too."""
+    """A swarm in which one member, which does not lead, plays a trick. None: it is honest, too."""
 
     def __init__(self, trick: Trick | None, seed: int = 1, peers: int = PEERS) -> None:
         self.trick = trick
@@ -93,8 +94,11 @@ class Liar:
         self.swarm = Swarm(seed, latency=0.01, chunk_seconds=0.001, target=peers * 40, state_seconds=0.05)
         self.swarm.checks = checks = Honest(self.swarm)
         self.nodes = [self.swarm.add(Role.TRAINER, 0.03, 4) for _ in range(peers)]
-        self.liar = self.nodes[self.dice.randrange(peers)]
+        leader = rendezvous(b"simulated", 0, tuple(self.swarm.nodes))
+        self.liar = self.dice.choice([node for node in self.nodes if node.me != leader])
         checks.liar = self.liar
+        self.heard: dict[type[Message], Message] = {}  # the last of each kind that anybody sent
+        self.told_at: dict[PeerId, float] = {}  # when a trick last sent each peer what nobody asked for
         self._out: dict[Node, set[int]] = {node: set() for node in self.nodes}
         self._averaged: dict[bytes, int] = {}
         self._send, self.swarm.send = self.swarm.send, self.send  # type: ignore[method-assign]
@@ -106,6 +110,7 @@ class Liar:
 
     def send(self, node: Node, peer: PeerId, message: Message) -> None:
         if node is not self.liar or self.trick is None:
+            self.heard[type(message)] = message
             self._send(node, peer, message)
             return
         for seconds, each in self.trick(self, peer, message):
@@ -113,10 +118,6 @@ class Liar:
                 self.swarm.world.after(seconds, lambda each=each: self._send(node, peer, each))
             else:
                 self._send(node, peer, each)
-
-    def tell(self, peer: PeerId, message: Message) -> None:
-        """What nobody asked for."""
-        self._send(self.liar, peer, message)
 
     def acted(self, node: Node, action: act.Action) -> None:
         self._acted(node, action)
