@@ -380,8 +380,11 @@ class CollaborativeOptimizer(Member):
         last
         one, and its samples: the next report names them.
         """
-        self._update.settle()
-        self._training.discard("discard() was called")
+        if isinstance(self._update, OuterUpdate):
+            self._update.discard("discard() was called")  # with what it inherited
+        else:
+            self._update.settle()
+            self._training.discard("discard() was called")
         self._flat.clear()
 
     def scale_loss(self, loss: torch.Tensor, samples: int) -> torch.Tensor:

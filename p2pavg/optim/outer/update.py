@@ -65,7 +65,6 @@ class OuterUpdate:
         self._inherited_samples = 0
         self._handed = 0  # own samples in the contribution under way
         self._behind = 0  # local steps since it left
-        self._since = 0  # samples since it left
         self._job: Future[Outcome] | None = None
         self._pool = (
             ThreadPoolExecutor(1, thread_name_prefix="p2pavg-outer") if self._settings.overlap else None
@@ -93,7 +92,6 @@ class OuterUpdate:
                 self._hand_in()
             return
         self._behind += 1
-        self._since += samples
         if self._job.done() or self._behind >= self._settings.overlap:
             self._finish()
 
@@ -133,7 +131,7 @@ class OuterUpdate:
     def _hand_in(self, *, empty: bool = False, wait: bool = False) -> bool:
         """Hand in what was moved. True: something came of it already, and there may be more."""
         contribution = NOTHING if empty else self._contribution()
-        self._behind = self._since = 0
+        self._behind = 0
         if self._pool is None or empty or wait:
             return self._take(self._outcome(contribution))
         self._job = self._pool.submit(self._arrive, contribution)

@@ -308,6 +308,24 @@ def test_discard_drops_what_was_moved(swarm: FakeSwarm) -> None:
     opt.close(0)
 
 
+def test_discard_drops_what_was_inherited_too(swarm: FakeSwarm) -> None:
+    """After discard() a contribution holds this peer's own later moves and samples, and no leaver's."""
+    model = net()
+    opt = wrap(model)
+    given = np.full(opt._flat.layout.numel, 0.25, np.float32)
+    training = swarm.joined[0]
+    training.inherited = lambda samples: setattr(training, "counted", training.counted + samples)  # type: ignore
+    opt._update._take(Inheritance(8, encoded(given, "none")))  # type: ignore[attr-defined]
+    opt.discard()
+    train(model, opt, range(1))
+    contribution = opt._update._contribution()  # type: ignore[attr-defined]
+    own = np.zeros_like(given)
+    opt._reference.displacement(own)
+    assert contribution.samples == 4
+    assert np.array_equal(contribution.gradient, own)
+    opt.close(0)
+
+
 def test_closing_leaves_the_swarms_parameters(swarm: FakeSwarm) -> None:
     """After close() the model holds θ_ref, as on every other peer."""
     model = net()
