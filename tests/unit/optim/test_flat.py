@@ -325,9 +325,10 @@ def test_non_finite_sums_are_not_handed_out() -> None:
 def test_sparse_gradients_are_refused() -> None:
     """An embedding with sparse=True fails in its first backward, with the fix named."""
     embedding = nn.Embedding(10, 4, sparse=True)
-    FlatGradients(list(embedding.parameters()))
+    flat = FlatGradients(list(embedding.parameters()))  # its hooks end with it
     with pytest.raises(ConfigurationError, match="sparse=False"):
         embedding(torch.tensor([1, 2])).sum().backward()
+    assert flat.total(1.0) is not None
 
 
 def test_complex_parameters_are_refused() -> None:
