@@ -27,6 +27,7 @@ from p2pavg.bench.workers import Worker, Workers, own_host, serve, start_peer
 from p2pavg.errors import ClosedError
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View
+from p2pavg.membership.table.address import parse_addresses
 from p2pavg.peer.loop_thread import LoopThread
 
 RUN = "membership"
@@ -63,7 +64,9 @@ class Members:
         return {"address": way_in[0], "seconds": seconds, "ids": ids, "began": time.monotonic() - seconds[-1]}
 
     async def _member(self, way_in: list[str]) -> tuple[DHT, View]:
-        node = await DHT.start(Identity.generate(), host=self._host, port=0, initial_peers=way_in)
+        node = await DHT.start(
+            Identity.generate(), host=self._host, port=0, initial_peers=parse_addresses(way_in)
+        )
         view = View(node, RUN)
         await view.refresh_now()
         await view.announce(PeerInfo(node.identity.peer_id, tuple(node.external_addresses())))

@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from p2pavg.identity import Identity
-from p2pavg.membership.table.address import format_host_port, parse_host_port, wildcard
+from p2pavg.membership.table.address import (
+    Address,
+    format_host_port,
+    initial_addresses,
+    parse_host_port,
+    wildcard,
+)
 from p2pavg.membership.table.dht import DHT
 
 DEFAULT_LISTEN = "0.0.0.0:31330"
@@ -50,13 +55,14 @@ def run_bootstrap(args: argparse.Namespace) -> int:
         host = wildcard()
     if args.announce is not None:
         parse_host_port(args.announce)
+    named = initial_addresses(args.initial_peers or None)
     path = args.identity or Path("~/.config/p2pavg").expanduser() / f"bootstrap-{port}.key"
     identity = Identity.load_or_create(path)
-    return _run(_bootstrap(identity, host, port, _initial_peers(args), args.announce))
+    return _run(_bootstrap(identity, host, port, named, args.announce))
 
 
 async def _bootstrap(
-    identity: Identity, host: str, port: int, initial_peers: list[str], announce: str | None
+    identity: Identity, host: str, port: int, initial_peers: Sequence[Address], announce: str | None
 ) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -71,12 +77,6 @@ async def _bootstrap(
     finally:
         await dht.stop()
     return 0
-
-
-def _initial_peers(args: argparse.Namespace) -> list[str]:
-    if args.initial_peers:
-        return list(args.initial_peers)
-    return [part for part in os.environ.get("P2PAVG_INITIAL_PEERS", "").replace(",", " ").split() if part]
 
 
 def _run(work: Coroutine[Any, Any, Result]) -> Result:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import datetime
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from p2pavg.credentials import Authority, certificates, texts
@@ -13,7 +14,7 @@ from p2pavg.credentials.statements import REVOCATION_BYTES
 from p2pavg.errors import ConfigurationError, CredentialError
 from p2pavg.identity import peer_id_of, short_id
 from p2pavg.membership import DHT, View
-from p2pavg.membership.table.address import wildcard
+from p2pavg.membership.table.address import Address, parse_addresses, wildcard
 
 TELLER_LIFETIME = datetime.timedelta(hours=1)
 _ID = re.compile(r"[0-9a-f]{40}")
@@ -57,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
         authority = _keep(path, authority, ids)
         print(f"{told}: {_count(authority)}. Tell the run: --initial-peers HOST:PORT of any member.")
         return 0
-    authority, heard, there = asyncio.run(_tell(path, authority, ids, names, args.initial_peers))
+    named = parse_addresses(args.initial_peers)
+    authority, heard, there = asyncio.run(_tell(path, authority, ids, names, named))
     print(f"{told}: {_count(authority)}. {heard} of {there} members in view have confirmed it.")
     if heard < there:
         print("The others learn it from them; repeat this command when in doubt.")
@@ -72,7 +74,7 @@ def _keep(path: Path, authority: Authority, ids: list[bytes]) -> Authority:
 
 
 async def _tell(
-    path: Path, authority: Authority, ids: list[bytes], names: list[str], initial_peers: list[str]
+    path: Path, authority: Authority, ids: list[bytes], names: list[str], initial_peers: Sequence[Address]
 ) -> tuple[Authority, int, int]:
     teller = authority.member(TELLER_LIFETIME)
     dht = await DHT.start(

@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
 from p2pavg.credentials import Credentials, from_environment
 from p2pavg.errors import ConfigurationError
+from p2pavg.membership.table.address import Address, initial_addresses
 from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.shown import Shown, run_line
 from p2pavg.report.prices import EXAMPLE, PriceTable
@@ -110,15 +111,18 @@ def run_monitor(args: argparse.Namespace) -> int:
         os.nice(NICENESS)
     source = args.credentials or from_environment()
     credentials = None if source is None else Credentials.load(source)
-    named = args.initial_peers or os.environ.get("P2PAVG_INITIAL_PEERS", "").replace(",", " ").split()
+    named = initial_addresses(args.initial_peers or None)
     picture = Picture(args.run_id, _prices(args))
     with _sink(args.jsonl) as show, contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(_monitor(picture, list(named), credentials, show))
+        uvloop.run(_monitor(picture, named, credentials, show))
     return 0
 
 
 async def _monitor(
-    picture: Picture, initial_peers: list[str], credentials: Credentials | None, show: Callable[[Shown], None]
+    picture: Picture,
+    initial_peers: Sequence[Address],
+    credentials: Credentials | None,
+    show: Callable[[Shown], None],
 ) -> None:
     from p2pavg.monitor.watcher import Watcher
 

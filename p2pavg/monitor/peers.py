@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from p2pavg.credentials import Credentials, from_environment
 from p2pavg.errors import ConfigurationError
 from p2pavg.identity import short_id
 from p2pavg.membership.peerinfo import PeerInfo
-from p2pavg.membership.table.address import format_host_port
+from p2pavg.membership.table.address import Address, format_host_port, initial_addresses
 from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.watcher import Watcher
 from p2pavg.printable import counted
@@ -39,7 +39,7 @@ def register(subparsers: Any) -> None:
 
 def run_peers(args: argparse.Namespace) -> int:
     """Print the table once."""
-    initial_peers = initial_peers_of(args.initial_peers)
+    initial_peers = initial_addresses(args.initial_peers or None)
     if not initial_peers:
         raise ConfigurationError("no way into the swarm; name any member with --initial-peers host:port")
     source = args.credentials or from_environment()
@@ -60,7 +60,9 @@ def run_peers(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _members(run_id: str, initial_peers: list[str], credentials: Credentials | None) -> list[PeerInfo]:
+async def _members(
+    run_id: str, initial_peers: Sequence[Address], credentials: Credentials | None
+) -> list[PeerInfo]:
     """Who is there. Raises CredentialError when nobody is seen because the credentials are wrong."""
     watcher = Watcher(Picture(run_id))
     await watcher.start(initial_peers, credentials)
@@ -116,8 +118,3 @@ def _print_table(run_id: str, rows: list[PeerInfo]) -> None:
         print("out only: nobody can open a connection to that peer, it opens them")
     if len({info.lineage for info in rows if info.epoch == max(r.epoch for r in rows)}) > 1:
         print("peers at the same epoch hold different histories: parts of the swarm have averaged apart")
-
-
-def initial_peers_of(given: list[str] | None) -> list[str]:
-    """Those of the command line, else those of the environment."""
-    return given or os.environ.get("P2PAVG_INITIAL_PEERS", "").replace(",", " ").split()

@@ -11,7 +11,7 @@ from p2pavg.credentials import Credentials
 from p2pavg.errors import ConfigurationError, CredentialError, IncompatiblePeerError, P2PAvgError
 from p2pavg.identity import Identity, short_id
 from p2pavg.membership import DHT, PeerInfo, View
-from p2pavg.membership.table.address import parse_host_port, wildcard
+from p2pavg.membership.table.address import Address, wildcard
 from p2pavg.monitor.picture import Picture
 from p2pavg.rounds.measure.status import WATCH
 from p2pavg.transport.links.endpoint import Endpoint
@@ -48,7 +48,7 @@ class Watcher:
         self._refused: dict[bytes, P2PAvgError] = {}
         self._closed = False
 
-    async def start(self, initial_peers: Sequence[str], credentials: Credentials | None) -> None:
+    async def start(self, initial_peers: Sequence[Address], credentials: Credentials | None) -> None:
         """Find the run. Raises UnreachableError when none of initial_peers answers, CredentialError."""
         if not initial_peers:
             raise ConfigurationError("no way into the swarm; name any member with --initial-peers host:port")
@@ -84,17 +84,16 @@ class Watcher:
         if not self._view.peers:
             await self._ask(initial_peers)
 
-    async def _ask(self, initial_peers: Sequence[str]) -> None:
+    async def _ask(self, initial_peers: Sequence[Address]) -> None:
         """Nobody of the run is in view: perhaps because it is closed, or we are the ones with credentials."""
-        for address in initial_peers:
-            host, port = parse_host_port(address)
+        for host, port in initial_peers:
             try:
                 await self._endpoint.connect(host, port, timeout=DIAL_TIMEOUT_S)
             except CredentialError:
                 await self.close()
                 raise
             except (P2PAvgError, OSError, TimeoutError) as error:
-                logger.debug("%s is no member of this run: %s", address, error)
+                logger.debug("%s:%d is no member of this run: %s", host, port, error)
 
     async def close(self) -> None:
         """Look on no more. Idempotent."""

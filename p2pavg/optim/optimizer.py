@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
-from p2pavg.codecs import Codec
 from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.membership import PeerInfo
-from p2pavg.optim import arguments, live, preflight, sigterm
+from p2pavg.optim import arguments, live, sigterm
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.layout import exchange_layout
 from p2pavg.optim.gradients.microbatches import Microbatches
@@ -26,9 +22,10 @@ from p2pavg.optim.member import Member
 from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
 from p2pavg.optim.outer.local import LocalSteps
 from p2pavg.optim.outer.reference import Kept, Reference
-from p2pavg.optim.outer.settings import Outer, outer_of
+from p2pavg.optim.outer.settings import outer_of
 from p2pavg.optim.outer.update import Moves, OuterUpdate
-from p2pavg.optim.resume import SOFTWARE, Resumable, Stateful, check_fresh, saving
+from p2pavg.optim.resume import SOFTWARE, Resumable, saving
+from p2pavg.optim.training_options import TrainingOptions
 from p2pavg.optim.training_state import TrainingState, outline, parameters_of, schema
 from p2pavg.optim.updates import options
 from p2pavg.optim.updates.agreement import Agreement
@@ -40,7 +37,7 @@ from p2pavg.optim.updates.resync import Resync
 from p2pavg.optim.updates.schedule import Schedule
 from p2pavg.optim.updates.update import FOUND_INF, Shared, Update, WaitingUpdate
 from p2pavg.peer.peer import Peer
-from p2pavg.peer.settings import check_rate
+from p2pavg.peer.signature import takes
 from p2pavg.report import RoundReport
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.checkpoints import About
@@ -97,139 +94,69 @@ class CollaborativeOptimizer(Member):
     and IncompatiblePeerError when the swarm trains another model.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        run_id: str,
-        target_batch_size: int,
-        batch_size_per_step: int | None = None,
-        initial_peers: Sequence[str] | None = None,
-        scheduler: LRScheduler | None = None,
-        compression: str | Codec = "fp16",
-        streams: str | int = "auto",
-        *,
-        delay_updates: bool = False,
-        offload_optimizer: bool = False,
-        delay_warmup_epochs: int = 1,
-        loss_reduction: str = "mean",
-        max_grad_norm: float | None = None,
-        grad_dtype: torch.dtype | None = None,
-        resync_epochs: int | None = None,
-        buffers: str = "average",
-        max_upload_mbps: float | None = None,
-        max_state_upload_mbps: float | None = None,
-        checkpoint_dir: str | os.PathLike[str] | None = None,
-        checkpoint_epochs: int | None = None,
-        leave_notice_s: float = 30,
-        listen: str = "0.0.0.0:31330",
-        announce: str | None = None,
-        client_only: bool = False,
-        region: str | None = None,
-        name: str | None = None,
-        credentials: str | os.PathLike[str] | None = None,
-        on_round: Callable[[RoundReport], None] | None = None,
-        model: nn.Module | None = None,
-        extras: Mapping[str, Stateful] | None = None,
-        outer: Outer | str | None = None,
-    ) -> None:
-        arguments.check_optimizer(optimizer)
-        arguments.check_run_id(run_id)
-        arguments.check_sizes(target_batch_size, batch_size_per_step)
-        arguments.check_scheduler(scheduler, optimizer)
-        arguments.check_reduction(loss_reduction)
-        arguments.check_clipping(max_grad_norm)
-        arguments.check_warmup(delay_warmup_epochs)
-        arguments.check_grad_dtype(grad_dtype)
-        arguments.check_resync(resync_epochs)
-        arguments.check_buffers(buffers)
-        arguments.check_notice(leave_notice_s)
-        arguments.check_checkpoints(checkpoint_dir, checkpoint_epochs)
-        if offload_optimizer:
-            preflight.check(optimizer, compression, grad_dtype, delayed=delay_updates)
-        check_fresh(optimizer, run_id)
+    @takes(TrainingOptions)
+    def __init__(self, options: TrainingOptions) -> None:
+        optimizer, scheduler, extras = options.optimizer, options.scheduler, dict(options.extras or {})
         params = parameters_of(optimizer)
         live.check_free(params)
-        self._outer = outer_of(outer)
-        if self._outer is not None:
-            arguments.check_outer(
-                delay_updates=delay_updates,
-                offload_optimizer=offload_optimizer,
-                resync_epochs=resync_epochs,
-                grad_dtype=grad_dtype,
-            )
         super().__init__(optimizer)
-        self.run_id = run_id
-        self._leave_notice_s = leave_notice_s
-        check_rate("max_state_upload_mbps", max_state_upload_mbps)
-        self._state_upload_bps = None if max_state_upload_mbps is None else 1e6 * max_state_upload_mbps
+        self._options = options
+        self.run_id = options.run_id
+        self._leave_notice_s = options.leave_notice_s
+        self._outer = outer_of(options.outer)
         self._warned = False
-        self._scheduler = scheduler
-        uneven = "sum" if self._outer is not None else loss_reduction  # each local step stands for itself
-        self._microbatches = Microbatches(target_batch_size, batch_size_per_step, uneven)
-        self._max_grad_norm = max_grad_norm
-        self._delay = delay_updates
-        self._warmup = delay_warmup_epochs
-        modules = owning_modules(params) if model is None else [model]
+        # Each local step stands for itself, so outer steps need no weights of microbatches.
+        reduction = "sum" if self._outer is not None else options.loss_reduction
+        self._microbatches = Microbatches(options.target_batch_size, options.batch_size_per_step, reduction)
+        modules = owning_modules(params) if options.model is None else [options.model]
         arguments.check_modules(modules)
         me = weakref.ref(self)  # who drops this optimizer shall not be kept from it by its own parts
         self._buffers = AveragedBuffers(
-            lambda: persistent_buffers(modules), (lambda: _leads(me())) if buffers == "leader" else None
+            lambda: persistent_buffers(modules),
+            (lambda: _leads(me())) if options.buffers == "leader" else None,
         )
         self._reference = None
         if self._outer is None:
-            self._flat = FlatGradients(params, grad_dtype, self._buffers.size, open_cuda_path(compression))
+            path = open_cuda_path(options.compression)
+            self._flat = FlatGradients(params, options.grad_dtype, self._buffers.size, path)
             self._flat.before_backward = self._scale.follow
         else:
             layout = exchange_layout([param.numel() for param in params], self._buffers.size)
             self._reference = Reference(params, layout, self._outer)
-            self._flat = LocalSteps(optimizer, self._reference, layout, self._outer, scheduler, max_grad_norm)
+            self._flat = LocalSteps(
+                optimizer, self._reference, layout, self._outer, scheduler, options.max_grad_norm
+            )
             self._step_supports_amp_scaling = False  # the scaler unscales the gradients of each local step
-        if delay_updates or offload_optimizer:
-            self._masters = Masters(optimizer, offload_optimizer)
+        if options.delay_updates or options.offload_optimizer:
+            self._masters = Masters(optimizer, options.offload_optimizer)
         self._mirror_inner()
-        self._resync = Resync(optimizer, resync_epochs)
+        self._resync = Resync(optimizer, options.resync_epochs)
         self._places = places_of(self._flat.params, modules)
-        kept, whole, values = dict(extras or {}), dict(extras or {}), None
+        kept, whole, values = extras, dict(extras), None
         if self._reference is not None:
             kept[OUTER], whole[OUTER] = (Kept(self._reference, whole=it) for it in (False, True))
             values = partial(self._reference.views, self._reference.theta)
         self._state = TrainingState(optimizer, scheduler, self._buffers.agreed, kept, values)
         self._described = _describe(optimizer)
         self._outline = outline(optimizer, persistent_buffers(modules))
-        self._resumable = Resumable(run_id, schema(self._outline), scheduler, self._masters, whole)
-        about = About(run_id, self._resumable.schema, ", ".join(self._described), SOFTWARE)
-        self._saving = saving(checkpoint_dir, checkpoint_epochs, about)
-        self._target_batch_size = target_batch_size
-        self._compression = compression
+        self._resumable = Resumable(self.run_id, schema(self._outline), scheduler, self._masters, whole)
+        about = About(self.run_id, self._resumable.schema, ", ".join(self._described), SOFTWARE)
+        self._saving = saving(options.checkpoint_dir, options.checkpoint_epochs, about)
         self._terms: dict[str, int | str] = {
             "resync_epochs": self._resync.every or 0,
-            "buffers": buffers,
-            "max_grad_norm": str(max_grad_norm),
+            "buffers": options.buffers,
+            "max_grad_norm": str(options.max_grad_norm),
             "scheduler": type(scheduler).__name__ if scheduler is not None else "None",
             "outer": "None" if self._outer is None else self._outer.terms(),
         }
-        self._build_peer = partial(
-            Peer,
-            run_id,
-            initial_peers=initial_peers,
-            listen=listen,
-            announce=announce,
-            client_only=client_only,
-            region=region,
-            credentials=credentials,
-            max_upload_mbps=max_upload_mbps,
-            name=name,
-            compression=compression,
-            streams=streams,
-            on_round=on_round,
-        )
+        self._build_peer = partial(Peer, self.run_id, **options.shared())
         live.enter(self, self._held)
         try:
             self._join(self._load_checkpoint())
         except BaseException:
             self.close(0.0)
             raise
-        sigterm.watch(self, leave_notice_s)
+        sigterm.watch(self, options.leave_notice_s)
 
     def _load_checkpoint(self) -> Start | None:
         """The newest checkpoint of the directory, if there is one: where the run goes on."""
@@ -247,16 +174,16 @@ class CollaborativeOptimizer(Member):
 
     def _specify(self, start: Start | None) -> TrainingSpec:
         return TrainingSpec(
-            target_batch_size=self._target_batch_size,
+            target_batch_size=self._options.target_batch_size,
             numel=self._flat.layout.numel,
             schema=self._resumable.schema,
             initial_digest=self._state.initial_digest(),
-            compression=self._compression,
+            compression=self._options.compression,
             feedback=True,
             state=self._state,
             inherits=True,
             saving=self._saving,
-            state_upload_bps=self._state_upload_bps,
+            state_upload_bps=self._options.state_upload_bps,
             start=start,
             describe=self._described,
             outline=self._outline,
@@ -270,7 +197,7 @@ class CollaborativeOptimizer(Member):
             assert self._outer is not None
             moves = Moves(
                 self.inner,
-                Schedule(self._scheduler if self._outer.schedule == "outer" else None),
+                Schedule(self._options.scheduler if self._outer.schedule == "outer" else None),
                 self._outer,
                 self._reference,
                 self._flat.layout,
@@ -282,21 +209,23 @@ class CollaborativeOptimizer(Member):
         assert isinstance(self._flat, FlatGradients)
         shared = Shared(
             self.inner,
-            Schedule(self._scheduler),
+            Schedule(self._options.scheduler),
             self._flat,
             self._microbatches,
             self._state,
             training,
-            self._max_grad_norm,
+            self._options.max_grad_norm,
             self._scale,
             self._buffers,
             self._resync,
             Agreement(self.inner, self._state),
-            Overshoot(self._target_batch_size),
+            Overshoot(self._options.target_batch_size),
         )
         if self._masters is None:
             return WaitingUpdate(shared)
-        return BehindUpdate(shared, self._masters, self._delay, self._warmup)
+        return BehindUpdate(
+            shared, self._masters, self._options.delay_updates, self._options.delay_warmup_epochs
+        )
 
     # ---------------------------------------------------------------- the training loop
 

@@ -15,7 +15,7 @@ from p2pavg.errors import (
     UnreachableError,
 )
 from p2pavg.membership import PeerInfo
-from p2pavg.membership.table.address import format_host_port, parse_host_port
+from p2pavg.membership.table.address import Address, format_host_port
 from p2pavg.rounds.protocol.roles import Role
 from p2pavg.transport.links import handshake
 from p2pavg.transport.links.endpoint import Endpoint
@@ -46,30 +46,33 @@ async def knock(host: str, port: int, party: handshake.Party) -> None:
         raise UnreachableError(f"no peer answers at {format_host_port(host, port)} over TCP") from error
 
 
-async def silent(initial_peers: Iterable[str], party: handshake.Party, told: UnreachableError) -> P2PAvgError:
+async def silent(
+    initial_peers: Iterable[Address], party: handshake.Party, told: UnreachableError
+) -> P2PAvgError:
     """The error for a newcomer whom no initial peer answered over UDP. told: without a closer look."""
-    for address in initial_peers:
+    for host, port in initial_peers:
         try:
-            await knock(*parse_host_port(address), party)
+            await knock(host, port, party)
         except UnreachableError:
             continue
         except P2PAvgError as error:
             return error
         return UnreachableError(
-            f"{address} answers over TCP but not over UDP; open its port for UDP as well, and let this "
-            "machine's own firewall pass UDP"
+            f"{format_host_port(host, port)} answers over TCP but not over UDP; open its port for UDP as "
+            "well, and let this machine's own firewall pass UDP"
         )
     return told
 
 
-async def ask(endpoint: Endpoint, initial_peers: Iterable[str], run_id: str) -> list[P2PAvgError]:
+async def ask(endpoint: Endpoint, initial_peers: Iterable[Address], run_id: str) -> list[P2PAvgError]:
     """Nobody of the run is in the table: ask at the given addresses. Why they refuse us, when they do."""
     refusals: list[P2PAvgError] = []
     own = []
     named = list(initial_peers)
-    for address in named:
+    for host, port in named:
+        address = format_host_port(host, port)
         try:
-            link = await endpoint.connect(*parse_host_port(address), timeout=ASK_TIMEOUT_S)
+            link = await endpoint.connect(host, port, timeout=ASK_TIMEOUT_S)
             if link.hello.get("role") == Role.WATCHER.value:
                 link.close("it does not train yet; when it does, its hello is another")
         except IncompatiblePeerError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import select
 import sys
 import time
@@ -22,7 +21,8 @@ from p2pavg.membership.table.address import format_host_port
 from p2pavg.peer import crowd
 from p2pavg.peer.loop_thread import LoopThread
 from p2pavg.peer.runtime import Place
-from p2pavg.peer.settings import settings
+from p2pavg.peer.settings import Settings
+from p2pavg.peer.signature import takes
 from p2pavg.peer.tensors import Averager
 from p2pavg.report import RoundReport
 from p2pavg.rounds.protocol.plausible import MOST_WEIGHT
@@ -44,6 +44,7 @@ class Peer:
     listen: "host:port"; with the default the next free port is taken, port 0 is any free one.
     announce: the "host:port" that others reach this peer at, when it is not the listening one.
     client_only: others cannot connect to this peer.
+    region: where this peer is, for people and plans: "eu-west-1", "the lab".
     compression: "none", "fp16", "bf16", "int8" or a `p2pavg.Codec`; the same on all peers.
     streams: TCP streams per link, or "auto": as many as transfers call for.
     on_round: called with every RoundReport, on a background thread.
@@ -59,42 +60,12 @@ class Peer:
     work, CredentialError for credentials that cannot.
     """
 
-    def __init__(
-        self,
-        run_id: str,
-        *,
-        initial_peers: Sequence[str] | None = None,
-        listen: str | None = None,
-        announce: str | None = None,
-        client_only: bool = False,
-        region: str | None = None,
-        compression: str | codecs.Codec = "fp16",
-        streams: int | str = "auto",
-        on_round: Callable[[RoundReport], None] | None = None,
-        reports: str | os.PathLike[str] | None = None,
-        identity: str | os.PathLike[str] | None = None,
-        credentials: str | os.PathLike[str] | None = None,
-        max_upload_mbps: float | None = None,
-        name: str | None = None,
-    ) -> None:
-        self._settings = settings(
-            run_id,
-            initial_peers,
-            listen,
-            announce,
-            client_only,
-            region,
-            streams,
-            credentials,
-            max_upload_mbps,
-            name,
-        )
-        self._identity = identity
-        self.run_id = run_id
-        self.compression = compression
-        self._on_round = on_round
-        path = os.environ.get("P2PAVG_REPORTS") if reports is None else reports
-        self._reports = None if not path else os.fspath(path)
+    @takes(Settings)
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.run_id = settings.run_id
+        self.compression = settings.compression
+        self._reports = settings.reports_path
         self._thread: LoopThread | None = None
         self._place: Place | None = None
         self._session: Session | None = None
@@ -283,9 +254,10 @@ class Peer:
         return self._place
 
     def _own_identity(self) -> Identity:
-        if self._settings.credentials is not None:
-            return self._settings.credentials.identity
-        return Identity.generate() if self._identity is None else Identity.load_or_create(self._identity)
+        if self._settings.membership is not None:
+            return self._settings.membership.identity
+        path = self._settings.identity
+        return Identity.generate() if path is None else Identity.load_or_create(path)
 
     def _publish(self, report: RoundReport) -> None:
         """On the loop thread, after every epoch."""
@@ -298,9 +270,9 @@ class Peer:
                     "cannot append to %s (%s); no more reports are written", self._reports, error.strerror
                 )
                 self._reports = None
-        if self._on_round is not None:
+        if self._settings.on_round is not None:
             try:
-                self._on_round(report)
+                self._settings.on_round(report)
             except Exception:
                 logger.exception("the on_round callback raised")
 

@@ -30,43 +30,44 @@ async def open_ports(
     hello: dict[str, Any] = {
         "schema": b"",
         "role": "watcher",
-        "client_only": settings.client_only,
-        "region": settings.region,
+        "client_only": bool(settings.client_only),
+        "region": settings.region or "",
     }
-    port = settings.port
+    host, asked = settings.bind
+    port = asked
     for attempt in range(PORTS_TRIED):
         endpoint = await Endpoint.start(
             identity,
             run_id=settings.run_id,
-            listen_host=settings.host,
+            listen_host=host,
             listen_port=port,
             port_is_default=settings.port_is_default,
             engine=engine,
             hello=hello,
-            streams=settings.streams,
+            streams=settings.streams_per_link,
             events=events,
-            credentials=settings.credentials,
+            credentials=settings.membership,
             vet=vet,
         )
         try:
             dht = await DHT.start(
                 identity,
-                host=settings.host,
+                host=host,
                 port=endpoint.port,
-                initial_peers=settings.initial_peers,
-                client_only=settings.client_only,
+                initial_peers=settings.initial_addresses,
+                client_only=bool(settings.client_only),
             )
             return endpoint, dht
         except AddressInUseError:
             taken = endpoint.port
             await endpoint.close()
-            if attempt == PORTS_TRIED - 1 or not (settings.port_is_default or settings.port == 0):
+            if attempt == PORTS_TRIED - 1 or not (settings.port_is_default or asked == 0):
                 raise
-            port = 0 if settings.port == 0 else taken + 1
+            port = 0 if asked == 0 else taken + 1
         except UnreachableError as error:
             await endpoint.close()
-            party = Party.of(settings.run_id, closed=settings.credentials is not None)
-            raise await advice.silent(settings.initial_peers, party, error) from None
+            party = Party.of(settings.run_id, closed=settings.membership is not None)
+            raise await advice.silent(settings.initial_addresses, party, error) from None
         except BaseException:
             await endpoint.close()
             raise

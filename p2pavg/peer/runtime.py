@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from p2pavg import codecs, outline
@@ -63,6 +62,7 @@ class Place:
         codec: codecs.Codec,
     ) -> None:
         self.settings = settings
+        self.client_only = bool(settings.client_only)  # nobody can open a connection to this peer
         self._codec = codec
         self._identity = identity
         self.driver: Driver | None = None
@@ -73,7 +73,7 @@ class Place:
             self._others,
             lambda: self.endpoint.incarnation,
             self._fail,
-            proven=settings.credentials is not None,
+            proven=settings.membership is not None,
         )
         self._early: list[tuple[Link, dict[str, Any]]] = []  # from peers that were faster than our start
         self._early_bytes = 0
@@ -88,7 +88,7 @@ class Place:
 
     async def start(self) -> None:
         """Open the ports and join the table. Raises P2PAvgError with what to do."""
-        self._engine = make_engine(self, self._codec, encrypted=self.settings.credentials is not None)
+        self._engine = make_engine(self, self._codec, encrypted=self.settings.membership is not None)
         try:
             self.endpoint, self.dht = await open_ports(
                 self.settings, self.identity, self._engine, self, self._refusals.vet
@@ -99,7 +99,7 @@ class Place:
         self._engine.set_heartbeat(HEARTBEAT_S)
         if self.settings.upload_bps is not None:
             self._engine.set_upload_limit(self.settings.upload_bps / 8)
-        credentials = self.settings.credentials
+        credentials = self.settings.membership
         self.view = View(self.dht, self.settings.run_id, credentials=credentials)
         self.view.on_revoked = self._revoked
         self.dht.observers = lambda: self.view.contacts(self.links)
@@ -177,8 +177,8 @@ class Place:
         return PeerInfo(
             peer_id=self.peer_id,
             addresses=tuple(self.addresses()),
-            client_only=self.settings.client_only,
-            region=self.settings.region,
+            client_only=self.client_only,
+            region=self.settings.region or "",
             epoch=driver.machine.epoch,
             lineage=driver.machine.lineage,
             role="trainer",
@@ -187,7 +187,7 @@ class Place:
             if last and last.seconds_total
             else 0.0,
             report=b"" if last is None else CompactReport.of(last).encode(),
-            name=self.settings.name,
+            name=self.settings.label,
             joining=driver.machine.role is Role.JOINER,
         )
 
@@ -206,12 +206,12 @@ class Place:
         driver = self.driver
         assert driver is not None
         links = driver.recorder.links()
-        return status(driver.machine, links, region=self.settings.region, moving=driver.moving)
+        return status(driver.machine, links, region=self.settings.region or "", moving=driver.moving)
 
     def addresses(self) -> Sequence[tuple[str, int]]:
         """(host, port) under which others reach this peer, best first."""
-        if self.settings.announce is not None:
-            return [self.settings.announce]
+        if self.settings.announced is not None:
+            return [self.settings.announced]
         return [(host, self.endpoint.port) for host, _ in self.dht.external_addresses()]
 
     def _is_here(self, host: str) -> bool:
@@ -249,7 +249,7 @@ class Place:
         await self._dialler.first_links(lambda: bool(refusals.met))
         if not self.links and not refusals.met:
             refusals.met += refusals.distrusted or await advice.ask(
-                self.endpoint, self.settings.initial_peers, self.settings.run_id
+                self.endpoint, self.settings.initial_addresses, self.settings.run_id
             )
         if refusals.met:
             raise refusals.met[0]
@@ -270,12 +270,12 @@ class Place:
             role=role,
             target=spec.target_batch_size,
             plan=planner(lambda: spec.exact(machine.epoch) or spec.numel),
-            client_only=self.settings.client_only,
+            client_only=self.client_only,
             now=time.monotonic(),
             weighted=spec.weighted,
             life=time.time_ns(),
         )
-        region = self.settings.region
+        region = self.settings.region or ""
         meter = LinkMeter(
             self._engine,
             region,
@@ -314,13 +314,13 @@ class Place:
 
     async def _learn_reachability(self) -> None:
         """Work as client_only, and say so, when others try and cannot open a connection to this peer."""
-        if self.settings.client_only or self.settings.announce is not None:
+        if self.client_only or self.settings.announced is not None:
             return
         found = await self.dht.check_reachability()
         if found.reachable is False:
             logger.warning("%s", found.advice)
             self.dht.become_client_only()
-            self.settings = replace(self.settings, client_only=True)
+            self.client_only = True
             self.endpoint.hello["client_only"] = True
 
     async def set_target(self, samples: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Settings: how a peer takes its place in a swarm, checked before anything is opened."""
+"""Settings: what a user may say of a peer, checked before anything is opened."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
 
+from p2pavg.codecs import Codec
 from p2pavg.credentials import Credentials, from_environment
 from p2pavg.errors import ConfigurationError, CredentialError
 from p2pavg.membership.peerinfo import MAX_NAME
-from p2pavg.membership.table.address import is_loopback, parse_host_port, wildcard
+from p2pavg.membership.table.address import (
+    Address,
+    initial_addresses,
+    is_loopback,
+    parse_host_port,
+    wildcard,
+)
 from p2pavg.printable import printable
+from p2pavg.report import RoundReport
 
 logger = logging.getLogger("p2pavg.peer.peer")
 DEFAULT_PORT = 31330
@@ -22,67 +32,126 @@ MAX_STREAMS = 128
 MAX_RUN_ID = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a user said, in the shape that `place.Place` needs."""
+@dataclass(frozen=True, kw_only=True)
+class PeerOptions:
+    """The options that `Peer` and `CollaborativeOptimizer` share.
 
-    run_id: str
-    initial_peers: tuple[str, ...]
-    host: str
-    port: int
-    port_is_default: bool
-    announce: tuple[str, int] | None
-    client_only: bool
-    region: str
-    streams: int | None  # per link; None: as many as transfers call for
-    credentials: Credentials | None
-    name: str = ""
-    upload_bps: float | None = None  # bit/s over all links; None: what they carry
+    An option is written here, as a field with its default, and described in the docstrings of those two
+    classes; both take it then. Code on the event loop reads it from `Place.settings`.
+    """
+
+    initial_peers: Sequence[str] | str | None = None
+    listen: str | None = DEFAULT_LISTEN
+    announce: str | None = None
+    client_only: bool = False
+    region: str | None = None
+    name: str | None = None
+    compression: str | Codec = "fp16"
+    streams: int | str = "auto"
+    max_upload_mbps: float | None = None
+    credentials: str | os.PathLike[str] | None = field(default=None, repr=False)  # it may be the secret
+    on_round: Callable[[RoundReport], None] | None = None
+
+    def shared(self) -> dict[str, Any]:
+        """The options of this class by name, without those that a class derived from it adds."""
+        return {option.name: getattr(self, option.name) for option in fields(PeerOptions)}
 
 
-def settings(
-    run_id: str,
-    initial_peers: Sequence[str] | None,
-    listen: str | None,
-    announce: str | None,
-    client_only: bool,
-    region: str | None,
-    streams: int | str,
-    credentials: str | os.PathLike[str] | None,
-    max_upload_mbps: float | None = None,
-    name: str | None = None,
-) -> Settings:
-    """As `peer.Peer` describes its arguments. Raises ConfigurationError, CredentialError."""
-    if not isinstance(run_id, str) or not 0 < len(run_id) <= MAX_RUN_ID:
-        raise ConfigurationError(
-            f"run_id must be a text of 1 to {MAX_RUN_ID} characters, the same on all peers"
-        )
-    if initial_peers is None:
-        initial_peers = os.environ.get("P2PAVG_INITIAL_PEERS", "").replace(",", " ").split()
-    if isinstance(initial_peers, str):
-        initial_peers = [initial_peers]
-    for address in initial_peers:
-        parse_host_port(address)
-    if streams != "auto" and (type(streams) is not int or not 1 <= streams <= MAX_STREAMS):
-        raise ConfigurationError(f'streams must be "auto" or an int from 1 to {MAX_STREAMS}, not {streams!r}')
-    check_rate("max_upload_mbps", max_upload_mbps)
-    if listen == DEFAULT_LISTEN:
-        listen = None
-    host, port = _listen(listen)
-    return Settings(
-        run_id=run_id,
-        initial_peers=tuple(initial_peers),
-        host=host,
-        port=port,
-        port_is_default=listen is None,
-        announce=None if announce is None else parse_host_port(announce),
-        client_only=bool(client_only),
-        region=region or "",
-        streams=None if streams == "auto" else int(streams),
-        credentials=_credentials(run_id, credentials, host),
-        name=_name(name),
-        upload_bps=None if max_upload_mbps is None else 1e6 * max_upload_mbps,
-    )
+@dataclass(frozen=True, kw_only=True)
+class Settings(PeerOptions):
+    """All options of `Peer`, checked, and what follows from them.
+
+    Raises ConfigurationError for an option that cannot work, CredentialError for credentials that cannot.
+    """
+
+    run_id: str = field(kw_only=False)
+    reports: str | os.PathLike[str] | None = None
+    identity: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.run_id, str) or not 0 < len(self.run_id) <= MAX_RUN_ID:
+            raise ConfigurationError(
+                f"run_id must be a text of 1 to {MAX_RUN_ID} characters, the same on all peers"
+            )
+        _ = self.initial_addresses
+        streams = self.streams
+        if streams != "auto" and (type(streams) is not int or not 1 <= streams <= MAX_STREAMS):
+            raise ConfigurationError(
+                f'streams must be "auto" or an int from 1 to {MAX_STREAMS}, not {streams!r}'
+            )
+        check_rate("max_upload_mbps", self.max_upload_mbps)
+        _ = self.bind, self.announced, self.membership, self.label
+
+    @cached_property
+    def initial_addresses(self) -> tuple[Address, ...]:
+        """(host, port) of each initial peer, of the environment when none is given."""
+        return initial_addresses(self.initial_peers)
+
+    @cached_property
+    def bind(self) -> Address:
+        """(host, port) to listen on; port 0: any free one."""
+        if self.port_is_default or self.listen is None:
+            return wildcard(), DEFAULT_PORT
+        head, _, tail = self.listen.rpartition(":")
+        if tail == "0" and head:  # any free port: no address of a peer, but one to listen on
+            return parse_host_port(f"{head}:1")[0], 0
+        return parse_host_port(self.listen)
+
+    @property
+    def port_is_default(self) -> bool:
+        """Whether the user named no port, so that the next free one will do."""
+        return self.listen is None or self.listen == DEFAULT_LISTEN
+
+    @cached_property
+    def announced(self) -> Address | None:
+        """(host, port) that others are told; None: what they see of this peer."""
+        return None if self.announce is None else parse_host_port(self.announce)
+
+    @cached_property
+    def membership(self) -> Credentials | None:
+        """The credentials, loaded; None: the run is open."""
+        source = self.credentials or from_environment()
+        if source is None:
+            if not is_loopback(self.bind[0]):
+                logger.warning(
+                    "run %r is open: whoever reaches its ports can read its gradients and take part; "
+                    "close it with 'p2pavg credentials new' and credentials=",
+                    self.run_id,
+                )
+            return None
+        loaded = Credentials.load(source)
+        if loaded.run_id != self.run_id:
+            raise CredentialError(
+                f"these credentials are for run {loaded.run_id!r}, not {self.run_id!r}; use that run_id"
+            )
+        return loaded
+
+    @cached_property
+    def label(self) -> str:
+        """How people call this peer."""
+        if self.name is None:
+            return printable(socket.gethostname().partition(".")[0])[:MAX_NAME]
+        if not isinstance(self.name, str) or not 0 < len(self.name) <= MAX_NAME:
+            raise ConfigurationError(
+                f"name must be a text of 1 to {MAX_NAME} characters, or None for the host's"
+            )
+        return printable(self.name)
+
+    @property
+    def streams_per_link(self) -> int | None:
+        """None: as many as transfers call for."""
+        return None if self.streams == "auto" else int(self.streams)
+
+    @property
+    def upload_bps(self) -> float | None:
+        """Most bit/s over all links; None: what they carry."""
+        return None if self.max_upload_mbps is None else 1e6 * self.max_upload_mbps
+
+    @property
+    def reports_path(self) -> str | None:
+        """The file to which reports are appended; None: no file."""
+        path = os.environ.get("P2PAVG_REPORTS") if self.reports is None else self.reports
+        return os.fspath(path) if path else None
 
 
 def check_rate(name: str, value: object) -> None:
@@ -90,38 +159,3 @@ def check_rate(name: str, value: object) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is not None and (not number or not 1 <= value < math.inf):  # type: ignore[operator]
         raise ConfigurationError(f"{name} must be a number of Mb/s of at least 1, or None, not {value!r}")
-
-
-def _name(name: str | None) -> str:
-    if name is None:
-        return printable(socket.gethostname().partition(".")[0])[:MAX_NAME]
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-        raise ConfigurationError(f"name must be a text of 1 to {MAX_NAME} characters, or None for the host's")
-    return printable(name)
-
-
-def _listen(listen: str | None) -> tuple[str, int]:
-    if listen is None:
-        return wildcard(), DEFAULT_PORT
-    head, _, tail = listen.rpartition(":")
-    if tail == "0" and head:  # any free port: no address of a peer, but one to listen on
-        return parse_host_port(f"{head}:1")[0], 0
-    return parse_host_port(listen)
-
-
-def _credentials(run_id: str, source: str | os.PathLike[str] | None, host: str) -> Credentials | None:
-    source = source or from_environment()
-    if source is None:
-        if not is_loopback(host):
-            logger.warning(
-                "run %r is open: whoever reaches its ports can read its gradients and take part; "
-                "close it with 'p2pavg credentials new' and credentials=",
-                run_id,
-            )
-        return None
-    loaded = Credentials.load(source)
-    if loaded.run_id != run_id:
-        raise CredentialError(
-            f"these credentials are for run {loaded.run_id!r}, not {run_id!r}; use that run_id"
-        )
-    return loaded

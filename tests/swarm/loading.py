@@ -29,7 +29,9 @@ def main() -> None:
     threading.Thread(target=lambda: told.append(os.read(0, 1)), daemon=True).start()
     model = nn.Linear(8, 1)
     inner = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with CollaborativeOptimizer(inner, "loading", 64, 4, sys.argv[1:], listen="127.0.0.1:0") as opt:
+    with CollaborativeOptimizer(
+        inner, "loading", 64, 4, initial_peers=sys.argv[1:], listen="127.0.0.1:0"
+    ) as opt:
         loader = DataLoader(Ones(), batch_size=4, num_workers=2, multiprocessing_context="fork")
         batches = iter(loader)
         next(batches)

@@ -25,9 +25,11 @@ MEMBER = """
 import asyncio, sys
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View
+from p2pavg.membership.table.address import parse_addresses
 
 async def main():
-    node = await DHT.start(Identity.generate(), host="127.0.0.1", port=0, initial_peers=[sys.argv[1]])
+    named = parse_addresses([sys.argv[1]])
+    node = await DHT.start(Identity.generate(), host="127.0.0.1", port=0, initial_peers=named)
     view = View(node, "r", lifetime=float(sys.argv[2]))
     await view.refresh_now()
     await view.announce(PeerInfo(node.identity.peer_id, (("127.0.0.1", node.port),), region="lab"))
@@ -110,7 +112,10 @@ def test_bootstrap_prints_its_address_keeps_its_identity_and_exits_cleanly(tmp_p
 
     async def who_answers() -> bytes:
         node = await DHT.start(
-            Identity.generate(), host="127.0.0.1", port=0, initial_peers=[f"127.0.0.1:{port}"]
+            Identity.generate(),
+            host="127.0.0.1",
+            port=0,
+            initial_peers=[("127.0.0.1", port)],
         )
         (contact,) = list(node.node.contacts)
         await node.stop()
@@ -239,11 +244,14 @@ def test_a_table_may_span_address_families() -> None:
     async def scenario() -> None:
         node = await DHT.start(Identity.generate(), host="::", port=0)
         over4 = await DHT.start(
-            Identity.generate(), host="0.0.0.0", port=0, initial_peers=[f"localhost:{node.port}"]
+            Identity.generate(),
+            host="0.0.0.0",
+            port=0,
+            initial_peers=[("localhost", node.port)],
         )
         try:
             over6 = await DHT.start(
-                Identity.generate(), host="::1", port=0, initial_peers=[f"[::1]:{node.port}"]
+                Identity.generate(), host="::1", port=0, initial_peers=[("::1", node.port)]
             )
         except OSError:
             await asyncio.gather(node.stop(), over4.stop())
@@ -262,13 +270,19 @@ def test_others_dial_back() -> None:
     async def scenario() -> None:
         first = await DHT.start(Identity.generate(), host="127.0.0.1", port=0)
         second = await DHT.start(
-            Identity.generate(), host="127.0.0.1", port=0, initial_peers=[f"127.0.0.1:{first.port}"]
+            Identity.generate(),
+            host="127.0.0.1",
+            port=0,
+            initial_peers=[("127.0.0.1", first.port)],
         )
         closed = await second.check_reachability()
         assert closed.reachable is False
         assert f"127.0.0.1:{second.port}" in closed.advice
         third = await DHT.start(
-            Identity.generate(), host="127.0.0.1", port=0, initial_peers=[f"127.0.0.1:{first.port}"]
+            Identity.generate(),
+            host="127.0.0.1",
+            port=0,
+            initial_peers=[("127.0.0.1", first.port)],
         )
         listener = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", third.port)
         opened = await third.check_reachability()

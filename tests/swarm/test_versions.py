@@ -117,7 +117,7 @@ def test_nodes_of_another_version_of_the_table() -> None:
                     Identity.generate(),
                     host="127.0.0.1",
                     port=0,
-                    initial_peers=[f"127.0.0.1:{port}"],
+                    initial_peers=[("127.0.0.1", port)],
                     join_timeout=1.0,
                 )
             task.cancel()

@@ -19,6 +19,7 @@ MEMBERS = """
 import asyncio, json, sys
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View
+from p2pavg.membership.table.address import parse_addresses
 
 async def main():
     way_in, count, lifetime = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
@@ -26,7 +27,7 @@ async def main():
     members, addresses, seconds = [], [], []
     for number in range(count):
         start = loop.time()
-        peers = [way_in] if way_in != "-" else []
+        peers = parse_addresses([way_in] if way_in != "-" else [])
         port = 31330 + number
         node = await DHT.start(Identity.generate(), host="0.0.0.0", port=port, initial_peers=peers)
         view = View(node, "r", lifetime=lifetime)

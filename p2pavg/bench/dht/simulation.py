@@ -13,6 +13,7 @@ from p2pavg import identity
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT
 from p2pavg.membership.table import record
+from p2pavg.membership.table.address import parse_addresses
 from p2pavg.membership.table.reach import DIAL_SECONDS
 
 Result = TypeVar("Result")
@@ -105,7 +106,7 @@ class Network:
             options.pop("identity", None) or Identity.generate(),
             host=host,
             port=address[1],
-            initial_peers=initial_peers,
+            initial_peers=parse_addresses(initial_peers),
             open_endpoint=open_endpoint,
             clock=asyncio.get_running_loop().time,
             **options,

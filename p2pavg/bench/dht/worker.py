@@ -7,7 +7,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import uvloop
@@ -15,6 +15,7 @@ import uvloop
 from p2pavg.bench.workers import serve
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View, key_of
+from p2pavg.membership.table.address import Address, format_host_port, parse_addresses
 from p2pavg.membership.table.rpc import Rpc
 
 Result = TypeVar("Result")
@@ -44,9 +45,9 @@ class Swarm:
         if command["loss"]:
             lose_datagrams(command["loss"], command["seed"])
         self.lifetime = command["lifetime"]
-        return self.run(self._start(command["numbers"], command["way_in"], command["k"]))
+        return self.run(self._start(command["numbers"], parse_addresses(command["way_in"]), command["k"]))
 
-    async def _start(self, numbers: list[int], way_in: list[str], k: int) -> dict[str, Any]:
+    async def _start(self, numbers: list[int], way_in: Sequence[Address], k: int) -> dict[str, Any]:
         seconds = []
         for number in numbers:
             started = time.perf_counter()
@@ -59,8 +60,8 @@ class Swarm:
                 join_timeout=JOIN_SECONDS,
             )
             seconds.append(time.perf_counter() - started)
-            way_in = [f"127.0.0.1:{self.nodes[number].port}"]
-        return {"address": way_in[0], "seconds": seconds}
+            way_in = [("127.0.0.1", self.nodes[number].port)]
+        return {"address": format_host_port(*way_in[0]), "seconds": seconds}
 
     def store(self, command: dict[str, Any]) -> dict[str, Any]:
         """Store or refresh the records of `numbers`, all at once; ids and seconds of each."""

@@ -7,8 +7,10 @@ import errno
 import fcntl
 import functools
 import ipaddress
+import os
 import socket
 import struct
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from p2pavg.errors import AddressInUseError, ConfigurationError
@@ -39,6 +41,21 @@ def parse_host_port(text: str) -> tuple[str, int]:
             f"{text!r} has port {number}, and ports are 1 to {LAST_PORT}; write host:port, such as {EXAMPLE}"
         )
     return host, number
+
+
+def parse_addresses(texts: Iterable[str]) -> tuple[Address, ...]:
+    """Each "host:port" as (host, port); a host may be a name. Raises `ConfigurationError`."""
+    return tuple(parse_host_port(text) for text in texts)
+
+
+def initial_addresses(given: Sequence[str] | str | None) -> tuple[Address, ...]:
+    """The addresses of members that a user named; None: those in the environment.
+
+    Raises `ConfigurationError` for one that is malformed.
+    """
+    if given is None:
+        given = os.environ.get("P2PAVG_INITIAL_PEERS", "").replace(",", " ").split()
+    return parse_addresses([given] if isinstance(given, str) else given)
 
 
 def format_host_port(host: str, port: int) -> str:

@@ -76,7 +76,7 @@ class DHT:
         node: Node,
         host: str,
         port: int,
-        initial_peers: Sequence[tuple[str, int]],
+        initial_peers: Sequence[Address],
         connect: Connect,
         incarnation: int,
     ) -> None:
@@ -107,7 +107,7 @@ class DHT:
         *,
         host: str,
         port: int,
-        initial_peers: Sequence[str] = (),
+        initial_peers: Sequence[Address] = (),
         client_only: bool = False,
         k: int = K,
         join_timeout: float = JOIN_TIMEOUT,
@@ -118,15 +118,14 @@ class DHT:
     ) -> DHT:
         """Open UDP `port` (0: any free one) on `host` and join the table of any of `initial_peers`.
 
-        Without initial peers this node is the first of a new table. `join_timeout` is in seconds.
-        Raises `ConfigurationError` for a malformed "host:port", `AddressInUseError` when the port is taken,
-        `UnreachableError` when initial peers are given and none answers, `IncompatiblePeerError` when those
-        that do are of another version. A simulation passes its own `clock`, `connect` and, instead of a
-        socket, `open_endpoint`, which connects a datagram protocol to an address.
-        `incarnation` tells this life of the identity from earlier ones; by default milliseconds of the wall
-        clock, and a clock that went back does no harm.
+        initial_peers: (host, port), where the host may be a name. Without any this node is the first of a
+        new table. `join_timeout` is in seconds.
+        Raises `AddressInUseError` when the port is taken, `UnreachableError` when initial peers are given and
+        none answers, `IncompatiblePeerError` when those that do are of another version. A simulation passes
+        its own `clock`, `connect` and, instead of a socket, `open_endpoint`, which connects a datagram
+        protocol to an address. `incarnation` tells this life of the identity from earlier ones; by default
+        milliseconds of the wall clock, and a clock that went back does no harm.
         """
-        named = [parse_host_port(text) for text in initial_peers]
         node = Node(identity, k=k, client_only=client_only, clock=clock)
         if open_endpoint is None:
             bound = bind(host, port)
@@ -138,9 +137,9 @@ class DHT:
         node.bound = host, port
         if incarnation is None:
             incarnation = time.time_ns() // 1_000_000
-        dht = cls(node, host, port, named, connect, incarnation)
+        dht = cls(node, host, port, initial_peers, connect, incarnation)
         try:
-            if named:
+            if initial_peers:
                 await dht._join(join_timeout)
         except BaseException:
             await dht.stop()

@@ -9,6 +9,7 @@ import pytest
 from p2pavg.errors import AddressInUseError, ConfigurationError, UnreachableError
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View, key_of
+from p2pavg.membership.table.address import parse_addresses
 
 
 async def until(views: list[View], condition: Callable[[], bool], seconds: float) -> None:
@@ -27,7 +28,7 @@ async def swarm(count: int, *, lifetime: float = 15.0) -> AsyncIterator[tuple[li
     """`count` nodes of one table on loopback, each with a view of run "r"."""
     nodes = [await DHT.start(Identity.generate(), host="127.0.0.1", port=0)]
     for _ in range(count - 1):
-        way_in = f"127.0.0.1:{nodes[-1].port}"
+        way_in = "127.0.0.1", nodes[-1].port
         nodes.append(await DHT.start(Identity.generate(), host="127.0.0.1", port=0, initial_peers=[way_in]))
     views = [View(node, "r", lifetime=lifetime) for node in nodes]
     try:
@@ -123,7 +124,12 @@ async def test_two_peers_that_name_each_other_find_each_other() -> None:
     await asyncio.gather(*(node.stop() for node in probe))
     nodes = await asyncio.gather(
         *(
-            DHT.start(Identity.generate(), host="127.0.0.1", port=mine, initial_peers=[f"127.0.0.1:{other}"])
+            DHT.start(
+                Identity.generate(),
+                host="127.0.0.1",
+                port=mine,
+                initial_peers=[("127.0.0.1", other)],
+            )
             for mine, other in (ports, ports[::-1])
         )
     )
@@ -138,9 +144,15 @@ async def test_bad_addresses_are_clear_errors() -> None:
     identity = Identity.generate()
     for text in ("nonsense", "host:", ":1", "host:99999", "::1:5", "host:0"):
         with pytest.raises(ConfigurationError, match=r"host:port|ambiguous"):
-            await DHT.start(identity, host="127.0.0.1", port=0, initial_peers=[text])
+            await DHT.start(identity, host="127.0.0.1", port=0, initial_peers=parse_addresses([text]))
     with pytest.raises(UnreachableError, match="none of the initial peers"):
-        await DHT.start(identity, host="127.0.0.1", port=0, initial_peers=["127.0.0.1:9"], join_timeout=0.3)
+        await DHT.start(
+            identity,
+            host="127.0.0.1",
+            port=0,
+            initial_peers=[("127.0.0.1", 9)],
+            join_timeout=0.3,
+        )
     node = await DHT.start(identity, host="127.0.0.1", port=0)
     with pytest.raises(AddressInUseError, match="taken"):
         await DHT.start(Identity.generate(), host="127.0.0.1", port=node.port)

@@ -87,8 +87,8 @@ def test_too_many_threads_are_told(peers: int, threads: int, cores: int, words: 
 
 def test_a_peer_is_called_like_its_host() -> None:
     """The name is the host's unless one is given; what is no name is refused."""
-    assert Peer("r", listen="127.0.0.1:0")._settings.name == socket.gethostname().partition(".")[0][:32]
-    assert Peer("r", listen="127.0.0.1:0", name="ada")._settings.name == "ada"
+    assert Peer("r", listen="127.0.0.1:0")._settings.label == socket.gethostname().partition(".")[0][:32]
+    assert Peer("r", listen="127.0.0.1:0", name="ada")._settings.label == "ada"
     for name in ("", "x" * 33, 5):
         with pytest.raises(ConfigurationError, match="name must be a text of 1 to 32"):
             Peer("r", listen="127.0.0.1:0", name=name)  # type: ignore[arg-type]

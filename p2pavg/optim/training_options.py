@@ -1,0 +1,76 @@
+"""TrainingOptions: what a user may say of a CollaborativeOptimizer, checked before anything is built."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from p2pavg.optim import arguments, preflight
+from p2pavg.optim.outer.settings import Outer, outer_of
+from p2pavg.optim.resume import Stateful, check_fresh
+from p2pavg.peer.settings import PeerOptions, check_rate
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingOptions(PeerOptions):
+    """The options of `CollaborativeOptimizer`: its own, and those that it hands to its `Peer`.
+
+    Raises ConfigurationError for options that cannot work, alone or together. The peer's own options are
+    checked when the peer is built.
+    """
+
+    optimizer: torch.optim.Optimizer = field(kw_only=False)
+    run_id: str = field(kw_only=False)
+    target_batch_size: int = field(kw_only=False)
+    batch_size_per_step: int | None = field(default=None, kw_only=False)
+    scheduler: LRScheduler | None = None
+    delay_updates: bool = False
+    offload_optimizer: bool = False
+    delay_warmup_epochs: int = 1
+    loss_reduction: str = "mean"
+    max_grad_norm: float | None = None
+    grad_dtype: torch.dtype | None = None
+    resync_epochs: int | None = None
+    buffers: str = "average"
+    max_state_upload_mbps: float | None = None
+    checkpoint_dir: str | os.PathLike[str] | None = None
+    checkpoint_epochs: int | None = None
+    leave_notice_s: float = 30
+    model: nn.Module | None = None
+    extras: Mapping[str, Stateful] | None = None
+    outer: Outer | str | None = None
+
+    def __post_init__(self) -> None:
+        arguments.check_optimizer(self.optimizer)
+        arguments.check_run_id(self.run_id)
+        arguments.check_sizes(self.target_batch_size, self.batch_size_per_step)
+        arguments.check_scheduler(self.scheduler, self.optimizer)
+        arguments.check_reduction(self.loss_reduction)
+        arguments.check_clipping(self.max_grad_norm)
+        arguments.check_warmup(self.delay_warmup_epochs)
+        arguments.check_grad_dtype(self.grad_dtype)
+        arguments.check_resync(self.resync_epochs)
+        arguments.check_buffers(self.buffers)
+        arguments.check_notice(self.leave_notice_s)
+        arguments.check_checkpoints(self.checkpoint_dir, self.checkpoint_epochs)
+        if self.offload_optimizer:
+            preflight.check(self.optimizer, self.compression, self.grad_dtype, delayed=self.delay_updates)
+        check_fresh(self.optimizer, self.run_id)
+        check_rate("max_state_upload_mbps", self.max_state_upload_mbps)
+        if outer_of(self.outer) is not None:
+            arguments.check_outer(
+                delay_updates=self.delay_updates,
+                offload_optimizer=self.offload_optimizer,
+                resync_epochs=self.resync_epochs,
+                grad_dtype=self.grad_dtype,
+            )
+
+    @property
+    def state_upload_bps(self) -> float | None:
+        """Most bit/s that newcomers get of this peer's upload; None: no such limit."""
+        return None if self.max_state_upload_mbps is None else 1e6 * self.max_state_upload_mbps
