@@ -34,6 +34,7 @@ from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.bench.options import positive_int
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.transport.engine import SELF, Engine, ReduceJob, Start
 from p2pavg.transport.pump_engine import PumpEngine
 from p2pavg.transport.python.engine import PythonEngine
@@ -101,7 +102,7 @@ class EngineRound:
         wire_id = self.codec.wire_id
         self.engine.open_reduce(
             ReduceJob(
-                self.transfer, self.rank, links, voters, self.layout.parts, self.layout.chunk_elements,
+                self.transfer, self.rank, links, voters, Plan(self.layout.parts), self.layout.chunk_elements,
                 wire_id, wire_id, self.result,
             )
         )  # fmt: skip

@@ -32,6 +32,20 @@ Job::Job(ReduceJob given, std::vector<std::shared_ptr<Link>> links, EventQueue &
     for (uint32_t p = 0; p < spec.parts.size(); ++p) {
         const Part &part = spec.parts[p];
         if (part.owner >= ranks || !is_voter(part.owner)) throw std::invalid_argument("a part's owner must be a voter");
+        if (!part.relays.empty() && spec.groups.size() != ranks)
+            throw std::invalid_argument("a plan with relays names the group of each member");
+        for (uint32_t relay : part.relays)
+            if (relay >= ranks || !is_voter(relay) || relay == part.owner)
+                throw std::invalid_argument("a part's relays must be voters, and not its owner");
+        Place place{parent_of(part, spec.rank), false, {}, {}};
+        for (uint32_t rank = 0; rank < ranks; ++rank) {
+            const bool child = rank != spec.rank && rank != part.owner && parent_of(part, rank) == spec.rank;
+            child_.push_back(child);
+            if (child) place.children.push_back(rank);
+        }
+        place.reduces = place.parent == spec.rank ||
+                        std::find(part.relays.begin(), part.relays.end(), spec.rank) != part.relays.end();
+        places_.push_back(std::move(place));
         if (part.start != element) throw std::invalid_argument("parts must cover the vector in order");
         first_chunk_.push_back(static_cast<uint32_t>(chunks_.size()));
         for (uint64_t done = 0, i = 0; done < part.count; done += spec.chunk_elements, ++i) {
@@ -39,7 +53,6 @@ Job::Job(ReduceJob given, std::vector<std::shared_ptr<Link>> links, EventQueue &
             const uint32_t count = rest < spec.chunk_elements ? static_cast<uint32_t>(rest) : spec.chunk_elements;
             const auto result_length = static_cast<uint32_t>(p2pavg_encoded_size(spec.result_codec, count));
             const auto encoded_length = static_cast<uint32_t>(p2pavg_encoded_size(spec.contribution_codec, count));
-            if (part.owner == spec.rank) own_chunks_.push_back(static_cast<uint32_t>(chunks_.size()));
             chunks_.push_back({part.start + done, count, p, static_cast<uint32_t>(i), result_at, encoded_at,
                                result_length, encoded_length});
             result_at += result_length;
@@ -52,6 +65,7 @@ Job::Job(ReduceJob given, std::vector<std::shared_ptr<Link>> links, EventQueue &
     elements_ = element;
     encoded_bytes_ = encoded_at;
     sums_.resize(chunks_.size());
+    partials_.resize(chunks_.size());
     crcs_.resize(chunks_.size());
     contributed_.reset(new std::atomic<uint8_t>[ranks * chunks_.size()]());
     sent_.reset(new std::atomic<uint8_t>[ranks * chunks_.size()]());
@@ -63,6 +77,45 @@ Job::Job(ReduceJob given, std::vector<std::shared_ptr<Link>> links, EventQueue &
 
 Job::~Job() {
     for (Sum &sum : sums_) accumulators_.give(std::move(sum.accumulator));
+    for (Buffer &partial : partials_) accumulators_.give(std::move(partial));
+}
+
+bool Job::is_partial(uint32_t chunk, uint32_t rank) const {
+    const std::vector<uint32_t> &relays = spec.parts[chunks_[chunk].part].relays;
+    return !relays.empty() && std::find(relays.begin(), relays.end(), rank) != relays.end();
+}
+
+uint32_t Job::parent_of(const Part &part, uint32_t rank) const {
+    if (std::find(part.relays.begin(), part.relays.end(), rank) == part.relays.end())
+        for (uint32_t relay : part.relays)
+            if (rank != part.owner && spec.groups[relay] == spec.groups[rank]) return relay;
+    return part.owner;
+}
+
+// The weight of what `rank` sends to its parent.
+double Job::subtree(const Part &part, uint32_t rank) const {
+    double weight = start_.weights[rank];
+    if (std::find(part.relays.begin(), part.relays.end(), rank) == part.relays.end()) return weight;
+    for (uint32_t other = 0; other < links_.size(); ++other)
+        if (other != rank && other != part.owner && parent_of(part, other) == rank) weight += start_.weights[other];
+    return weight;
+}
+
+void Job::settle_weights() {
+    double total = 0;
+    for (double weight : start_.weights) total += weight;
+    for (uint32_t p = 0; p < spec.parts.size(); ++p) {
+        Place &place = places_[p];
+        const Part &part = spec.parts[p];
+        place.upward = part.owner == spec.rank ? total : subtree(part, spec.rank);
+        if (!place.reduces) continue;
+        place.weights.assign(links_.size(), 0);
+        place.weights[spec.rank] = start_.weights[spec.rank];
+        for (uint32_t child : place.children) place.weights[child] = subtree(part, child);
+        for (double weight : place.weights) place.contributors += weight > 0;
+        if (place.contributors == 1 && contributes(spec.rank))
+            for (uint32_t c = first_chunk_[p]; c < first_chunk_[p + 1]; ++c) local_chunks_.push_back(c);
+    }
 }
 
 void Job::begin(Start start) {
@@ -70,11 +123,9 @@ void Job::begin(Start start) {
     const std::vector<double> &weights = start.weights;
     if (weights.size() != links_.size()) throw std::invalid_argument("as many weights as members are needed");
     double total = 0;
-    uint32_t contributors = 0;
     for (double weight : weights) {
         if (!(weight >= 0 && weight <= 1e300)) throw std::invalid_argument("weights must be finite and not negative");
         total += weight;
-        contributors += weight > 0;
     }
     if (!(total > 0 && total <= 1e300)) throw std::invalid_argument("at least one weight must be positive");
     if (start.source && start.encoded) throw std::invalid_argument("source and encoded exclude each other");
@@ -85,17 +136,17 @@ void Job::begin(Start start) {
     if (start.encoded && start.encoded_bytes != encoded_bytes_)
         throw std::invalid_argument("encoded does not have the size of the encoded layout");
     start_ = std::move(start);
-    total_weight_ = total;
-    contributors_ = contributors;
+    settle_weights();
 
-    uint32_t voter_results = 0, joiner_results = 0;
-    for (uint32_t rank = 0; rank < links_.size(); ++rank) {
-        if (rank == spec.rank) continue;
-        (is_voter(rank) ? voter_results : joiner_results) += static_cast<uint32_t>(own_chunks_.size());
+    uint32_t voter_sends = 0, joiner_sends = 0;
+    for (uint32_t p = 0; p < places_.size(); ++p) {
+        const uint32_t length = first_chunk_[p + 1] - first_chunk_[p];
+        for (uint32_t child : places_[p].children) (is_voter(child) ? voter_sends : joiner_sends) += length;
+        if (places_[p].parent != spec.rank && places_[p].upward > 0) voter_sends += length;
     }
     const bool sends = contributes(spec.rank);
-    voter_sends_left_ = voter_results + (sends ? static_cast<uint32_t>(chunks_.size() - own_chunks_.size()) : 0);
-    joiner_sends_left_ = joiner_results;
+    voter_sends_left_ = voter_sends;
+    joiner_sends_left_ = joiner_sends;
     supplied_ = std::min(start_.ready, static_cast<uint32_t>(chunks_.size()));
     begun_.store(true, std::memory_order_release);
 
@@ -114,8 +165,8 @@ void Job::supply(uint32_t ready) {
 void Job::send_contributions(uint32_t first, uint32_t end) {
     std::vector<std::vector<Item>> items(links_.size());
     for (uint32_t c = first; c < end; ++c) {
-        if (mine(c)) continue;
-        items[owner(c)].push_back({Kind::contribution, false, owner(c), c, 0, shared_from_this(), {}});
+        if (place(c).reduces) continue;
+        items[parent(c)].push_back({Kind::contribution, false, parent(c), c, 0, shared_from_this(), {}});
     }
     for (uint32_t rank = 0; rank < links_.size(); ++rank)
         if (!items[rank].empty()) links_[rank]->push(std::move(items[rank]));
@@ -134,20 +185,22 @@ Job::Verdict Job::admit(const Header &header, const Link &from, uint32_t &chunk)
     uint32_t rank = 0;
     while (rank < links_.size() && links_[rank].get() != &from) ++rank;
     if (rank == links_.size() || refused_[rank].load(std::memory_order_relaxed)) return Verdict::discard;
-    if (contribution && !begun()) return Verdict::hold;
+    const bool known = find(header.part, header.chunk, chunk);
+    if (!begun() && (contribution || (known && !place(chunk).children.empty()))) return Verdict::hold;
     const char *why = nullptr;
-    if (!find(header.part, header.chunk, chunk)) {
+    if (!known) {
         why = "a chunk that the vector does not have";
     } else if (header.sender != rank) {
         why = "a chunk in another member's name";
-    } else if (owner(chunk) != (contribution ? spec.rank : rank)) {
+    } else if (contribution ? !is_child(chunk, rank) : parent(chunk) != rank) {
         why = "a chunk of a part that is not its own to send";
-    } else if (header.codec != (contribution ? spec.contribution_codec : spec.result_codec)) {
+    } else if (const bool plain = contribution && !is_partial(chunk, rank);
+               header.codec != (plain ? spec.contribution_codec : spec.result_codec)) {
         why = "a chunk in another codec";
     } else if (header.count != chunks_[chunk].count ||
-               header.length != (contribution ? chunks_[chunk].encoded_length : chunks_[chunk].result_length)) {
+               header.length != (plain ? chunks_[chunk].encoded_length : chunks_[chunk].result_length)) {
         why = "a chunk of the wrong size";
-    } else if (contribution && !contributes(rank)) {
+    } else if (contribution && !(place(chunk).weights[rank] > 0)) {
         why = "a contribution of a member without weight";
     }
     if (why) {
@@ -217,10 +270,10 @@ JobProgress Job::progress() const {
 void Job::missing(uint32_t rank, ChunkNames &contributions, ChunkNames &results) const {
     if (!begun() || rank >= links_.size() || rank == spec.rank) return;
     for (uint32_t c = 0; c < chunks_.size(); ++c) {
-        if (mine(c)) {
-            if (contributes(rank) && !contributed_[rank * chunks_.size() + c].load())
+        if (is_child(c, rank)) {
+            if (place(c).weights[rank] > 0 && !contributed_[rank * chunks_.size() + c].load())
                 contributions.emplace_back(chunks_[c].part, chunks_[c].index);
-        } else if (owner(c) == rank && !landing.done(c)) {
+        } else if (parent(c) == rank && !landing.done(c)) {
             results.emplace_back(chunks_[c].part, chunks_[c].index);
         }
     }
@@ -229,16 +282,16 @@ void Job::missing(uint32_t rank, ChunkNames &contributions, ChunkNames &results)
 void Job::resend(uint32_t rank, const ChunkNames &contributions, const ChunkNames &results) {
     if (!begun() || rank >= links_.size() || rank == spec.rank) return;
     std::vector<Item> items;
-    auto again = [&](Kind kind, const ChunkNames &names, uint32_t owned_by) {
+    auto again = [&](Kind kind, const ChunkNames &names) {
         for (auto [part, index] : names) {
             uint32_t c;
+            if (!find(part, index, c) || !(kind == Kind::result ? is_child(c, rank) : parent(c) == rank)) continue;
             // What was never sent is still queued, or will be when it is ready.
-            if (find(part, index, c) && owner(c) == owned_by && sent_flag(rank, c).load())
-                items.push_back({kind, true, rank, c, 0, shared_from_this(), {}});
+            if (sent_flag(rank, c).load()) items.push_back({kind, true, rank, c, 0, shared_from_this(), {}});
         }
     };
-    if (contributes(spec.rank)) again(Kind::contribution, contributions, rank);
-    again(Kind::result, results, spec.rank);
+    again(Kind::contribution, contributions);
+    again(Kind::result, results);
     links_[rank]->push(std::move(items));
 }
 

@@ -22,6 +22,7 @@ struct Part {
     uint32_t owner;
     uint64_t start;
     uint64_t count;
+    std::vector<uint32_t> relays = {};
 };
 
 struct ReduceJob {
@@ -29,6 +30,7 @@ struct ReduceJob {
     uint32_t rank = 0;
     std::vector<uint8_t> voters;
     std::vector<Part> parts;
+    std::vector<int64_t> groups;  // by rank; needed where parts have relays
     uint32_t chunk_elements = 0;
     int contribution_codec = 0;
     int result_codec = 0;
@@ -54,6 +56,16 @@ struct Chunk {
     uint32_t index;  // inside the part
     uint64_t result_at, encoded_at;
     uint32_t result_length, encoded_length;
+};
+
+// Where one peer stands in the tree of one part: p2pavg/plan.py.
+struct Place {
+    uint32_t parent;  // our own rank: we own the part
+    bool reduces;     // we own or relay the part
+    std::vector<uint32_t> children;
+    std::vector<double> weights;  // once begun, by rank: of what is added up here; empty when we do not reduce
+    double upward = 0;            // once begun: of what we send to the parent, or, as the owner, of all
+    uint32_t contributors = 0;    // once begun: how many of `weights` are positive
 };
 
 struct JobProgress {
@@ -100,6 +112,9 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     uint8_t *result_of(uint32_t chunk) const { return spec.result + chunks_[chunk].result_at; }
     uint32_t result_crc(uint32_t chunk) const { return crcs_[chunk]; }
     const Start &begun_with() const { return start_; }
+    // The encoded partial mean of a chunk that we relay; nullptr: what goes to the parent is our own contribution.
+    const uint8_t *partial_of(uint32_t chunk) const { return partials_[chunk].data(); }
+    bool relays(uint32_t chunk) const { return place(chunk).reduces && !mine(chunk); }
 
     const ReduceJob spec;
 
@@ -110,14 +125,26 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     };
     static constexpr size_t kStripes = 64;
 
-    bool mine(uint32_t chunk) const { return spec.parts[chunks_[chunk].part].owner == spec.rank; }
-    uint32_t owner(uint32_t chunk) const { return spec.parts[chunks_[chunk].part].owner; }
+    const Place &place(uint32_t chunk) const { return places_[chunks_[chunk].part]; }
+    uint32_t parent(uint32_t chunk) const { return place(chunk).parent; }
+    bool mine(uint32_t chunk) const { return parent(chunk) == spec.rank; }
+    bool is_child(uint32_t chunk, uint32_t rank) const { return child_[chunks_[chunk].part * links_.size() + rank] != 0; }
+    bool is_partial(uint32_t chunk, uint32_t rank) const;  // what it contributes is a mean in the result codec
+    uint32_t parent_of(const Part &part, uint32_t rank) const;
+    double subtree(const Part &part, uint32_t rank) const;
+    void settle_weights();
     bool find(uint32_t part, uint32_t index, uint32_t &chunk) const;
     bool contributes(uint32_t rank) const { return start_.weights[rank] > 0; }
     bool supplied(uint32_t chunk) const { return chunk < supplied_.load(std::memory_order_acquire); }
     void send_contributions(uint32_t first, uint32_t end);
+    void send_one(Kind kind, uint32_t rank, uint32_t chunk);
     P2pavgTerm own_term(const Chunk &chunk) const;
-    uint32_t whose_fault(uint32_t rank, const Chunk &chunk, const uint8_t *body);
+    uint32_t whose_fault(uint32_t rank, uint32_t chunk, const uint8_t *body);
+    int codec_of(uint32_t rank, uint32_t chunk) const {
+        return is_partial(chunk, rank) ? spec.result_codec : spec.contribution_codec;
+    }
+    // Where the encoded mean of a chunk that we reduce goes.
+    uint8_t *mean_of(uint32_t chunk);
     void reduced(uint32_t chunk);
     void in_place(uint32_t chunk);
     void maybe_done();
@@ -128,14 +155,15 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     BufferPool &accumulators_;
     std::vector<Chunk> chunks_;
     std::vector<uint32_t> first_chunk_;  // of each part, and one more
-    std::vector<uint32_t> own_chunks_;
+    std::vector<Place> places_;    // of each part
+    std::vector<uint8_t> child_;   // part * ranks + rank: whether it is a child of ours there
+    std::vector<uint32_t> local_chunks_;  // once begun: those that we reduce and nobody else contributes to
 
     Start start_;
     uint64_t elements_ = 0, encoded_bytes_ = 0;
-    double total_weight_ = 0;
-    uint32_t contributors_ = 0;
 
     std::vector<Sum> sums_;
+    std::vector<Buffer> partials_;  // of chunks that we relay, encoded for the parent
     std::mutex stripes_[kStripes];
     std::vector<uint32_t> crcs_;
     std::unique_ptr<std::atomic<uint8_t>[]> contributed_, sent_, refused_;

@@ -33,23 +33,24 @@ void Job::contribute(uint32_t rank, uint32_t index, const uint8_t *body) {
             terms[count++] = own_term(chunk);
             ++sum.contributions;
         }
-        terms[count++] = {spec.contribution_codec, body, static_cast<float>(start_.weights[rank])};
-        last = ++sum.contributions == contributors_;
+        const int codec = codec_of(rank, index);
+        terms[count++] = {codec, body, static_cast<float>(place(index).weights[rank])};
+        last = ++sum.contributions == place(index).contributors;
         int finite;
         if (last) {
-            finite = p2pavg_sum_encode(terms, count, chunk.count, static_cast<float>(1.0 / total_weight_),
-                                       spec.result_codec, result_of(index));
+            finite = p2pavg_sum_encode(terms, count, chunk.count, static_cast<float>(1.0 / place(index).upward),
+                                       spec.result_codec, mean_of(index));
             whole = std::move(sum.accumulator);
         } else if (first) {
             sum.accumulator = accumulators_.take(chunk.count * sizeof(float));
             finite = p2pavg_sum_encode(terms, count, chunk.count, 1.0f, P2PAVG_NONE, sum.accumulator.data());
         } else {
-            finite = p2pavg_decode_add(spec.contribution_codec, body, chunk.count, terms[1].weight,
+            finite = p2pavg_decode_add(codec, body, chunk.count, terms[1].weight,
                                        reinterpret_cast<float *>(sum.accumulator.data()));
         }
         if (!finite) {
             sum.contributions = 0;  // spoiled: it never becomes a result
-            refuse(whose_fault(rank, chunk, body), "its gradient is not finite");
+            refuse(whose_fault(rank, index, body), "its gradient is not finite");
             return;
         }
     }
@@ -60,33 +61,33 @@ void Job::contribute(uint32_t rank, uint32_t index, const uint8_t *body) {
 }
 
 // Who brought a value that made the sum of one chunk infinite or NaN.
-uint32_t Job::whose_fault(uint32_t rank, const Chunk &chunk, const uint8_t *body) {
+uint32_t Job::whose_fault(uint32_t rank, uint32_t index, const uint8_t *body) {
+    const Chunk &chunk = chunks_[index];
     Buffer scratch = accumulators_.take(chunk.count * sizeof(float));
     auto *values = reinterpret_cast<float *>(scratch.data());
     std::memset(values, 0, chunk.count * sizeof(float));
-    const auto weight = static_cast<float>(start_.weights[rank]);
-    const bool theirs = !p2pavg_decode_add(spec.contribution_codec, body, chunk.count, weight, values);
+    const auto weight = static_cast<float>(place(index).weights[rank]);
+    const bool theirs = !p2pavg_decode_add(codec_of(rank, index), body, chunk.count, weight, values);
     accumulators_.give(std::move(scratch));
     return theirs ? rank : spec.rank;
 }
 
 bool Job::has_local_chunks() const {
-    if (!contributes(spec.rank) || contributors_ != 1) return false;
     const uint32_t next = next_local_.load();
-    return next < own_chunks_.size() && supplied(own_chunks_[next]);
+    return next < local_chunks_.size() && supplied(local_chunks_[next]);
 }
 
 bool Job::reduce_local_chunk() {
     uint32_t next = next_local_.load();
     do {
         if (!has_local_chunks() || over.load(std::memory_order_acquire)) return false;
-        if (next >= own_chunks_.size() || !supplied(own_chunks_[next])) return false;
+        if (next >= local_chunks_.size() || !supplied(local_chunks_[next])) return false;
     } while (!next_local_.compare_exchange_weak(next, next + 1));
-    const uint32_t index = own_chunks_[next];
+    const uint32_t index = local_chunks_[next];
     const Chunk &chunk = chunks_[index];
     const P2pavgTerm own = own_term(chunk);
-    if (!p2pavg_sum_encode(&own, 1, chunk.count, static_cast<float>(1.0 / total_weight_), spec.result_codec,
-                           result_of(index))) {
+    if (!p2pavg_sum_encode(&own, 1, chunk.count, static_cast<float>(1.0 / place(index).upward), spec.result_codec,
+                           mean_of(index))) {
         refuse(spec.rank, "its gradient is not finite");
         return true;
     }
@@ -95,16 +96,26 @@ bool Job::reduce_local_chunk() {
     return true;
 }
 
-// The encoded mean of one of our chunks is in place, the same bytes for everybody.
+uint8_t *Job::mean_of(uint32_t index) {
+    if (mine(index)) return result_of(index);
+    partials_[index] = accumulators_.take(chunks_[index].result_length);
+    return partials_[index].data();
+}
+
+void Job::send_one(Kind kind, uint32_t rank, uint32_t index) {
+    std::vector<Item> one;
+    one.push_back({kind, false, rank, index, 0, shared_from_this(), {}});
+    links_[rank]->push(std::move(one));
+}
+
+// The encoded mean of a chunk is in place: of one of ours the result, the same bytes for everybody.
 void Job::reduced(uint32_t index) {
+    if (!mine(index)) {
+        send_one(Kind::contribution, parent(index), index);
+        return;
+    }
     crcs_[index] = p2pavg_crc32(0, result_of(index), chunks_[index].result_length);  // before anybody can send it
     landing.finish(index);
-    for (uint32_t rank = 0; rank < links_.size(); ++rank) {
-        if (rank == spec.rank) continue;
-        std::vector<Item> one;
-        one.push_back({Kind::result, false, rank, index, 0, shared_from_this(), {}});
-        links_[rank]->push(std::move(one));
-    }
     in_place(index);
 }
 
@@ -114,7 +125,8 @@ void Job::landed(uint32_t index, uint32_t crc) {
 }
 
 void Job::in_place(uint32_t index) {
-    results_received_[owner(index)].fetch_add(1);
+    for (uint32_t child : place(index).children) send_one(Kind::result, child, index);
+    results_received_[parent(index)].fetch_add(1);
     if (results_left_.fetch_sub(1) == 1) maybe_done();
 }
 

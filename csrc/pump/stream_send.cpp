@@ -159,10 +159,13 @@ void Stream::encrypt(const Header &header) {
 
 void Stream::load_contribution(const Job &job, Header &header, bool &finite) {
     const Chunk &chunk = job.chunk(out_.item.chunk);
-    header.codec = static_cast<uint8_t>(job.spec.contribution_codec);
-    header.length = chunk.encoded_length;
+    const bool partial = job.relays(out_.item.chunk);
+    header.codec = static_cast<uint8_t>(partial ? job.spec.result_codec : job.spec.contribution_codec);
+    header.length = partial ? chunk.result_length : chunk.encoded_length;
     const Start &start = job.begun_with();
-    if (start.encoded) {
+    if (partial) {
+        out_.body = job.partial_of(out_.item.chunk);
+    } else if (start.encoded) {
         out_.body = start.encoded + chunk.encoded_at;
     } else if (job.spec.contribution_codec == P2PAVG_NONE && start.scale == 1.0) {
         out_.body = reinterpret_cast<const uint8_t *>(start.source + chunk.first);  // as it lies

@@ -16,7 +16,7 @@ from p2pavg.allreduce.encoding import Encodable, HostEncoding, HostGradient
 from p2pavg.allreduce.feedback import Residual
 from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.allreduce.result_memory import ResultMemory
-from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.transport.engine import NOBODY, SELF, Engine, JobProgress, ReduceJob, Start
 
 F32 = npt.NDArray[np.float32]
@@ -58,6 +58,7 @@ class Job:
     links: tuple[int, ...]
     peers: tuple[bytes, ...]
     voters: tuple[bool, ...]
+    plan: Plan
     layout: Layout
     result: U8
     exact: bool
@@ -65,6 +66,7 @@ class Job:
     weights: tuple[float, ...] = ()
     codec: codecs.Codec = field(default_factory=lambda: codecs.get("none"))  # of contributions
     growing: Growing | None = None  # our contribution, when it is encoded while it flows
+    _expected: tuple[tuple[int, int], ...] = ()
 
     def encoded(self) -> EncodedResult:
         """The result; whole only after the engine reported the job done."""
@@ -72,15 +74,22 @@ class Job:
 
     def expected(self, rank: int) -> tuple[int, int]:
         """(contribution chunks, result chunks) that this peer awaits from `rank`."""
-        own = theirs = 0
-        for part in self.layout.parts:
+        return self._expected[rank]
+
+    def count(self) -> None:
+        """What is expected of whom: once the links are known, and again once the weights are."""
+        members = len(self.links)
+        due = [[0, 0] for _ in range(members)]
+        for index, part in enumerate(self.plan.parts):
             chunks = -(-part.count // self.layout.chunk_elements)
+            parent = self.plan.parent(index, self.rank)
+            if parent is not None:
+                due[parent][1] += chunks
+            for child in self.plan.children(index, self.rank, members) if self.weights else ():
+                due[child][0] += chunks if self.plan.weight(index, child, self.weights) > 0 else 0
             if part.owner == self.rank:
-                own += chunks
-            elif part.owner == rank:
-                theirs += chunks
-        contributes = bool(self.weights) and self.weights[rank] > 0
-        return (own if contributes else 0), theirs
+                due[self.rank][0] += chunks if self.weights and self.weights[self.rank] > 0 else 0
+        self._expected = tuple((contributions, results) for contributions, results in due)
 
 
 class Jobs:
@@ -115,25 +124,28 @@ class Jobs:
         transfer: int,
         me: bytes,
         members: Sequence[tuple[bytes, bool]],
-        parts: Sequence[Part],
+        plan: Plan,
         links: Mapping[bytes, int],
         exact: bool = False,
         epoch: int = 0,
     ) -> Job:
         """members: (peer id, votes) in rank order. exact: the vector goes uncompressed, with more behind it.
         epoch: what chance is drawn for.
-        Raises NoLinkError when one of the parts' owners, or, if we own a part, a member has no link to us.
+        Raises NoLinkError when a member with which we exchange something has no link to us.
         """
         peers = tuple(peer for peer, _ in members)
         voters = tuple(voter for _, voter in members)
-        owners = {part.owner for part in parts}
+        why = plan.why_not(voters)
+        if why is not None:
+            raise ValueError(f"the plan of the proposed round is impossible: {why}")
+        needed = plan.neighbours(peers.index(me), len(peers))
         ids: list[int] = []
         for rank, peer in enumerate(peers):
             link = SELF if peer == me else links.get(peer)
-            if link is None and (rank in owners or peers.index(me) in owners):
+            if link is None and rank in needed:
                 raise NoLinkError(rank)
             ids.append(NOBODY if link is None else link)
-        numel = sum(part.count for part in parts)
+        numel = sum(part.count for part in plan.parts)
         if not self._numel <= numel <= (MOST_STATE if exact else 1) * self._numel:
             raise ValueError("the parts of the proposed round do not cover this peer's vector")
         codec, result_codec = self.codec, self._result_codec
@@ -141,17 +153,18 @@ class Jobs:
             codec = result_codec = codecs.get("none")
         elif isinstance(codec, codecs.StochasticInt8):
             codec = codec.at(epoch, 0)
-        chunk = chunk_elements([part.count for part in parts])
-        layout = Layout(tuple(parts), chunk, result_codec)
-        result = self._memory.take(layout.nbytes)
-        job = Job(transfer, peers.index(me), tuple(ids), peers, voters, layout, result, exact, codec=codec)
+        chunk = chunk_elements([part.count for part in plan.parts])
+        layout = Layout(plan.parts, chunk, result_codec)
+        result, rank = self._memory.take(layout.nbytes), peers.index(me)
+        job = Job(transfer, rank, tuple(ids), peers, voters, plan, layout, result, exact, codec=codec)
+        job.count()
         self._engine.open_reduce(
             ReduceJob(
                 transfer=transfer,
                 rank=job.rank,
                 links=job.links,
                 voters=voters,
-                parts=layout.parts,
+                plan=plan,
                 chunk_elements=chunk,
                 contribution_codec=codec.wire_id,
                 result_codec=result_codec.wire_id,
@@ -190,6 +203,7 @@ class Jobs:
         job = self._open[transfer]
         job.begun = True
         job.weights = tuple(weights)
+        job.count()
         if source is None or isinstance(source, np.ndarray):
             start = Start(job.weights, scale, source)
         else:

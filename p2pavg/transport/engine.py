@@ -4,14 +4,16 @@ Two implementations speak the same wire format and pass the same tests: `python_
 event loop, and `pump_engine.PumpEngine` on native threads that never hold the GIL. Everything here is called
 on the event-loop thread, and every event is delivered there.
 
-Roles in a reduce job. Ranks 0..N-1 are the members. Each part of the vector has one owner. A member with
-weight > 0 sends every chunk of every part to the part's owner (CONTRIBUTION); the owner adds
-`weight * decode(chunk)` in float32 (its own contribution without a detour over the codec, unless its source
-is already encoded), and when the contributions of all members with weight > 0 are in, divides by the total
-weight, encodes once with the result codec, stores the encoded bytes in its own result buffer and sends
-exactly these bytes to every other member (RESULT). A member with weight 0 sends no contribution, but serves
-the parts it owns and receives results. Members that do not vote (joiners) own nothing, receive results, and
-nobody's completion waits for them.
+Roles in a reduce job. Ranks 0..N-1 are the members. Each part of the vector has a tree of them (see
+`p2pavg.plan`): an owner, perhaps relays, and the others. A member with weight > 0 sends every chunk of every
+part to its parent (CONTRIBUTION); who has children adds `weight * decode(chunk)` in float32 (its own
+contribution without a detour over the codec, unless its source is already encoded). When the contributions
+of all children with weight > 0 are in, a relay divides by their weights and its own, encodes that once with
+the result codec and sends it to its parent (CONTRIBUTION too). The owner divides by the total weight,
+encodes once with the result codec, stores the encoded bytes in its own result buffer and sends exactly these
+bytes to its children (RESULT), and relays pass them on to theirs. A member with weight 0 sends no
+contribution, but serves the parts it owns or relays and receives results. Members that do not vote (joiners)
+have no children, receive results, and nobody's completion waits for them.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.report.wire import Wire
 
 F32 = npt.NDArray[np.float32]
@@ -54,12 +57,16 @@ class ReduceJob:
     rank: int  # this peer's rank
     links: tuple[int, ...]  # link id of each rank; SELF at `rank`; NOBODY between two that own nothing
     voters: tuple[bool, ...]  # False: a joiner
-    # Ordered by start, covering the vector exactly; owners are voters; one owner may own several.
-    parts: tuple[Part, ...]
+    plan: Plan  # owners and relays are voters
     chunk_elements: int
     contribution_codec: int  # codecs.Codec.wire_id
     result_codec: int
     result: U8  # filled with the encoded result
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Those of the plan."""
+        return self.plan.parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +89,9 @@ class Start:
 class JobProgress:
     """Per rank, how far the exchange with that member is. Counts of chunks; monotone."""
 
-    contributions_received: tuple[int, ...]  # chunks of my parts that this rank contributed
-    results_received: tuple[int, ...]  # result chunks that this rank, as owner, has returned to me
-    contributions_sent: tuple[int, ...]  # my chunks handed to the kernel for this owner
+    contributions_received: tuple[int, ...]  # chunks that I reduce, from this child
+    results_received: tuple[int, ...]  # result chunks that this rank, as my parent, has sent to me
+    contributions_sent: tuple[int, ...]  # my chunks handed to the kernel for this parent
     results_sent: tuple[int, ...]
     first_byte_at: float  # time.monotonic() of the first gradient byte sent or received; 0.0 before
     last_byte_at: float
@@ -94,8 +101,8 @@ class JobProgress:
 class Missing:
     """Chunks not yet received from one rank: what to ask it to send again."""
 
-    contributions: tuple[tuple[int, int], ...]  # (part index, chunk index) of my own parts
-    results: tuple[tuple[int, int], ...]  # (part index, chunk index) of that rank's parts
+    contributions: tuple[tuple[int, int], ...]  # (part, chunk) of parts in which that rank is my child
+    results: tuple[tuple[int, int], ...]  # (part, chunk) of parts in which it is my parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +162,10 @@ class EngineEvents(Protocol):
 class Engine(Protocol):
     """Moves chunks. All methods are called on the loop thread and return at once.
 
-    Contributions to a job that was opened but has not begun are held back (the stream is not read further)
-    until `begin` or `cancel`. Frames of unknown transfers are read and dropped. A duplicate chunk is
-    dropped. A frame that breaks the format, or whose checksum is wrong, closes its stream with a reason.
+    Contributions to a job that was opened but has not begun, and results that a relay passes on, are held
+    back (the stream is not read further) until `begin` or `cancel`. Frames of unknown transfers are read and
+    dropped. A duplicate chunk is dropped. A frame that breaks the format, or whose checksum is wrong, closes
+    its stream with a reason.
     """
 
     def attach(self, link: int, stream: int, sock: socket.socket, keys: StreamKeys | None = None) -> None:

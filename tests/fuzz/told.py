@@ -22,6 +22,7 @@ from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.shown import run_line
 from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.report.compact import CompactReport
 from p2pavg.rounds.loop import hello
 from p2pavg.rounds.loop.bequest import MOST_AT_ONCE, Bequests
@@ -285,7 +286,7 @@ async def _take_bequest(data: bytes) -> None:
 
 
 _JOB = ReduceJob(
-    9, 0, (SELF, 1), (True, True), (Part(0, 0, 50), Part(1, 50, 50)), 10, 1, 1, np.empty(200, np.uint8)
+    9, 0, (SELF, 1), (True, True), Plan((Part(0, 0, 50), Part(1, 50, 50))), 10, 1, 1, np.empty(200, np.uint8)
 )
 
 
@@ -294,7 +295,7 @@ class _Reducing:
 
     def __init__(self) -> None:
         self._ledger = Ledger(_JOB, _CODEC.encoded_size, _CODEC.encoded_size)
-        self._ledger.begin((0, 1))
+        self._ledger.begin((1.0, 1.0))
 
     def running(self) -> list[ReduceJob]:
         return [_JOB]

@@ -148,6 +148,7 @@ struct Reduction {
     int codec, result_codec;
     uint32_t chunk_elements;
     std::vector<Part> parts;
+    std::vector<int64_t> groups;
     std::vector<double> weights;
     std::vector<uint8_t> voters;
     std::vector<std::vector<float>> sources;
@@ -163,6 +164,14 @@ struct Reduction {
             parts.push_back({static_cast<uint32_t>(i), numel, count});
             numel += count;
         }
+        // Half of the jobs have two levels: some of the other groups have a relay.
+        for (size_t i = 0; i < peers; ++i) groups.push_back(static_cast<int64_t>(below(random, 3)));
+        const bool relayed = below(random, 2) != 0;
+        for (Part &part : parts)
+            for (int64_t group = 0; relayed && group < 3; ++group) {
+                const auto relay = static_cast<uint32_t>(below(random, members));
+                if (group != groups[part.owner] && groups[relay] == group) part.relays.push_back(relay);
+            }
         for (size_t i = 0; i < peers; ++i) {
             voters.push_back(i < members);
             weights.push_back(i < members && below(random, 4) ? 1.0 + static_cast<double>(below(random, 9)) : 0.0);
@@ -191,6 +200,7 @@ struct Reduction {
         spec.rank = static_cast<uint32_t>(rank);
         spec.voters = voters;
         spec.parts = parts;
+        spec.groups = groups;
         spec.chunk_elements = chunk_elements;
         spec.contribution_codec = codec;
         spec.result_codec = result_codec;

@@ -39,7 +39,7 @@ class Job:
         self._rank_of = {link: rank for rank, link in enumerate(self.spec.links) if rank != self.spec.rank}
         self._held: list[Stream] = []
         self._ready = 0  # chunks of our own contribution that are in place
-        self._alone: Iterator[int] = iter(())  # our chunks to which nobody else contributes
+        self._alone: Iterator[int] = iter(())  # chunks that we reduce, and nobody else contributes to
         self._refused: set[int] = set()
         self._told_done = False
         self._over = False
@@ -52,8 +52,7 @@ class Job:
             raise ValueError(f"transfer {self.spec.transfer} has begun already")
         self.reducer.begin(start)
         ledger = self._ledger
-        alone = not any(ledger.contributes(rank) for rank in ledger.others())
-        self._alone = iter(ledger.owned_by(ledger.rank) if alone else ())
+        self._alone = iter([number for number in ledger.reduced() if ledger.only_mine(number)])
         self.supply(len(ledger.chunks) if start.ready is None else start.ready)
 
     def supply(self, ready: int) -> None:
@@ -61,9 +60,9 @@ class Job:
         if not self._ledger.begun:
             raise ValueError(f"transfer {self.spec.transfer} has not begun")
         ledger, before, self._ready = self._ledger, self._ready, max(ready, self._ready)
-        if ledger.contributes(ledger.rank):
+        if self.reducer.contributes:
             for rank in ledger.others():
-                fresh = [number for number in ledger.owned_by(rank) if before <= number < self._ready]
+                fresh = [n for n in ledger.above(rank) if before <= n < self._ready and not ledger.reduces(n)]
                 self._queue(Kind.CONTRIBUTION, rank, fresh)
         self._loop.call_soon(self._work_alone)
         self._resume_held()
@@ -91,6 +90,7 @@ class Job:
 
     def resend(self, rank: int, missing: Missing) -> None:
         contributions, results = self._ledger.resendable(rank, missing)
+        contributions = [number for number in contributions if number < self._ready]  # the others follow
         self._queue(Kind.CONTRIBUTION, rank, contributions, repeat=True)
         self._queue(Kind.RESULT, rank, results, repeat=True)
 
@@ -103,7 +103,7 @@ class Job:
     # -- work
 
     def _work_alone(self) -> None:
-        """My chunks to which nobody else contributes, some at a time."""
+        """Chunks that I reduce and nobody else contributes to, some at a time."""
         until = time.monotonic() + _LOCAL_WORK_S
         while not self._over:
             number = next(self._alone, None)
@@ -125,7 +125,15 @@ class Job:
 
     def _finish_chunk(self, number: int) -> None:
         self.reducer.finish_chunk(number)
-        for rank in self._ledger.others():
+        parent = self._ledger.parent(number)
+        if parent is None:
+            self._pass_on(number)
+        else:
+            self._queue(Kind.CONTRIBUTION, parent, (number,))
+
+    def _pass_on(self, number: int) -> None:
+        """The result of a chunk is in place: it goes down the tree."""
+        for rank in self._ledger.children(number):
             self._queue(Kind.RESULT, rank, (number,))
         self._check_done()
 
@@ -167,16 +175,17 @@ class Job:
         rank, ledger = self._rank_of.get(stream.link), self._ledger
         if rank is None or rank in self._refused:
             return Fate.DROP
-        if header.kind is Kind.CONTRIBUTION and not ledger.begun:
+        number = ledger.number(header.part, header.chunk)
+        passed_on = number is not None and ledger.children(number)
+        if not ledger.begun and (header.kind is Kind.CONTRIBUTION or passed_on):
             self._held.append(stream)
             return Fate.HOLD
         why = ledger.refusal(rank, header)
         if why is not None:
             self.refuse(rank, why)
             return Fate.DROP
-        number = ledger.number(header.part, header.chunk)
         assert number is not None
-        if header.kind is Kind.CONTRIBUTION and ledger.contributes(ledger.rank) and number >= self._ready:
+        if header.kind is Kind.CONTRIBUTION and self.reducer.contributes and number >= self._ready:
             self._held.append(stream)  # it is added to ours
             return Fate.HOLD
         self._touch()
@@ -200,7 +209,7 @@ class Job:
     def _accept_result(self, number: int, crc: int) -> None:
         self._ledger.take_result(number, crc)
         self._touch()
-        self._check_done()
+        self._pass_on(number)
 
 
 class _ContributionBuffer:

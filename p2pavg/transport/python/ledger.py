@@ -6,7 +6,7 @@ A chunk is known by its number in the whole vector: the chunks of part 0, then t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from p2pavg.transport.engine import JobProgress, Missing, ReduceJob
@@ -35,6 +35,10 @@ class Ledger:
         self.rank = job.rank
         self._job = job
         self._members = len(job.links)
+        plan, parts = job.plan, range(len(job.parts))
+        self._parents = [plan.parent(part, job.rank) for part in parts]  # None: my own
+        self._children = [plan.children(part, job.rank, self._members) for part in parts]
+        self._reduces = [plan.reduces(part, job.rank) for part in parts]
         self.chunks: list[Chunk] = []
         self._first: list[int] = []  # number of the first chunk of each part
         contribution_at = result_at = 0
@@ -55,8 +59,10 @@ class Ledger:
         self.result_bytes = result_at
 
         self.begun = False
-        self._contributors = 0  # bit per rank
-        self._contributed = [0] * len(self.chunks)  # of my own chunks: bit per rank that is in
+        self._weights: list[dict[int, float]] = []  # of each part I reduce, by rank: of what is added up
+        self._contributors: list[int] = []  # the same ranks as bits
+        self._upward: list[float] = []  # the weight of what I send to my parent, for each part
+        self._contributed = [0] * len(self.chunks)  # of chunks that I reduce: bit per rank that is in
         self._have_result = bytearray(len(self.chunks))
         self._crcs = [0] * len(self.chunks)  # of results
         self._results_due = len(self.chunks)
@@ -69,8 +75,21 @@ class Ledger:
 
     # -- where things lie
 
-    def owner(self, number: int) -> int:
-        return self._job.parts[self.chunks[number].part].owner
+    def parent(self, number: int) -> int | None:
+        """To whom the chunk's contribution goes, and from whom its result comes; None: it is mine."""
+        return self._parents[self.chunks[number].part]
+
+    def children(self, number: int) -> tuple[int, ...]:
+        """From whom contributions to it come, and to whom its result goes."""
+        return self._children[self.chunks[number].part]
+
+    def reduces(self, number: int) -> bool:
+        """Whether I add up what is contributed to it."""
+        return self._reduces[self.chunks[number].part]
+
+    def is_partial(self, rank: int, number: int) -> bool:
+        """Whether what `rank` contributes to it is a partial mean, in the result codec."""
+        return self._job.plan.relays(self.chunks[number].part, rank)
 
     def number(self, part: int, index: int) -> int | None:
         """The chunk's number; None when the job has no such chunk."""
@@ -79,13 +98,20 @@ class Ledger:
         number = self._first[part] + index
         return number if index >= 0 and number < self._first[part + 1] else None
 
-    def owned_by(self, rank: int) -> list[int]:
-        return [
-            number
-            for index, part in enumerate(self._job.parts)
-            if part.owner == rank
-            for number in range(self._first[index], self._first[index + 1])
-        ]
+    def _of(self, parts: Iterable[int]) -> list[int]:
+        return [number for part in parts for number in range(self._first[part], self._first[part + 1])]
+
+    def reduced(self) -> list[int]:
+        """The chunks that I reduce, as owner or relay."""
+        return self._of(part for part, reduces in enumerate(self._reduces) if reduces)
+
+    def below(self, rank: int) -> list[int]:
+        """The chunks in which `rank` is my child."""
+        return self._of(part for part, children in enumerate(self._children) if rank in children)
+
+    def above(self, rank: int) -> list[int]:
+        """The chunks in which `rank` is my parent."""
+        return self._of(part for part, parent in enumerate(self._parents) if rank == parent)
 
     def others(self) -> list[int]:
         """All other ranks, starting with the next one, so that peers do not all start with the same one."""
@@ -93,18 +119,35 @@ class Ledger:
 
     # -- begin
 
-    def begin(self, contributors: Iterable[int]) -> None:
-        """contributors: the ranks with weight > 0."""
+    def begin(self, weights: Sequence[float]) -> None:
+        """weights: by rank."""
         self.begun = True
-        self._contributors = sum(1 << rank for rank in set(contributors))
-        mine = len(self.owned_by(self.rank))
-        if self.contributes(self.rank):
-            self._contributions_to_go = len(self.chunks) - mine
-        other_voters = (self._voters & ~(1 << self.rank)).bit_count()
-        self._results_to_go = mine * other_voters
+        plan = self._job.plan
+        for part, children in enumerate(self._children):
+            ranks = (self.rank, *children) if self._reduces[part] else ()
+            added = {
+                rank: weights[rank] if rank == self.rank else plan.weight(part, rank, weights)
+                for rank in ranks
+            }
+            self._weights.append({rank: weight for rank, weight in added.items() if weight > 0})
+            self._contributors.append(sum(1 << rank for rank in self._weights[-1]))
+            self._upward.append(plan.weight(part, self.rank, weights))
+            length = self._first[part + 1] - self._first[part]
+            if self._parents[part] is not None and self._upward[-1] > 0:
+                self._contributions_to_go += length
+            self._results_to_go += length * sum(self._job.voters[child] for child in children)
 
-    def contributes(self, rank: int) -> bool:
-        return bool(self._contributors >> rank & 1)
+    def weight(self, rank: int, number: int) -> float:
+        """Of what `rank` contributes to a chunk that I reduce; 0: it contributes nothing."""
+        return self._weights[self.chunks[number].part].get(rank, 0.0)
+
+    def upward(self, number: int) -> float:
+        """Of what I send to the chunk's parent, or, of my own chunk, of all; 0: I send nothing."""
+        return self._upward[self.chunks[number].part]
+
+    def only_mine(self, number: int) -> bool:
+        """Whether nobody but me contributes to a chunk that I reduce."""
+        return self._contributors[self.chunks[number].part] == 1 << self.rank
 
     # -- what arrives
 
@@ -116,17 +159,18 @@ class Ledger:
             return f"it signs as rank {header.sender}"
         if number is None:
             return f"there is no chunk {header.chunk} in part {header.part}"
-        chunk, owner = self.chunks[number], self.owner(number)
-        if header.kind is Kind.CONTRIBUTION:
+        chunk = self.chunks[number]
+        if header.kind is Kind.CONTRIBUTION and not self.is_partial(rank, number):
             codec, size = job.contribution_codec, chunk.contribution_bytes
-            if owner != self.rank:
-                return f"part {header.part} is not ours"
-            if not self.contributes(rank):
-                return "its weight is 0"
         else:
             codec, size = job.result_codec, chunk.result_bytes
-            if owner != rank:
-                return f"part {header.part} is not its own"
+        if header.kind is Kind.CONTRIBUTION:
+            if rank not in self.children(number):
+                return f"its part {header.part} is not ours to reduce"
+            if not self.weight(rank, number):
+                return "its weight is 0"
+        elif self.parent(number) != rank:
+            return f"part {header.part} is not its own to return"
         if header.codec != codec:
             return f"codec {header.codec}, not {codec}"
         if header.count != chunk.count or header.length != size:
@@ -136,15 +180,15 @@ class Ledger:
     def contribution_due(self, rank: int, number: int) -> bool:
         return not self._contributed[number] >> rank & 1
 
-    def contributions_in(self, number: int) -> int:
-        """How many members' contributions to my chunk are in."""
-        return self._contributed[number].bit_count()
+    def whole(self, number: int) -> bool:
+        """Whether all contributions to a chunk that I reduce are in."""
+        return self._contributed[number] == self._contributors[self.chunks[number].part]
 
     def take_contribution(self, rank: int, number: int) -> bool:
-        """rank's contribution to my chunk is in (my own one too). True: it was the last."""
+        """rank's contribution to a chunk that I reduce is in (my own one too). True: it was the last."""
         self._contributed[number] |= 1 << rank
         self._counts[0][rank] += 1
-        return self._contributed[number] == self._contributors
+        return self.whole(number)
 
     def result_due(self, number: int) -> bool:
         return not self._have_result[number]
@@ -154,7 +198,8 @@ class Ledger:
         self._have_result[number] = 1
         self._crcs[number] = crc
         self._results_due -= 1
-        self._counts[1][self.owner(number)] += 1
+        parent = self.parent(number)
+        self._counts[1][self.rank if parent is None else parent] += 1
 
     def result_crc(self, number: int) -> int:
         return self._crcs[number]
@@ -180,11 +225,13 @@ class Ledger:
         results: list[int] = []
         for part, index in missing.contributions:
             number = self.number(part, index)
-            if number is not None and self.owner(number) == rank and self.contributes(self.rank):
+            if number is None or self.parent(number) != rank or not self.upward(number):
+                continue
+            if not self.reduces(number) or self.whole(number):
                 contributions.append(number)
         for part, index in missing.results:
             number = self.number(part, index)
-            if number is not None and self.owner(number) == self.rank and self._have_result[number]:
+            if number is not None and rank in self.children(number) and self._have_result[number]:
                 results.append(number)
         return contributions, results
 
@@ -195,19 +242,16 @@ class Ledger:
         return self.begun and not (self._results_due or self._contributions_to_go or self._results_to_go)
 
     def missing(self, rank: int) -> Missing:
-        contributions: tuple[tuple[int, int], ...] = ()
-        if self.contributes(rank) and rank != self.rank:
-            contributions = tuple(
-                (self.chunks[number].part, self.chunks[number].index)
-                for number in self.owned_by(self.rank)
-                if self.contribution_due(rank, number)
-            )
-        results = tuple(
-            (self.chunks[number].part, self.chunks[number].index)
-            for number in self.owned_by(rank)
-            if rank != self.rank and self.result_due(number)
-        )
-        return Missing(contributions, results)
+        contributions = [
+            number
+            for number in self.below(rank)
+            if self.weight(rank, number) and self.contribution_due(rank, number)
+        ]
+        results = [number for number in self.above(rank) if self.result_due(number)]
+        return Missing(self._names(contributions), self._names(results))
+
+    def _names(self, numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+        return tuple((self.chunks[number].part, self.chunks[number].index) for number in numbers)
 
     def progress(self, first_byte_at: float, last_byte_at: float) -> JobProgress:
         contributions_received, results_received, contributions_sent, results_sent = map(tuple, self._counts)

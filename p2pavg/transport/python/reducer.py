@@ -34,7 +34,7 @@ class Reducer:
         self._pool = pool
         self._start = Start((), 0.0)
         self._sums: dict[int, U8] = {}
-        self._total = 0.0
+        self._partials: dict[int, U8] = {}  # of chunks that I relay, encoded for my parent
         if len(job.result) != self.ledger.result_bytes:
             raise ValueError(f"the job's result has {len(job.result)} bytes, not {self.ledger.result_bytes}")
 
@@ -53,17 +53,24 @@ class Reducer:
         if start.encoded is not None and len(start.encoded) != self.ledger.contribution_bytes:
             raise ValueError(f"{len(start.encoded)} encoded bytes, not {self.ledger.contribution_bytes}")
         self._start = start
-        self._total = float(sum(weights))
-        self.ledger.begin(rank for rank, weight in enumerate(weights) if weight > 0)
+        self.ledger.begin(weights)
+
+    @property
+    def contributes(self) -> bool:
+        """Whether this peer has a weight of its own."""
+        return self._start.weights[self.spec.rank] > 0
 
     # -- contributions
 
     def contribution(self, number: int, scratch: U8) -> memoryview:
-        """The encoded chunk to send: in `scratch`, or where it was encoded beforehand.
+        """The encoded chunk to send: in `scratch`, or where it was encoded beforehand. Of a chunk that I
+        relay the partial mean.
 
         Raises NonFiniteError.
         """
         chunk, start = self.ledger.chunks[number], self._start
+        if self.ledger.reduces(number):
+            return self._partials[number][: chunk.result_bytes].data
         if start.encoded is not None:
             return start.encoded[
                 chunk.contribution_at : chunk.contribution_at + chunk.contribution_bytes
@@ -76,16 +83,17 @@ class Reducer:
         return out.data
 
     def add(self, rank: int, number: int, body: U8) -> bool:
-        """Add rank's encoded chunk to one of mine. True: that completed it. Raises NonFiniteError."""
+        """Add rank's encoded chunk to one that I reduce. True: that completed it. Raises NonFiniteError."""
         acc = self._sum(number)
-        if not self._contribution.decode_add(body, acc, self._start.weights[rank]):
+        codec = self._result if self.ledger.is_partial(rank, number) else self._contribution
+        if not codec.decode_add(body, acc, self.ledger.weight(rank, number)):
             raise NonFiniteError(rank)
         return self.ledger.take_contribution(rank, number)
 
     def add_own(self, number: int) -> bool:
-        """Add what only I contribute to one of mine. True: that completed it. Raises NonFiniteError."""
+        """Add what only I contribute to one that I reduce. True: that completed it. Raises NonFiniteError."""
         self._sum(number)
-        return self.ledger.contributions_in(number) == sum(weight > 0 for weight in self._start.weights)
+        return self.ledger.whole(number)
 
     def _sum(self, number: int) -> F32:
         """The accumulator of a chunk; a fresh one holds my own contribution, or zeros."""
@@ -120,22 +128,31 @@ class Reducer:
     # -- results
 
     def finish_chunk(self, number: int) -> None:
-        """All contributions are in: divide, encode into `result`, forget the sum. Raises NonFiniteError."""
-        chunk = self.ledger.chunks[number]
+        """All contributions are in: divide, encode into `result`, or as a partial mean, and forget the sum.
+
+        Raises NonFiniteError.
+        """
+        chunk, mine = self.ledger.chunks[number], self.ledger.parent(number) is None
         raw = self._sums.pop(number)
-        out = self.result_view(number)
+        if mine:
+            out = self.result_view(number)
+        else:
+            self._partials[number] = self._pool.take(chunk.result_bytes)
+            out = self._partials[number][: chunk.result_bytes].data
         acc = raw[: 4 * chunk.count].view(np.float32)
-        finite = self._result.encode(acc, out, 1.0 / self._total)
+        finite = self._result.encode(acc, out, 1.0 / self.ledger.upward(number))
         self._pool.give(raw)
         if not finite:
             raise NonFiniteError(self.spec.rank)
-        self.ledger.take_result(number, crc32(out))
+        if mine:
+            self.ledger.take_result(number, crc32(out))
 
     def result_view(self, number: int) -> memoryview:
         chunk = self.ledger.chunks[number]
         return self.spec.result[chunk.result_at : chunk.result_at + chunk.result_bytes].data
 
     def release(self) -> None:
-        for raw in self._sums.values():
-            self._pool.give(raw)
-        self._sums.clear()
+        for held in (self._sums, self._partials):
+            for raw in held.values():
+                self._pool.give(raw)
+            held.clear()

@@ -34,7 +34,8 @@ def _chunk_frame(item: Item, reducer: Reducer, pool: BufferPool) -> tuple[bytes,
     else:
         item.scratch = pool.take(chunk.contribution_bytes)
         body = reducer.contribution(item.number, item.scratch)
-        codec, crc = job.contribution_codec, crc32(body)
+        partial = reducer.ledger.is_partial(job.rank, item.number)
+        codec, crc = job.result_codec if partial else job.contribution_codec, crc32(body)
     header = Header(
         kind=item.kind,
         length=len(body),

@@ -16,6 +16,7 @@ from p2pavg.allreduce.encoding import HostEncoding, HostGradient
 from p2pavg.allreduce.feedback import Residual
 from p2pavg.allreduce.jobs import Jobs
 from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.rounds.loop.supply import Supply
 from tests.unit.codecs.codec_cases import IMPLEMENTATIONS, briefly, decoded, implementation, runs
 from tests.unit.optim.fake_path import FakeGradient
@@ -198,7 +199,7 @@ class Pair:
         for rank, jobs in enumerate(self.jobs):
             links = {PEERS[1 - rank]: Swarm.link(rank, 1 - rank)}
             members = [(peer, True) for peer in PEERS]
-            jobs.open(self.transfer, PEERS[rank], members, PARTS[epoch % 2], links, epoch=epoch)
+            jobs.open(self.transfer, PEERS[rank], members, Plan(PARTS[epoch % 2]), links, epoch=epoch)
         for rank, jobs in enumerate(self.jobs):
             source = jobs.prepared(self.transfer, weights, means[rank])
             if not isinstance(source, np.ndarray):
@@ -273,7 +274,7 @@ def test_chance_draws_anew_in_every_epoch() -> None:
 
 
 def _own_parts(jobs: Jobs) -> Callable[[np.ndarray], bool]:
-    jobs.open(1, PEERS[0], [(PEERS[0], True)], [Part(0, 0, N)], {})
+    jobs.open(1, PEERS[0], [(PEERS[0], True)], Plan((Part(0, 0, N),)), {})
     return lambda values: jobs.prepared(1, [8.0], values) is values
 
 
@@ -282,7 +283,7 @@ async def test_a_codec_that_raises_gives_its_contribution_up() -> None:
     swarm, told = Swarm(["python"], 1), asyncio.Event()
     try:
         jobs = Jobs(swarm.engines[0], INT8, N, feedback=True)
-        jobs.open(1, PEERS[0], [(PEERS[0], True)], [Part(0, 0, N)], {})
+        jobs.open(1, PEERS[0], [(PEERS[0], True)], Plan((Part(0, 0, N),)), {})
 
         def refused(transfer: int, rank: int, why: str) -> None:
             assert (transfer, rank, why) == (1, 0, "its codec cannot encode its gradient")
@@ -303,7 +304,7 @@ async def test_a_gradient_on_an_accelerator_is_made_up_for_alone_too() -> None:
     swarm = Swarm(["python"], 1)
     try:
         jobs = Jobs(swarm.engines[0], INT8, N, feedback=True)
-        jobs.open(1, PEERS[0], [(PEERS[0], True)], [Part(0, 0, N)], {})
+        jobs.open(1, PEERS[0], [(PEERS[0], True)], Plan((Part(0, 0, N),)), {})
         elsewhere = HostGradient(gradient(1), lambda *chunk: True, lambda n: np.empty(n, np.uint8))
         assert isinstance(jobs.prepared(1, [8.0], elsewhere), HostGradient)
         assert jobs.prepared(1, [8.0], elsewhere) is not elsewhere

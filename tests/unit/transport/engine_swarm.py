@@ -16,6 +16,7 @@ import numpy as np
 
 from p2pavg import codecs, native
 from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.transport.engine import NOBODY, SELF, Engine, ReduceJob, Start, StreamKeys, codec_layout
 from p2pavg.transport.python.engine import PythonEngine
 
@@ -165,7 +166,9 @@ class Reduction:
     chunk_elements: int = 1000
     transfer: int = 7
     pre_encoded: bool = False
-    unlinked: bool = False  # those that own nothing have no links among each other
+    unlinked: bool = False  # those that exchange nothing have no links among each other
+    relays: list[tuple[int, ...]] = field(default_factory=list)  # of each part
+    groups: tuple[int, ...] = ()  # of each rank
 
     def __post_init__(self) -> None:
         n = len(self.sources)
@@ -175,10 +178,14 @@ class Reduction:
         self.contribution_codec = codecs.get(self.codec)
         self.final_codec = codecs.get(self.result_codec or self.codec)
         starts = np.concatenate([[0], np.cumsum(self.counts)]).tolist()
+        self.relays = self.relays or [()] * len(self.counts)
         self.parts = tuple(
-            Part(owner, start, count)
-            for owner, start, count in zip(self.owners, starts, self.counts, strict=False)
+            Part(owner, start, count, relays)
+            for owner, start, count, relays in zip(
+                self.owners, starts, self.counts, self.relays, strict=False
+            )
         )
+        self.plan = Plan(self.parts, self.groups)
         self.numel = starts[-1]
         self.chunks = [
             (part.start + offset, min(self.chunk_elements, part.count - offset))
@@ -194,7 +201,7 @@ class Reduction:
             rank=rank,
             links=tuple(self._link(rank, j) for j in range(len(self.sources))),
             voters=tuple(self.voters),
-            parts=self.parts,
+            plan=self.plan,
             chunk_elements=self.chunk_elements,
             contribution_codec=self.contribution_codec.wire_id,
             result_codec=self.final_codec.wire_id,
@@ -204,7 +211,7 @@ class Reduction:
     def _link(self, rank: int, other: int) -> int:
         if rank == other:
             return SELF
-        apart = self.unlinked and rank not in self.owners and other not in self.owners
+        apart = self.unlinked and other not in self.plan.neighbours(rank, len(self.sources))
         return NOBODY if apart else Swarm.link(rank, other)
 
     def begin(self, rank: int) -> Start:
@@ -288,3 +295,47 @@ class Reduction:
 
 def gradients(rng: np.random.Generator, peers: int, numel: int) -> list[np.ndarray | None]:
     return [rng.standard_normal(numel).astype(np.float32) for _ in range(peers)]
+
+
+def two_levels(
+    sizes: Sequence[int],
+    *,
+    silent: Sequence[int] = (),
+    joiners: Sequence[int] = (),
+    numel: int = 20_000,
+    **options: Any,
+) -> Reduction:
+    """Regions of so many members; for each member that votes a part of its own, with relays elsewhere.
+
+    silent: ranks without weight. joiners: ranks that do not vote. Nobody has a link that its tree does not
+    need.
+    """
+    rng = np.random.default_rng(sum(sizes))
+    groups = tuple(region for region, size in enumerate(sizes) for _ in range(size))
+    members = len(groups)
+    voters = [rank not in joiners for rank in range(members)]
+    owners = [rank for rank in range(members) if voters[rank]]
+    relays = []
+    for turn, owner in enumerate(owners):
+        others = [
+            [rank for rank in owners if groups[rank] == region]
+            for region in range(len(sizes))
+            if region != groups[owner]
+        ]
+        relays.append(tuple(here[turn % len(here)] for here in others))
+    share = numel // len(owners)
+    counts = [share] * (len(owners) - 1) + [numel - share * (len(owners) - 1)]
+    return Reduction(
+        [
+            None if rank in silent else gradient
+            for rank, gradient in enumerate(gradients(rng, members, numel))
+        ],
+        [0.0 if rank in silent else 1.0 + rank for rank in range(members)],
+        counts,
+        owners,
+        voters,
+        unlinked=True,
+        relays=relays,
+        groups=groups,
+        **options,
+    )

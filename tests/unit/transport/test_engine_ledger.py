@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.report.wire import Wire
 from p2pavg.transport import tcp_info
 from p2pavg.transport.engine import SELF, Missing, ReduceJob, codec_layout
@@ -33,7 +34,7 @@ def result_size(n: int) -> int:
 
 @st.composite
 def groups(draw):
-    """(owners, counts, voters, weights): any legal group."""
+    """(owners, counts, voters, weights, relays, regions): any legal group."""
     members = draw(st.integers(1, 5))
     voters = [True, *draw(st.lists(st.booleans(), min_size=members - 1, max_size=members - 1))]
     can_own = [rank for rank in range(members) if voters[rank]]
@@ -42,17 +43,24 @@ def groups(draw):
     weights = [draw(st.sampled_from([0.0, 1.0, 2.5])) if voters[rank] else 0.0 for rank in range(members)]
     if not any(weights):
         weights[0] = 1.0
-    return owners, counts, voters, weights
+    regions = [draw(st.integers(0, 2)) for _ in range(members)]
+    relays = []
+    for owner in owners:
+        others = {regions[rank]: rank for rank in draw(st.permutations(can_own)) if draw(st.booleans())}
+        relays.append(tuple(rank for region, rank in others.items() if region != regions[owner]))
+    return owners, counts, voters, weights, relays, regions
 
 
 def make(group, rank: int) -> Ledger:
-    owners, counts, voters, weights = group
+    owners, counts, voters, weights, relays, regions = group
     starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
     links = tuple(SELF if other == rank else other + 10 for other in range(len(voters)))
-    parts = tuple(Part(*facts) for facts in zip(owners, starts, counts, strict=False))
-    job = ReduceJob(7, rank, links, tuple(voters), parts, CHUNK, 0, 1, np.empty(0, np.uint8))
+    parts = tuple(Part(*facts) for facts in zip(owners, starts, counts, relays, strict=False))
+    plan = Plan(parts, tuple(regions))
+    assert plan.why_not(voters) is None
+    job = ReduceJob(7, rank, links, tuple(voters), plan, CHUNK, 0, 1, np.empty(0, np.uint8))
     ledger = Ledger(job, contribution_size, result_size)
-    ledger.begin([other for other, weight in enumerate(weights) if weight > 0])
+    ledger.begin(weights)
     return ledger
 
 
@@ -65,10 +73,11 @@ class Network:
         self.ledgers = [make(group, rank) for rank in range(self.members)]
         self.flying: list[tuple[Kind, int, int, int]] = []  # kind, from, to, chunk
         for ledger in self.ledgers:
-            if ledger.contributes(ledger.rank):
+            if group[3][ledger.rank] > 0:
                 for other in ledger.others():
-                    self.send(Kind.CONTRIBUTION, ledger.rank, other, ledger.owned_by(other))
-                for number in ledger.owned_by(ledger.rank):
+                    leaves = [number for number in ledger.above(other) if not ledger.reduces(number)]
+                    self.send(Kind.CONTRIBUTION, ledger.rank, other, leaves)
+                for number in ledger.reduced():
                     self.add(ledger.rank, ledger.rank, number)
 
     def send(self, kind: Kind, sender: int, to: int, numbers: list[int]) -> None:
@@ -79,23 +88,29 @@ class Network:
     def add(self, owner: int, rank: int, number: int) -> None:
         ledger = self.ledgers[owner]
         if ledger.contribution_due(rank, number) and ledger.take_contribution(rank, number):
-            ledger.take_result(number, 1000 + number)
-            for other in ledger.others():
-                self.send(Kind.RESULT, owner, other, [number])
+            parent = ledger.parent(number)
+            if parent is None:
+                self.finish(owner, number)
+            else:
+                self.send(Kind.CONTRIBUTION, owner, parent, [number])
+
+    def finish(self, rank: int, number: int) -> None:
+        self.ledgers[rank].take_result(number, 1000 + number)
+        for child in self.ledgers[rank].children(number):
+            self.send(Kind.RESULT, rank, child, [number])
 
     def deliver(self, kind: Kind, sender: int, to: int, number: int) -> None:
         ledger = self.ledgers[to]
         chunk = ledger.chunks[number]
-        size = chunk.contribution_bytes if kind is Kind.CONTRIBUTION else chunk.result_bytes
-        header = Header(
-            kind, size, int(kind is Kind.RESULT), 0, 7, chunk.part, chunk.index, chunk.count, sender
-        )
+        plain = kind is Kind.CONTRIBUTION and not ledger.is_partial(sender, number)
+        size = chunk.contribution_bytes if plain else chunk.result_bytes
+        header = Header(kind, size, int(not plain), 0, 7, chunk.part, chunk.index, chunk.count, sender)
         assert ledger.refusal(sender, header) is None
         assert ledger.number(header.part, header.chunk) == number
         if kind is Kind.CONTRIBUTION:
             self.add(to, sender, number)
         elif ledger.result_due(number):
-            ledger.take_result(number, 1000 + number)
+            self.finish(to, number)
 
     def repair(self) -> None:
         for ledger in self.ledgers:
@@ -173,13 +188,13 @@ class TestLedger:
 
     def test_order_of_owners(self):
         """Everybody starts with the next rank, so that no owner is everybody's first."""
-        group = ([0], [5], [True] * 5, [1.0] * 5)
+        group = ([0], [5], [True] * 5, [1.0] * 5, [()], [0] * 5)
         assert [make(group, rank).others()[0] for rank in range(5)] == [1, 2, 3, 4, 0]
         assert sorted(make(group, 3).others()) == [0, 1, 2, 4]
 
     def test_digests(self):
         """Per part sha256 over the chunks' CRC-32s, little-endian; an empty part has that of nothing."""
-        ledger = make(([0, 0, 0], [15, 0, 5], [True], [1.0]), 0)
+        ledger = make(([0, 0, 0], [15, 0, 5], [True], [1.0], [()] * 3, [0]), 0)
         for number, crc in enumerate([0x01020304, 5, 6]):
             ledger.take_result(number, crc)
         assert ledger.digests() == (

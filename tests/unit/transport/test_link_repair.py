@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from p2pavg.errors import ProtocolError
 from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.transport.engine import SELF, Missing, ReduceJob, StreamStats
 from p2pavg.transport.links.repair import Repairs
 from p2pavg.transport.links.stalls import Again, KindWatch, LinkWatch, RankWatch, overtaken
@@ -32,7 +33,9 @@ def job(counts: list[int], owners: list[int], rank: int = 0, chunk: int = 10) ->
     starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
     parts = tuple(Part(*facts) for facts in zip(owners, starts, counts, strict=False))
     members = max(owners) + 1
-    return ReduceJob(1, rank, (SELF,) * members, (True,) * members, parts, chunk, 0, 0, np.empty(0, np.uint8))
+    return ReduceJob(
+        1, rank, (SELF,) * members, (True,) * members, Plan(parts), chunk, 0, 0, np.empty(0, np.uint8)
+    )
 
 
 class TestStalls:
@@ -247,7 +250,9 @@ class TestStalls:
 
     def test_chunks_that_the_job_lacks(self):
         """Whatever else is asked for, only chunks of the job are looked for, and remembered."""
-        job = ReduceJob(7, 0, (SELF, 1), (True, True), (Part(0, 0, 25), Part(1, 25, 25)), 10, 1, 1, None)
+        job = ReduceJob(
+            7, 0, (SELF, 1), (True, True), Plan((Part(0, 0, 25), Part(1, 25, 25))), 10, 1, 1, None
+        )
         sent = []
         engine = SimpleNamespace(
             running=lambda: [job], resend=lambda transfer, rank, missing: sent.append(missing)

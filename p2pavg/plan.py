@@ -1,0 +1,105 @@
+"""A plan: who sends what to whom in a round, as data. Pure.
+
+Each part of the vector has a tree. Its root is the part's owner, the members are its nodes, and a member's
+parent is the owner or the relay of the member's own group. Contributions climb the tree: who has children
+adds up what they contribute and its own, in float32; a relay sends the mean of it on, encoded as results
+are, and its parent weighs that with the weights of all it holds; the owner encodes the result. The very
+bytes of the result go down the same tree. So there are at most two stages in which something is reduced:
+
+- stage 0, member to relay, or to an owner without a relay between: a contribution in its own codec;
+- stage 1, relay to owner: a partial mean.
+
+A flat butterfly has no relays. In a two-level plan the groups are regions: of each part one contribution
+leaves a region, and one result comes in, however many members the region has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2pavg.part import Part
+
+STAGES = 2  # in which something is reduced, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The parts of a round, in order, and the group of each member."""
+
+    parts: tuple[Part, ...]  # ordered by start, covering the vector exactly; one owner may own several
+    groups: tuple[int, ...] = ()  # by rank, any numbers; none: nobody relays
+
+    def parent(self, part: int, rank: int) -> int | None:
+        """To whom `rank` sends its contribution to this part, and from whom it gets the result. None: it owns
+        the part.
+        """
+        facts = self.parts[part]
+        if rank == facts.owner:
+            return None
+        if facts.relays and rank not in facts.relays:
+            for relay in facts.relays:
+                if self.groups[relay] == self.groups[rank]:
+                    return relay
+        return facts.owner
+
+    def children(self, part: int, rank: int, members: int) -> tuple[int, ...]:
+        """Those of `members` ranks whose parent is `rank`. They start with the next one, so that members do
+        not all begin with the same one.
+        """
+        if not self.reduces(part, rank):
+            return ()
+        following = ((rank + step) % members for step in range(1, members))
+        return tuple(other for other in following if self.parent(part, other) == rank)
+
+    def reduces(self, part: int, rank: int) -> bool:
+        """Whether it adds up contributions to this part: it owns or relays it."""
+        facts = self.parts[part]
+        return rank == facts.owner or rank in facts.relays
+
+    def relays(self, part: int, rank: int) -> bool:
+        """Whether what it sends to its parent is a partial mean."""
+        return rank in self.parts[part].relays
+
+    def weight(self, part: int, rank: int, weights: Sequence[float]) -> float:
+        """Of what `rank` sends to its parent, or as the owner divides by: its own weight and all below."""
+        if rank == self.parts[part].owner:
+            return float(sum(weights))
+        if not self.relays(part, rank):
+            return weights[rank]
+        return weights[rank] + sum(weights[child] for child in self.children(part, rank, len(weights)))
+
+    def neighbours(self, rank: int, members: int) -> frozenset[int]:
+        """Ranks with which `rank` exchanges something: it needs a link to each."""
+        found: set[int] = set()
+        for part in range(len(self.parts)):
+            parent = self.parent(part, rank)
+            found.update(self.children(part, rank, members))
+            if parent is not None:
+                found.add(parent)
+        return frozenset(found)
+
+    def stage(self, sender: int, receiver: int) -> int:
+        """The last stage in which `sender` contributes to a part at `receiver`."""
+        partial = any(
+            sender in part.relays and self.parent(index, sender) == receiver
+            for index, part in enumerate(self.parts)
+        )
+        return STAGES - 1 if partial else 0
+
+    def why_not(self, voters: Sequence[bool]) -> str | None:
+        """What is wrong with it for members of whom these vote; None: nothing."""
+        members, at = len(voters), 0
+        relayed = any(part.relays for part in self.parts)
+        if relayed and len(self.groups) != members:
+            return "a plan with relays names the group of each member"
+        for part in self.parts:
+            reducing = (part.owner, *part.relays)
+            if part.start != at or part.count < 0:
+                return "the parts do not follow each other"
+            if any(not 0 <= rank < members or not voters[rank] for rank in reducing):
+                return "an owner or relay is no voter"
+            if part.relays and len({self.groups[rank] for rank in reducing}) != len(reducing):
+                return "a group has two that reduce the same part"
+            at += part.count
+        return None

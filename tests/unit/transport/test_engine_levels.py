@@ -1,0 +1,110 @@
+"""Every engine, and a mixed swarm, reduces in two levels: members to relays, relays to owners, and back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from p2pavg.transport.frames import Kind
+from tests.unit.transport.engine_swarm import Swarm, poll, two_levels
+from tests.unit.transport.test_engine import frame, kinds, send, swarm_of
+
+__all__ = ["kinds", "swarm_of"]  # fixtures
+
+
+class TestTwoLevels:
+    @pytest.mark.parametrize("codec", ["none", "fp16", "int8"])
+    @pytest.mark.parametrize("pre_encoded", [False, True], ids=["raw", "encoded"])
+    @pytest.mark.parametrize("sizes", [(2, 2), (3, 1), (2, 2, 2)], ids=str)
+    async def test_two_levels(self, swarm_of, sizes, codec, pre_encoded):
+        """With a relay in each other region all end with equal bits: the weighted mean, over every tree of a
+        part, though members of different regions have links only where they reduce.
+        """
+        reduction = two_levels(sizes, codec=codec, pre_encoded=pre_encoded)
+        swarm = swarm_of(sum(sizes))
+        await reduction.through(swarm)
+
+    @pytest.mark.parametrize("silent", [(0, 1), (0,), (1, 2, 3), (2,)], ids=str)
+    async def test_two_levels_with_weight_zero(self, swarm_of, silent):
+        """Regions, relays and members without weight bring nothing, and serve and get the mean."""
+        reduction = two_levels((2, 2, 1), codec="fp16", silent=silent)
+        await reduction.through(swarm_of(5))
+
+    async def test_a_region_sends_each_part_once(self, swarm_of):
+        """Between two regions of three go one partial mean and one result of each part."""
+        reduction = two_levels((3, 3), codec="fp16")
+        swarm = swarm_of(6)
+        await reduction.through(swarm)
+        crossing = sum(
+            swarm.engines[i].traffic(Swarm.link(i, j))[0]
+            for i in range(6)
+            for j in range(6)
+            if i // 3 != j // 3
+        )
+        assert crossing <= 1.05 * 2 * len(reduction.results[0])
+
+    async def test_a_joiner_behind_a_relay(self, swarm_of):
+        """A joiner whose region has a relay gets the result from it, after the voters."""
+        reduction = two_levels((2, 3), codec="fp16", silent=(4,), joiners=(4,))
+        swarm = swarm_of(5)
+        await reduction.through(swarm)
+
+    async def test_result_before_a_relay_has_begun(self, swarm_of):
+        """A relay without weight below it that begins last passes on the result that came before that."""
+        reduction = two_levels((2, 2), codec="fp16", silent=(2, 3))
+        swarm = swarm_of(4)
+        reduction.open(swarm)
+        reduction.start(swarm, [0, 1, 3])
+        await poll(lambda: swarm.engines[0].progress(7).results_sent[2])
+        assert not any(swarm.events[rank].done for rank in (2, 3))
+        reduction.start(swarm, [2])
+        await reduction.finished(swarm)
+        reduction.check(swarm)
+
+    async def test_lost_partial_is_resent(self, swarm_of):
+        """Streams between two regions break in mid-job: what the owners and relays lack is sent again."""
+        reduction = two_levels((2, 2), codec="fp16", numel=400_000)
+        swarm = swarm_of(4)
+        reduction.open(swarm)
+        reduction.start(swarm)
+        await poll(lambda: any(sum(swarm.engines[r].progress(7).contributions_sent) for r in range(4)))
+        for i in (0, 1):
+            for j in (2, 3):
+                swarm.engines[i].detach(Swarm.link(i, j))
+                swarm.engines[j].detach(Swarm.link(j, i))
+                swarm.connect(i, j)
+
+        async def repair() -> None:
+            while True:
+                for i in range(4):
+                    for j in range(4):
+                        if i != j:
+                            missing = swarm.engines[i].missing(7, j)
+                            swarm.engines[j].resend(7, i, missing)
+                await asyncio.sleep(0.05)
+
+        repairing = asyncio.create_task(repair())
+        try:
+            await reduction.finished(swarm)
+        finally:
+            repairing.cancel()
+        reduction.check(swarm)
+
+    async def test_partial_in_another_codec(self, swarm_of):
+        """A relay that sends its contribution where a partial mean is due is refused."""
+        reduction = two_levels((1, 2), codec="int8", result_codec="fp16")
+        swarm = swarm_of(3)
+        reduction.open(swarm, [0])
+        reduction.start(swarm, [0])
+        part = next(i for i, part in enumerate(reduction.parts) if part.relays and part.owner == 0)
+        relay = reduction.parts[part].relays[0]
+        wire = swarm.wire(0, relay)
+        count = min(reduction.chunk_elements, reduction.parts[part].count)
+        body = reduction.encode(np.zeros(count, np.float32)).tobytes()
+        codec = reduction.contribution_codec.wire_id
+        fields = {"codec": codec, "transfer": 7, "part": part, "count": count, "sender": relay}
+        await send(wire, frame(Kind.CONTRIBUTION, body, **fields))
+        await swarm.events[0].until(lambda: swarm.events[0].refused)
+        assert swarm.events[0].refused[0][:2] == (7, relay)
