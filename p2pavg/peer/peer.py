@@ -25,7 +25,7 @@ from p2pavg.peer.settings import Settings
 from p2pavg.peer.signature import takes
 from p2pavg.peer.tensors import Averager
 from p2pavg.report import RoundReport
-from p2pavg.rounds.protocol.plausible import MOST_WEIGHT
+from p2pavg.rounds.machine.rules.plausible import MOST_WEIGHT
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.telling import Joined
 from p2pavg.rounds.training import TrainingSpec

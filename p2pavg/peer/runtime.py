@@ -30,6 +30,7 @@ from p2pavg.rounds.loop.driver import Driver
 from p2pavg.rounds.loop.hello import trains
 from p2pavg.rounds.loop.planning import planner
 from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.measure.link_meter import LinkMeter
 from p2pavg.rounds.measure.recorder import Recorder
@@ -262,18 +263,20 @@ class Place:
             if facts["epoch"] > start.epoch or (start.epoch == 0 and facts["lineage"] != start.lineage):
                 role = Role.JOINER
         machine = Machine(
-            me=self.peer_id,
-            run_id=self.settings.run_id,
-            epoch=start.epoch,
-            lineage=start.lineage,
-            history=start.history,
-            role=role,
-            target=spec.target_batch_size,
-            plan=planner(lambda: spec.exact(machine.epoch) or spec.numel),
-            client_only=self.client_only,
-            now=time.monotonic(),
-            weighted=spec.weighted,
-            life=time.time_ns(),
+            Config(
+                me=self.peer_id,
+                run_id=self.settings.run_id,
+                epoch=start.epoch,
+                lineage=start.lineage,
+                history=start.history,
+                role=role,
+                target=spec.target_batch_size,
+                plan=planner(lambda: spec.exact(machine.epoch) or spec.numel),
+                client_only=self.client_only,
+                weighted=spec.weighted,
+                life=time.time_ns(),
+            ),
+            time.monotonic(),
         )
         region = self.settings.region or ""
         meter = LinkMeter(

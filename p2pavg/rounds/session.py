@@ -16,6 +16,7 @@ from typing import Protocol
 
 from p2pavg.errors import ClosedError
 from p2pavg.report import RoundReport
+from p2pavg.rounds.protocol.causes import Loss
 from p2pavg.rounds.protocol.roles import Generation
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome
 
@@ -248,7 +249,7 @@ class Session:
         elif isinstance(pending, Heal):
             lost, self._samples = self._samples, 0
             if lost:
-                self._post("discarded", lost, "healed")
+                self._post("discarded", lost, Loss.HEALED)
             self._epoch = pending.state.epoch
         self._since = self._step_began = time.monotonic()
         self._recorded = Future()

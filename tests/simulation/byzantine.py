@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pavg.rounds.machine import actions as act
-from p2pavg.rounds.machine.election import rendezvous
+from p2pavg.rounds.machine.rules.election import rendezvous
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.messages import Message
 from p2pavg.rounds.protocol.roles import Role

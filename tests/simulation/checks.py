@@ -164,9 +164,9 @@ class Checks:
         """Live: no wait without a deadline. Healing: nobody trains on a state of its own beside the run's."""
         if node in self.said.open:
             self.said.rests(node)
-        if node.bare and node.machine.core.role is Role.TRAINER:
+        if node.bare and node.machine.core.here.role is Role.TRAINER:
             self.broken("Healing", f"{node.name} begins a run of its own, though members answered it")
-        unlinked = node.machine.core.role is Role.JOINER and not node.met
+        unlinked = node.machine.core.here.role is Role.JOINER and not node.met
         if unlinked or self.orphaned(node):
             return
         if node.waiting and not node.applying and not node.outcomes and not node.healing:
@@ -178,8 +178,8 @@ class Checks:
     def orphaned(self, node: Node) -> bool:
         """A newcomer that has no state, and nobody is left that has one."""
         nodes = self.swarm.nodes.values()
-        return node.machine.core.role is Role.JOINER and not any(
-            other.alive and other.machine.core.role is Role.TRAINER for other in nodes
+        return node.machine.core.here.role is Role.JOINER and not any(
+            other.alive and other.machine.core.here.role is Role.TRAINER for other in nodes
         )
 
     def _job_runs(self, node: Node) -> bool:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from p2pavg.rounds.machine.actions import Action, Send
-from p2pavg.rounds.machine.election import rendezvous
+from p2pavg.rounds.machine.rules.election import rendezvous
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.messages import Aborted, Done, Prepare, Promise, Query
 from p2pavg.rounds.protocol.roles import Role
@@ -128,7 +128,7 @@ def a_ballot_that_the_successor_missed() -> None:
     answers, missed, late = (calm.swarm.nodes[me] for me in ranked)  # who is named last holds both ballots
     late.apply_seconds, slow = 1.0, answers
     epoch = leader.machine.epoch + 1
-    calm.run(10.0, lambda: late.machine.core.pending and late.machine.epoch == epoch)
+    calm.run(10.0, lambda: late.machine.core.here.pending and late.machine.epoch == epoch)
     calm.swarm.lag = lambda node: 1e9 if node is slow else 0.0  # type: ignore[method-assign]
     calm.run(10.0, lambda: bool(leader.jobs) and not _pending(leader, late))
     missed.stop()
@@ -259,7 +259,7 @@ def left_without_a_state() -> None:
     calm.swarm.state_seconds = 1.0
     calm.epochs(2)
     newcomer = calm.swarm.add(Role.JOINER, 0.02, 4)
-    calm.run(5.0, lambda: newcomer.machine.core.joining is not None)
+    calm.run(5.0, lambda: newcomer.machine.core.here.joining is not None)
     (donor,) = calm.nodes
     donor.die("connection reset")
     calm.run(20.0)
@@ -344,7 +344,7 @@ def leaves_what_was_averaged_without_it() -> None:
     for node in others:
         node.hung = True  # the next epoch does not end before it leaves
     sleeper.go_on()
-    calm.run(5.0, lambda: sleeper.machine.core.joining is not None)
+    calm.run(5.0, lambda: sleeper.machine.core.here.joining is not None)
     sleeper.leave()
     calm.run(5.0, lambda: not sleeper.alive)
     for node in others:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.ballot import Stage
 from p2pavg.rounds.protocol.lineage import first_lineage
@@ -74,13 +75,8 @@ class Search:
         machines = []
         for me in self.ids:
             machine = Machine(
-                me=me,
-                run_id="small",
-                epoch=0,
-                lineage=lineage,
-                target=SAMPLES * count,
-                plan=plan,
-                now=0.0,
+                Config(me=me, run_id="small", epoch=0, lineage=lineage, target=SAMPLES * count, plan=plan),
+                0.0,
             )
             machine.health_interval = CALM_S
             machines.append(self.memory.machine(machine))

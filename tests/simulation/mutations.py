@@ -8,14 +8,16 @@ from typing import Any
 
 from p2pavg.rounds.machine import succession
 from p2pavg.rounds.machine.actions import CancelJob
-from p2pavg.rounds.machine.camps import Facts, View
 from p2pavg.rounds.machine.core import Core
 from p2pavg.rounds.machine.counting import Counting
 from p2pavg.rounds.machine.decisions import Decisions
 from p2pavg.rounds.machine.healing import Healing
 from p2pavg.rounds.machine.leading import Leading
 from p2pavg.rounds.machine.member import Member
+from p2pavg.rounds.machine.rules.camps import Facts, View
 from p2pavg.rounds.machine.succession import Succession
+from p2pavg.rounds.machine.transfer import Transfer
+from p2pavg.rounds.machine.waiting import Waiting
 from p2pavg.rounds.protocol.ballot import Stage
 from p2pavg.rounds.protocol.lineage import History
 from p2pavg.rounds.protocol.messages import Committed
@@ -36,15 +38,15 @@ class Mutation:
 
 
 def _commit_early(original: Original) -> Original:
-    def on_done(self: Leading, peer: bytes, message: Any) -> None:
+    def on_done(self: Transfer, peer: bytes, message: Any) -> None:
         original(self, peer, message)
-        proposal = self.proposal
+        proposal = self.core.proposal
         if (
             proposal is not None
             and len(proposal.voting) > 1
             and len(proposal.done) == len(proposal.voting) - 1
         ):
-            self.proposal = None
+            self.core.lead(None)
             outcome = Committed(proposal.ballot, proposal.weights, proposal.samples, message.digests)
             for member in proposal.members:
                 self.core.send(member, outcome)
@@ -54,7 +56,7 @@ def _commit_early(original: Original) -> Original:
 
 def _no_promise(_: Original) -> Original:
     def freeze(self: Member) -> Any:
-        return self.holding.described() if self.holding is not None else None
+        return self.core.holding.described() if self.core.holding is not None else None
 
     return freeze
 
@@ -62,7 +64,7 @@ def _no_promise(_: Original) -> Original:
 def _apply_when_done(original: Original) -> Original:
     def on_job_done(self: Member, event: Any) -> None:
         original(self, event)
-        held = self.holding
+        held = self.core.holding
         if held is not None and held.stage is Stage.DONE and held.voter:
             fact = Committed(held.ballot, held.weights, held.samples, event.digests)
             self.machine.decisions.on_committed(held.ballot.leader, fact)
@@ -71,8 +73,8 @@ def _apply_when_done(original: Original) -> Original:
 
 
 def _trust_digests(original: Original) -> Original:
-    def on_done(self: Leading, peer: bytes, message: Any) -> None:
-        proposal = self.proposal
+    def on_done(self: Transfer, peer: bytes, message: Any) -> None:
+        proposal = self.core.proposal
         if proposal is not None and proposal.done:
             first = next(iter(proposal.done.values()))
             message = replace(message, digests=first)
@@ -83,7 +85,7 @@ def _trust_digests(original: Original) -> Original:
 
 def _trust_fact(original: Original) -> Original:
     def on_committed(self: Decisions, peer: bytes, message: Any) -> None:
-        held = self.machine.member.holding
+        held = self.machine.core.holding
         if held is not None and held.ballot == message.ballot and held.stage is Stage.DONE:
             message = Committed(message.ballot, message.weights, message.samples, held.digests)
         original(self, peer, message)
@@ -110,14 +112,14 @@ def _wait_for_ever(_: Original) -> Original:
 def _any_lineage(original: Original) -> Original:
     def cannot(self: Member, ballot: Any, votes: bool) -> Any:
         why = original(self, ballot, votes)
-        here = self.core.joining is None and self.core.epoch == ballot.epoch
+        here = self.core.here.joining is None and self.core.here.epoch == ballot.epoch
         return None if why == "elsewhere" and here else why
 
     return cannot
 
 
 def _same_epoch(_: Original) -> Original:
-    return lambda self, facts: facts.epoch == self.epoch
+    return lambda self, facts: facts.epoch == self.here.epoch
 
 
 def _anywhere(_: Original) -> Original:
@@ -147,7 +149,7 @@ def _forget_losses(original: Original) -> Original:
 def _hold_on(original: Original) -> Original:
     def commit(self: Decisions, held: Any, message: Any) -> None:
         original(self, held, message)
-        self.machine.member.holding = held  # so that the fact, told again, is committed again
+        self.machine.core.holding = held  # so that the fact, told again, is committed again
 
     return commit
 
@@ -162,8 +164,8 @@ def _never_forgive(_: Original) -> Original:
 
 def _found(_: Original) -> Original:
     def on_orphaned_timer(self: Healing) -> None:
-        if self.core.joining is None:
-            self.core.role = Role.TRAINER
+        if self.core.here.joining is None:
+            self.core.here.role = Role.TRAINER
             self.core.wait_at(0)
 
     return on_orphaned_timer
@@ -175,11 +177,11 @@ def _never_back(_: Original) -> Original:
 
 def _cancel_nothing(original: Original) -> Original:
     def drop(self: Member, why: str) -> None:
-        held = self.holding
+        held = self.core.holding
         original(self, why)
         actions = self.core.actions
         if actions and isinstance(actions[-1], CancelJob) and held is not None and held.stage is Stage.DONE:
-            self.holding = held  # an aborted result is kept, and may be committed later
+            self.core.holding = held  # an aborted result is kept, and may be committed later
 
     return drop
 
@@ -194,7 +196,7 @@ def _downward(original: Original) -> Original:
 
 def _any_abort_voids(original: Original) -> Original:
     def on_aborted(self: Decisions, peer: bytes, message: Any) -> None:
-        self.core.promise_void, self.core.bound = True, None
+        self.core.promises.released, self.core.promises.bound = True, None
         original(self, peer, message)
 
     return on_aborted
@@ -202,7 +204,7 @@ def _any_abort_voids(original: Original) -> Original:
 
 def _ask_nobody_else(original: Original) -> Original:
     def ask(self: Succession, voters: Any) -> None:
-        if self.inquest is not None and not self.inquest.asked:
+        if self.core.inquest is not None and not self.core.inquest.asked:
             original(self, voters)
 
     return ask
@@ -210,7 +212,7 @@ def _ask_nobody_else(original: Original) -> Original:
 
 def _give_up_silently(_: Original) -> Original:
     def give_up(self: Succession, inquest: Any) -> None:
-        self.inquest = None
+        self.core.inquest = None
         self.core.disarm("query")
 
     return give_up
@@ -225,8 +227,8 @@ def _more_than_declared(original: Original) -> Original:
 
 
 def _other_weights(original: Original) -> Original:
-    def on_done(self: Leading, peer: bytes, message: Any) -> None:
-        proposal = self.proposal
+    def on_done(self: Transfer, peer: bytes, message: Any) -> None:
+        proposal = self.core.proposal
         if proposal is not None and proposal.begun:
             proposal.weights = tuple(2 * weight for weight in proposal.weights)
         original(self, peer, message)
@@ -236,7 +238,7 @@ def _other_weights(original: Original) -> Original:
 
 def _done_after_denial(original: Original) -> Original:
     def job(self: Member, transfer: int) -> Any:
-        held = self.holding
+        held = self.core.holding
         denied = held is not None and held.transfer == transfer and held.frozen and held.stage is Stage.OPEN
         return held if denied else original(self, transfer)
 
@@ -245,9 +247,9 @@ def _done_after_denial(original: Original) -> Original:
 
 def _whoever_has_the_name(original: Original) -> Original:
     def authority(self: Member) -> Any:
-        self.core.gone.clear()
-        if self.holding is not None:
-            self.holding.orphaned = False
+        self.core.promises.gone.clear()
+        if self.core.holding is not None:
+            self.core.holding.orphaned = False
         return original(self)
 
     return authority
@@ -258,16 +260,16 @@ def _never_replaced(_: Original) -> Original:
 
 
 MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
-    (Mutation("commit without all voters DONE", Leading, "on_done", _commit_early, (0,)),),
+    (Mutation("commit without all voters DONE", Transfer, "on_done", _commit_early, (0,)),),
     (Mutation("no promise to the successor", Member, "freeze", _no_promise),),
     (Mutation("apply when DONE, before COMMIT", Member, "on_job_done", _apply_when_done, (0,)),),
     (
-        Mutation("digests are not compared", Leading, "on_done", _trust_digests, (0,)),
+        Mutation("digests are not compared", Transfer, "on_done", _trust_digests, (0,)),
         Mutation("nor with the own result", Decisions, "on_committed", _trust_fact),
     ),
     (Mutation("the successor always aborts", succession, "decide", _always_abort, (55, 439)),),
     (Mutation("the successor commits when anybody is DONE", succession, "decide", _any_done, (226, 358)),),
-    (Mutation("no deadline while waiting for the leader", Counting, "watch", _wait_for_ever, (0,)),),
+    (Mutation("no deadline while waiting for the leader", Waiting, "watch", _wait_for_ever, (0,)),),
     (
         Mutation("the lineage of a proposal is not looked at", Member, "_cannot", _any_lineage, (62, 65)),
         Mutation("nor that of a member", Core, "stands_here", _same_epoch),
@@ -287,7 +289,7 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("the successor does not ask whom answers name", Succession, "_ask", _ask_nobody_else),),
     (Mutation("a question that is given up is not told", Succession, "_give_up", _give_up_silently),),
     (Mutation("BEGIN with samples that nobody declared", Leading, "on_ready", _more_than_declared),),
-    (Mutation("COMMITTED with other weights than BEGIN", Leading, "on_done", _other_weights),),
+    (Mutation("COMMITTED with other weights than BEGIN", Transfer, "on_done", _other_weights),),
     (Mutation("DONE after a denial", Member, "_job", _done_after_denial),),
     (Mutation("a process that came back is waited for", Member, "authority", _whoever_has_the_name, (375,)),),
     (Mutation("a ballot that was replaced is committed alone", Decisions, "_asked", _never_replaced),),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from p2pavg.part import Part
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.messages import Message
@@ -65,17 +66,19 @@ class Process:
         self.sent = [0, 0]  # messages in this virtual second: (which, how many)
         self._tick_at: float | None = None
         self.machine = Machine(
-            me=me,
-            run_id="simulated",
-            epoch=start.epoch,
-            lineage=start.lineage,
-            history=start.history,
-            target=swarm.target,
-            plan=plan,
-            now=self.clock(),
-            role=role,
-            weighted=swarm.weighted,
-            life=life * SERIALS,
+            Config(
+                me=me,
+                run_id="simulated",
+                epoch=start.epoch,
+                lineage=start.lineage,
+                history=start.history,
+                target=swarm.target,
+                plan=plan,
+                role=role,
+                weighted=swarm.weighted,
+                life=life * SERIALS,
+            ),
+            self.clock(),
         )
         self.machine.health_interval = swarm.beat
         self.machine.core.inbox = ToItself(self)

@@ -94,7 +94,7 @@ class Said:
         if peer == node.me:
             return  # looked at before what it told others first; its own ballots are above all others
         held = message.held
-        holding = node.machine.member.holding
+        holding = node.machine.core.holding
         if holding is not None and holding.ballot == message.ballot and not holding.voter:
             return  # nobody asks it
         where = (node, message.ballot.standing)
@@ -175,7 +175,7 @@ class Said:
 
     def begins(self, node: Node, begun: act.BeginJob) -> None:
         """A member contributes what it declared in the wait that lasts."""
-        held = node.machine.member.holding
+        held = node.machine.core.holding
         job = node.jobs[begun.transfer]
         weight = begun.weights[job.rank]
         if held is None or held.transfer != begun.transfer:
@@ -207,7 +207,7 @@ class Said:
 
     def rests(self, node: Node) -> None:
         """Whoever gives up its questions tells those that it asked: they wait for its word."""
-        ballot, inquest = self.open[node], node.machine.succession.inquest
+        ballot, inquest = self.open[node], node.machine.core.inquest
         if inquest is not None and inquest.ballot == ballot:
             return
         del self.open[node]

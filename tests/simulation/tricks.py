@@ -67,7 +67,7 @@ class Trick:
     def _unasked(self, liar: Liar, peer: PeerId) -> Iterator[tuple[float, Message]]:
         """What others said last of this kind, as if of itself, about the ballot that it holds."""
         now = liar.swarm.world.now
-        said, held = liar.heard.get(self.kind), liar.liar.machine.member.holding
+        said, held = liar.heard.get(self.kind), liar.liar.machine.core.holding
         if said is None or now < liar.told_at.get(peer, 0.0) + OFTEN_S:
             return
         liar.told_at[peer] = now

@@ -79,7 +79,7 @@ class Swarm:
             def beginning(action, contribution, driver=driver, begin=begin, seen=seen):  # type: ignore[no-untyped-def]
                 answer = begin(action, contribution)
                 machine = driver.machine
-                if machine.leading.proposal is not None and machine.epoch % 2 and machine.epoch not in seen:
+                if machine.core.proposal is not None and machine.epoch % 2 and machine.epoch not in seen:
                     seen.add(machine.epoch)
                     self.aborts += 1
                     machine.leading.abort(Cause.COMPLAINT, (), "made to fail")

@@ -37,6 +37,7 @@ from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.measure.beat import Pulse
 from p2pavg.rounds.measure.recorder import Recorder
 from p2pavg.rounds.protocol import messages
+from p2pavg.rounds.protocol.causes import Loss
 from p2pavg.rounds.protocol.roles import Generation, Role
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.exchange import KINDS
@@ -231,7 +232,7 @@ class Driver:
         inherited = self._deliveries.drop_inheritances()
         if inherited:
             behind = self.machine.role is Role.JOINER
-            self._discarded.append((inherited, "left, behind the others" if behind else "left"))
+            self._discarded.append((inherited, Loss.LEFT_BEHIND if behind else Loss.LEFT))
         if self._discarded:
             self._session.left(
                 self.recorder.left(
@@ -272,7 +273,7 @@ class Driver:
             self._jobs.healed()
             inherited = self._deliveries.drop_inheritances()
             if inherited:
-                self._discarded.append((inherited, "healed"))
+                self._discarded.append((inherited, Loss.HEALED))
             state, dropped = outcome.state, self._dropped
             self._dropped = 0
             self.feed(ev.Healed(state.epoch, state.lineage, self.states.history, dropped))
@@ -283,7 +284,7 @@ class Driver:
     @guarded
     def discarded(self, samples: int, why: str) -> None:
         """The training thread dropped samples."""
-        if why == "healed":
+        if why == Loss.HEALED:
             self._dropped = samples  # the machine tells how many of them are in no average
         else:
             self._discarded.append((samples, why))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from p2pavg.part import Part
 from p2pavg.rounds.protocol.ballot import Ballot, Lineage, Note, PeerId
+from p2pavg.rounds.protocol.causes import Loss
 from p2pavg.rounds.protocol.messages import CatchUp, Message
 from p2pavg.rounds.protocol.roles import Seat
 
@@ -148,7 +150,7 @@ class Discarded:
     """
 
     samples: int
-    why: str
+    why: Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +167,46 @@ class Left:
     """Nothing more to do here: close the links."""
 
 
+class TraceKind(StrEnum):
+    """What a `Trace` tells of."""
+
+    ABDICATED = "abdicated"  # this peer is late with its own step, and lets another one lead
+    ABORTED = "aborted"  # a ballot is void
+    APART = "apart"  # to whom this peer gets no link
+    APPLIED = "applied"  # the training thread has applied the last average
+    BEGUN = "begun"  # gradients may flow
+    BEQUEATHED = "bequeathed"  # an heir counts the samples of this peer
+    COMMITTED = "committed"  # the result is the epoch's average
+    COUNTED = "counted"  # samples of a leaver are in an average already
+    DONE = "done"  # the whole result is here
+    DOWN = "down"  # the link to a peer is gone
+    EXCLUDED = "excluded"  # a peer stays out of this epoch
+    HEAL = "heal"  # this peer goes where another camp stands
+    HEALED = "healed"  # a state is loaded
+    HEAL_FAILED = "heal failed"  # no donor could give the state
+    HEARD_AGAIN = "heard again"  # a silent peer is heard
+    HELD = "held"  # the next round waits for a newcomer
+    INQUEST = "inquest"  # this peer asks what became of a ballot
+    INQUEST_ABORTS = "inquest aborts"  # the ballot that this peer asked about is void
+    INQUEST_COMMITS = "inquest commits"  # the ballot that this peer asked about is committed
+    LEADER = "leader"  # this peer follows another leader
+    LEVEL = "level"  # state and results are in
+    ORPHANED = "orphaned"  # this peer has no state, and sees nobody that has one
+    PAUSED = "paused"  # this process was stopped
+    PROPOSED = "proposed"  # this peer holds a new ballot
+    REACHED = "reached"  # the target is reached
+    READMITTED = "readmitted"  # a peer that failed is asked again
+    REFUSED = "refused"  # this peer does not accept a ballot
+    SILENT = "silent"  # nothing is heard of a peer
+    SUCCESSOR = "successor"  # another peer is to decide the ballot
+    SUSPECTED = "suspected"  # a leader says nothing
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """For logs and measurement: reached, proposed, begun, done, committed, aborted, suspected, ..."""
+    """A turn of the epoch, for logs and measurements."""
 
-    kind: str
+    kind: TraceKind
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 

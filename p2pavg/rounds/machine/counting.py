@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.camps import Facts, ends
-from p2pavg.rounds.machine.deadlines import Timer
-from p2pavg.rounds.machine.election import rendezvous
-from p2pavg.rounds.machine.pace import STOP_EARLY, Pace
-from p2pavg.rounds.protocol.ballot import Ballot, PeerId
+from p2pavg.rounds.machine.actions import TraceKind
+from p2pavg.rounds.machine.rules.camps import Facts, ends
+from p2pavg.rounds.machine.rules.deadlines import Timer
+from p2pavg.rounds.machine.rules.election import rendezvous
+from p2pavg.rounds.machine.rules.pace import STOP_EARLY, Pace
+from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.causes import FORGIVABLE
 from p2pavg.rounds.protocol.messages import Aborted, Follow, Progress, Totals
 from p2pavg.rounds.protocol.roles import Role
@@ -52,8 +53,8 @@ class Counting:
     def followers(self) -> list[Facts]:
         """Live trainers that accumulate for our epoch, not counting ourselves."""
         core = self.core
-        here = core.view.standing(core.epoch, core.lineage)
-        return [facts for facts in here if not facts.pending and facts.peer not in core.excluded]
+        here = core.view.standing(core.here.epoch, core.here.lineage)
+        return [facts for facts in here if not facts.pending and facts.peer not in core.epoch_state.excluded]
 
     def on_progress(self, peer: PeerId, message: Progress, *, first: bool) -> None:
         """A peer of our camp told where it stands; the view has it already. first: over this link."""
@@ -67,15 +68,23 @@ class Counting:
             if leader == peer:
                 self._settle_with(peer)
             elif leader is not None:
-                core.send(peer, Follow(core.epoch, core.lineage, leader))
+                core.send(peer, Follow(core.here.epoch, core.here.lineage, leader))
             return
-        if peer in core.excluded:
-            last = core.promised or Ballot(core.epoch, 0, core.me, core.serial, core.lineage)
+        if peer in core.epoch_state.excluded:
+            last = core.promises.highest((core.here.epoch, core.here.lineage))
             core.send(
-                peer, Aborted(last, last, core.excluded[peer], core.excluded[peer].words, (peer,), False)
+                peer,
+                Aborted(
+                    last,
+                    last,
+                    core.epoch_state.excluded[peer],
+                    core.epoch_state.excluded[peer].words,
+                    (peer,),
+                    False,
+                ),
             )
             return
-        if message.boundary and self.machine.leading.proposal is None:
+        if message.boundary and self.machine.core.proposal is None:
             facts = core.view.get(peer)
             if facts is not None and self._is_short(facts.pace, [peer]):
                 self._answer_at(core.now + facts.pace.seconds + core.deadlines.rtt(peer))
@@ -90,12 +99,12 @@ class Counting:
         nothing; the other one says what it thinks.
         """
         core = self.core
-        if rendezvous(core.config.run, core.epoch, (core.me, peer)) != core.me:
+        if rendezvous(core.run, core.here.epoch, (core.me, peer)) != core.me:
             core.send(peer, core.progress())
             return
-        core.suspects.discard(core.me)
+        core.trust(core.me)
         if core.can_lead(core.me):
-            core.sticky = core.me
+            core.follow(core.me)
             self._leads_until = core.now + core.deadlines.apply(core.me)
 
     def _tell(self, facts: Facts, followers: list[Facts], total: int, *, again: bool = True) -> None:
@@ -106,20 +115,20 @@ class Counting:
         others = total + more - (facts.samples if self._follows(facts) else 0)
         if again or others != facts.told or core.now >= facts.told_at + KEEPALIVE_S:
             facts.told, facts.told_at = others, core.now
-            core.send(facts.peer, Totals(core.epoch, core.lineage, others))
+            core.send(facts.peer, Totals(core.here.epoch, core.here.lineage, others))
 
     def _follows(self, facts: Facts) -> bool:
         """Whether it is one of `followers`."""
         core = self.core
         return (
-            facts.trains_at(core.epoch, core.lineage)
+            facts.trains_at(core.here.epoch, core.here.lineage)
             and not facts.pending
-            and facts.peer not in core.excluded
+            and facts.peer not in core.epoch_state.excluded
         )
 
     def _total(self, followers: list[Facts]) -> int:
         """Samples that all have counted, ourselves included."""
-        return (0 if self.core.pending else self.core.samples) + sum(f.samples for f in followers)
+        return (0 if self.core.here.pending else self.core.own.samples) + sum(f.samples for f in followers)
 
     def _more(self, peer: PeerId, followers: list[Facts], at: float) -> int:
         """What all but this peer will have counted at `at` beyond what they told."""
@@ -127,28 +136,28 @@ class Counting:
         if len(followers) > MOST_PACED:
             return 0
         more = sum(f.pace.more(at, core.now) for f in followers if f.peer != peer and not f.boundary)
-        if peer != core.me and not core.pending and not core.boundary:
-            more += core.pace.more(at, core.now)
+        if peer != core.me and not core.here.pending and not core.own.boundary:
+            more += core.own.pace.more(at, core.now)
         return more
 
     def _own_others(self, followers: list[Facts]) -> int:
         """What the others will have when this peer has ended its step, or has waited a little."""
         core = self.core
-        at = core.now if core.boundary else core.pace.boundary(core.now)
-        more = self._more(core.me, followers, at + STOP_EARLY * core.pace.seconds)
+        at = core.now if core.own.boundary else core.own.pace.boundary(core.now)
+        more = self._more(core.me, followers, at + STOP_EARLY * core.own.pace.seconds)
         return sum(facts.samples for facts in followers) + more
 
     def expected(self, others: int) -> int:
         """How many samples the others have, or will have when ours are there.
 
         Where steps are shorter than the way of a word, what the others are known to have is old: then this
-        peer stops at its share, by the last average, and asks. 0 as `core.expected`: it has asked.
+        peer stops at its share, by the last average, and asks. 0 as `EpochState.expected`: it has asked.
         """
         core, leader = self.core, self.core.leader()
-        if core.boundary or leader is None:
+        if core.own.boundary or leader is None:
             return others
         far = [f.peer for f in self.followers()] if leader == core.me else [leader]
-        return max(others, core.expected) if self._is_short(core.pace, far) else others
+        return max(others, core.epoch_state.expected) if self._is_short(core.own.pace, far) else others
 
     def _is_short(self, pace: Pace, far: list[PeerId]) -> bool:
         """Whether many such steps are over before one of these peers hears of it."""
@@ -169,19 +178,15 @@ class Counting:
         for facts in followers:
             asks = facts.boundary and self._is_short(facts.pace, [facts.peer])
             self._tell(facts, followers, total, again=asks)
-        if not core.pending:
+        if not core.here.pending:
             core.wait_at(self.expected(self._own_others(followers)))
-        if core.boundary or any(facts.boundary for facts in followers):
+        if core.own.boundary or any(facts.boundary for facts in followers):
             core.arm(Timer.LAPSE, core.now + LAPSE_S)
 
     def on_keepalive_timer(self) -> None:
         """While others wait for us, they have to hear that we are at it."""
         core = self.core
-        if (
-            self.machine.leading.proposal is None
-            and not self._reached
-            and self.machine.succession.inquest is None
-        ):
+        if self.machine.core.proposal is None and not self._reached and self.machine.core.inquest is None:
             return
         self.on_totals_timer()
         core.arm(Timer.KEEPALIVE, core.now + KEEPALIVE_S)
@@ -189,18 +194,18 @@ class Counting:
     def consider(self) -> None:
         """Called after every event: is it time to propose?"""
         core, machine = self.core, self.machine
-        if core.out and core.joining is None and core.leader() is None:
+        if core.out and core.here.joining is None and core.leader() is None:
             machine.decisions.fail("nobody is left to average without this peer")
-        if core.boundary and core.out and core.joining is None:
+        if core.own.boundary and core.out and core.here.joining is None:
             core.resume()  # the epoch goes on without us
-        if machine.leading.proposal is not None or machine.succession.inquest is not None:
+        if machine.core.proposal is not None or machine.core.inquest is not None:
             if Timer.KEEPALIVE not in core.timers:
                 core.arm(Timer.KEEPALIVE, core.now + KEEPALIVE_S)
             return
-        if core.role is not Role.TRAINER or core.joining is not None or core.leader() != core.me:
+        if core.here.role is not Role.TRAINER or core.here.joining is not None or core.leader() != core.me:
             self._reached = False
             return
-        if machine.member.holding is not None or Timer.RETRY in core.timers:
+        if machine.core.holding is not None or Timer.RETRY in core.timers:
             return
         if Timer.UNHEARD in core.timers and any(map(core.view.alive, core.unheard)):
             return  # they may be ahead of the state that we loaded
@@ -211,10 +216,14 @@ class Counting:
         if not self._is_reached(others):
             self._reached = False
             core.disarm(Timer.GRACE)
-            if core.boundary and not self._will_be_reached():
+            if core.own.boundary and not self._will_be_reached():
                 far = [facts.peer for facts in followers]
-                until = core.boundary_at + core.pace.seconds + max(map(core.deadlines.rtt, far), default=0.0)
-                if far and core.now < until and self._is_short(core.pace, far):
+                until = (
+                    core.own.boundary_at
+                    + core.own.pace.seconds
+                    + max(map(core.deadlines.rtt, far), default=0.0)
+                )
+                if far and core.now < until and self._is_short(core.own.pace, far):
                     self._answer_at(until)
                     return
                 core.wait_at(others)
@@ -222,11 +231,11 @@ class Counting:
             return
         if not self._reached:
             self._reached = True
-            core.trace("reached", samples=others + core.samples)
+            core.trace(TraceKind.REACHED, samples=others + core.own.samples)
             core.arm(Timer.KEEPALIVE, core.now + KEEPALIVE_S)
         grace = max((self._grace(f) for f in core.view.trainers()), default=0.0)
-        if core.pending:
-            grace = max(grace, core.epoch_began_at + core.deadlines.apply(core.me), self._leads_until)
+        if core.here.pending:
+            grace = max(grace, core.here.began_at + core.deadlines.apply(core.me), self._leads_until)
         if grace > core.now:
             core.arm(Timer.GRACE, grace)
             return
@@ -234,7 +243,7 @@ class Counting:
         if (until := machine.newcomers.held_until()) > core.now:
             core.arm(Timer.HELD, until)
             return
-        if core.pending:
+        if core.here.pending:
             self._abdicate()
         else:
             machine.leading.propose()
@@ -247,18 +256,20 @@ class Counting:
         a group that has just met come up before these are used up, each waits longer than the last.
         """
         core = self.core
-        if not core.excluded or self._is_reached(others):
+        if not core.epoch_state.excluded or self._is_reached(others):
             return False
         back = [
-            f for f in core.view.trainers() if core.stands_here(f) and core.excluded.get(f.peer) in FORGIVABLE
+            f
+            for f in core.view.trainers()
+            if core.stands_here(f) and core.epoch_state.excluded.get(f.peer) in FORGIVABLE
         ]
-        own = 0 if core.pending else core.samples
+        own = 0 if core.here.pending else core.own.samples
         if own + others + sum(f.samples for f in back if not f.pending) < core.target:
             return False
         for facts in back:
-            del core.excluded[facts.peer]
-            core.suspects.discard(facts.peer)
-            core.trace("readmitted", peer=facts.peer)
+            core.readmit(facts.peer)
+            core.trust(facts.peer)
+            core.trace(TraceKind.READMITTED, peer=facts.peer)
         followers = self.followers()
         for facts in back:
             self._tell(facts, followers, self._total(followers))
@@ -268,7 +279,7 @@ class Counting:
     def _will_be_reached(self) -> bool:
         """The others are expected to reach the target before another own step would be half done."""
         core = self.core
-        if core.samples + self._own_others(self.followers()) < core.target:
+        if core.own.samples + self._own_others(self.followers()) < core.target:
             return False
         if Timer.LAPSE not in core.timers:
             core.arm(Timer.LAPSE, core.now + LAPSE_S)
@@ -276,51 +287,56 @@ class Counting:
 
     def _is_reached(self, others: int) -> bool:
         core = self.core
-        if core.must_go:
+        if core.epoch_state.begun_before:
             return True
-        return others + (0 if core.pending else core.samples) >= core.target
+        return others + (0 if core.here.pending else core.own.samples) >= core.target
 
     def _grace(self, facts: Facts) -> float:
         """Until when a peer that has yet to apply the last average is waited for."""
         core = self.core
-        if not core.stands_here(facts) or not facts.pending or facts.late or facts.peer in core.excluded:
+        if (
+            not core.stands_here(facts)
+            or not facts.pending
+            or facts.late
+            or facts.peer in core.epoch_state.excluded
+        ):
             return 0.0
         return facts.committed_at + core.deadlines.apply(facts.peer)
 
     def _abdicate(self) -> None:
         """We are late with our own step: somebody else has to lead."""
         core = self.core
-        core.suspects.add(core.me)
+        core.suspect(core.me)
         self._reached = False
         if core.leader() is None:
-            core.suspects.discard(core.me)  # nobody else is there: the round waits for us
+            core.trust(core.me)  # nobody else is there: the round waits for us
             core.arm(Timer.GRACE, core.now + core.deadlines.apply(core.me))
             return
-        core.trace("abdicated", leader=core.leader())
+        core.trace(TraceKind.ABDICATED, leader=core.leader())
         core.broadcast_progress()
 
     # The follower's side.
 
     def on_totals(self, peer: PeerId, message: Totals) -> None:
         core = self.core
-        if (message.epoch, message.lineage) != (core.epoch, core.lineage) or peer != core.leader():
+        if (message.epoch, message.lineage) != (core.here.epoch, core.here.lineage) or peer != core.leader():
             return
-        if core.joining is not None or core.pending or self.machine.member.holding is not None:
+        if core.here.joining is not None or core.here.pending or self.machine.core.holding is not None:
             return
         if core.out:  # the leader does not speak to those whom it leaves out: we are in again
-            del core.excluded[core.me]
+            core.readmit(core.me)
         core.wait_at(self.expected(message.others))
-        if core.boundary and core.target > core.samples + message.others:
+        if core.own.boundary and core.target > core.own.samples + message.others:
             core.resume()
 
     def on_follow(self, peer: PeerId, message: Follow) -> None:
         core = self.core
-        if (message.epoch, message.lineage) != (core.epoch, core.lineage):
+        if (message.epoch, message.lineage) != (core.here.epoch, core.here.lineage):
             return
         if core.now < self._left_at.get(message.leader, -math.inf) + LAPSE_S:
             return  # it has just sent us away itself: what they know of each other is old
         if core.can_lead(message.leader):
-            core.sticky = message.leader
+            core.follow(message.leader)
             self._left_at[peer] = core.now
 
     def report(self) -> None:
@@ -328,71 +344,37 @@ class Counting:
         core = self.core
         leader = core.leader()
         if leader != self._leader:
-            core.trace("leader", leader=leader)
+            core.trace(TraceKind.LEADER, leader=leader)
             before, self._leader = self._leader, leader
             core.disarm(Timer.WORD)
             self._told = ()
             if leader == core.me:
                 core.arm(Timer.TOTALS, core.now)  # those that wait told it before, when it did not lead
                 self._take_over(before)
-        if leader is None or leader == core.me or core.role is not Role.TRAINER or core.joining is not None:
+        if (
+            leader is None
+            or leader == core.me
+            or core.here.role is not Role.TRAINER
+            or core.here.joining is not None
+        ):
             return
-        urgent = (core.epoch, core.lineage, core.pending, core.boundary, leader)
-        if self._told[:1] == (urgent,) and self._told[1:] == (core.samples,):
+        urgent = (core.here.epoch, core.here.lineage, core.here.pending, core.own.boundary, leader)
+        if self._told[:1] == (urgent,) and self._told[1:] == (core.own.samples,):
             return
         if self._told[:1] != (urgent,) or core.now >= self._told_at + core.deadlines.report_interval():
-            self._told, self._told_at = (urgent, core.samples), core.now
+            self._told, self._told_at = (urgent, core.own.samples), core.now
             core.send(leader, core.progress())
             core.disarm(Timer.REPORT)
         elif Timer.REPORT not in core.timers:
             core.arm(Timer.REPORT, self._told_at + core.deadlines.report_interval())
 
+    def report_again(self) -> None:
+        """The leader may have missed what it was told."""
+        self._told = ()
+
     def _take_over(self, before: PeerId | None) -> None:
         """This peer leads now. If that is because whoever led so far cannot reach everybody, tell it so."""
         core = self.core
         if before is not None and before in ends(core.gaps()):
-            for facts in core.view.standing(core.epoch, core.lineage):
-                core.send(facts.peer, Follow(core.epoch, core.lineage, core.me))
-
-    # Waiting for somebody's word.
-
-    def awaited(self) -> PeerId | None:
-        """Whose word the training thread or our ballot waits for; None: nobody's."""
-        core, machine = self.core, self.machine
-        if core.out and core.joining is None and core.leader() is None:
-            machine.decisions.fail("nobody is left to average without this peer")
-        if core.boundary and core.out and core.joining is None:
-            core.resume()  # the epoch goes on without us
-        if machine.leading.proposal is not None or machine.succession.inquest is not None:
-            return None
-        if machine.member.holding is not None:
-            return machine.succession.expected or machine.member.authority()
-        if core.boundary and not core.out and core.joining is None:
-            return core.leader()
-        return None
-
-    def watch(self) -> None:
-        """Called after every event: a wait has a deadline."""
-        core = self.core
-        awaited = self.awaited()
-        if awaited is None and self.machine.member.holding is not None and Timer.INQUIRE not in core.timers:
-            self.machine.succession.start()  # whoever was to decide our ballot is gone
-            awaited = self.awaited()
-        if awaited is None or awaited == core.me:
-            core.disarm(Timer.WORD)
-        elif Timer.WORD not in core.timers:
-            core.arm(Timer.WORD, core.now + core.deadlines.word(awaited))
-
-    def heard(self, peer: PeerId) -> None:
-        """A word of the awaited peer."""
-        if peer == self.awaited():
-            self.core.disarm(Timer.WORD)
-
-    def on_word_timer(self) -> None:
-        awaited = self.awaited()
-        if awaited is None or awaited == self.core.me:
-            return
-        self.core.trace("suspected", peer=awaited, why="says nothing")
-        self.core.suspects.add(awaited)
-        self._told = ()
-        self.machine.succession.start()
+            for facts in core.view.standing(core.here.epoch, core.here.lineage):
+                core.send(facts.peer, Follow(core.here.epoch, core.here.lineage, core.me))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.actions import Commit, RoundFailed
-from p2pavg.rounds.machine.holding import Holding
-from p2pavg.rounds.machine.pace import own_share
+from p2pavg.rounds.machine.actions import Commit, RoundFailed, TraceKind
+from p2pavg.rounds.machine.memory.holding import Holding
+from p2pavg.rounds.machine.rules.pace import own_share
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId, Stage
 from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.lineage import next_lineage
@@ -27,7 +27,7 @@ class Decisions:
 
     def on_committed(self, peer: PeerId, message: Committed) -> None:
         """Apply it, if we hold all of it; else heal."""
-        core, held = self.core, self.machine.member.holding
+        core, held = self.core, self.machine.core.holding
         entitled = self._may_decide(peer, message.ballot)
         if held is None or held.ballot != message.ballot:
             if entitled:
@@ -35,7 +35,7 @@ class Decisions:
             known = peer == core.me or self._asked(peer)
             if held is not None and held.ballot.standing == message.ballot.standing and known:
                 self.machine.abandon_round("another round made this epoch's average")
-            if message.ballot.epoch >= core.epoch and peer != core.me:
+            if message.ballot.epoch >= core.here.epoch and peer != core.me:
                 core.send(peer, core.progress())  # it is ahead of us; its answer tells by what
             return
         if len(message.weights) != len(held.members) or len(message.digests) != len(held.parts):
@@ -48,7 +48,7 @@ class Decisions:
         if held.stage is Stage.DONE and not other and (message.weights, message.samples) != began:
             return  # forged: the leader commits what it began
         self.machine.succession.settled(message)
-        if held.ballot.standing != core.standing:
+        if held.ballot.standing != core.here.standing:
             self.machine.member.drop("it builds on a state that we do not have")
             return
         if held.stage is not Stage.DONE:
@@ -77,7 +77,7 @@ class Decisions:
         total = core.history.total + sum(message.samples)
         made = Generation(ballot.epoch, lineage, held.transfer, sum(message.samples), total, ballot.leader)
         late = not held.ready
-        arrived = core.boundary_at if held.ready else held.proposed_at
+        arrived = core.own.boundary_at if held.ready else held.proposed_at
         core.act(
             Commit(
                 transfer=held.transfer,
@@ -90,8 +90,8 @@ class Decisions:
                 lineage=lineage,
                 late=late,
                 following=False,
-                attempts=core.attempts,
-                failed=tuple(core.excluded.items()),
+                attempts=core.epoch_state.attempts,
+                failed=tuple(core.epoch_state.excluded.items()),
                 note=held.note,
                 seconds={
                     "waiting": max(0.0, held.proposed_at - arrived),
@@ -101,13 +101,12 @@ class Decisions:
                 },
             )
         )
-        core.trace("committed", attempt=ballot.attempt, late=late, lineage=lineage)
+        core.trace(TraceKind.COMMITTED, attempt=ballot.attempt, late=late, lineage=lineage)
         core.remember(message)
         if held.ready:
-            core.samples -= held.samples[held.rank]
-        core.wait = 0  # the training thread is given the average, if it waits, whether it is in it or not
-        core.told_to_stop = False
-        self.machine.member.holding = None
+            core.own.take_off(held.samples[held.rank])
+        core.own.serve()
+        core.let_go()
         for rank, seat in enumerate(held.members):
             facts = core.view.get(seat.peer)
             if facts is None or facts.epoch > ballot.epoch + 1:
@@ -121,14 +120,13 @@ class Decisions:
                 facts.samples, facts.boundary, facts.pending, facts.total = 0, False, True, total
             facts.committed_at = core.now
             facts.late = message.weights[rank] == 0
-        core.pending = True
-        core.deadlines.measured_epoch(core.proposed_at - core.epoch_began_at)
+        core.here.commit()
+        core.deadlines.measured_epoch(core.epoch_state.proposed_at - core.here.began_at)
         core.history.append(made)
         core.new_epoch(ballot.epoch + 1, lineage, ballot.leader)
         if held.ready:
-            core.expected = core.target - own_share(
-                message.samples, held.rank, core.target, core.pace.samples
-            )
+            share = own_share(message.samples, held.rank, core.target, core.own.pace.samples)
+            core.epoch_state.expect(core.target - share)
         self.machine.new_epoch()
         if ballot.leader == core.me or core.leader() == core.me:
             for facts in core.view:
@@ -137,29 +135,31 @@ class Decisions:
 
     def on_aborted(self, peer: PeerId, message: Aborted) -> None:
         """Forget it, unless somebody with a higher ballot decides."""
-        core, held = self.core, self.machine.member.holding
+        core, held = self.core, self.machine.core.holding
         ballot, by = message.ballot, message.by
         self.machine.succession.told_void(peer, message)
-        if ballot.standing != core.standing or core.excluded.get(by.leader) == Cause.IMPLAUSIBLE_BEGIN:
+        if (
+            ballot.standing != core.here.standing
+            or core.epoch_state.excluded.get(by.leader) == Cause.IMPLAUSIBLE_BEGIN
+        ):
             return
         if held is None:
-            told = ballot == core.promised and self._may_decide(peer, ballot, by)
+            told = ballot == core.promises.last and self._may_decide(peer, ballot, by)
             if told or (peer == core.leader() and (message.final or core.me in message.blamed)):
                 self._aborted(message)
             return
         if not self._may_decide(peer, ballot, by):
             return
         if held.ballot != ballot:
-            core.promise_void = core.promise_void or ballot == core.promised
-            core.bound = None if ballot == core.bound else core.bound
+            core.promises.release(ballot)
             return
         own = held.stage is Stage.OPEN and by.leader == ballot.leader
-        above = core.bound if core.promise_void else core.promised
+        above = core.promises.bound if core.promises.released else core.promises.last
         if above is not None and by < above and not own:
             return  # somebody else decides; a result that is not whole makes no difference to that
         self.machine.member.drop(message.words)
         self.machine.member.dropped = replace(held.described(), stage=Stage.ABORTED)
-        if core.joining is None:
+        if core.here.joining is None:
             self._aborted(message)
 
     def _may_decide(self, peer: PeerId, ballot: Ballot, by: Ballot | None = None) -> bool:
@@ -167,10 +167,10 @@ class Decisions:
 
         by: which ballot decided, in its own words.
         """
-        core, held = self.core, self.machine.member.holding
+        core, held = self.core, self.machine.core.holding
         if peer == core.me or (peer == ballot.leader and by in (None, ballot)):
             return True
-        promised, inquest = core.promised, self.machine.succession.inquest
+        promised, inquest = core.promises.last, self.machine.core.inquest
         if promised is not None and peer == promised.leader and by in (None, promised):
             return promised.standing == ballot.standing
         if inquest is not None and peer in inquest.asked:
@@ -179,13 +179,13 @@ class Decisions:
 
     def _asked(self, peer: PeerId) -> bool:
         """Whether we asked this peer what became of the ballot that we hold."""
-        held, inquest = self.machine.member.holding, self.machine.succession.inquest
+        held, inquest = self.machine.core.holding, self.machine.core.inquest
         return (inquest is not None and peer in inquest.asked) or (held is not None and peer in held.asked)
 
     def _aborted(self, message: Aborted) -> None:
         core = self.core
         core.remember(message)
-        core.trace("aborted", attempt=message.ballot.attempt, why=message.cause, final=message.final)
+        core.trace(TraceKind.ABORTED, attempt=message.ballot.attempt, why=message.cause, final=message.final)
         self.machine.leading.aborted(message)
         for peer in message.blamed:
             core.exclude(peer, message.cause, message.words)
@@ -198,12 +198,11 @@ class Decisions:
     def fail(self, why: str) -> None:
         """No average for now: the training thread keeps what it has and goes on."""
         core = self.core
-        if self.machine.member.holding is not None:
+        if self.machine.core.holding is not None:
             self.machine.member.drop(why)
-        core.act(RoundFailed(core.epoch, why, tuple(core.excluded)))
+        core.act(RoundFailed(core.here.epoch, why, tuple(core.epoch_state.excluded)))
         core.restart_epoch()
-        core.wait = 0
-        core.told_to_stop = False
+        core.own.serve()
         core.wait_at(0)
 
     def _inquire(self, held: Holding) -> None:
@@ -218,4 +217,4 @@ class Decisions:
         """Tell what became of a ballot."""
         core = self.core
         outcome = core.outcomes.get(message.ballot)
-        core.send(peer, outcome or Unknown(message.ballot, core.epoch, core.lineage))
+        core.send(peer, outcome or Unknown(message.ballot, core.here.epoch, core.here.lineage))

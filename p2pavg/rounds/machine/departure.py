@@ -6,13 +6,14 @@ import enum
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.actions import Bequeath, Discarded, Left
-from p2pavg.rounds.machine.camps import Facts
-from p2pavg.rounds.machine.deadlines import Timer
+from p2pavg.rounds.machine.actions import Bequeath, Discarded, Left, TraceKind
 from p2pavg.rounds.machine.events import Bequeathed, Event, Inherited, Leave, PeerUp
+from p2pavg.rounds.machine.rules.camps import Facts
+from p2pavg.rounds.machine.rules.deadlines import Timer
+from p2pavg.rounds.machine.rules.plausible import bequeathable
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.causes import Loss
 from p2pavg.rounds.protocol.messages import Committed, Leaving
-from p2pavg.rounds.protocol.plausible import bequeathable
 from p2pavg.rounds.protocol.roles import Role
 
 if TYPE_CHECKING:
@@ -50,35 +51,35 @@ class Departure:
     def on_leave(self, event: Leave) -> None:
         """From now on no new round."""
         core = self.core
-        if not core.leaving:
-            core.leaving = True
+        if not core.here.leaving:
+            core.here.leave()
             self._hand_over = event.hand_over
             core.arm(Timer.LEAVE, core.now + event.notice_s)
 
     def consider(self) -> None:
         """Called after every event: is the last round over?"""
         core = self.core
-        if not core.leaving or self.announced:
+        if not core.here.leaving or self.announced:
             return
-        undecided = self.machine.member.holding is not None or (self._hand_over and core.pending)
+        undecided = self.machine.core.holding is not None or (self._hand_over and core.here.pending)
         if undecided and Timer.LEAVE in core.timers:
             return
         self.machine.abandon_round("this peer leaves")
         self.announced = True
         deadline = core.timers.get(Timer.LEAVE)
-        core.timers.clear()
+        core.disarm_all()
         for facts in core.view:
             self._announce_to(facts.peer)
-        heirs, offered = self._heirs(), core.offered
+        heirs, offered = self._heirs(), core.own.offered
         self._take_off(self._known_to_count(offered))
-        if self._hand_over and not undecided and deadline is not None and core.samples and heirs:
+        if self._hand_over and not undecided and deadline is not None and core.own.samples and heirs:
             core.arm(Timer.LEAVE, deadline)
-            core.act(Bequeath(heirs, core.samples, tuple(offered.items())))
+            core.act(Bequeath(heirs, core.own.samples, tuple(offered.items())))
         else:
             self._go()
 
     def _announce_to(self, peer: PeerId) -> None:
-        self.core.send(peer, Leaving(self.core.epoch, self.machine.member.last_words()))
+        self.core.send(peer, Leaving(self.core.here.epoch, self.machine.member.last_words()))
 
     def _known_to_count(self, offered: Collection[int]) -> int | None:
         """The transfer that was committed with samples of ours, though we could not apply it."""
@@ -90,9 +91,9 @@ class Departure:
         core = self.core
         if counted is None:
             return
-        averaged = min(core.samples, core.offered.get(counted, 0))
-        core.trace("counted", samples=averaged)
-        core.samples -= averaged
+        averaged = min(core.own.samples, core.own.offered.get(counted, 0))
+        core.trace(TraceKind.COUNTED, samples=averaged)
+        core.own.take_off(averaged)
         if averaged:
             self._hand_over = False
 
@@ -100,8 +101,8 @@ class Departure:
         """Nothing matters any more but the samples, and the end of the notice."""
         if isinstance(event, Bequeathed):
             if event.taken:
-                self.core.trace("bequeathed", samples=self.core.samples)
-                self.core.samples = 0
+                self.core.trace(TraceKind.BEQUEATHED, samples=self.core.own.samples)
+                self.core.own.drop()
             self._take_off(event.counted)
             self._outrun, self._unknown = event.behind, event.unknown
             self._go()
@@ -116,32 +117,32 @@ class Departure:
 
         offered: transfers that had them, of which the leaver does not know what became.
         """
-        core, held = self.core, self.machine.member.holding
-        if core.leaving or (core.role is not Role.TRAINER and core.joining is None):
+        core, held = self.core, self.machine.core.holding
+        if core.here.leaving or (core.here.role is not Role.TRAINER and core.here.joining is None):
             return Verdict.NEVER
-        if core.joining is None and core.history.counted(epoch, offered) is not None:
+        if core.here.joining is None and core.history.counted(epoch, offered) is not None:
             return Verdict.COUNTED
         if self.machine.has_been_at(epoch, lineage):
             return Verdict.LATER if held is not None and held.transfer in offered else Verdict.TAKEN
-        here, _ = core.standing
+        here, _ = core.here.standing
         if here > epoch + 1:
             return Verdict.BEHIND
-        return Verdict.LATER if here < epoch or core.joining is not None else Verdict.NEVER
+        return Verdict.LATER if here < epoch or core.here.joining is not None else Verdict.NEVER
 
     def can_have(self, samples: int) -> bool:
         """Whether a leaver can have accumulated so many, in this epoch and in the one before."""
         core = self.core
-        elapsed = core.now - core.epoch_began_at
+        elapsed = core.now - core.here.began_at
         epochs = 2.0 + elapsed / core.deadlines.patience(elapsed)
-        return bequeathable(samples, core.samples, core.pace.samples, core.target, epochs)
+        return bequeathable(samples, core.own.samples, core.own.pace.samples, core.target, epochs)
 
     def on_inherited(self, event: Inherited) -> None:
         """We answer for what the leaver offered as for what we offer ourselves."""
         core = self.core
         core.history.inherit(event.epoch, event.offered)
-        if event.epoch == core.epoch:
+        if event.epoch == core.here.epoch:
             for transfer, samples in event.offered:
-                core.offered[transfer] = core.offered.get(transfer, 0) + samples
+                core.own.inherit(transfer, samples)
 
     def _heirs(self) -> tuple[PeerId, ...]:
         """Who stands where we stand, the nearest first; then those who went on from here, or may yet come.
@@ -149,33 +150,33 @@ class Departure:
         What we know of them may be old: each says itself whether it takes the samples.
         """
         core = self.core
-        if core.role is not Role.TRAINER:
+        if core.here.role is not Role.TRAINER:
             return ()
         here = core.stands_here
 
         def distance(facts: Facts) -> tuple[bool, bool, bool, bool, float, PeerId]:
             absent = facts.silent or facts.joining or facts.role is not Role.TRAINER
-            behind = facts.epoch < core.epoch
+            behind = facts.epoch < core.here.epoch
             return absent, behind, not here(facts), facts.pending, core.deadlines.rtt(facts.peer), facts.peer
 
         return tuple(facts.peer for facts in sorted(filter(self._may_take, core.view), key=distance))
 
     def _may_take(self, facts: Facts) -> bool:
         core = self.core
-        rival = facts.epoch == core.epoch and facts.lineage != core.lineage
-        return facts.role is not Role.WATCHER and facts.epoch <= core.epoch + 1 and not rival
+        rival = facts.epoch == core.here.epoch and facts.lineage != core.here.lineage
+        return facts.role is not Role.WATCHER and facts.epoch <= core.here.epoch + 1 and not rival
 
     def _go(self) -> None:
         core = self.core
-        if core.samples:
+        if core.own.samples:
             behind = (
-                core.role is not Role.TRAINER
-                or core.joining is not None
+                core.here.role is not Role.TRAINER
+                or core.here.joining is not None
                 or self._outrun
-                or any(facts.epoch > core.epoch + 1 for facts in core.view.trainers())
+                or any(facts.epoch > core.here.epoch + 1 for facts in core.view.trainers())
             )
-            why = "left, behind the others" if behind else "left"
-            core.act(Discarded(core.samples, "left, and its heir may have them" if self._unknown else why))
-        core.timers.clear()
+            why = Loss.LEFT_BEHIND if behind else Loss.LEFT
+            core.act(Discarded(core.own.samples, Loss.LEFT_PERHAPS if self._unknown else why))
+        core.disarm_all()
         self.left = True
         core.act(Left())

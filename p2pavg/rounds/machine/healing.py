@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.actions import Discarded, Orphaned, StartHeal
-from p2pavg.rounds.machine.camps import Camp
-from p2pavg.rounds.machine.deadlines import MOST_BEHIND, Timer
+from p2pavg.rounds.machine.actions import Discarded, Orphaned, StartHeal, TraceKind
 from p2pavg.rounds.machine.events import Followed, Healed, HealFailed, Level
+from p2pavg.rounds.machine.rules.camps import Camp
+from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND, Timer
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.causes import Loss
 from p2pavg.rounds.protocol.messages import Unknown
 from p2pavg.rounds.protocol.roles import Generation, Role
 
@@ -34,13 +35,13 @@ class Healing:
     def consider(self) -> None:
         """Called after every event: does another camp win?"""
         core = self.core
-        if core.role is Role.WATCHER:
+        if core.here.role is Role.WATCHER:
             return
-        if core.leaving and self.machine.member.holding is None:
+        if core.here.leaving and self.machine.core.holding is None:
             return  # but a ballot that it holds may have been decided without it
-        if core.joining is not None:
+        if core.here.joining is not None:
             return
-        if core.role is Role.TRAINER and not core.view.rivals(core.epoch, core.lineage):
+        if core.here.role is Role.TRAINER and not core.view.rivals(core.here.epoch, core.here.lineage):
             self._unrivalled()
             return
         mine, *others = core.view.camps(core.camp())
@@ -57,13 +58,13 @@ class Healing:
             self._settles_at = core.now + core.deadlines.settle()
             core.arm(Timer.SETTLE, self._settles_at)
         if best.epoch > mine.epoch:
-            held = self.machine.member.holding
+            held = self.machine.core.holding
             if held is None:
                 self._start(best, "behind the others")
             else:
                 self._ask(best)
             return
-        if self.machine.member.holding is not None:
+        if self.machine.core.holding is not None:
             return  # our round of this epoch ends first
         if core.now >= self._settles_at:
             self._start(best, "another lineage of the same epoch wins")
@@ -73,7 +74,7 @@ class Healing:
         if self._settles_at is not None or Timer.ASK in core.timers:
             self._settles_at = None
             core.disarm(Timer.SETTLE, Timer.ASK)
-        if core.role is Role.JOINER and not self._orphaned:
+        if core.here.role is Role.JOINER and not self._orphaned:
             self._orphaned = True
             core.arm(Timer.ORPHANED, core.now + ALONE_S)
 
@@ -88,29 +89,29 @@ class Healing:
     def on_orphaned_timer(self) -> None:
         """Members have answered, and are gone: a run of our own would go another way than theirs."""
         core = self.core
-        if core.joining is None:
-            core.trace("orphaned")
+        if core.here.joining is None:
+            core.trace(TraceKind.ORPHANED)
             core.act(Orphaned())
 
     def on_ask_timer(self) -> None:
         """Nobody of the winning camp knows our ballot: it went another way."""
-        core, held = self.core, self.machine.member.holding
+        core, held = self.core, self.machine.core.holding
         if held is not None and held.fact is not None and held.moves(core.now):
             core.arm(Timer.ASK, core.now + core.deadlines.answer(held.ballot.leader))
             return  # it is committed, and the rest of it is still coming
         self._give_up()
 
     def on_unknown(self, peer: PeerId, message: Unknown) -> None:
-        held = self.machine.member.holding
-        if held is not None and held.ballot == message.ballot and message.epoch > self.core.standing[0]:
+        held = self.machine.core.holding
+        if held is not None and held.ballot == message.ballot and message.epoch > self.core.here.standing[0]:
             self._give_up()
 
     def _give_up(self) -> None:
         core = self.core
         best = max(core.view.camps(core.camp()), key=lambda camp: (camp.epoch, camp.peers, camp.total))
-        if best.epoch > core.standing[0]:
+        if best.epoch > core.here.standing[0]:
             self.machine.abandon_round("the others went on without us")
-            if core.joining is None and not core.leaving:
+            if core.here.joining is None and not core.here.leaving:
                 self._start(best, "behind the others")
 
     def behind(self, peer: PeerId, epoch: int) -> None:
@@ -131,14 +132,14 @@ class Healing:
         core = self.core
         self.machine.abandon_round(why)
         # What we have counted here waits for the next round, as if we were late; but not for long.
-        old = core.samples and camp.epoch > core.epoch + MOST_BEHIND
-        undecided = old or core.history.offered_from(core.epoch)
-        core.joining = (camp.epoch, camp.lineage)
+        old = core.own.samples and camp.epoch > core.here.epoch + MOST_BEHIND
+        undecided = old or core.history.offered_from(core.here.epoch)
+        core.here.join(camp.epoch, camp.lineage)
         core.resume()
         core.wait_at(None)
-        core.deadlines.scale = 1.0  # the round in which it grew is over for us
-        core.trace("heal", to=camp.epoch, lineage=camp.lineage, why=why)
-        results_do = core.role is Role.TRAINER and not core.pending and not undecided
+        core.deadlines.relax(1.0)  # the round in which they grew is over for us
+        core.trace(TraceKind.HEAL, to=camp.epoch, lineage=camp.lineage, why=why)
+        results_do = core.here.role is Role.TRAINER and not core.here.pending and not undecided
         core.act(StartHeal(camp.epoch, camp.lineage, tuple(self._donors(camp)), why, results_do))
         core.broadcast_progress()
 
@@ -146,28 +147,29 @@ class Healing:
         """The training thread has loaded a state."""
         core = self.core
         # What a committed average holds of ours, that the training thread has yet to apply, is in both.
-        void = core.history.offered_since(core.applied_epoch)
+        void = core.history.offered_since(core.here.applied_epoch)
         lost = core.history.adopt(event.history, event.dropped - void)
         if lost:
-            core.act(Discarded(lost, "healed" if lost > 0 else "healed back"))
-        core.samples = 0
-        core.wait = 0
-        core.pending = False
-        core.role = Role.TRAINER
+            core.act(Discarded(lost, Loss.HEALED if lost > 0 else Loss.HEALED_BACK))
+        core.own.drop()
+        core.own.end_wait()
+        core.here.load()
         generations = core.history.generations
         self._stand(event.epoch, event.lineage, generations[-1].leader if generations else None)
-        core.trace("healed", lineage=event.lineage)
+        core.trace(TraceKind.HEALED, lineage=event.lineage)
 
     def on_followed(self, event: Followed) -> None:
         """The training thread has applied a result on top of the state."""
         core = self.core
-        if (event.epoch, event.before) != (core.epoch, core.lineage):
+        if (event.epoch, event.before) != (core.here.epoch, core.here.lineage):
             return
-        if core.joining is None:  # the download was given up meanwhile: we stand where the parameters are
+        if (
+            core.here.joining is None
+        ):  # the download was given up meanwhile: we stand where the parameters are
             self.machine.abandon_round("the parameters have gone on")
         history = core.history
         if own := history.own(event.epoch, event.transfer):  # the state is older than what we contributed to
-            core.act(Discarded(-own, "healed back"))
+            core.act(Discarded(-own, Loss.HEALED_BACK))
         total = history.total + event.samples
         history.append(
             Generation(event.epoch, event.lineage, event.transfer, event.samples, total, event.leader)
@@ -176,40 +178,38 @@ class Healing:
 
     def _stand(self, epoch: int, lineage: Lineage, leader: PeerId | None) -> None:
         core = self.core
-        core.applied_epoch = epoch
-        if core.joining is not None:
-            core.joining = (epoch, lineage)
-        core.sticky = None
+        core.here.reach(epoch, lineage)
+        core.follow(None)
         core.new_epoch(epoch, lineage, leader)
         self.machine.new_epoch()
 
     def on_level(self, event: Level) -> None:
         """State and results are in: from here on we take part."""
         core = self.core
-        if core.joining is None:
+        if core.here.joining is None:
             return
         self._settles_at = None
-        core.unheard = {f.peer for f in core.view.trainers() if f.epoch < core.epoch}
+        core.await_word({f.peer for f in core.view.trainers() if f.epoch < core.here.epoch})
         wait = max(map(core.deadlines.answer, core.unheard), default=0.0)
         core.arm(Timer.UNHEARD, core.now + wait)
-        core.joining = None
+        core.here.end_joining()
         core.disarm(Timer.HEAL)
-        core.trace("level", lineage=core.lineage)
+        core.trace(TraceKind.LEVEL, lineage=core.here.lineage)
         core.wait_at(0)
         self.machine.trainer.let_idle_go()
         core.broadcast_progress()
 
     def on_heal_failed(self, event: HealFailed) -> None:
         core = self.core
-        if core.joining is not None:
-            core.trace("heal failed", why=event.why)
+        if core.here.joining is not None:
+            core.trace(TraceKind.HEAL_FAILED, why=event.why)
             core.arm(Timer.HEAL, core.now + RETRY_S)
 
     def on_heal_timer(self) -> None:
         """Try again, with whoever wins now."""
         core = self.core
-        core.joining = None
+        core.here.end_joining()
         self.consider()
-        if core.joining is None:
+        if core.here.joining is None:
             core.wait_at(0)
             core.broadcast_progress()

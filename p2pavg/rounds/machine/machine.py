@@ -1,6 +1,6 @@
 """The rounds machine: events in, actions out, time as a parameter, no I/O.
 
-machine = Machine(Config(...), now)
+machine = Machine(Config(me=..., run_id=..., ...), now)
 actions = machine.handle(event, now)     # to be carried out in order
 machine.next_deadline                    # when to feed Tick, if nothing happens before
 """
@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from p2pavg.rounds.machine import events
-from p2pavg.rounds.machine.actions import Action, WaitAt
-from p2pavg.rounds.machine.core import Config, Core, Plan
+from p2pavg.rounds.machine.actions import Action, TraceKind
+from p2pavg.rounds.machine.core import Config, Core
 from p2pavg.rounds.machine.counting import Counting
-from p2pavg.rounds.machine.deadlines import PAUSE, Timer
 from p2pavg.rounds.machine.decisions import Decisions
 from p2pavg.rounds.machine.departure import Departure
 from p2pavg.rounds.machine.events import Event
@@ -25,7 +24,10 @@ from p2pavg.rounds.machine.member import Member
 from p2pavg.rounds.machine.newcomers import Newcomers
 from p2pavg.rounds.machine.others import Peers
 from p2pavg.rounds.machine.own_thread import Trainer
+from p2pavg.rounds.machine.rules.deadlines import PAUSE, Timer
 from p2pavg.rounds.machine.succession import Succession
+from p2pavg.rounds.machine.transfer import Transfer
+from p2pavg.rounds.machine.waiting import Waiting
 from p2pavg.rounds.protocol import messages
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.causes import Cause
@@ -38,49 +40,15 @@ class Machine:
 
     health_interval = 0.1  # seconds between two Health events, and between two JobProgressed of a running job
 
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        run_id: str,
-        epoch: int,
-        lineage: Lineage,
-        target: int,
-        plan: Plan,
-        now: float,
-        role: Role = Role.TRAINER,
-        history: tuple[Generation, ...] = (),
-        client_only: bool = False,
-        patience_s: float | None = None,
-        weighted: bool = False,
-        life: int = 0,
-    ) -> None:
-        """target: samples per epoch. plan: the members in rank order -> the parts.
-
-        patience_s: how long stragglers are waited for; None: from measurements. A JOINER has no state yet: it
-        downloads one first. weighted: as in `TrainingSpec`. life: a number that is larger in each later life
-        of this peer, by more than the ballots that it opens: nanoseconds of the wall clock.
-        """
-        self.core = Core(
-            Config(
-                me,
-                run_id.encode(),
-                target,
-                plan,
-                epoch,
-                lineage,
-                history,
-                role,
-                client_only,
-                patience_s,
-                weighted,
-                life,
-            )
-        )
+    def __init__(self, config: Config, now: float) -> None:
+        """now: seconds of a monotonic clock."""
+        self.core = Core(config, now)
         self.member = Member(self)
         self.leading = Leading(self)
+        self.transfer = Transfer(self)
         self.succession = Succession(self)
         self.counting = Counting(self)
+        self.waiting = Waiting(self)
         self.healing = Healing(self)
         self.decisions = Decisions(self)
         self.peers = Peers(self)
@@ -92,9 +60,7 @@ class Machine:
         self._timers = self._timer_table()
         self._skipped = 0.0  # how much of the clock this process did not live
         self._clock = now
-        self.core.now = self.core.epoch_began_at = now
-        self.core.resumed_at = now
-        if role is Role.TRAINER:
+        if config.role is Role.TRAINER:
             self.core.wait_at(0)
 
     # What others may look at.
@@ -102,16 +68,16 @@ class Machine:
     @property
     def epoch(self) -> int:
         """Where this peer stands after its last commit."""
-        return self.core.epoch
+        return self.core.here.epoch
 
     @property
     def lineage(self) -> Lineage:
-        return self.core.lineage
+        return self.core.here.lineage
 
     @property
     def role(self) -> Role:
         """JOINER while the state is missing or being downloaded."""
-        return Role.JOINER if self.core.joining is not None else self.core.role
+        return Role.JOINER if self.core.here.joining is not None else self.core.here.role
 
     @property
     def target(self) -> int:
@@ -120,13 +86,12 @@ class Machine:
 
     @target.setter
     def target(self, samples: int) -> None:
-        self.core.target = samples
-        self.core.act(WaitAt(self.core.waits_at))  # where that is depends on the target
+        self.core.aim(samples)
 
     @property
     def counted(self) -> bool:
         """A round has begun with what the training thread waits with: it must wait for the outcome."""
-        held = self.member.holding
+        held = self.core.holding
         return held is not None and held.begun and held.ready
 
     @property
@@ -137,7 +102,7 @@ class Machine:
     @property
     def level(self) -> bool:
         """Nobody that has the state is known to be ahead of this peer."""
-        return all(facts.epoch <= self.core.epoch for facts in self.core.view.trainers())
+        return all(facts.epoch <= self.core.here.epoch for facts in self.core.view.trainers())
 
     @property
     def alone(self) -> bool:
@@ -156,7 +121,7 @@ class Machine:
     @property
     def applied_epoch(self) -> int:
         """Where the training thread stands: behind `epoch` while averages wait for it."""
-        return self.core.applied_epoch
+        return self.core.here.applied_epoch
 
     @property
     def history(self) -> tuple[Generation, ...]:
@@ -166,9 +131,13 @@ class Machine:
     def has_been_at(self, epoch: int, lineage: Lineage) -> bool:
         """Whether samples that belong to (epoch, lineage) may count here: at most one epoch old."""
         core = self.core
-        if core.leaving or self.role is not Role.TRAINER or not core.epoch - 1 <= epoch <= core.epoch:
+        if (
+            core.here.leaving
+            or self.role is not Role.TRAINER
+            or not core.here.epoch - 1 <= epoch <= core.here.epoch
+        ):
             return False
-        return (epoch, lineage) == (core.epoch, core.lineage) or core.history.knows(epoch, lineage)
+        return (epoch, lineage) == (core.here.epoch, core.here.lineage) or core.history.knows(epoch, lineage)
 
     @property
     def next_deadline(self) -> float | None:
@@ -189,8 +158,7 @@ class Machine:
             self._run_timers()
         if self.departure.announced:
             self.departure.on_announced(event)
-            actions, core.actions = core.actions, []
-            return actions
+            return core.take_actions()
         handler = self._events.get(type(event))
         if handler is not None:  # a Tick has none
             handler(event)
@@ -203,10 +171,9 @@ class Machine:
             if not core.inbox:
                 break
         self.counting.report()
-        self.counting.watch()
+        self.waiting.watch()
         self.departure.consider()
-        actions, core.actions = core.actions, []
-        return actions
+        return core.take_actions()
 
     def _pass_time(self, now: float, deadline: float) -> None:
         """Time in which this process was stopped, or by which its clock jumped, counts for no deadline."""
@@ -215,12 +182,12 @@ class Machine:
         late = now - max(expected, self._clock)
         if late > PAUSE:
             self._skipped += late
-            core.resumed_at = now - self._skipped
-            core.trace("paused", seconds=late)
+            core.come_back(now - self._skipped)
+            core.trace(TraceKind.PAUSED, seconds=late)
         elif now < self._clock:
             self._skipped -= self._clock - now
         self._clock = now
-        core.now = now - self._skipped
+        core.live(now - self._skipped)
 
     def _run_timers(self) -> None:
         core = self.core
@@ -228,14 +195,14 @@ class Machine:
         for at, name in due:
             if core.timers.get(name) != at:
                 continue
-            del core.timers[name]
+            core.disarm(name)
             handler = self._timers.get(name)
             if handler is not None:
                 handler()
 
     def _received(self, event: events.Received) -> None:
         if event.peer in self.core.view:
-            self.counting.heard(event.peer)
+            self.waiting.heard(event.peer)
             self._receive(event.peer, event.message)
 
     def _receive(self, peer: PeerId, message: Message) -> None:
@@ -278,9 +245,9 @@ class Machine:
             messages.Ready: (self.leading.on_ready,),
             messages.Unready: (self.leading.on_unready,),
             messages.Begin: (self.member.on_begin,),
-            messages.Done: (self.leading.on_done,),
-            messages.Stalled: (self.leading.on_stalled,),
-            messages.Complain: (self.leading.on_complain,),
+            messages.Done: (self.transfer.on_done,),
+            messages.Stalled: (self.transfer.on_stalled,),
+            messages.Complain: (self.transfer.on_complain,),
             messages.Committed: (self.decisions.on_committed,),
             messages.Aborted: (self.decisions.on_aborted,),
             messages.Inquire: (self.decisions.on_inquire,),
@@ -294,12 +261,12 @@ class Machine:
         return {
             Timer.PROMISE: self.leading.on_promise_timer,
             Timer.PATIENCE: self.leading.on_patience_timer,
-            Timer.JUDGE: self.leading.on_judge_timer,
-            Timer.DONE: self.leading.on_done_timer,
+            Timer.JUDGE: self.transfer.on_judge_timer,
+            Timer.DONE: self.transfer.on_done_timer,
             Timer.TOTALS: self.counting.on_totals_timer,
             Timer.LAPSE: self.counting.on_totals_timer,
             Timer.KEEPALIVE: self.counting.on_keepalive_timer,
-            Timer.WORD: self.counting.on_word_timer,
+            Timer.WORD: self.waiting.on_word_timer,
             Timer.QUERY: self.succession.on_query_timer,
             Timer.INQUIRE: self.succession.on_inquire_timer,
             Timer.ASK: self.healing.on_ask_timer,

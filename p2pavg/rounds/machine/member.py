@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from p2pavg.part import Part
-from p2pavg.rounds.machine.actions import BeginJob, CancelJob, OpenJob
-from p2pavg.rounds.machine.deadlines import MOST_BEHIND
+from p2pavg.rounds.machine.actions import BeginJob, CancelJob, OpenJob, TraceKind
 from p2pavg.rounds.machine.events import JobDone, JobFailed, JobProgressed, JobRefused
-from p2pavg.rounds.machine.holding import Holding
-from p2pavg.rounds.machine.stalls import TransferWatch
+from p2pavg.rounds.machine.memory.holding import Holding
+from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND
+from p2pavg.rounds.machine.rules.plausible import plausible
+from p2pavg.rounds.machine.rules.stalls import TransferWatch
 from p2pavg.rounds.protocol.ballot import Ballot, Held, PeerId, Stage
 from p2pavg.rounds.protocol.causes import Cause, Objection
 from p2pavg.rounds.protocol.messages import (
@@ -27,7 +28,6 @@ from p2pavg.rounds.protocol.messages import (
     Stalled,
     Unready,
 )
-from p2pavg.rounds.protocol.plausible import plausible
 from p2pavg.rounds.protocol.roles import Role, Seat
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ class Member:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
-        self.holding: Holding | None = None
         self.dropped: Held | None = None  # the last ballot that we let go of
 
     # Proposals and questions.
@@ -64,7 +63,7 @@ class Member:
         if why is not None or missing:
             self._refuse(peer, ballot, why or Objection.NO_LINK, missing)
             return
-        held = self.holding
+        held = self.core.holding
         if held is not None and held.stage is Stage.DONE:
             # It may be committed, by an earlier life of this leader too: it has to be decided before another
             # can be prepared.
@@ -77,26 +76,21 @@ class Member:
         self._promise(ballot)
         seats = tuple(Seat(p, v) for p, v in zip(message.members, message.voters, strict=True))
         parts = tuple(Part(owner, start, count) for owner, start, count in message.parts)
-        core.gone.clear()
-        self.holding = Holding(ballot, seats, rank, parts, core.now)
-        core.bound = None
-        if core.attempts == 0:
-            core.proposed_at = core.now
-        core.attempts += 1
+        core.hold(Holding(ballot, seats, rank, parts, core.now))
         core.act(OpenJob(ballot.transfer, ballot, seats, parts))
-        core.trace("proposed", attempt=ballot.attempt, leader=ballot.leader, members=len(seats))
+        core.trace(TraceKind.PROPOSED, attempt=ballot.attempt, leader=ballot.leader, members=len(seats))
         self._answer(ballot, before)
         if not votes:
             return
         self.at_boundary()
-        if not core.boundary:
+        if not core.own.boundary:
             core.stop()
 
     def on_query(self, peer: PeerId, message: Query) -> None:
         core, ballot = self.core, message.ballot
         if peer != ballot.leader:
             return
-        if ballot.epoch < core.epoch:
+        if ballot.epoch < core.here.epoch:
             for outcome in core.outcomes.values():
                 if isinstance(outcome, Committed) and outcome.ballot.standing == ballot.standing:
                     core.send(peer, outcome)
@@ -112,13 +106,12 @@ class Member:
         """What we hold, to whoever prepares or decides. No word from below undoes a DONE that was told."""
         core = self.core
         if held is not None and held.stage is Stage.DONE:
-            core.bound = ballot
-        first, _ = core.promises[ballot.standing]
-        core.send(ballot.leader, Promise(ballot, held, first))
+            core.promises.bind(ballot)
+        core.send(ballot.leader, Promise(ballot, held, core.promises.first(ballot.standing)))
 
     def inquire(self, peers: Iterable[PeerId]) -> None:
         """Ask them what became of the ballot that we hold."""
-        held = self.holding
+        held = self.core.holding
         assert held is not None
         for peer in peers:
             held.asked.add(peer)
@@ -132,12 +125,12 @@ class Member:
             for o in core.outcomes.values()
             if isinstance(o, Committed)
         ]
-        since = [self.dropped] if self.dropped and self.dropped.ballot.standing == core.standing else []
+        since = [self.dropped] if self.dropped and self.dropped.ballot.standing == core.here.standing else []
         return (*words[-1:], *since)
 
     def freeze(self) -> Held | None:
         """What we hold, once and for all: if it is not DONE, it will not become so."""
-        held = self.holding
+        held = self.core.holding
         if held is None:
             return None
         if held.stage is Stage.OPEN and not held.frozen:
@@ -151,22 +144,22 @@ class Member:
     def _cannot(self, ballot: Ballot, votes: bool) -> Objection | None:
         """Why a ballot cannot be accepted."""
         core = self.core
-        if core.role is Role.WATCHER:
+        if core.here.role is Role.WATCHER:
             return Objection.WATCHER
-        if core.joining is not None or (core.epoch, core.lineage) != ballot.standing:
+        if core.here.joining is not None or (core.here.epoch, core.here.lineage) != ballot.standing:
             return Objection.ELSEWHERE
-        if votes and core.pending:
+        if votes and core.here.pending:
             return Objection.PENDING
-        if core.pending and core.epoch - core.applied_epoch >= MOST_BEHIND:
+        if core.here.pending and core.here.epoch - core.here.applied_epoch >= MOST_BEHIND:
             return Objection.BEHIND
-        if core.leaving and self.holding is None:
+        if core.here.leaving and self.core.holding is None:
             return Objection.LEAVING
-        promised = core.promised
+        promised = core.promises.last
         if promised is not None and ballot <= promised and promised.standing == ballot.standing:
             return Objection.PROMISED
         leads = self.authority()
         if leads == core.me:
-            busy = self.machine.leading.proposal is not None and ballot.leader != core.me
+            busy = self.machine.core.proposal is not None and ballot.leader != core.me
         else:
             busy = leads not in (None, ballot.leader) and core.can_lead(leads)
         return Objection.BUSY if busy else None
@@ -177,60 +170,60 @@ class Member:
         None: nobody any more, though a peer of that name may be linked again.
         """
         core = self.core
-        if self.holding is None:
+        if self.core.holding is None:
             return None
-        held, promised = self.holding, core.promised
-        if promised is None or promised == held.ballot or core.promise_void:
+        held, promised = self.core.holding, core.promises.last
+        if promised is None or promised == held.ballot or core.promises.released:
             return held.ballot.leader if not held.orphaned else None
-        return promised.leader if promised.leader not in core.gone else None
+        return promised.leader if promised.leader not in core.promises.gone else None
 
     def _promise(self, ballot: Ballot) -> None:
-        self.core.promise(ballot)
+        self.core.promises.add(ballot)
         if ballot.leader != self.core.me:
             self.machine.succession.yield_to(ballot)
-            self.core.sticky = ballot.leader
-            self.core.suspects.discard(ballot.leader)
+            self.core.follow(ballot.leader)
+            self.core.trust(ballot.leader)
 
     def _refuse(self, peer: PeerId, ballot: Ballot, why: Objection, missing: tuple[PeerId, ...]) -> None:
         core = self.core
-        core.trace("refused", leader=ballot.leader, attempt=ballot.attempt, why=why)
-        core.send(peer, Refuse(ballot, core.epoch, core.lineage, why, core.promised, missing))
+        core.trace(TraceKind.REFUSED, leader=ballot.leader, attempt=ballot.attempt, why=why)
+        core.send(peer, Refuse(ballot, core.here.epoch, core.here.lineage, why, core.promises.last, missing))
 
     # The round.
 
     def at_boundary(self) -> None:
         """The training thread waits: say so to whoever proposed."""
-        held, core = self.holding, self.core
-        if held is None or not core.boundary or held.wait == core.wait:
+        held, core = self.core.holding, self.core
+        if held is None or not core.own.boundary or held.wait == core.own.wait:
             return
         if held.begun or held.frozen or not held.voter:
             return
         self.consider()
-        held.wait = core.wait
-        weight = float(core.samples) if core.weight is None else core.weight
-        held.declared[held.wait] = core.samples, weight
-        core.send(held.ballot.leader, Ready(held.ballot, held.wait, core.samples, weight, core.note))
+        held.wait = core.own.wait
+        weight = float(core.own.samples) if core.own.weight is None else core.own.weight
+        held.declared[held.wait] = core.own.samples, weight
+        core.send(held.ballot.leader, Ready(held.ballot, held.wait, core.own.samples, weight, core.own.note))
 
     def consider(self) -> None:
         """Called after every event: a wait that is over takes back what was declared for it."""
-        held, core = self.holding, self.core
-        if held is not None and not held.begun and held.wait not in (0, core.wait):
+        held, core = self.core.holding, self.core
+        if held is not None and not held.begun and held.wait not in (0, core.own.wait):
             core.send(held.ballot.leader, Unready(held.ballot, held.wait))
             held.wait = 0
 
     @property
     def declared(self) -> bool:
         """Whether the wait of the training thread may be counted in the round that is forming."""
-        held = self.holding
-        return held is not None and not held.begun and 0 < held.wait == self.core.wait
+        held = self.core.holding
+        return held is not None and not held.begun and 0 < held.wait == self.core.own.wait
 
     def on_begin(self, peer: PeerId, message: Begin) -> None:
-        held, core = self.holding, self.core
+        held, core = self.core.holding, self.core
         if held is None or held.ballot != message.ballot or peer != message.ballot.leader:
             return
         if held.begun or held.frozen or len(message.weights) != len(held.members):
             return
-        if held.voter and core.promised != held.ballot:
+        if held.voter and core.promises.last != held.ballot:
             return
         wait = message.waits[held.rank]
         counted = list(zip(message.samples, message.weights, strict=True))
@@ -239,21 +232,23 @@ class Member:
         if forged or undeclared or not all(plausible(*c, core.target, core.config.weighted) for c in counted):
             self._distrust(held)
             return
-        if wait not in (0, core.wait):
+        if wait not in (0, core.own.wait):
             return  # it is over, and the leader is told so already
         ready = wait > 0
         held.begun, held.begun_at, held.ready = True, core.now, ready
         held.weights, held.samples, held.note = message.weights, message.samples, message.note
         held.watch = TransferWatch(core.now, [seat.peer for seat in held.members], core.me, core.deadlines)
         if held.voter:
-            core.must_go = True
+            core.epoch_state.begin()
         if ready:
-            core.offered[held.transfer] = message.samples[held.rank]
+            core.own.offer(held.transfer, message.samples[held.rank])
             core.history.offer(held.ballot.epoch, held.transfer, message.samples[held.rank])
         else:
             core.resume()
             core.wait_at(None)
-        core.trace("begun", attempt=held.ballot.attempt, contributors=sum(w > 0 for w in message.weights))
+        core.trace(
+            TraceKind.BEGUN, attempt=held.ballot.attempt, contributors=sum(w > 0 for w in message.weights)
+        )
         core.act(BeginJob(held.transfer, message.weights))
 
     def _distrust(self, held: Holding) -> None:
@@ -262,7 +257,7 @@ class Member:
         self.drop(Cause.IMPLAUSIBLE_BEGIN.words)
 
     def _job(self, transfer: int) -> Holding | None:
-        held = self.holding
+        held = self.core.holding
         if held is None or held.transfer != transfer or held.stage is not Stage.OPEN or held.frozen:
             return None
         return held
@@ -274,7 +269,7 @@ class Member:
         held.stage, held.digests, held.done_at = Stage.DONE, event.digests, self.core.now
         if held.watch is not None:
             held.watch.finished(self.core.now)
-        self.core.trace("done", attempt=held.ballot.attempt)
+        self.core.trace(TraceKind.DONE, attempt=held.ballot.attempt)
         if held.fact is not None:
             self.machine.decisions.on_committed(*held.fact)
         elif held.voter:
@@ -309,7 +304,7 @@ class Member:
 
     def lost(self, peer: PeerId, why: str) -> None:
         """The link to a member is gone while the leader may still see it."""
-        held, core = self.holding, self.core
+        held, core = self.core.holding, self.core
         if held is None or not held.voter or held.stage is not Stage.OPEN or peer == held.ballot.leader:
             return
         if core.me != held.ballot.leader and peer in held.voters:
@@ -319,7 +314,7 @@ class Member:
 
     def abandon(self, why: str) -> None:
         """The swarm moved on without this ballot."""
-        held = self.holding
+        held = self.core.holding
         if held is None:
             return
         if held.wait:
@@ -328,9 +323,10 @@ class Member:
 
     def drop(self, why: str) -> None:
         """Forget the ballot and its result."""
-        held = self.holding
+        held = self.core.holding
         assert held is not None
-        self.holding, self.dropped = None, held.described()
-        self.core.told_to_stop = False
+        self.core.let_go()
+        self.dropped = held.described()
+        self.core.own.forget_stop()
         if not held.frozen:
             self.core.act(CancelJob(held.transfer, why))

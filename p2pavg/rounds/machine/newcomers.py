@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.actions import Hold
-from p2pavg.rounds.machine.camps import Facts
+from p2pavg.rounds.machine.actions import Hold, TraceKind
+from p2pavg.rounds.machine.rules.camps import Facts
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.messages import CatchUp
 
@@ -87,10 +87,10 @@ class Newcomers:
     def _lacks(self, facts: Facts, asked: CatchUp) -> bool:
         if facts.silent or not facts.joining:
             return False
-        return asked.entering or self.core.epoch - asked.epoch > PACED_BEHIND
+        return asked.entering or self.core.here.epoch - asked.epoch > PACED_BEHIND
 
     def _tell(self, peer: PeerId, asked: _Asked) -> None:
         if not asked.told:
             asked.told = True
             self.core.act(Hold(peer, asked.message))
-            self.core.trace("held", peer=peer)
+            self.core.trace(TraceKind.HELD, peer=peer)

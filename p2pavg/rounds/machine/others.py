@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.deadlines import LOOP_LIMIT, SILENCE_FLOOR
+from p2pavg.rounds.machine.actions import TraceKind
 from p2pavg.rounds.machine.events import Apart, Health, PeerDown, PeerHealth, PeerUp
+from p2pavg.rounds.machine.rules.deadlines import LOOP_LIMIT, SILENCE_FLOOR
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.messages import Leaving, Progress
 
@@ -25,7 +26,7 @@ class Peers:
         """A peer is linked: tell it where we stand."""
         core = self.core
         core.view.up(event)
-        core.last_words.pop(event.peer, None)
+        core.forget_words(event.peer)
         core.deadlines.measured_rtt(event.peer, event.rtt_s)
         self._health.pop(event.peer, None)
         core.send(event.peer, core.progress())
@@ -38,14 +39,14 @@ class Peers:
         """To whom this peer gets no link: the others plan and lead accordingly."""
         core = self.core
         if event.peers != core.apart:
-            core.apart = event.peers
-            core.trace("apart", peers=len(event.peers))
+            core.part_from(event.peers)
+            core.trace(TraceKind.APART, peers=len(event.peers))
             core.broadcast_progress()
 
     def on_leaving(self, peer: PeerId, message: Leaving) -> None:
         """It says so itself, and what it knows."""
         if peer in self.core.view:
-            self.core.last_words[peer] = message.held
+            self.core.keep_words(peer, message.held)
         self._down(peer, "left the run")
 
     def _down(self, peer: PeerId, reason: str) -> None:
@@ -53,12 +54,12 @@ class Peers:
         if peer not in core.view:
             return
         core.view.down(peer)
-        core.gone.add(peer)
-        held = self.machine.member.holding
+        core.promises.lose(peer)
+        held = self.machine.core.holding
         if held is not None and held.ballot.leader == peer:
             held.orphaned = True
         core.deadlines.forget(peer)
-        core.trace("down", peer=peer, why=reason)
+        core.trace(TraceKind.DOWN, peer=peer, why=reason)
         self._lost(peer, reason)
 
     def _lost(self, peer: PeerId, why: str) -> None:
@@ -93,11 +94,11 @@ class Peers:
         if (silent or deaf) and not facts.silent:
             why = "the link to it fell silent" if silent else "its event loop does not turn"
             core.view.hears(facts, silent=True)
-            core.trace("silent", peer=health.peer, why=why)
+            core.trace(TraceKind.SILENT, peer=health.peer, why=why)
             self._lost(health.peer, why)
         elif facts.silent and not silent and not deaf:
             core.view.hears(facts, silent=False)
-            core.trace("heard again", peer=health.peer)
+            core.trace(TraceKind.HEARD_AGAIN, peer=health.peer)
             core.send(health.peer, core.progress())
 
     def on_progress(self, peer: PeerId, message: Progress) -> None:
@@ -107,15 +108,18 @@ class Peers:
         if before is None:
             return
         knew, first = (before.epoch, before.lineage, before.joining), not before.heard
-        if before.pending and not message.pending and message.epoch == before.epoch == core.epoch:
+        if before.pending and not message.pending and message.epoch == before.epoch == core.here.epoch:
             core.deadlines.measured_apply(peer, core.now - before.committed_at)
         if message.samples > before.samples:
             core.deadlines.measured_step(peer, message.step_s)
         core.view.told(peer, message, core.now)
-        core.unheard.discard(peer)
-        if (message.epoch, message.lineage) == (core.epoch, core.lineage) and core.joining is None:
+        core.heard_from(peer)
+        if (message.epoch, message.lineage) == (
+            core.here.epoch,
+            core.here.lineage,
+        ) and core.here.joining is None:
             if peer == core.sticky and message.leader not in (peer, None):
-                core.sticky = message.leader  # it abdicates
+                core.follow(message.leader)  # it abdicates
             self.machine.counting.on_progress(peer, message, first=first)
-        elif knew != (message.epoch, message.lineage, message.joining) or message.epoch < core.epoch:
+        elif knew != (message.epoch, message.lineage, message.joining) or message.epoch < core.here.epoch:
             core.send(peer, core.progress())

@@ -14,6 +14,7 @@ from typing import Any
 from p2pavg.report import LinkReport, RoundReport
 from p2pavg.report.compact import CompactReport
 from p2pavg.report.status import LinkSeen, Other, Status
+from p2pavg.rounds.machine.actions import TraceKind
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.transport.links.link import Link
 
@@ -23,18 +24,18 @@ MOST_WATCHERS = 16
 MOST_EVENTS_PER_S = 50
 MOST_ROWS = 128
 MOST_TEXT = 200
-EVENTS = frozenset(
+EVENTS = frozenset(  # of these watchers are told
     {
-        "down",
-        "silent",
-        "heard again",
-        "excluded",
-        "aborted",
-        "begun",
-        "leader",
-        "readmitted",
-        "heal",
-        "healed",
+        TraceKind.DOWN,
+        TraceKind.SILENT,
+        TraceKind.HEARD_AGAIN,
+        TraceKind.EXCLUDED,
+        TraceKind.ABORTED,
+        TraceKind.BEGUN,
+        TraceKind.LEADER,
+        TraceKind.READMITTED,
+        TraceKind.HEAL,
+        TraceKind.HEALED,
     }
 )
 
@@ -110,13 +111,13 @@ def status(machine: Machine, links: Sequence[LinkReport], *, region: str, moving
     followers = sum(
         facts.samples for facts in core.view.trainers() if core.stands_here(facts) and not facts.pending
     )
-    own = 0 if core.pending else core.samples
+    own = 0 if core.here.pending else core.own.samples
     return Status(
-        epoch=core.epoch,
+        epoch=core.here.epoch,
         target=core.target,
         samples=own,
         counted=own + followers if core.leader() == core.me else None,
-        rate=core.rate,
+        rate=core.own.rate,
         state=_state(machine, moving),
         leader=core.leader() or b"",
         total=core.history.total,
@@ -139,10 +140,10 @@ def status(machine: Machine, links: Sequence[LinkReport], *, region: str, moving
 
 def _state(machine: Machine, moving: bool) -> str:
     core = machine.core
-    if core.joining is not None or core.role.value != "trainer":
+    if core.here.joining is not None or core.here.role.value != "trainer":
         return "downloading"
     if moving:
         return "averaging"
-    if core.pending:
+    if core.here.pending:
         return "updating"
-    return "waiting" if core.boundary else "computing"
+    return "waiting" if core.own.boundary else "computing"

@@ -1,4 +1,4 @@
-"""Why a ballot was refused, and why a round came to nothing: codes that decide, and words for people."""
+"""Why a ballot was refused, a round came to nothing, or samples are lost: codes, and words for people."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ class Objection(StrEnum):
     PROMISED = "promised"  # it promised a higher ballot
     BUSY = "busy"  # it hears the leader of the ballot that it holds
     NO_LINK = "no-link"  # to a member that is named
+
+
+class Loss(StrEnum):
+    """Why samples that a peer counted are in no average of the surviving lineage."""
+
+    HEALED = "healed"  # the average of another camp took the place of theirs
+    HEALED_BACK = "healed back"  # fewer than was named before: so many are in it after all
+    LEFT = "left"  # their peer left, and nobody took them
+    LEFT_BEHIND = "left, behind the others"  # their peer left, and they were too old for those that stay
+    LEFT_PERHAPS = "left, and its heir may have them"
 
 
 class Cause(StrEnum):

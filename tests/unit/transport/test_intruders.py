@@ -383,13 +383,13 @@ def done_follower(calm: Calm) -> tuple[Any, Holding]:
             node
             for node in calm.nodes
             if node is not calm.leader
-            and (held := node.machine.member.holding) is not None
+            and (held := node.machine.core.holding) is not None
             and held.stage is Stage.DONE
         ]
 
     calm.run(30.0, lambda: bool(waiting()))
     node = waiting()[0]
-    return node, node.machine.member.holding
+    return node, node.machine.core.holding
 
 
 @pytest.mark.parametrize("field", ["weights", "samples", "digests"])
@@ -427,7 +427,7 @@ def test_a_forged_commit_costs_no_result() -> None:
     actions = machine.handle(Received(stranger, wrong), calm.swarm.world.now)
     assert [a.peer for a in actions if isinstance(a, Send) and isinstance(a.message, Inquire)] == [leader]
     assert not any(isinstance(action, CancelJob) for action in actions)
-    assert machine.member.holding is held
+    assert machine.core.holding is held
     actions = machine.handle(Received(leader, wrong), calm.swarm.world.now)
     assert any(isinstance(action, CancelJob) for action in actions)
 
@@ -448,15 +448,15 @@ def test_impossible_samples(
     machine = calm.leader.machine
 
     def asked() -> list[bytes]:
-        proposal = machine.leading.proposal
+        proposal = machine.core.proposal
         if proposal is None or proposal.begun:
             return []
         return [peer for peer in proposal.voting if peer != machine.core.me and peer not in proposal.ready]
 
     calm.run(30.0, lambda: bool(asked()))
-    proposal, liar = machine.leading.proposal, asked()[0]
+    proposal, liar = machine.core.proposal, asked()[0]
     machine.handle(Received(liar, Ready(proposal.ballot, 1, samples, weight, b"")), calm.swarm.world.now)
-    assert (liar in machine.core.excluded) is checked
+    assert (liar in machine.core.epoch_state.excluded) is checked
     assert (liar in proposal.ready) is not checked
 
 
@@ -470,7 +470,7 @@ def test_a_forged_begin(checked: bool, forged: str, monkeypatch: pytest.MonkeyPa
     calm.epochs(2)
 
     def waiting() -> list[Any]:
-        found = [(node, node.machine.member.holding) for node in calm.nodes if node is not calm.leader]
+        found = [(node, node.machine.core.holding) for node in calm.nodes if node is not calm.leader]
         return [(node, held) for node, held in found if held is not None and held.wait and not held.begun]
 
     calm.run(30.0, lambda: bool(waiting()))

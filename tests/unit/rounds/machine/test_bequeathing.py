@@ -8,6 +8,7 @@ import pytest
 
 from p2pavg.part import Part
 from p2pavg.rounds.machine.actions import Action, Bequeath, Discarded, Send
+from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.departure import Verdict
 from p2pavg.rounds.machine.events import (
     Applied,
@@ -38,13 +39,8 @@ VOID = Aborted(BALLOT, BALLOT, Cause.COMPLAINT, "because", (), False)
 def member(*, done: bool = True) -> Machine:
     """It contributed four samples to `BALLOT`, and has, or has not, the result."""
     made = Machine(
-        me=ME,
-        run_id="r",
-        epoch=0,
-        lineage=LINEAGE,
-        target=12,
-        plan=lambda members: (Part(0, 0, 5),),
-        now=0.0,
+        Config(me=ME, run_id="r", epoch=0, lineage=LINEAGE, target=12, plan=lambda members: (Part(0, 0, 5),)),
+        0.0,
     )
     for peer in (LEADER, OTHER):
         made.handle(PeerUp(peer, 0, LINEAGE, leader=LEADER), 0.1)
@@ -167,7 +163,7 @@ def test_what_a_leaver_said_counts_in_a_succession(stage: Stage | None, before: 
     dies = PeerDown(LEADER, "gone")
     for at, event in enumerate((leaves, dies) if before else (dies, leaves)):
         heir.handle(event, 0.6 + 0.1 * at)
-    held_now = heir.member.holding
+    held_now = heir.core.holding
     assert held_now is None or held_now.ballot != BALLOT
     assert heir.epoch == (0 if stage in (Stage.OPEN, Stage.ABORTED) else 1)
 

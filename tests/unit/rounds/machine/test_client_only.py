@@ -6,6 +6,7 @@ import pytest
 
 from p2pavg.part import Part
 from p2pavg.rounds.machine.actions import OpenJob, Send
+from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import LocalProgress, PeerUp, Received
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.ballot import Ballot
@@ -32,7 +33,7 @@ def test_two_that_nobody_can_dial_own_nothing(hidden: tuple[bool, ...], owning: 
         plans.append(tuple(member.owns for member in members))
         return (Part(0, 0, 5),)
 
-    machine = Machine(me=REACHABLE, run_id="r", epoch=0, lineage=LINEAGE, target=10, plan=plan, now=0.0)
+    machine = Machine(Config(me=REACHABLE, run_id="r", epoch=0, lineage=LINEAGE, target=10, plan=plan), 0.0)
     machine.core.sticky = REACHABLE
     for peer, client_only in zip((HIDDEN, OTHER_HIDDEN), hidden, strict=True):
         machine.handle(PeerUp(peer, 0, LINEAGE, client_only=client_only, leader=REACHABLE), 0.1)
@@ -44,7 +45,7 @@ def test_two_that_nobody_can_dial_own_nothing(hidden: tuple[bool, ...], owning: 
 def test_only_links_to_owners_are_needed(owner: int, accepts: bool) -> None:
     """A member takes part without a link to one that owns nothing, unless it owns a part itself."""
     machine = Machine(
-        me=HIDDEN, run_id="r", epoch=0, lineage=LINEAGE, target=10, plan=lambda members: (), now=0.0
+        Config(me=HIDDEN, run_id="r", epoch=0, lineage=LINEAGE, target=10, plan=lambda members: ()), 0.0
     )
     machine.handle(PeerUp(REACHABLE, 0, LINEAGE, leader=REACHABLE), 0.1)
     members = (REACHABLE, HIDDEN, OTHER_HIDDEN)

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from p2pavg.rounds.machine.camps import Camp, View
-from p2pavg.rounds.machine.deadlines import SILENCE_FLOOR, SILENCE_PRIOR, Deadlines, K, Measured
-from p2pavg.rounds.machine.election import rendezvous
 from p2pavg.rounds.machine.events import PeerUp, RankProgress
-from p2pavg.rounds.machine.stalls import TransferWatch, judge
+from p2pavg.rounds.machine.rules.camps import Camp, View
+from p2pavg.rounds.machine.rules.deadlines import SILENCE_FLOOR, SILENCE_PRIOR, Deadlines, K, Measured
+from p2pavg.rounds.machine.rules.election import rendezvous
+from p2pavg.rounds.machine.rules.stalls import TransferWatch, judge
 from p2pavg.rounds.machine.succession import decide
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
 from p2pavg.rounds.protocol.lineage import History, first_lineage, next_lineage

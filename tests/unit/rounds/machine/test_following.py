@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from p2pavg.part import Part
 from p2pavg.rounds.machine.actions import OpenJob, StartHeal
+from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import Followed, HealFailed, LocalProgress, PeerDown, PeerUp, Tick
 from p2pavg.rounds.machine.machine import Machine
 
@@ -16,14 +17,14 @@ def test_a_result_that_is_applied_after_the_download_was_given_up_counts() -> No
     applies then is in its parameters: it averages from there, and not from where it was.
     """
     machine = Machine(
-        me=ME, run_id="r", epoch=0, lineage=HERE, target=4, plan=lambda members: (Part(0, 0, 5),), now=0.0
+        Config(me=ME, run_id="r", epoch=0, lineage=HERE, target=4, plan=lambda members: (Part(0, 0, 5),)), 0.0
     )
     actions = machine.handle(PeerUp(DONOR, 1, AHEAD, leader=DONOR), 0.1)
     assert [action.results_do for action in actions if isinstance(action, StartHeal)] == [True]
     machine.handle(PeerDown(DONOR, "gone"), 0.2)
     machine.handle(HealFailed("no donor is left"), 0.2)
     now = 0.2
-    while machine.core.joining is not None:
+    while machine.core.here.joining is not None:
         now += 0.1
         assert now < 10.0
         machine.handle(Tick(), now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2pavg.rounds.machine import events as ev
-from p2pavg.rounds.machine.camps import BELIEVED_S, View, ends, gaps
+from p2pavg.rounds.machine.rules.camps import BELIEVED_S, View, ends, gaps
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 

@@ -84,7 +84,7 @@ def test_who_leaves_asks_what_became_of_its_round() -> None:
 
     calm.swarm.send = lossy  # type: ignore[method-assign]
     calm.run(20.0, lambda: bool(lost))
-    assert leaver.machine.member.holding is not None
+    assert leaver.machine.core.holding is not None
     leaver.leave()
     calm.run(3.0, lambda: not leaver.alive)  # well within the notice
     assert not leaver.alive

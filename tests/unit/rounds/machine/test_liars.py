@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from p2pavg.rounds.protocol.agreement import dissenters
+from p2pavg.rounds.machine.rules.agreement import dissenters
+from p2pavg.rounds.machine.rules.complaints import MOST_VAGUE, Complaints
+from p2pavg.rounds.machine.rules.plausible import MOST_TARGETS, bequeathable, plausible
 from p2pavg.rounds.protocol.ballot import PeerId
-from p2pavg.rounds.protocol.complaints import MOST_VAGUE, Complaints
 from p2pavg.rounds.protocol.messages import Complain, Done, Message
-from p2pavg.rounds.protocol.plausible import MOST_TARGETS, bequeathable, plausible
 from tests.simulation.byzantine import Liar, Trick
 
 A, B, C, D = (name * 20 for name in (b"a", b"b", b"c", b"d"))

@@ -11,6 +11,7 @@ import pytest
 
 from p2pavg.part import Part
 from p2pavg.rounds.machine.actions import Action, Commit, Discarded, OpenJob, Resume, Send, WaitAt
+from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import (
     Applied,
     Event,
@@ -41,13 +42,15 @@ def steps(node: Node, twice: float = 0.0) -> Callable[[], float]:
 def test_a_swarm_of_one_needs_nobody() -> None:
     """A lone peer stops exactly at the step that reaches the target, and commits its own average."""
     machine = Machine(
-        me=b"a" * 20,
-        run_id="r",
-        epoch=0,
-        lineage=b"l" * 32,
-        target=10,
-        plan=lambda members: (Part(0, 0, 5),),
-        now=0.0,
+        Config(
+            me=b"a" * 20,
+            run_id="r",
+            epoch=0,
+            lineage=b"l" * 32,
+            target=10,
+            plan=lambda members: (Part(0, 0, 5),),
+        ),
+        0.0,
     )
     actions = machine.handle(LocalProgress(5, 1.0, at_boundary=True), 0.1)
     assert [type(a) for a in actions if isinstance(a, (Resume, OpenJob))] == [Resume]
@@ -69,7 +72,7 @@ def test_links_rates_reach_the_next_plan() -> None:
         plans.append([dict(member.link_bps) for member in members])
         return (Part(0, 0, 5),)
 
-    machine = Machine(me=me, run_id="r", epoch=0, lineage=lineage, target=10, plan=plan, now=0.0)
+    machine = Machine(Config(me=me, run_id="r", epoch=0, lineage=lineage, target=10, plan=plan), 0.0)
     machine.core.sticky = me
     machine.handle(PeerUp(other, 0, lineage, leader=me), 0.1)
     for epoch, at in ((0, 0.2), (1, 1.2)):
@@ -158,13 +161,15 @@ def test_samples_of_a_void_average_are_named_once() -> None:
     """A peer that heals with an average committed and not applied loses what is in it, and loses it once."""
     lineage, ahead = b"l" * 32, b"m" * 32
     machine = Machine(
-        me=b"a" * 20,
-        run_id="r",
-        epoch=0,
-        lineage=lineage,
-        target=10,
-        plan=lambda members: (Part(0, 0, 5),),
-        now=0.0,
+        Config(
+            me=b"a" * 20,
+            run_id="r",
+            epoch=0,
+            lineage=lineage,
+            target=10,
+            plan=lambda members: (Part(0, 0, 5),),
+        ),
+        0.0,
     )
     actions = machine.handle(LocalProgress(10, 1.0, at_boundary=True), 0.2)
     opened = next(a for a in actions if isinstance(a, OpenJob))
@@ -236,7 +241,7 @@ def test_what_the_leader_missed_while_the_link_came_up_is_said_again() -> None:
     """A peer that has said all before the leader's side of the link was ready says it again."""
     me, leader, lineage = b"a" * 20, b"b" * 20, b"l" * 32
     machine = Machine(
-        me=me, run_id="r", epoch=0, lineage=lineage, target=10, plan=lambda members: (), now=0.0
+        Config(me=me, run_id="r", epoch=0, lineage=lineage, target=10, plan=lambda members: ()), 0.0
     )
     machine.handle(PeerUp(leader, 0, lineage, leader=leader), 0.1)
     machine.core.sticky = leader
@@ -251,7 +256,8 @@ def test_what_the_leader_missed_while_the_link_came_up_is_said_again() -> None:
         Received(
             leader,
             Machine(
-                me=leader, run_id="r", epoch=0, lineage=lineage, target=10, plan=lambda members: (), now=0.0
+                Config(me=leader, run_id="r", epoch=0, lineage=lineage, target=10, plan=lambda members: ()),
+                0.0,
             ).core.progress(),
         ),
         0.4,
@@ -262,7 +268,8 @@ def test_attempts_last_until_links_come_up() -> None:
     """Two members without a link yet, and a target that needs both: the attempts are not used up at once."""
     me, one, two, lineage = b"a" * 20, b"b" * 20, b"c" * 20, b"l" * 32
     machine = Machine(
-        me=me, run_id="r", epoch=0, lineage=lineage, target=3, plan=lambda members: (Part(0, 0, 9),), now=0.0
+        Config(me=me, run_id="r", epoch=0, lineage=lineage, target=3, plan=lambda members: (Part(0, 0, 9),)),
+        0.0,
     )
     machine.core.sticky = me
     now = 0.0
@@ -357,7 +364,7 @@ def test_a_joiner_gets_in_while_the_others_train() -> None:
     calm.epochs(2)
     joiner = calm.swarm.add(Role.JOINER, 0.05, 4)
     calm.nodes.append(joiner)
-    calm.run(30.0, lambda: joiner.machine.role is Role.TRAINER and not joiner.machine.core.pending)
+    calm.run(30.0, lambda: joiner.machine.role is Role.TRAINER and not joiner.machine.core.here.pending)
     goal = max(node.machine.epoch for node in calm.nodes) + 2
     calm.epochs(goal)
     final = calm.swarm.checks.books.counted[joiner.machine.lineage]

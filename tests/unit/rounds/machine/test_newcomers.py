@@ -29,7 +29,7 @@ class Waiting:
         self.calm.epochs(2)
         (self.leader,) = self.calm.nodes
         self.newcomer = self.calm.swarm.add(Role.JOINER, 0.02, 4)
-        self.calm.run(5.0, lambda: self.newcomer.machine.core.joining is not None)
+        self.calm.run(5.0, lambda: self.newcomer.machine.core.here.joining is not None)
         self.holds: list[Hold] = []
         acted = self.calm.swarm.acted
 

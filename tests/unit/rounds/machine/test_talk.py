@@ -8,6 +8,7 @@ import pytest
 
 from p2pavg.part import Part
 from p2pavg.rounds.machine.actions import Send
+from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import Event, Leave, LocalProgress, PeerUp, Received
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.messages import Follow, Message
@@ -22,13 +23,15 @@ class Pair:
     def __init__(self, *, twice: bool = False) -> None:
         self.machines = {
             me: Machine(
-                me=me,
-                run_id="r",
-                epoch=0,
-                lineage=LINEAGE,
-                target=12,
-                plan=lambda members: (Part(0, 0, 5),),
-                now=0.0,
+                Config(
+                    me=me,
+                    run_id="r",
+                    epoch=0,
+                    lineage=LINEAGE,
+                    target=12,
+                    plan=lambda members: (Part(0, 0, 5),),
+                ),
+                0.0,
             )
             for me in (ONE, TWO)
         }
@@ -55,7 +58,7 @@ def test_two_that_leave_fall_silent(twice: bool) -> None:
     """Each takes the other for the leader, as it leaves itself: they say so, and then say nothing."""
     pair = Pair(twice=twice)
     for me, other in ((ONE, TWO), (TWO, ONE)):
-        pair.machines[me].core.pending = True  # so that it does not leave at once
+        pair.machines[me].core.here.pending = True  # so that it does not leave at once
         pair.feed(me, Leave(5.0, hand_over=True))
         pair.feed(me, PeerUp(other, 0, LINEAGE, leader=me))
     for _ in range(3):
@@ -74,7 +77,7 @@ def test_of_two_that_defer_to_each_other_one_leads() -> None:
     for me in (ONE, TWO):
         core = pair.machines[me].core
         core.sticky = None
-        core.suspects.add(me)
+        core.epoch_state.suspects.add(me)
     for me in (ONE, TWO):
         pair.feed(me, LocalProgress(4, 1.0, at_boundary=False))
     assert len({one.leader for one in pair.machines.values()}) == 1
@@ -89,9 +92,9 @@ def test_two_that_are_late_settle_the_lead_once() -> None:
         pair.feed(me, PeerUp(other, 0, LINEAGE))
     for me in (ONE, TWO):
         core = pair.machines[me].core
-        core.sticky, core.pending, core.must_go = None, True, True
-        core.epoch_began_at = -10.0
-        core.suspects.add(me)
+        core.sticky, core.here.pending, core.epoch_state.begun_before = None, True, True
+        core.here.began_at = -10.0
+        core.epoch_state.suspects.add(me)
         for facts in core.view:
             facts.committed_at = -10.0  # nobody is waited for any more
     for _ in range(3):

@@ -15,6 +15,7 @@ from p2pavg.errors import RoundFailedError
 from p2pavg.part import Part
 from p2pavg.peer.peer import Peer
 from p2pavg.rounds.machine.actions import Action, BeginJob, OpenJob, Resume, Send
+from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import LocalProgress, PeerUp, Received
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.ballot import Ballot
@@ -42,14 +43,16 @@ def sent(actions: list[Action], kind: type[Kind]) -> list[Kind]:
 
 def machine(leader: bytes) -> Machine:
     made = Machine(
-        me=ME,
-        run_id="r",
-        epoch=0,
-        lineage=LINEAGE,
-        target=12,
-        plan=lambda members: (Part(0, 0, 5),),
-        now=0.0,
-        weighted=True,
+        Config(
+            me=ME,
+            run_id="r",
+            epoch=0,
+            lineage=LINEAGE,
+            target=12,
+            plan=lambda members: (Part(0, 0, 5),),
+            weighted=True,
+        ),
+        0.0,
     )
     made.core.sticky = leader
     for peer in (OTHER, THIRD):
@@ -111,7 +114,7 @@ def test_who_declares_no_wait_is_left_out() -> None:
     """READY without a wait would make the leader's BEGIN contradict itself: its sender is named."""
     leader, ballot = leading()
     leader.handle(Received(OTHER, Ready(ballot, 0, 1, 1.0, b"")), 0.4)
-    assert OTHER in leader.core.excluded
+    assert OTHER in leader.core.epoch_state.excluded
 
 
 def test_a_wait_that_ends_takes_its_declaration_back() -> None:
@@ -159,7 +162,7 @@ def test_a_weight_for_one_that_computes_is_a_lie(whose: int) -> None:
     begin = Begin(BALLOT, (4.0, 4.0, 4.0), (4, 4, 4), tuple(counted), b"")
     actions = member.handle(Received(OTHER, begin), 0.4)
     assert not any(isinstance(action, BeginJob) for action in actions)
-    assert member.core.excluded[OTHER] is Cause.IMPLAUSIBLE_BEGIN
+    assert member.core.epoch_state.excluded[OTHER] is Cause.IMPLAUSIBLE_BEGIN
 
 
 def test_a_wait_that_was_never_declared_is_a_lie() -> None:
@@ -168,7 +171,7 @@ def test_a_wait_that_was_never_declared_is_a_lie() -> None:
     wait = sent(member.handle(waits(4, 4.0), 0.3), Ready)[0].wait
     begin = Begin(BALLOT, (4.0, 4.0, 4.0), (4, 4, 4), (wait + 1, 1, 1), b"")
     member.handle(Received(OTHER, begin), 0.4)
-    assert member.core.excluded[OTHER] is Cause.IMPLAUSIBLE_BEGIN
+    assert member.core.epoch_state.excluded[OTHER] is Cause.IMPLAUSIBLE_BEGIN
 
 
 def test_an_idle_thread_that_is_counted_on_stays() -> None:
@@ -227,7 +230,7 @@ async def test_a_call_that_timed_out_is_in_no_average() -> None:
             with pytest.raises(RoundFailedError):
                 await ended
         second = asyncio.create_task(two.all_reduce(hundreds, 3.0, group_size=2, timeout=DEADLINE_S))
-        await until(lambda: machine_of(two).core.boundary)
+        await until(lambda: machine_of(two).core.own.boundary)
         third = asyncio.create_task(idle.all_reduce(nothing, 0.0, group_size=2, timeout=DEADLINE_S))
         await asyncio.gather(first, second, third)
         assert all(np.all(values == 75.0) for values in (zeros, hundreds, nothing))

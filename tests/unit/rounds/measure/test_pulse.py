@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2pavg.rounds.machine.deadlines import LOOP_LIMIT
+from p2pavg.rounds.machine.rules.deadlines import LOOP_LIMIT
 from p2pavg.rounds.measure import beat as pulse
 from p2pavg.rounds.measure.beat import Pulse
 from p2pavg.transport.engine import LinkHealth

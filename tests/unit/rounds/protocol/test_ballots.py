@@ -8,6 +8,7 @@ import pytest
 
 from p2pavg.part import Part
 from p2pavg.rounds.machine.actions import Action, CancelJob, Commit, Discarded, OpenJob, Send
+from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import Healed, JobDone, LocalProgress, PeerDown, PeerUp, Received
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
@@ -37,14 +38,16 @@ WEIGHTS, SAMPLES = (4.0, 4.0, 4.0), (4, 4, 4)
 
 def machine(life: int = 0) -> Machine:
     return Machine(
-        me=ME,
-        run_id="r",
-        epoch=0,
-        lineage=LINEAGE,
-        target=12,
-        plan=lambda members: (Part(0, 0, 5),),
-        now=0.0,
-        life=life,
+        Config(
+            me=ME,
+            run_id="r",
+            epoch=0,
+            lineage=LINEAGE,
+            target=12,
+            plan=lambda members: (Part(0, 0, 5),),
+            life=life,
+        ),
+        0.0,
     )
 
 
@@ -66,7 +69,7 @@ def done() -> Machine:
     member.handle(Received(LEADER, Prepare(BALLOT, members, (True,) * 3, ((1, 0, 5),))), 0.3)
     member.handle(Received(LEADER, Begin(BALLOT, WEIGHTS, SAMPLES, (1, 1, 1), b"")), 0.4)
     member.handle(JobDone(BALLOT.transfer, DIGESTS), 0.5)
-    held = member.member.holding
+    held = member.core.holding
     assert held is not None
     assert held.stage is Stage.DONE
     return member
@@ -158,10 +161,10 @@ def test_nobody_else_aborts_a_round(teller: bytes, by: Ballot) -> None:
         Received(teller, Aborted(BALLOT, by, Cause.COMPLAINT, "because", (LEADER,), True)), 0.6
     )
     assert not any(isinstance(action, CancelJob) for action in actions)
-    assert not member.core.excluded
+    assert not member.core.epoch_state.excluded
     member.handle(Received(LEADER, Aborted(BALLOT, BALLOT, Cause.COMPLAINT, "because", (OTHER,), False)), 0.7)
-    assert member.member.holding is None
-    assert OTHER in member.core.excluded
+    assert member.core.holding is None
+    assert OTHER in member.core.epoch_state.excluded
 
 
 @pytest.mark.parametrize("word", [Aborted, Committed])
@@ -172,11 +175,11 @@ def test_a_successor_decides_once_it_was_promised(word: type[Message]) -> None:
     if word is Committed:
         decided = Committed(BALLOT, WEIGHTS, SAMPLES, DIGESTS)
     member.handle(Received(OTHER, decided), 0.6)
-    assert member.member.holding is not None
+    assert member.core.holding is not None
     member.handle(PeerDown(LEADER, "gone"), 0.7)
     assert sent(member.handle(Received(OTHER, Query(successor)), 0.8), Promise)
     member.handle(Received(OTHER, decided), 0.9)
-    assert member.member.holding is None
+    assert member.core.holding is None
     assert member.epoch == (1 if word is Committed else 0)
 
 
@@ -192,12 +195,12 @@ def test_what_a_successor_was_told_holds_until_it_gives_up(given_up: bool) -> No
         member.handle(
             Received(OTHER, Aborted(successor, successor, Cause.COMPLAINT, "given up", (), False)), 0.8
         )
-    member.core.promise_void = True  # as after a question of our own
-    held = member.member.holding
+    member.core.promises.released = True  # as after a question of our own
+    held = member.core.holding
     assert held is not None
     held.asked.add(THIRD)
     member.handle(Received(THIRD, Aborted(BALLOT, BALLOT, Cause.COMPLAINT, "because", (), False)), 0.9)
-    assert (member.member.holding is held) is not given_up
+    assert (member.core.holding is held) is not given_up
 
 
 def test_who_hears_of_a_commit_from_anybody_asks_the_leader() -> None:

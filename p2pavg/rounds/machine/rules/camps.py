@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from p2pavg.rounds.machine.events import PeerUp
-from p2pavg.rounds.machine.pace import Pace
+from p2pavg.rounds.machine.rules.pace import Pace
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.messages import Progress
 from p2pavg.rounds.protocol.roles import Role

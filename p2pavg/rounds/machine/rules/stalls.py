@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 
-from p2pavg.rounds.machine.deadlines import Deadlines
 from p2pavg.rounds.machine.events import RankProgress
+from p2pavg.rounds.machine.rules.deadlines import Deadlines
 from p2pavg.rounds.protocol.ballot import PeerId
 
 

@@ -38,6 +38,7 @@ K = 6.0  # how many MADs above the median
 LEAST_RATE = 8192.0  # bytes per second below which data does not count as moving, whatever was promised
 PROMISED_SHARE = 0.02  # of a link's usual rate, below which data does not count as moving
 KEPT = 31  # measurements
+MOST_SCALE = 16.0  # times what measurements say, after attempts that failed by nobody's fault
 
 
 class Timer(StrEnum):
@@ -108,6 +109,10 @@ class Deadlines:
         self._chunks: dict[PeerId, Measured] = {}
         self._rates: dict[PeerId, Measured] = {}
         self._epochs = Measured()
+
+    def relax(self, scale: float | None = None) -> None:
+        """Wait twice as long from now on, or `scale` times as long as measurements say."""
+        self.scale = min(MOST_SCALE, 2 * self.scale) if scale is None else scale
 
     def forget(self, peer: PeerId) -> None:
         """The peer left."""

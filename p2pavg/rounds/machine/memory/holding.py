@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2pavg.part import Part
-from p2pavg.rounds.machine.stalls import TransferWatch
+from p2pavg.rounds.machine.rules.stalls import TransferWatch
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Note, PeerId, Stage
 from p2pavg.rounds.protocol.messages import Committed
 from p2pavg.rounds.protocol.roles import Seat

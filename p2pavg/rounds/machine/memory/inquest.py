@@ -1,0 +1,54 @@
+"""What a successor asks all members of a ballot, and what their answers decide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from p2pavg.rounds.protocol.ballot import Ballot, Held, PeerId, Stage
+
+
+@dataclass(slots=True)
+class Inquest:
+    """The questions of one successor."""
+
+    ballot: Ballot
+    asked: dict[PeerId, float] = field(default_factory=dict)  # when
+    answers: dict[PeerId, Held | None] = field(default_factory=dict)
+    dismissed: set[PeerId] = field(default_factory=set)  # unreachable, or elsewhere
+    since: dict[PeerId, Ballot] = field(default_factory=dict)  # the first that its process promised here
+
+    def witnesses(self) -> dict[PeerId, Held | None]:
+        """The answers that count. A process that began to promise after the round in question knows nothing
+        of it: an earlier one of the same peer may have been DONE.
+        """
+        whole = (Stage.DONE, Stage.COMMITTED)
+        done = [held.ballot for held in self.answers.values() if held is not None and held.stage in whole]
+        if not done:
+            return self.answers
+        highest = max(done)
+        new = {peer for peer, first in self.since.items() if first > highest}
+        return {peer: held for peer, held in self.answers.items() if peer not in new}
+
+
+def decide(answers: dict[PeerId, Held | None]) -> Held | None:
+    """What to commit, from what the reachable voters hold; None: abort. Pure.
+
+    A ballot is committed when one of them has committed it, or when all of its voters that answered are DONE
+    with equal digests: then its leader may have committed it. If any is not DONE, nobody can have done so.
+    """
+    for held in answers.values():
+        if held is not None and held.stage is Stage.COMMITTED:
+            return held
+    done = [held for held in answers.values() if held is not None and held.stage is Stage.DONE]
+    if not done:
+        return None
+    highest = max(done, key=lambda held: held.ballot)
+    for peer, held in answers.items():
+        if peer in highest.voters and (
+            held is None
+            or held.ballot != highest.ballot
+            or held.stage is not Stage.DONE
+            or held.digests != highest.digests
+        ):
+            return None
+    return highest

@@ -1,0 +1,93 @@
+"""What the training thread of this peer told last, and what it was told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from p2pavg.rounds.machine.events import LocalProgress
+from p2pavg.rounds.machine.rules.pace import Pace
+from p2pavg.rounds.protocol.ballot import Note, PeerId
+
+
+@dataclass(slots=True)
+class OwnThread:
+    """The training thread, as far as rounds depend on it."""
+
+    samples: int = 0  # counted, and in no average yet
+    weight: float | None = None  # of its contribution; None: as many as its samples
+    note: Note = b""  # for the coming step
+    rate: float = 0.0  # samples per second
+    pace: Pace = field(default_factory=Pace)
+    upload_bps: float = 0.0  # of this machine; 0.0: not measured yet
+    download_bps: float = 0.0
+    link_bps: Mapping[PeerId, float] = field(default_factory=dict)  # from others, where measured
+    wait: int = 0  # the number of the wait at a boundary that lasts; 0: the training thread computes
+    boundary_at: float = 0.0  # when that wait began
+    waits_at: int | None = None  # samples of the others that the training thread was told of
+    told_to_stop: bool = False
+    offered: dict[int, int] = field(default_factory=dict)  # by transfer: how many of `samples` it has
+    _waits: int = 0
+
+    @property
+    def boundary(self) -> bool:
+        """Whether the training thread waits at a boundary."""
+        return self.wait > 0
+
+    def begin_wait(self, now: float) -> None:
+        """The training thread waits, with a contribution that does not change."""
+        self._waits += 1
+        self.wait, self.boundary_at = self._waits, now
+
+    def end_wait(self) -> None:
+        """The training thread computes, or is given something to apply next."""
+        self.wait = 0
+
+    def serve(self) -> None:
+        """The training thread gets an outcome, whether its samples are in it or not."""
+        self.wait = 0
+        self.told_to_stop = False
+
+    def forget_stop(self) -> None:
+        """The round for which the training thread was to stop is over, or has come to its boundary."""
+        self.told_to_stop = False
+
+    def measured(self, event: LocalProgress) -> None:
+        """What was measured here."""
+        self.upload_bps, self.download_bps = event.upload_bps, event.download_bps
+        self.rate = event.samples_per_second
+
+    def link_rates(self, link_bps: Mapping[PeerId, float]) -> None:
+        """What the links from others bring, in bit/s."""
+        self.link_bps = link_bps
+
+    def declares(self, event: LocalProgress) -> bool:
+        """The training thread counted so much. Returns whether it waited already, with the same."""
+        declared = event.samples, event.weight, event.note
+        same = self.boundary and declared == (self.samples, self.weight, self.note)
+        self.samples, self.weight, self.note = declared
+        return same
+
+    def offer(self, transfer: int, samples: int) -> None:
+        """So many of its samples went into this transfer."""
+        self.offered[transfer] = samples
+
+    def inherit(self, transfer: int, samples: int) -> None:
+        """So many of the samples that a leaver handed over went into this transfer."""
+        self.offered[transfer] = self.offered.get(transfer, 0) + samples
+
+    def take_off(self, samples: int) -> None:
+        """So many of its samples are averaged."""
+        self.samples -= samples
+
+    def drop(self) -> None:
+        """Its samples are gone: loaded over, handed over, or discarded."""
+        self.samples = 0
+
+    def step(self, pace: Pace) -> None:
+        """A step ended: the next one will take as long."""
+        self.pace = pace
+
+    def begin_step(self, now: float) -> None:
+        """The next step begins only now: an average was applied before."""
+        self.pace.since = now
