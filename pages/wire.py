@@ -167,7 +167,7 @@ def _facts() -> set[str]:
                     case ast.keyword(arg="hello", value=ast.Dict(keys=keys)):
                         found |= {key.value for key in keys if isinstance(key, ast.Constant)}
                     case ast.Call(func=ast.Attribute(value=of, attr="update"), keywords=keywords):
-                        if ast.unparse(of).endswith(".hello"):
+                        if ast.unparse(of).rpartition(".")[2] == "hello":
                             found |= {keyword.arg for keyword in keywords if keyword.arg}
     return found - {"schema"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -15,11 +16,17 @@ from p2pavg.membership.table.address import format_host_port
 from p2pavg.optim import live, sigterm
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.outer.local import LocalSteps
+from p2pavg.optim.outer.settings import outer_of
+from p2pavg.optim.resume import Resumable
+from p2pavg.optim.training_options import TrainingOptions
 from p2pavg.optim.training_state import TrainingState
+from p2pavg.optim.updates.buffers import AveragedBuffers
+from p2pavg.optim.updates.resync import Resync
 from p2pavg.optim.updates.update import Update
 from p2pavg.optim.wrapper import Wrapper
 from p2pavg.peer.peer import Peer
 from p2pavg.rounds.session import Session
+from p2pavg.rounds.state.saver import Saving
 from p2pavg.rounds.training import Start, TrainingSpec
 
 log = logging.getLogger("p2pavg.optim")
@@ -36,7 +43,13 @@ class Member(Wrapper):
     _state: TrainingState
     _leave_notice_s: float
     _build_peer: Callable[..., Peer]
-    _specify: Callable[[Start | None], TrainingSpec]
+    _options: TrainingOptions
+    _buffers: AveragedBuffers
+    _saving: Saving | None
+    _resumable: Resumable
+    _resync: Resync
+    _described: list[str]
+    _outline: list[str]
     _make_update: Callable[[Session], Update]
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
@@ -61,6 +74,52 @@ class Member(Wrapper):
         self._state.settle(self._training.epoch)
         self._update = self._make_update(self._training)
         self._update.join()
+
+    def _load_checkpoint(self) -> Start | None:
+        """The newest checkpoint of the directory, if there is one: where the run goes on."""
+        found = None if self._saving is None else self._saving.checkpoints.newest()
+        if found is None:
+            return None
+        self._state.load(found.state.meta, found.state.buffers)
+        self._buffers.restore()
+        self._flat.clear()
+        if self._masters is not None:
+            self._masters.round()
+            self._masters.publish()
+        log.info("going on from %s", found.path)
+        return Start(found.state.epoch, found.state.lineage, found.history)
+
+    def _specify(self, start: Start | None) -> TrainingSpec:
+        return TrainingSpec(
+            target_batch_size=self._options.target_batch_size,
+            numel=self._flat.layout.numel,
+            schema=self._resumable.schema,
+            initial_digest=self._state.initial_digest(),
+            compression=self._options.compression,
+            feedback=True,
+            state=self._state,
+            inherits=True,
+            saving=self._saving,
+            state_upload_bps=self._options.state_upload_bps,
+            start=start,
+            describe=self._described,
+            outline=self._outline,
+            exact=partial(_exact, self._flat, self._resync),
+            terms=self._terms(),
+            allocate=self._flat.allocate,
+        )
+
+    def _terms(self) -> dict[str, int | str]:
+        """What all peers of a run must have in common, beside the model and the codec."""
+        options = self._options
+        scheduler, outer = options.scheduler, outer_of(options.outer)
+        return {
+            "resync_epochs": self._resync.every or 0,
+            "buffers": options.buffers,
+            "max_grad_norm": str(options.max_grad_norm),
+            "scheduler": type(scheduler).__name__ if scheduler is not None else "None",
+            "outer": "None" if outer is None else outer.terms(),
+        }
 
     def _leave(self) -> list[str] | None:
         """Leave the run, to enter it anew. Returns the addresses of the members; None: it knows nobody."""
@@ -131,3 +190,7 @@ class Member(Wrapper):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(None if error is None else 0.0)  # an exception may have struck in the middle of a step
+
+
+def _exact(gradients: FlatGradients | LocalSteps, resync: Resync, epoch: int) -> int:
+    return gradients.layout.numel + resync.size if resync.due(epoch) else 0

@@ -41,7 +41,6 @@ from p2pavg.peer.signature import takes
 from p2pavg.report import RoundReport
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.checkpoints import About
-from p2pavg.rounds.training import Start, TrainingSpec
 
 log = logging.getLogger("p2pavg.optim")
 OUTER = "p2pavg.outer"  # beside the user's extras
@@ -142,13 +141,6 @@ class CollaborativeOptimizer(Member):
         self._resumable = Resumable(self.run_id, schema(self._outline), scheduler, self._masters, whole)
         about = About(self.run_id, self._resumable.schema, ", ".join(self._described), SOFTWARE)
         self._saving = saving(options.checkpoint_dir, options.checkpoint_epochs, about)
-        self._terms: dict[str, int | str] = {
-            "resync_epochs": self._resync.every or 0,
-            "buffers": options.buffers,
-            "max_grad_norm": str(options.max_grad_norm),
-            "scheduler": type(scheduler).__name__ if scheduler is not None else "None",
-            "outer": "None" if self._outer is None else self._outer.terms(),
-        }
         self._build_peer = partial(Peer, self.run_id, **options.shared())
         live.enter(self, self._held)
         try:
@@ -157,40 +149,6 @@ class CollaborativeOptimizer(Member):
             self.close(0.0)
             raise
         sigterm.watch(self, options.leave_notice_s)
-
-    def _load_checkpoint(self) -> Start | None:
-        """The newest checkpoint of the directory, if there is one: where the run goes on."""
-        found = None if self._saving is None else self._saving.checkpoints.newest()
-        if found is None:
-            return None
-        self._state.load(found.state.meta, found.state.buffers)
-        self._buffers.restore()
-        self._flat.clear()
-        if self._masters is not None:
-            self._masters.round()
-            self._masters.publish()
-        log.info("going on from %s", found.path)
-        return Start(found.state.epoch, found.state.lineage, found.history)
-
-    def _specify(self, start: Start | None) -> TrainingSpec:
-        return TrainingSpec(
-            target_batch_size=self._options.target_batch_size,
-            numel=self._flat.layout.numel,
-            schema=self._resumable.schema,
-            initial_digest=self._state.initial_digest(),
-            compression=self._options.compression,
-            feedback=True,
-            state=self._state,
-            inherits=True,
-            saving=self._saving,
-            state_upload_bps=self._options.state_upload_bps,
-            start=start,
-            describe=self._described,
-            outline=self._outline,
-            exact=partial(_exact, self._flat, self._resync),
-            terms=self._terms,
-            allocate=self._flat.allocate,
-        )
 
     def _make_update(self, training: Session) -> Update:
         if self._reference is not None:
@@ -401,7 +359,3 @@ def _describe(optimizer: torch.optim.Optimizer) -> list[str]:
 
 def _leads(optimizer: CollaborativeOptimizer | None) -> bool:
     return optimizer is not None and optimizer._training.leads
-
-
-def _exact(gradients: FlatGradients | LocalSteps, resync: Resync, epoch: int) -> int:
-    return gradients.layout.numel + resync.size if resync.due(epoch) else 0

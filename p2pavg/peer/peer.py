@@ -1,4 +1,4 @@
-"""Peer: one process's place in a swarm. Owns the event-loop thread and all that lives on it."""
+"""Peer: one process's runtime in a swarm. Owns the event-loop thread and all that lives on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from p2pavg.membership import PeerInfo
 from p2pavg.membership.table.address import format_host_port
 from p2pavg.peer import crowd
 from p2pavg.peer.loop_thread import LoopThread
-from p2pavg.peer.runtime import Place
+from p2pavg.peer.runtime import Runtime
 from p2pavg.peer.settings import Settings
 from p2pavg.peer.signature import takes
 from p2pavg.peer.tensors import Averager
@@ -36,7 +36,7 @@ WAIT_BEAT_S = 0.05
 
 
 class Peer:
-    """One process's place in a swarm.
+    """One process's runtime in a swarm.
 
     run_id: the training job's name; the same on all peers.
     initial_peers: "host:port" of any members, empty to start a new swarm; `P2PAVG_INITIAL_PEERS` (separated
@@ -67,7 +67,7 @@ class Peer:
         self.compression = settings.compression
         self._reports = settings.reports_path
         self._thread: LoopThread | None = None
-        self._place: Place | None = None
+        self._runtime: Runtime | None = None
         self._session: Session | None = None
         self._averager: Averager | None = None
         self._closed = False
@@ -78,19 +78,19 @@ class Peer:
         """Open the ports and find the swarm; blocks until done. Raises P2PAvgError."""
         if self._closed:
             raise ClosedError("this peer was closed; build a new one")
-        if self._place is not None:
+        if self._runtime is not None:
             return self
         codec = codecs.prepare(self.compression)
         _check_writable(self._reports)
         thread = LoopThread(f"p2pavg-{self.run_id}")
-        place = Place(self._settings, self._own_identity(), self._publish, codec)
+        runtime = Runtime(self._settings, self._own_identity(), self._publish, codec)
         try:
-            thread.run(place.start())
+            thread.run(runtime.start())
         except BaseException:
             thread.stop()
             raise
-        self._thread, self._place = thread, place
-        self._finalizer = weakref.finalize(self, _abandon, thread, place)
+        self._thread, self._runtime = thread, runtime
+        self._finalizer = weakref.finalize(self, _abandon, thread, runtime)
         return self
 
     def close(self, notice_s: float = CLOSE_NOTICE_S) -> None:
@@ -98,16 +98,16 @@ class Peer:
         `notice_s`.
         """
         self._closed = True
-        thread, place = self._thread, self._place
-        if thread is None or place is None:
+        thread, runtime = self._thread, self._runtime
+        if thread is None or runtime is None:
             return
         self._thread = None
         self._finalizer.detach()
         if self._session is not None:
             error = ClosedError("this peer is closed; build a new one")
-            thread.loop.call_soon_threadsafe(_fail, place, self._session, error)
+            thread.loop.call_soon_threadsafe(_fail, runtime, self._session, error)
         try:
-            thread.run(place.close(notice_s))
+            thread.run(runtime.close(notice_s))
         finally:
             thread.stop()
 
@@ -185,10 +185,10 @@ class Peer:
         """CPU time that averaging used so far: native threads, the event loop, and `all_reduce` in its
         caller.
         """
-        place, thread = self._running(), self._thread
+        runtime, thread = self._running(), self._thread
         assert thread is not None
         caller = 0.0 if self._averager is None else self._averager.cpu_seconds
-        return place.engine.cpu_seconds() + thread.cpu_seconds() + caller
+        return runtime.engine.cpu_seconds() + thread.cpu_seconds() + caller
 
     # ------------------------------------------------------------------------------------- training
 
@@ -200,15 +200,15 @@ class Peer:
         swarm's state that way before its first step. Raises IncompatiblePeerError when the swarm trains
         another model.
         """
-        place, thread = self._running(), self._thread
+        runtime, thread = self._running(), self._thread
         assert thread is not None
         if self._session is not None:
             raise ConfigurationError(
                 "this peer already trains; use one Peer for each optimizer, under its own run_id"
             )
-        session = Session(thread.loop, spec.start.epoch if spec.start else 0, place.engine.note_trainer)
-        place.threads = crowd.threads_of_torch()
-        thread.run(place.train(session, spec))
+        session = Session(thread.loop, spec.start.epoch if spec.start else 0, runtime.engine.note_trainer)
+        runtime.threads = crowd.threads_of_torch()
+        thread.run(runtime.train(session, spec))
         self._session = session
         return session
 
@@ -220,7 +220,7 @@ class Peer:
         group_size: int | None = None,
         timeout: float = 60.0,
     ) -> RoundReport:
-        """Average tensors over the group, in place, weighted by `weight`. All members hold the same bits
+        """Average tensors over the group, in runtime, weighted by `weight`. All members hold the same bits
         afterwards.
 
         tensors: one, or a sequence of, contiguous or strided torch tensors (any device) or numpy arrays, of
@@ -238,20 +238,20 @@ class Peer:
 
     def set_target(self, samples: int | None) -> None:
         """How many samples make an epoch from now on; None: one for every peer now linked."""
-        place, thread = self._running(), self._thread
+        runtime, thread = self._running(), self._thread
         assert thread is not None
-        thread.run(place.set_target(samples))
+        thread.run(runtime.set_target(samples))
 
     # --------------------------------------------------------------------------------------- inside
 
-    def _running(self) -> Place:
-        if self._place is None or self._closed:
+    def _running(self) -> Runtime:
+        if self._runtime is None or self._closed:
             raise ClosedError(
                 "this peer is closed; build a new one"
                 if self._closed
                 else "this peer was not started; call start() or use async with"
             )
-        return self._place
+        return self._runtime
 
     def _own_identity(self) -> Identity:
         if self._settings.membership is not None:
@@ -293,17 +293,17 @@ def _typed() -> Callable[[], bool] | None:
     return ready
 
 
-def _fail(place: Place, session: Session, error: BaseException) -> None:
-    if place.driver is not None:
-        place.driver.fail(error)
+def _fail(runtime: Runtime, session: Session, error: BaseException) -> None:
+    if runtime.driver is not None:
+        runtime.driver.fail(error)
     else:
         session.fail(error)
 
 
-def _abandon(thread: LoopThread, place: Place) -> None:
+def _abandon(thread: LoopThread, runtime: Runtime) -> None:
     """The Peer was garbage-collected, or the interpreter ends, without close()."""
     try:
-        thread.run(place.close(1.0))
+        thread.run(runtime.close(1.0))
         thread.stop()
     except Exception:
         logger.debug("closing an abandoned peer failed", exc_info=True)

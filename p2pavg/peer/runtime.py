@@ -1,37 +1,31 @@
-"""Place: everything of one peer that lives on its event loop. Links, membership and rounds meet here."""
+"""Runtime: everything of one peer that lives on its event loop. Links, membership and rounds meet here."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from p2pavg import codecs, outline
-from p2pavg.errors import (
-    P2PAvgError,
-    ProtocolError,
-)
+from p2pavg import codecs
+from p2pavg.errors import P2PAvgError
 from p2pavg.identity import Identity
 from p2pavg.membership import PeerInfo, View
 from p2pavg.membership.table.address import is_loopback
-from p2pavg.peer import advice
+from p2pavg.peer import advice, announcing
+from p2pavg.peer.announcing import Announcer, record_of
 from p2pavg.peer.dialling import Dialler
+from p2pavg.peer.entering import EarlyMessages, build_machine, role_among
 from p2pavg.peer.gaps import KNOWS, answer
 from p2pavg.peer.observer import Observer
 from p2pavg.peer.ports import open_ports
 from p2pavg.peer.refusals import Refusals
 from p2pavg.peer.settings import Settings
 from p2pavg.report import RoundReport
-from p2pavg.report.compact import CompactReport
 from p2pavg.report.status import Status
 from p2pavg.rounds.loop.driver import Driver
 from p2pavg.rounds.loop.hello import trains
-from p2pavg.rounds.loop.planning import planner
 from p2pavg.rounds.machine import events as ev
-from p2pavg.rounds.machine.core import Config
-from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.measure.link_meter import LinkMeter
 from p2pavg.rounds.measure.recorder import Recorder
 from p2pavg.rounds.measure.status import WATCH, Watching, status
@@ -41,18 +35,15 @@ from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import Start, TrainingSpec
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.engines import make_engine
-from p2pavg.transport.links import handshake
 from p2pavg.transport.links.link import Link
 
 logger = logging.getLogger("p2pavg.peer.peer")
 
-EARLY_BYTES = 1 << 20  # of messages that wait for the start of the rounds
-ANNOUNCE_INTERVAL_S = 1.0
 HEARTBEAT_S = 0.1
 BEAT_S = 0.25
 
 
-class Place:
+class Runtime:
     """One peer's links, table node, view and, once it trains, rounds. All methods run on the loop."""
 
     def __init__(
@@ -76,12 +67,11 @@ class Place:
             self._fail,
             proven=settings.membership is not None,
         )
-        self._early: list[tuple[Link, dict[str, Any]]] = []  # from peers that were faster than our start
-        self._early_bytes = 0
+        self._early = EarlyMessages()
         self._timer: asyncio.TimerHandle | None = None
         self._unheard = False  # there are links, and nothing comes over any
         self.threads = 0  # that the training thread computes with; 0: does not matter
-        self._announcing: asyncio.Task[None] | None = None
+        self._announcer: Announcer | None = None
         self._spec: TrainingSpec | None = None
         self._closing: asyncio.Task[None] | None = None
         self._observer: Observer | None = None
@@ -152,44 +142,18 @@ class Place:
         machine = driver.machine
         if self._observer is not None:
             self._observer.standing_changed()
-        self.endpoint.hello.update(
-            epoch=machine.epoch,
-            lineage=machine.lineage,
-            role=machine.role.value,
-            total=machine.total_samples,
-            leader=machine.leader or b"",
-        )
-        if self._announcing is None or self._announcing.done():
-            self._announcing = asyncio.get_running_loop().create_task(self._announce())
+        announcing.stand(self.endpoint.hello, machine)
+        if self._announcer is not None:
+            self._announcer.changed()
 
-    async def _announce(self) -> None:
-        info = self._info()
-        await self.view.announce(info)
-        await asyncio.sleep(ANNOUNCE_INTERVAL_S)
-        while not self._closed and (latest := self._info()) != info:
-            info = latest
-            await self.view.announce(info)
-            await asyncio.sleep(ANNOUNCE_INTERVAL_S)
-
-    def _info(self) -> PeerInfo:
-        driver, spec, last = self.driver, self._spec, self._last
+    def _record(self) -> PeerInfo:
+        driver, spec = self.driver, self._spec
         assert driver is not None
         assert spec is not None
-        return PeerInfo(
-            peer_id=self.peer_id,
-            addresses=tuple(self.addresses()),
-            client_only=self.client_only,
-            region=self.settings.region or "",
-            epoch=driver.machine.epoch,
-            lineage=driver.machine.lineage,
-            role="trainer",
-            model=spec.schema,
-            samples_per_second=last.local_samples / last.seconds_total
-            if last and last.seconds_total
-            else 0.0,
-            report=b"" if last is None else CompactReport.of(last).encode(),
-            name=self.settings.label,
-            joining=driver.machine.role is Role.JOINER,
+        addresses = self.addresses()
+        machine, hidden = driver.machine, self.client_only
+        return record_of(
+            self.peer_id, self.settings, addresses, machine, spec, self._last, client_only=hidden
         )
 
     def broken(self) -> None:
@@ -228,21 +192,7 @@ class Place:
         codec = codecs.get(spec.compression)
         fresh = Start(0, first_lineage(self.settings.run_id.encode(), spec.initial_digest))
         start = spec.start or fresh
-        self.endpoint.hello.update(
-            schema=spec.schema,
-            outline=outline.pack(spec.outline),
-            terms={
-                "target_batch_size": spec.target_batch_size,
-                "compression": codecs.label(codec),
-                "model": ", ".join(spec.describe) or f"{spec.numel} values",
-                **spec.terms,
-            },
-            epoch=start.epoch,
-            lineage=start.lineage,
-            role=Role.TRAINER.value,
-            total=start.history[-1].total if start.history else 0,
-            leader=b"",
-        )
+        announcing.enter(self.endpoint.hello, spec, start)
         await asyncio.gather(self.view.refresh_now(), self._learn_reachability())
         self._spec = spec  # from here on it dials, and tells whether it can be dialled
         self._look()
@@ -257,27 +207,9 @@ class Place:
         if not self.links:
             trainers = [info for info in self.view.peers.values() if info.role == "trainer"]
             advice.warn_of_unreachable(trainers, self.settings.run_id)
-        role = Role.TRAINER
-        others = [link.hello for link in self.links.values() if link.hello.get("role") == Role.TRAINER.value]
-        for facts in others:
-            if facts["epoch"] > start.epoch or (start.epoch == 0 and facts["lineage"] != start.lineage):
-                role = Role.JOINER
-        machine = Machine(
-            Config(
-                me=self.peer_id,
-                run_id=self.settings.run_id,
-                epoch=start.epoch,
-                lineage=start.lineage,
-                history=start.history,
-                role=role,
-                target=spec.target_batch_size,
-                plan=planner(lambda: spec.exact(machine.epoch) or spec.numel),
-                client_only=self.client_only,
-                weighted=spec.weighted,
-                life=time.time_ns(),
-            ),
-            time.monotonic(),
-        )
+        role = role_among(self.links.values(), start)
+        me, run_id = self.peer_id, self.settings.run_id
+        machine = build_machine(me, run_id, spec, start, role, client_only=self.client_only)
         region = self.settings.region or ""
         meter = LinkMeter(
             self._engine,
@@ -286,7 +218,6 @@ class Place:
             carried=self.endpoint.carried,
             table=lambda: self.dht.wire,
         )
-        run_id = self.settings.run_id
         recorder = Recorder(run_id, self.peer_id, codec.name, meter, self._finished, region=region)
         recorder.on_trace = self.watching.event
         driver = self.driver = Driver(self, session, spec, machine, recorder)
@@ -297,14 +228,7 @@ class Place:
         for link in list(self.links.values()):
             if trains(link.hello):
                 driver.link_up(link)
-        early, self._early = self._early, []
-        for link, message in early:
-            if self.links.get(link.peer_id) is not link:
-                continue
-            try:
-                self.message(link, message)
-            except ProtocolError as error:
-                link.close(str(error))
+        self._early.deliver(self.links, self.message)
         self._observer = Observer(
             run_id,
             self.links,
@@ -312,6 +236,7 @@ class Place:
             lambda: (machine.epoch, machine.role is Role.JOINER),
             self.threads,
         )
+        self._announcer = Announcer(self.view, self._record)
         self._beat()
         self.standing_changed()
 
@@ -404,9 +329,7 @@ class Place:
         if message.get("t") == "leaving" and self._observer is not None:
             self._observer.leaves(link.peer_id)
         if self.driver is None:
-            self._early_bytes += len(handshake.pack(message))
-            if self._early_bytes <= EARLY_BYTES:
-                self._early.append((link, message))
+            self._early.add(link, message)
             return
         if message.get("t") == WATCH:
             self.watching.watch(link)
@@ -455,8 +378,8 @@ class Place:
             await driver.states.saved()
         self._closed = True
         self._dialler.close()
-        if self._announcing is not None:
-            self._announcing.cancel()
+        if self._announcer is not None:
+            self._announcer.close()
         self.watching.close()
         if self._timer is not None:
             self._timer.cancel()

@@ -37,7 +37,7 @@ class PeerOptions:
     """The options that `Peer` and `CollaborativeOptimizer` share.
 
     An option is written here, as a field with its default, and described in the docstrings of those two
-    classes; both take it then. Code on the event loop reads it from `Place.settings`.
+    classes; both take it then. Code on the event loop reads it from `Runtime.settings`.
     """
 
     initial_peers: Sequence[str] | str | None = None

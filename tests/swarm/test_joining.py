@@ -147,7 +147,7 @@ def test_a_download_goes_on_where_it_was_when_its_link_breaks() -> None:
         donor = another()
         newcomer = another()
         until(lambda: newcomer.downloaded > 0.5)
-        place: Any = donor.peer._place
+        place: Any = donor.peer._runtime
         loop: Any = donor.peer._thread
 
         async def break_it() -> None:

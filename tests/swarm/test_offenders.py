@@ -207,7 +207,7 @@ def test_two_uses_of_an_identity_meet_when_parts_merge(trainers, identities) -> 
         trainer.start()
     for trainer in (one, two):
         trainer.until(lambda trainer=trainer: any(len(r.members) == 2 for r in trainer.reports.values()))
-    assert one.opt.peer._thread.run(one.opt.peer._place.dht.introduce(two.address))
+    assert one.opt.peer._thread.run(one.opt.peer._runtime.dht.introduce(two.address))
     second.until(lambda: second.error is not None)
     assert isinstance(second.error, IdentityInUseError)
     second.close()

@@ -23,7 +23,7 @@ async def main():
         print(peer.address, flush=True)
         await peer.all_reduce(np.ones(1000, np.float32), group_size=2)
         sys.stdin.readline()
-        print(peer._settings, peer._place._identity, peer._place.links, file=sys.stderr)
+        print(peer._settings, peer._runtime._identity, peer._runtime.links, file=sys.stderr)
         raise RuntimeError("what a crash would show")
 
 logging.basicConfig(level=logging.DEBUG, filename=f"{sys.argv[1:] and 'two' or 'one'}.log")

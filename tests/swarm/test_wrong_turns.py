@@ -40,7 +40,7 @@ with CollaborativeOptimizer(
     on_round=lambda r: print(f"epoch {r.epoch} attempts {r.attempts} of {len(r.members)} peers"),
 ) as opt:
     if walled:  # a firewall that passes UDP alone
-        opt.peer._thread.run(opt.peer._place.endpoint._listener.close())
+        opt.peer._thread.run(opt.peer._runtime.endpoint._listener.close())
     print("address", opt.peer.address)
     while True:
         time.sleep(0.02)

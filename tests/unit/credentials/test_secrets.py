@@ -142,8 +142,8 @@ async def test_no_secret_in_logs_or_table(caplog: pytest.LogCaptureFixture, tmp_
             one.all_reduce(np.ones(100, np.float32), group_size=2),
             two.all_reduce(np.ones(100, np.float32), group_size=2),
         )
-        assert one._place is not None
-        held = [h.record for h in one._place.dht.node.store.live(one._place.view._key, 0.0)]
+        assert one._runtime is not None
+        held = [h.record for h in one._runtime.dht.node.store.live(one._runtime.view._key, 0.0)]
     assert held
     assert caplog.text
     shown = [caplog.text, *(report.to_json() for report in reports)]

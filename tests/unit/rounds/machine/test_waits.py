@@ -188,7 +188,7 @@ def test_an_idle_thread_that_is_counted_on_stays() -> None:
 
 
 def machine_of(peer: Peer) -> Machine:
-    place = peer._place
+    place = peer._runtime
     assert place is not None
     assert place.driver is not None
     return place.driver.machine

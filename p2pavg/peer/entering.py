@@ -1,0 +1,77 @@
+"""How a peer enters the rounds of its run: its role, its state machine, and the messages that came before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from p2pavg.errors import ProtocolError
+from p2pavg.rounds.loop.planning import planner
+from p2pavg.rounds.machine.core import Config
+from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.protocol.roles import Role
+from p2pavg.rounds.training import Start, TrainingSpec
+from p2pavg.transport.links import handshake
+from p2pavg.transport.links.link import Link
+
+EARLY_BYTES = 1 << 20  # of messages that wait for the start of the rounds
+
+
+def role_among(links: Iterable[Link], start: Start) -> Role:
+    """A joiner where a trainer that is linked stands further, or at another beginning; else a trainer."""
+    for link in links:
+        facts = link.hello
+        if facts.get("role") != Role.TRAINER.value:
+            continue
+        if facts["epoch"] > start.epoch or (start.epoch == 0 and facts["lineage"] != start.lineage):
+            return Role.JOINER
+    return Role.TRAINER
+
+
+def build_machine(
+    me: bytes, run_id: str, spec: TrainingSpec, start: Start, role: Role, *, client_only: bool
+) -> Machine:
+    """The state machine of this peer's rounds, as it stands when it enters."""
+    machine = Machine(
+        Config(
+            me=me,
+            run_id=run_id,
+            epoch=start.epoch,
+            lineage=start.lineage,
+            history=start.history,
+            role=role,
+            target=spec.target_batch_size,
+            plan=planner(lambda: spec.exact(machine.epoch) or spec.numel),
+            client_only=client_only,
+            weighted=spec.weighted,
+            life=time.time_ns(),
+        ),
+        time.monotonic(),
+    )
+    return machine
+
+
+class EarlyMessages:
+    """Messages of peers that were faster than this one's start, in order, at most EARLY_BYTES of them."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Link, dict[str, Any]]] = []
+        self._bytes = 0
+
+    def add(self, link: Link, message: dict[str, Any]) -> None:
+        """Keep it for the start, where there is room."""
+        self._bytes += len(handshake.pack(message))
+        if self._bytes <= EARLY_BYTES:
+            self._waiting.append((link, message))
+
+    def deliver(self, links: Mapping[bytes, Link], deliver: Callable[[Link, dict[str, Any]], None]) -> None:
+        """Hand on those whose link is still up; a link whose message is malformed is closed."""
+        waiting, self._waiting = self._waiting, []
+        for link, message in waiting:
+            if links.get(link.peer_id) is not link:
+                continue
+            try:
+                deliver(link, message)
+            except ProtocolError as error:
+                link.close(str(error))
