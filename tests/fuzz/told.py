@@ -87,7 +87,7 @@ def _rounds() -> list[bytes]:
         messages.Aborted(ballot, ballot, Cause.COMPLAINT, "why", (PEER,), False),
         messages.Inquire(ballot),
         messages.Unknown(ballot, 3, LINEAGE),
-        messages.CatchUp(3, True, 12.5, 5_000_000, 900_000, 20e6),
+        messages.CatchUp(3, 1, 12.5, 5_000_000, 900_000, 20e6),
         messages.Leaving(4, (held,)),
     ]
     return _packed(*(messages.to_dict(message) for message in made))

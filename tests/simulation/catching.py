@@ -125,7 +125,7 @@ class Catching:
 
     def _ask_to_wait(self) -> None:
         seconds = HELD * self.swarm.state_seconds
-        message = CatchUp(self.node.parameters.epoch, True, seconds, 1, 1, 1.0)
+        message = CatchUp(self.node.parameters.epoch, 0, seconds, 1, 1, 1.0)
         for peer in list(self.node.links):
             self.swarm.send(self.node, peer, message)
 

@@ -24,7 +24,7 @@ from p2pavg.rounds.state.downloader import Downloader
 from p2pavg.rounds.state.following import Following
 from p2pavg.rounds.state.generation_rows import Generations
 from p2pavg.rounds.state.inbox import Inbox
-from p2pavg.rounds.state.projection import Projection, Standing
+from p2pavg.rounds.state.projection import Projection, Standing, Wish
 from p2pavg.rounds.state.results import ResultHead
 from p2pavg.rounds.state.telling import Joined, Telling
 from p2pavg.rounds.training import Average
@@ -33,8 +33,7 @@ from p2pavg.transport.links.link import Link
 
 logger = logging.getLogger("p2pavg.state")
 
-ASK_S = 0.5  # between two words to those that are to wait
-TRIED_EPOCHS, TRIED_S = 2.0, 1.0  # how long it tries to get in without a round that waits for it
+ASK_S = 0.5  # between two words to those that are to wait, unless something changed
 HAVE_S = 1.0  # and to donors, which need not keep what is here
 LEVEL_S = 0.02  # between two looks whether it is level
 MOST_AHEAD = 8  # results that wait for the training thread: it applies them as fast as it can
@@ -63,6 +62,7 @@ class Joining:
         training thread.
         """
         self._action = action
+        self._engine = engine
         self._downloader = downloader
         self._links = links
         self._machine = machine
@@ -77,10 +77,11 @@ class Joining:
         self._telling = Telling(self._began_at)
         self.joined: Joined | None = None  # once it is level
         self._donors: tuple[bytes, ...] = ()
+        self._needs_state = False  # results alone are not enough
         self._has_state = False  # the training thread has it, or is given it next
         self._applied = asyncio.Event()
         self._asked_at = 0.0
-        self._close_at = 0.0  # since when it needs a moment between two rounds, and no more
+        self._asked: tuple[int, int] | None = None  # from which epoch on, and what may be lacking
         self._told_at = 0.0  # the donors, what is here
 
     async def run(self) -> None:
@@ -90,6 +91,8 @@ class Joining:
         have = self._session.standing if self._action.results_do else None
         offers = await self._downloader.offers(donors, self._links, have)
         self._donors = offers.donors
+        rtts = [self._links[donor].rtt_min for donor in self._donors if donor in self._links]
+        self._projection.swarm(offers.epoch_s, max(rtts, default=0.0))
         following: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
         try:
@@ -103,6 +106,7 @@ class Joining:
                 self.following.begin((manifest.epoch, manifest.lineage))
                 self.following.modest = True
                 following = loop.create_task(self.following.run())
+                self._needs_state = True
                 state = await self._downloader.fetch(manifest, offers, self._links)
                 self._has_state, self.following.modest = True, False
                 self._deliveries.put_state(state)
@@ -169,7 +173,9 @@ class Joining:
         """A beat: tell where we are, and ask for what it takes."""
         now, at, times = time.monotonic(), self._at(), self.following.times
         epochs, span = (len(times) - 1, times[-1] - times[0]) if len(times) > 1 else (0, 0.0)
-        self._projection.observe(now, at, epochs, span)
+        links = [self._links[donor].id for donor in self._donors if donor in self._links]
+        received = sum(self._engine.traffic(link)[1] for link in links)
+        self._projection.observe(now, at, received, epochs, span)
         self._telling.look(now, at, self._projection)
         standing = self.following.standing
         if standing is None:
@@ -178,26 +184,15 @@ class Joining:
             self._told_at = now
             loaded = not self._deliveries.unloaded
             self._tell_donors({"t": "state-have", "epoch": standing[0], "loaded": loaded})
-        if now < self._asked_at + ASK_S:
-            return
-        entering = not self._deliveries.unloaded and self._projection.close() and not self._slips_in(now)
-        if self._projection.paced or entering:
-            self._asked_at = now
-            self._ask(standing[0], entering, at)
+        wish = self._projection.wish(now, loaded=not self._deliveries.unloaded)
+        asked = None if wish is None else (standing[0], wish.spare)
+        if asked != self._asked or (wish is not None and now >= self._asked_at + ASK_S):
+            self._asked_at, self._asked = now, asked
+            self._ask(standing[0], wish or Wish(0, 0.0), at)
 
-    def _slips_in(self, now: float) -> bool:
-        """It takes part without a round that waits, and has not tried in vain."""
-        rtt = max((self._links[d].rtt_min for d in self._donors if d in self._links), default=0.0)
-        if not self._projection.slips_in(rtt):
-            return False
-        self._close_at = self._close_at or now
-        return now < self._close_at + TRIED_S + TRIED_EPOCHS * self._projection.epoch_seconds
-
-    def _ask(self, epoch: int, entering: bool, at: Standing) -> None:
-        projection = self._projection
-        asked = CatchUp(
-            epoch, entering, projection.held_s, at.total, at.result, 8 * projection.bytes_per_second
-        )
+    def _ask(self, epoch: int, wish: Wish, at: Standing) -> None:
+        link_bps = 8 * self._projection.bytes_per_second
+        asked = CatchUp(epoch, wish.spare, wish.seconds, at.total, at.result, link_bps)
         message = messages.to_dict(asked)
         for link in list(self._links.values()):
             if link.hello.get("role") != Role.WATCHER.value:
@@ -209,7 +204,7 @@ class Joining:
                 self._links[donor].send(message)
 
     def _at(self) -> Standing:
-        state, total, _ = self._downloader.progress or (0, 0, 0)
+        state, total, _ = (self._needs_state and self._downloader.progress) or (0, 0, 0)
         following = self.following
         return Standing(
             state, total, following.fetched_bytes, following.lacking_bytes, following.result_bytes

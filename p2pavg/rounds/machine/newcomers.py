@@ -1,4 +1,4 @@
-"""Newcomers for whom the next round waits: results come faster than their links take them."""
+"""Newcomers for whom the next round waits: results come faster than their links take them, or may do so."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from p2pavg.rounds.protocol.messages import CatchUp
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
-PACED_BEHIND = 1  # results that a newcomer may lack when the next round begins, while its state is on its way
 FRESH_S = 3.0  # whoever is at it says so again and again; its word holds for so long, and two round trips
 TOLD_S = 0.5  # a shorter wait needs no word
 REST = 10.0  # times what rounds may wait for a newcomer, before they wait for it again
-LEAST_S = 2.0  # that rounds wait for a newcomer, however fast its state comes: round trips, and loading
 
 
 @dataclass(slots=True)
@@ -28,23 +26,21 @@ class _Asked:
     spent_at: float = 0.0  # when that was all that it has
     told: bool = False
 
-    @property
-    def allowed_s(self) -> float:
-        return LEAST_S + self.message.seconds
-
     def spend(self, seconds: float, now: float) -> None:
         """Rounds have waited; whoever had all of its time gets it anew after ten times as long."""
         before, self.used_s = self.used_s, self.used_s + seconds
-        if before < self.allowed_s <= self.used_s:
+        allowed = self.message.seconds
+        if before < allowed <= self.used_s:
             self.spent_at = now
-        elif before >= self.allowed_s and now > self.spent_at + REST * self.allowed_s:
+        elif before >= allowed and now > self.spent_at + REST * allowed:
             self.used_s = 0.0
 
 
 class Newcomers:
     """What newcomers ask of the leader: while its next round waits for them, their links catch up.
 
-    Each has so many seconds, in all, as it takes to send the state over its link one and a half times.
+    Each has as many seconds, in all, as it says that it needs: one and a half times as long as the state
+    takes over its link, and a little more.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -75,7 +71,7 @@ class Newcomers:
                 del self._asked[peer]
             elif self._lacks(facts, asked.message):
                 asked.spend(passed, core.now)
-                most = core.now + asked.allowed_s - asked.used_s
+                most = core.now + asked.message.seconds - asked.used_s
                 fresh = asked.heard_at + FRESH_S + 2 * core.deadlines.rtt(peer)
                 until = max(until, min(most, fresh))
                 if asked.used_s >= TOLD_S:
@@ -87,10 +83,10 @@ class Newcomers:
     def _lacks(self, facts: Facts, asked: CatchUp) -> bool:
         if facts.silent or not facts.joining:
             return False
-        return asked.entering or self.core.here.epoch - asked.epoch > PACED_BEHIND
+        return asked.seconds > 0 and (not asked.spare or self.core.here.epoch - asked.epoch > asked.spare)
 
     def _tell(self, peer: PeerId, asked: _Asked) -> None:
-        if not asked.told:
+        if not asked.told and asked.message.link_bps > 0:
             asked.told = True
             self.core.act(Hold(peer, asked.message))
             self.core.trace(TraceKind.HELD, peer=peer)

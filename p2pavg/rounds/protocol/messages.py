@@ -213,16 +213,16 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """From a newcomer to all: results come faster than its link takes them beside the state, so rounds must
-    wait for it.
+    """From a newcomer to all: rounds must wait for it, because results come faster than its link takes them
+    beside the state, or, for a moment, until it knows whether they do.
     """
 
     epoch: int  # the next result that it lacks
-    entering: bool  # it has the state: the next round is to wait until it can take part
-    seconds: float  # how long rounds may wait for it, in all
+    spare: int  # results that it may lack when a round begins; 0: the next one waits until it takes part
+    seconds: float  # how long rounds may wait for it, in all; 0: they need not wait
     state_bytes: int
     result_bytes: int  # of one epoch
-    link_bps: float  # what its link brings
+    link_bps: float  # what its link brings; 0: not known yet
 
 
 @dataclass(frozen=True, slots=True)

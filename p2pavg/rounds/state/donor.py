@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -154,14 +155,23 @@ class Donor:
         self._retained.state_bytes = taken[0].total_bytes
         return taken[0]
 
+    @property
+    def epoch_s(self) -> float:
+        """Of an epoch lately, those in which rounds waited for somebody left out; 0.0: not known."""
+        times = self._epochs_at
+        return (
+            max(1e-3, statistics.median(map(float.__sub__, list(times)[1:], times)))
+            if len(times) > 1
+            else 0.0
+        )
+
     async def _aligned(self) -> None:
         """Wait for an epoch whose number all donors of a newcomer wait for, though they were asked a little
         apart: one in so many that they are further apart than that.
         """
-        times = self._epochs_at
-        if len(times) < 2:
+        epoch_s = self.epoch_s
+        if not epoch_s:
             return
-        epoch_s = max(1e-3, (times[-1] - times[0]) / (len(times) - 1))
         every = 1 << max(0, math.ceil(math.log2(ALIGNED_S / epoch_s)))
         try:
             async with asyncio.timeout(2 * every * epoch_s):

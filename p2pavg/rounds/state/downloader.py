@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +43,7 @@ class Offers:
     donors: tuple[bytes, ...]
     manifests: Mapping[bytes, Manifest]
     histories: Mapping[bytes, Any]
+    epoch_s: float  # of an epoch, as most donors know it; 0.0: they do not
 
 
 @dataclass(slots=True)
@@ -119,9 +122,11 @@ class Downloader:
         if not any(answered.values()):
             raise StateError(f"no member could give its state ({'; '.join(whys) or 'nobody is there'})")
         willing = tuple(donor for donor, answer in answered.items() if answer)
+        epoch_s = statistics.median(_seconds(answered[donor].get("epoch_s")) for donor in willing)
         if any(donor not in manifests for donor in willing):  # these have the results that we lack
-            return Offers(tuple(donor for donor in willing if donor not in manifests), {}, {})
-        return Offers(willing, manifests, {d: answer.get("history") for d, answer in answered.items()})
+            return Offers(tuple(donor for donor in willing if donor not in manifests), {}, {}, epoch_s)
+        histories = {donor: answer.get("history") for donor, answer in answered.items()}
+        return Offers(willing, manifests, histories, epoch_s)
 
     async def _ask(self, link: Link, request: Mapping[str, Any]) -> dict[str, Any]:
         for _ in range(BUSY_TRIES):
@@ -183,6 +188,11 @@ class Downloader:
                 f"the state has {manifest.total_bytes / 1e6:.0f} MB, for which there is no memory; free some"
             ) from None
         return _Partial(manifest, blob, bytearray(manifest.chunks))
+
+
+def _seconds(value: object) -> float:
+    """That a donor tells; 0.0: it is none."""
+    return value if isinstance(value, float) and math.isfinite(value) and value > 0 else 0.0
 
 
 def _broken(manifest: Manifest, blob: U8, chunks: Sequence[int]) -> list[int]:

@@ -79,11 +79,12 @@ class StateExchange:
         if offer is None:
             link.reply(request, {"busy": True})
             return
+        about = {"epoch_s": self.donor.epoch_s}
         if offer.manifest is None:
-            link.reply(request, {"results": True})
+            link.reply(request, {"results": True, **about})
         else:
             rows = to_rows(self._history() or (), offer.manifest.epoch)
-            link.reply(request, {**offer.manifest.to_message(), "history": rows})
+            link.reply(request, {**offer.manifest.to_message(), "history": rows, **about})
         for head in offer.results:
             link.send({"t": "result", **head.to_message()})
 

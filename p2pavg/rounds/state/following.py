@@ -27,7 +27,7 @@ logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
 
 SHARE = 0.25  # of a link, beside a state
-AT_ONCE = 4  # results that are on their way at a time, so that a long round trip costs no time
+AT_ONCE = 4  # results that are asked for at a time: a donor that has them to send is never idle
 LOOK_S = 0.05  # between two looks for more of them, while one is on its way
 MOST_KNOWN = 1 << 16  # that are told of, and not fetched yet
 
@@ -117,7 +117,7 @@ class Following:
             while True:
                 self._changed.clear()
                 lacking = self.lacking()
-                for head in lacking[: 1 if self.modest else AT_ONCE]:
+                for head in lacking[:AT_ONCE]:
                     if head.lineage not in under_way:
                         under_way[head.lineage] = loop.create_task(self._fetch(head))
                 if not lacking:

@@ -7,12 +7,19 @@ from collections import deque
 from dataclasses import dataclass
 
 WINDOW_S = 3.0  # the link's rate is that of the last seconds
-LEAST_S = 0.4  # of a transfer, before anything is said of its rate
+LEAST_S, LEAST_TRIPS = 0.4, 2  # of a transfer, and round trips, before anything is said of its rate
+BEGUN_BYTES = 16 << 10  # that came: the state is on its way, and not only words
+GROWS = 1.5  # a link that brought so many times as much lately as before is not at its rate yet
+PROBE_S, PROBE_TRIPS = 0.5, 4  # after so long, and so many round trips, it is taken for what it brings
 ALLOWED = 2.0  # times the state's own time, and an epoch, that a newcomer may take before rounds wait for it
-HELD = 1.5  # times the state's own time that rounds may wait for it, in all
+HELD = 1.5  # times the state's own time that rounds may wait for it, in all, and
+HELD_S = 2.0  # so many seconds, however fast the state comes: round trips, and loading
+SPARE = 1  # results that it may lack when a round begins, while its state is on its way
 TRIPS = 3  # round trips from a COMMIT to a newcomer that has its result and says so
 MOST_OF_EPOCH = 0.7  # that this may take
 CLOSE_S = 1.0  # what is lacking takes less: rounds may wait for the rest
+TRIED_EPOCHS, TRIED_S = 2.0, 1.0  # how long it tries to get in without a round that waits for it
+ENDS_S = 3.0  # of a newcomer for which rounds wait anyway: none begins before it has everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,31 +33,64 @@ class Standing:
     result: int  # of one epoch
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What rounds are asked for."""
+
+    spare: int  # results that the newcomer may lack when one begins
+    seconds: float  # how long they may wait, in all
+
+
 class Projection:
     """One newcomer's link and its swarm."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()  # (time, bytes that came)
+        self._seen: deque[tuple[float, int]] = deque()  # (time, bytes that the links brought)
+        self._before: int | None = None  # what they had brought when the state was asked for
         self._began_at: float | None = None
         self._last = Standing(0, 0, 0, 0, 0)
         self._epoch_s = math.inf
+        self._rtt_s = 0.0
+        self._knows = False  # what the link brings
+        self._close_at: float | None = None  # since when it needs a moment between two rounds, and no more
         self.paced = False  # rounds have to wait, from here on
 
-    def observe(self, now: float, at: Standing, epochs: int, epochs_s: float) -> None:
-        """epochs: that the swarm was seen to make in `epochs_s` seconds."""
-        came = at.state + at.results
+    def swarm(self, epoch_s: float, rtt_s: float) -> None:
+        """epoch_s: of an epoch, as the donors know it; 0.0: they do not. rtt_s: to the farthest of them."""
+        self._epoch_s = epoch_s or math.inf
+        self._rtt_s = rtt_s
+
+    def observe(self, now: float, at: Standing, received: int, epochs: int, epochs_s: float) -> None:
+        """received: what the links to all donors have brought, whatever it was. epochs: that the swarm was
+        seen to make in `epochs_s` seconds, in case the donors do not know.
+        """
         if self._began_at is None:
-            if not came and not at.total:
+            if not at.total and not at.results:
                 return
             self._began_at = now
         self._last = at
-        self._seen.append((now, came))
+        self._look(now, received)
+        if math.isinf(self._epoch_s) and epochs >= 1 and epochs_s > 0:
+            self._epoch_s = epochs_s / epochs
+        late = now - self._began_at > PROBE_S + PROBE_TRIPS * self._rtt_s
+        self._knows = self._knows or (self.bytes_per_second > 0 and (late or not self._grows()))
+        self.paced = self.paced or (self._knows and self._has_to_wait(now))
+
+    def _look(self, now: float, received: int) -> None:
+        if self._before is None or (self._seen and received < self._seen[-1][1]):  # a link broke
+            self._before = received
+            self._seen.clear()
+        if not self._seen and received < self._before + BEGUN_BYTES:
+            return
+        self._seen.append((now, received))
         while len(self._seen) > 2 and now - self._seen[1][0] > WINDOW_S:
             self._seen.popleft()
-        if not self.paced and epochs >= 1 and epochs_s > 0:
-            self._epoch_s = epochs_s / epochs
-        if not self.paced:
-            self.paced = self._has_to_wait(now)
+
+    def _grows(self) -> bool:
+        """Its streams have yet to find their windows."""
+        (since, first), (now, last) = self._seen[0], self._seen[-1]
+        at, half = next(seen for seen in self._seen if seen[0] >= (since + now) / 2)
+        return (last - half) * (at - since) > GROWS * (half - first) * (now - at)
 
     @property
     def bytes_per_second(self) -> float:
@@ -58,7 +98,8 @@ class Projection:
         if not self._seen:
             return 0.0
         (since, before), (now, came) = self._seen[0], self._seen[-1]
-        return (came - before) / (now - since) if now - since >= LEAST_S else 0.0
+        enough = now - since >= max(LEAST_S, LEAST_TRIPS * self._rtt_s)
+        return (came - before) / (now - since) if enough else 0.0
 
     @property
     def epoch_seconds(self) -> float:
@@ -87,17 +128,34 @@ class Projection:
     def held_s(self) -> float:
         """How long rounds may wait, in all."""
         rate = self.bytes_per_second
-        return HELD * self._last.total / rate if rate > 0 else 0.0
+        return HELD_S + (HELD * self._last.total / rate if rate > 0 else 0.0)
 
-    def close(self) -> bool:
+    def wish(self, now: float, *, loaded: bool) -> Wish | None:
+        """What to ask of the rounds; None: nothing. loaded: the state is here, and in use.
+
+        Until the link's rate is known they wait as if it were slow, for a moment: the results of that time
+        would have to come over a slow link, too. Near its end they wait for all of it, since each further
+        result would cost such a link more than an epoch takes.
+        """
+        if self.paced:
+            return Wish(0 if loaded or self.paced_s() < ENDS_S else SPARE, self.held_s)
+        if not self._knows and self._last.total and not loaded:
+            return Wish(SPARE, PROBE_S + PROBE_TRIPS * self._rtt_s)
+        if not loaded or not self._close():
+            return None
+        self._close_at = now if self._close_at is None else self._close_at
+        tried_in_vain = now >= self._close_at + TRIED_S + TRIED_EPOCHS * self._epoch_s
+        return None if self._slips_in() and not tried_in_vain else Wish(0, self.held_s)
+
+    def _close(self) -> bool:
         """What is lacking will be here in a moment, if rounds wait."""
         return self.paced_s() < CLOSE_S or self.left <= self._last.result
 
-    def slips_in(self, rtt_s: float) -> bool:
+    def _slips_in(self) -> bool:
         """Whether the next result is here long before the one after it, so that no round has to wait."""
         rate = self.bytes_per_second
-        fetched = TRIPS * rtt_s + (self._last.result / rate if rate > 0 else 0.0)
-        return not self.paced and fetched < MOST_OF_EPOCH * self._epoch_s
+        fetched = TRIPS * self._rtt_s + (self._last.result / rate if rate > 0 else 0.0)
+        return fetched < MOST_OF_EPOCH * self._epoch_s
 
     def _has_to_wait(self, now: float) -> bool:
         rate, began = self.bytes_per_second, self._began_at

@@ -16,8 +16,8 @@ from tests.simulation.trainer import Node
 EPOCH_S = 0.2  # of one peer: ten steps
 
 
-def asked(epoch: int, seconds: float, *, entering: bool = False) -> CatchUp:
-    return CatchUp(epoch, entering, seconds, 5_000_000, 900_000, 20e6)
+def asked(epoch: int, seconds: float, *, spare: int = 1, link_bps: float = 20e6) -> CatchUp:
+    return CatchUp(epoch, spare, seconds, 5_000_000, 900_000, link_bps)
 
 
 class Waiting:
@@ -56,7 +56,7 @@ def test_rounds_wait_while_a_newcomer_lacks_too_much() -> None:
     waiting = Waiting()
     at = waiting.leader.machine.epoch
     made = waiting.say(asked(at, 1e6), 3.0)
-    assert made == module.PACED_BEHIND + 1
+    assert made == 2
     assert [hold.peer for hold in waiting.holds] == [waiting.newcomer.me]
     assert waiting.say(asked(at + 2, 1e6), 3.0) == 2
 
@@ -64,16 +64,26 @@ def test_rounds_wait_while_a_newcomer_lacks_too_much() -> None:
 def test_rounds_wait_for_whoever_is_about_to_enter() -> None:
     """A newcomer that has its state is waited for until it takes part, however little it lacks."""
     waiting = Waiting()
-    assert waiting.say(asked(waiting.leader.machine.epoch, 1e6, entering=True), 3.0) <= 1
+    assert waiting.say(asked(waiting.leader.machine.epoch, 1e6, spare=0), 3.0) <= 1
 
 
-@pytest.mark.parametrize("seconds", [0.0, 5.0])
-def test_rounds_wait_for_a_bounded_time(seconds: float) -> None:
-    """A newcomer that never gets further has as many seconds as it told, in all, and a little more."""
+def test_rounds_go_on_as_soon_as_a_newcomer_needs_no_wait() -> None:
+    """One that asked before it knew its link takes its word back, and nobody was told of it."""
     waiting = Waiting()
-    message = asked(waiting.leader.machine.epoch, seconds, entering=True)
-    bound = module.LEAST_S + seconds
-    waiting.say(message, bound - 0.5)
+    at = waiting.leader.machine.epoch
+    assert waiting.say(asked(at, 1.7, link_bps=0.0), 1.0) <= 2
+    before = waiting.leader.machine.epoch
+    waiting.say(asked(at, 0.0, spare=0), 5 * EPOCH_S)
+    assert waiting.leader.machine.epoch >= before + 4
+    assert not waiting.holds
+
+
+@pytest.mark.parametrize("seconds", [2.0, 7.0])
+def test_rounds_wait_for_a_bounded_time(seconds: float) -> None:
+    """A newcomer that never gets further has as many seconds as it told, in all."""
+    waiting = Waiting()
+    message = asked(waiting.leader.machine.epoch, seconds, spare=0)
+    waiting.say(message, seconds - 0.5)
     held = waiting.leader.machine.epoch
     assert held <= message.epoch + 1
     waiting.say(message, 0.5 + 10 * EPOCH_S)
@@ -83,19 +93,20 @@ def test_rounds_wait_for_a_bounded_time(seconds: float) -> None:
 def test_a_newcomer_that_used_up_its_time_is_waited_for_again_later() -> None:
     """After ten times as long as it had, rounds wait for it once more: its link may be better by then."""
     waiting = Waiting()
-    message = asked(waiting.leader.machine.epoch, 0.0, entering=True)
-    waiting.say(message, module.LEAST_S + 0.5)
-    waiting.say(message, (module.REST - 1) * module.LEAST_S)
+    seconds = 2.0
+    message = asked(waiting.leader.machine.epoch, seconds, spare=0)
+    waiting.say(message, seconds + 0.5)
+    waiting.say(message, (module.REST - 1) * seconds)
     before = waiting.leader.machine.epoch
     assert before > message.epoch + 50
-    made = waiting.say(message, 2 * module.LEAST_S)
-    assert made < 0.7 * 2 * module.LEAST_S / EPOCH_S
+    made = waiting.say(message, 2 * seconds)
+    assert made < 0.7 * 2 * seconds / EPOCH_S
 
 
 def test_a_newcomer_that_says_nothing_more_is_not_waited_for() -> None:
     """Its word holds for a few seconds."""
     waiting = Waiting()
-    message = asked(waiting.leader.machine.epoch, 1e6, entering=True)
+    message = asked(waiting.leader.machine.epoch, 1e6, spare=0)
     waiting.say(message, 1.0)
     before = waiting.leader.machine.epoch
     waiting.calm.run(module.FRESH_S + 10 * EPOCH_S)
@@ -106,7 +117,7 @@ def test_a_newcomer_that_says_nothing_more_is_not_waited_for() -> None:
 def test_who_is_gone_is_not_waited_for(how: str) -> None:
     """A newcomer whose process ends, or stops, holds up nobody."""
     waiting = Waiting()
-    message = asked(waiting.leader.machine.epoch, 1e6, entering=True)
+    message = asked(waiting.leader.machine.epoch, 1e6, spare=0)
     waiting.say(message, 1.0)
     before: Any = waiting.leader.machine.epoch
     if how == "gone":

@@ -10,27 +10,56 @@ import pytest
 
 from p2pavg.bench.join.bars import bars
 from p2pavg.lab.topology import load
-from p2pavg.rounds.state.projection import ALLOWED, HELD, Projection, Standing
+from p2pavg.rounds.state.projection import (
+    ALLOWED,
+    HELD,
+    HELD_S,
+    PROBE_S,
+    SPARE,
+    TRIED_S,
+    Projection,
+    Standing,
+    Wish,
+)
 from p2pavg.rounds.state.telling import Telling
 
 MB = 1_000_000
 RESULT = 900_000
 
 
-def download(mbps: float, total: int, epoch_s: float, seconds: float, *, take: float = 0.25) -> Projection:
-    """After so many seconds of a link that brings `mbps`, a share of it results as far as there are any."""
-    projection = Projection()
-    state = results = 0.0
-    now = 0.0
-    while now < seconds:
-        known = now / epoch_s * RESULT
-        came = mbps * 1e6 / 8 * 0.05
-        share = min(take * came, known - results)
-        state, results = min(total, state + came - share), results + share
-        at = Standing(int(state), total, int(results), int(known - results), RESULT)
-        projection.observe(now, at, int(now / epoch_s), int(now / epoch_s) * epoch_s)
-        now += 0.05
-    return projection
+class Downloading:
+    """A link that brings so much, a share of it results as far as there are any. rtt: its streams begin with
+    a tenth of that, and twice as much each round trip. told: the donors know how long an epoch takes.
+    """
+
+    def __init__(
+        self, mbps: float, total: int, epoch_s: float, *, rtt: float = 0.0, told: bool = True
+    ) -> None:
+        self.projection = Projection()
+        self.projection.swarm(epoch_s if told else 0.0, rtt)
+        self.now = self.received = self.state = self.results = 0.0
+        self._rate, self._total, self._epoch_s, self._rtt = mbps * 1e6 / 8, total, epoch_s, rtt
+
+    def run(self, until: float, take: float = 0.25) -> Projection:
+        """Go on until then."""
+        while self.now < until:
+            known = self.now / self._epoch_s * RESULT
+            window = 0.1 * 2.0 ** (self.now // self._rtt) if self._rtt else 1.0
+            came = self._rate * 0.05 * min(1.0, window)
+            share = min(take * came, known - self.results)
+            self.state, self.results = min(self._total, self.state + came - share), self.results + share
+            self.received += came
+            lacking = int(known - self.results)
+            at = Standing(int(self.state), self._total, int(self.results), lacking, RESULT)
+            epochs = int(self.now / self._epoch_s)
+            self.projection.observe(self.now, at, int(self.received), epochs, epochs * self._epoch_s)
+            self.now += 0.05
+        return self.projection
+
+
+def download(mbps: float, total: int, epoch_s: float, seconds: float, *, rtt: float = 0.0) -> Projection:
+    """After so many seconds."""
+    return Downloading(mbps, total, epoch_s, rtt=rtt).run(seconds)
 
 
 @pytest.mark.parametrize("total", [5 * MB, 20 * MB, 200 * MB])
@@ -49,15 +78,72 @@ def test_a_newcomer_knows_what_its_link_brings() -> None:
     assert found.epoch_seconds == pytest.approx(1.1)
     assert found.paced_s() == pytest.approx(found.left / 2.5e6, rel=0.05)
     assert found.remaining_s() == pytest.approx(found.left / (2.5e6 - RESULT / 1.1), rel=0.05)
-    assert found.held_s == pytest.approx(HELD * 8.0, rel=0.05)
+    assert found.held_s == pytest.approx(HELD * 8.0 + HELD_S, rel=0.05)
     assert math.isinf(download(20, 20 * MB, 0.3, 4.0).remaining_s())
 
 
+def test_without_word_from_donors_the_results_tell_how_long_an_epoch_is() -> None:
+    """Donors that have only just begun do not know it."""
+    found = Downloading(20, 20 * MB, 0.3, told=False).run(2.0)
+    assert found.epoch_seconds == pytest.approx(0.3)
+    assert found.paced
+
+
+def test_rounds_wait_until_a_newcomer_knows_its_link() -> None:
+    """From its first word on, for a moment: then they go on, or wait for as long as it takes."""
+    slow, fast = Downloading(20, 20 * MB, 0.3), Downloading(1000, 200 * MB, 0.3)
+    for one in (slow, fast):
+        wish = one.run(0.1).wish(0.1, loaded=False)
+        assert wish is not None
+        assert (wish.spare, wish.seconds) == (SPARE, PROBE_S)
+    assert fast.run(0.6).wish(0.6, loaded=False) is None
+    wish = slow.run(0.6).wish(0.6, loaded=False)
+    assert wish is not None
+    assert wish.seconds == pytest.approx(HELD * 8.0 + HELD_S, rel=0.05)
+
+
+def test_streams_that_have_yet_to_find_their_windows_tell_nothing_of_the_link() -> None:
+    """Over long trips a fast link begins slowly: rounds wait for it no longer than until it is known."""
+    fast = Downloading(200, 20 * MB, 0.3, rtt=0.3)
+    assert not fast.run(0.9).paced
+    assert fast.run(0.9).wish(0.9, loaded=False) is not None
+    fast.run(1.9)
+    assert not fast.projection.paced
+    assert fast.projection.wish(1.9, loaded=False) is None
+
+
+def test_a_link_that_broke_is_measured_anew() -> None:
+    """What another connection brought is no rate."""
+    one = Downloading(20, 20 * MB, 0.3)
+    one.run(2.0)
+    one.received = 0.0
+    one.run(2.2)
+    assert one.projection.bytes_per_second == 0.0
+    assert one.run(3.0).bytes_per_second == pytest.approx(2.5e6, rel=0.1)
+
+
 def test_rounds_wait_for_the_end_only_where_results_follow_each_other_closely() -> None:
-    """A result that takes 0.36 s leaves room in an epoch of 1.1 s, and none over long trips, or in 0.4 s."""
-    assert download(20, 20 * MB, 1.1, 4.0).slips_in(0.04)
-    assert not download(20, 20 * MB, 1.1, 4.0).slips_in(0.3)
-    assert not download(20, 20 * MB, 0.4, 4.0).slips_in(0.04)
+    """A result that takes 0.36 s leaves room in an epoch of 1.1 s, and none over long trips; and whoever did
+    not get in so in a while is waited for.
+    """
+    for rtt, waits in ((0.04, False), (0.3, True)):
+        one = Downloading(20, 5 * MB, 1.1, rtt=rtt)
+        one.run(2.5, take=0.0)
+        one.state, one.results = 5 * MB, one.now / 1.1 * RESULT
+        one.run(2.7)
+        assert (one.projection.wish(2.7, loaded=True) is not None) is waits
+        assert one.projection.wish(2.7 + TRIED_S + 3 * 1.1, loaded=True) == Wish(0, one.projection.held_s)
+
+
+def test_no_round_begins_any_more_when_the_end_of_a_slow_download_is_near() -> None:
+    """A result costs such a link more than an epoch takes; before that one may be lacking."""
+    one = Downloading(20, 20 * MB, 0.3)
+    middle, end = one.run(2.0).wish(2.0, loaded=False), None
+    one.state, one.results = 19 * MB, one.now / 0.3 * RESULT
+    end = one.run(2.1).wish(2.1, loaded=False)
+    assert middle is not None
+    assert end is not None
+    assert (middle.spare, end.spare) == (SPARE, 0)
 
 
 def test_once_rounds_wait_they_go_on_waiting() -> None:
@@ -65,7 +151,7 @@ def test_once_rounds_wait_they_go_on_waiting() -> None:
     projection = download(20, 20 * MB, 0.3, 2.0)
     assert projection.paced
     at = Standing(10 * MB, 20 * MB, 2 * MB, RESULT, RESULT)
-    projection.observe(10.0, at, 7, 10.0)
+    projection.observe(10.0, at, 12 * MB, 7, 10.0)
     assert projection.paced
     assert projection.epoch_seconds == pytest.approx(0.3, rel=0.1)
 
@@ -78,7 +164,7 @@ def test_the_log_says_what_happens_and_then_more_rarely(caplog: Any) -> None:
     for tenth in range(1000):
         now = tenth / 10
         at = Standing(int(min(20 * MB, now * 2e6)), 20 * MB, int(now * 5e5), RESULT, RESULT)
-        projection.observe(now, at, int(now / 0.3), int(now / 0.3) * 0.3)
+        projection.observe(now, at, int(now * 2.5e6), int(now / 0.3), int(now / 0.3) * 0.3)
         telling.look(now, at, projection)
     caplog.set_level(logging.INFO)
     telling.ends(100.0, 30, at, 12)
