@@ -69,7 +69,8 @@ ROUNDS = {
     "inquire": "Member that waits for the outcome of a ballot → those that may know it: its members, and "
     "peers that are ahead.",
     "unknown": "Whoever does not know → the sender of `inquire`.",
-    "catchup": "Newcomer → every peer, when results come faster than its link takes them beside the state.",
+    "catchup": "Newcomer → every peer, when results come faster than its link takes them beside the state, "
+    "and until it knows whether they do.",
     "leaving": "Peer → every peer with a link, when it begins to leave.",
 }
 OTHERS = {

@@ -215,6 +215,10 @@ class Engine(Protocol):
     def open_blob(self, transfer: int, buffer: memoryview, chunk_bytes: int) -> None:
         """Receive BLOB chunks: chunk i goes to buffer[i*chunk_bytes:], the last may be shorter."""
 
+    @property
+    def receives_blobs(self) -> bool:
+        """Blobs are open: chunks may be on their way on any stream."""
+
     def send_blob(self, link: int, transfer: int, chunk: int, data: memoryview) -> None:
         """Queue one blob chunk (after all gradient chunks of that link)."""
 

@@ -53,6 +53,7 @@ class PumpEngine:
         self._pump = compiled.Pump(threads or min(MOST_THREADS, len(os.sched_getaffinity(0))))
         self._uids: dict[int, tuple[int, int]] = {}  # of streams: link, stream
         self._alive: dict[int, list[Any]] = {}  # by transfer
+        self._blobs: set[int] = set()  # those that are open
         self._running: dict[int, ReduceJob] = {}
         self._lent: dict[tuple[int, int, int], list[Any]] = {}  # blob chunks by link, transfer, chunk
         self._closed = False
@@ -130,6 +131,7 @@ class PumpEngine:
         self._pump.cancel(transfer)
         self._running.pop(transfer, None)
         self._alive.pop(transfer, None)
+        self._blobs.discard(transfer)
         self._lent = {key: data for key, data in self._lent.items() if key[1] != transfer}
 
     def finish(self, transfer: int) -> None:
@@ -159,6 +161,11 @@ class PumpEngine:
             raise ValueError("a blob is received into a writable buffer")
         self._pump.open_blob(transfer, place.ctypes.data, place.nbytes, chunk_bytes)
         self._alive[transfer] = [place]
+        self._blobs.add(transfer)
+
+    @property
+    def receives_blobs(self) -> bool:
+        return bool(self._blobs)
 
     def send_blob(self, link: int, transfer: int, chunk: int, data: memoryview) -> None:
         lent = np.frombuffer(data, dtype=np.uint8)

@@ -17,6 +17,7 @@ from p2pavg.identity import short_id
 from p2pavg.printable import printable
 from p2pavg.rounds.state.fetching import Fetching
 from p2pavg.rounds.state.inbox import Inbox, Incoming
+from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.link import Link
 
 logger = logging.getLogger("p2pavg.state")
@@ -25,7 +26,8 @@ U8 = npt.NDArray[np.uint8]
 ANSWER_S = 60.0  # to a request for chunks
 PASSED = 6  # times what a donor owes, and
 PASSED_BYTES = 4 << 20  # that its link has brought since: what it owes was lost with a stream
-QUIET_S = 3.0  # and so it is when the link brought less than LEAST_BYTES in so long, and four round trips
+QUIET_S = 3.0  # and so it is when the link brought less than LEAST_BYTES in so long, and four round trips;
+BROKEN_S = 0.5  # or in so long, where a stream has ended since it was asked for
 LEAST_BYTES = 16 << 10
 MOST_QUIET = 3  # times in a row, before a donor is dropped
 TICK_S = 0.05
@@ -45,6 +47,14 @@ class _Heard:
     quiet: int  # how often it was asked again because nothing came at all
 
 
+@dataclass(slots=True)
+class _Streams:
+    """Those of a donor's link."""
+
+    numbers: frozenset[int]
+    ended: bool = False  # one of them, since the donor was last asked again
+
+
 class Collecting:
     """One thing in chunks, in one buffer."""
 
@@ -54,19 +64,20 @@ class Collecting:
         buffer: U8,
         chunk_bytes: int,
         links: Mapping[bytes, Link],
-        received: Callable[[int], int],
+        engine: Engine,
         request: Request,
         broken: Broken,
     ) -> None:
-        """links: by peer, a live view. received(link): bytes that it ever brought."""
+        """links: by peer, a live view."""
         self._fetching = fetching
         self._buffer = buffer
         self._chunk_bytes = chunk_bytes
         self._links = links
-        self._received = received
+        self._engine = engine
         self._request = request
         self._broken = broken
         self._heard: dict[bytes, _Heard] = {}
+        self._streams: dict[bytes, _Streams] = {}
 
     async def run(self, inbox: Inbox) -> None:
         """Raises StateError when no donor is left that can serve what is missing."""
@@ -127,7 +138,7 @@ class Collecting:
         """Something of this came from the donor, or is asked of it."""
         link = self._links.get(donor)
         if link is not None:
-            now, received = time.monotonic(), self._received(link.id)
+            now, received = time.monotonic(), self._engine.traffic(link.id)[1]
             self._heard[donor] = _Heard(received, now, received, quiet)
 
     def _drop_silent(self) -> None:
@@ -138,18 +149,32 @@ class Collecting:
             if link is None:
                 self._drop(donor, "the link is gone")
                 continue
+            ended = self._has_ended(donor, link)
             heard = self._heard.get(donor)
             if not owed or heard is None:
                 continue
-            received = self._received(link.id)
+            received = self._engine.traffic(link.id)[1]
             if received >= heard.seen + LEAST_BYTES:
                 heard.moved_at, heard.seen = now, received
-            quiet = now - heard.moved_at > QUIET_S + 4 * link.rtt_min
+            silence = now - heard.moved_at
+            quiet = silence > QUIET_S + 4 * link.rtt_min
+            lost = ended and silence > BROKEN_S + 4 * link.rtt_min
             if quiet and heard.quiet + 1 >= MOST_QUIET:
                 self._drop(donor, "nothing comes from it any more")
-            elif quiet or received - heard.received > PASSED_BYTES + PASSED * owed * self._chunk_bytes:
+            elif (
+                quiet or lost or received - heard.received > PASSED_BYTES + PASSED * owed * self._chunk_bytes
+            ):
                 self._fetching.again(donor)
                 self._hears(donor, quiet=heard.quiet + quiet)
+                self._streams.pop(donor)
+
+    def _has_ended(self, donor: bytes, link: Link) -> bool:
+        """One of its streams, since it was last asked again: what was on its way there is lost."""
+        now = frozenset(self._engine.streams(link.id))
+        streams = self._streams.setdefault(donor, _Streams(now))
+        streams.ended = streams.ended or not now >= streams.numbers
+        streams.numbers = now
+        return streams.ended
 
     def _drop(self, donor: bytes, why: str) -> None:
         logger.info("no more state from %s: %s", short_id(donor), why)

@@ -163,7 +163,7 @@ class Downloader:
             partial.blob,
             manifest.chunk_bytes,
             links,
-            lambda link: self._engine.traffic(link)[1],
+            self._engine,
             lambda donor: {"t": "state-chunks", "root": offers.manifests[donor].root},
             broken,
         )

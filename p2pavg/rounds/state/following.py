@@ -178,7 +178,7 @@ class Following:
             data,
             size,
             self._links,
-            lambda link: self._engine.traffic(link)[1],
+            self._engine,
             lambda donor: {"t": "state-chunks", "lineage": head.lineage},
             broken,
         )

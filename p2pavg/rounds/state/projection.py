@@ -53,6 +53,7 @@ class Projection:
         self._rtt_s = 0.0
         self._knows = False  # what the link brings
         self._close_at: float | None = None  # since when it needs a moment between two rounds, and no more
+        self._ends = False  # no round begins any more
         self.paced = False  # rounds have to wait, from here on
 
     def swarm(self, epoch_s: float, rtt_s: float) -> None:
@@ -138,7 +139,8 @@ class Projection:
         result would cost such a link more than an epoch takes.
         """
         if self.paced:
-            return Wish(0 if loaded or self.paced_s() < ENDS_S else SPARE, self.held_s)
+            self._ends = self._ends or loaded or self.paced_s() < ENDS_S
+            return Wish(0 if self._ends else SPARE, self.held_s)
         if not self._knows and self._last.total and not loaded:
             return Wish(SPARE, PROBE_S + PROBE_TRIPS * self._rtt_s)
         if not loaded or not self._close():

@@ -23,7 +23,7 @@ logger = logging.getLogger("p2pavg.transport")
 
 MAX_STREAMS = 256  # per link; what a peer accepts from another
 _BACKOFF_S = (0.1, 5.0)
-_QUIET_S = 0.05  # a stream that received nothing for so long, while no job runs, may be closed
+_QUIET_S = 0.05  # a stream that received nothing for so long, while nothing is transferred, may be closed
 _LASTING_S = 1.0  # a stream that closes sooner has failed to open
 
 
@@ -65,7 +65,8 @@ class StreamKeeper:
                 self._failures += 1  # it did not last: do not reopen at once, over and over
 
     def _at_work(self) -> bool:
-        return any(self._link.id in job.links for job in self._engine.running())
+        jobs = self._engine.running()
+        return self._engine.receives_blobs or any(self._link.id in job.links for job in jobs)
 
     def _pause(self) -> float:
         first, most = _BACKOFF_S

@@ -184,6 +184,10 @@ class PythonEngine:
             self._pool, buffer, chunk_bytes, lambda chunk: self._events.blob_chunk(transfer, chunk)
         )
 
+    @property
+    def receives_blobs(self) -> bool:
+        return bool(self._blobs)
+
     def send_blob(self, link: int, transfer: int, chunk: int, data: memoryview) -> None:
         self._put(link, [Item(Priority.BLOB, Kind.BLOB, transfer, number=chunk, data=data.cast("B"))])
 

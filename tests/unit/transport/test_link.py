@@ -21,7 +21,7 @@ from p2pavg.errors import (
     UnreachableError,
 )
 from p2pavg.identity import Identity
-from p2pavg.transport.links import half_open, handshake, listening, proofs
+from p2pavg.transport.links import half_open, handshake, listening, proofs, stream_keeper
 from p2pavg.transport.links import raw_socket as wire
 from tests.unit.transport.endpoints import DEADLINE_S, Host
 from tests.unit.transport.engine_swarm import KINDS, poll
@@ -485,6 +485,24 @@ class TestStreams:
         b.endpoint.set_streams(back, 1)
         a.endpoint.set_streams(link, 2)
         await poll(lambda: len(a.engine.streams(link.id)) == len(b.engine.streams(back.id)) == 2)
+
+    async def test_no_stream_is_closed_that_may_bring_a_blob(self, hosts, monkeypatch):
+        """While a blob is open here, chunks may be on their way on any stream: a surplus one waits."""
+        a, b = await hosts(streams=3), await hosts(streams=3)
+        link = await a.connect(b)
+        await poll(lambda: len(a.engine.streams(link.id)) == 3)
+        monkeypatch.setattr(stream_keeper, "_QUIET_S", -1.0)
+        keeper = a.endpoint._keepers[link.id]
+        a.engine.open_blob(7, memoryview(bytearray(64)), 64)
+        assert keeper._close_quiet(2)
+        assert len(a.engine.streams(link.id)) == 3
+        a.engine.cancel(7)
+
+        def closed():
+            keeper._close_quiet(len(a.engine.streams(link.id)) - 1)
+            return len(a.engine.streams(link.id)) == 1
+
+        await poll(closed)
 
     async def test_everything_that_leaves_is_counted(self, hosts):
         """What the kernel sent to a peer is counted to that peer: control connection and streams, whole and

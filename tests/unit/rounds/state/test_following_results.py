@@ -96,6 +96,10 @@ class Network:
         self.following = Following(engine, self.inbox, self.links, NUMEL, CODEC, self.deliver)
 
     other = 0  # bytes of other things that a link brings between two looks
+    ends = False  # a stream, once something was asked for
+
+    def streams(self, link: int) -> tuple[int, ...]:
+        return (1,) if self.ends and self.asked else (0, 1)
 
     async def deliver(self, head: ResultHead, made: EncodedResult) -> None:
         self.came.append((head, made))
@@ -184,15 +188,19 @@ async def test_a_result_that_nobody_has_is_an_error(donors: dict[bytes, str]) ->
     assert network.came == []
 
 
-@pytest.mark.parametrize("other", [0, 10_000_000])
+@pytest.mark.parametrize("sign", ["silence", "others came", "a stream ended"])
 async def test_what_a_broken_stream_lost_is_asked_for_again(
-    other: int, monkeypatch: pytest.MonkeyPatch
+    sign: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks that do not come are asked for again: when nothing comes, or when much else has come since."""
-    monkeypatch.setattr(collecting, "QUIET_S", 60.0 if other else 0.01)
+    """Chunks that do not come are asked for again: when nothing comes, when much else has come since, or soon
+    after a stream that may have had them has ended.
+    """
+    monkeypatch.setattr(collecting, "QUIET_S", 0.01 if sign == "silence" else 60.0)
+    monkeypatch.setattr(collecting, "BROKEN_S", 0.01)
     made = chain(1)
     network = Network(made, {b"a": "loses"})
-    network.other = other
+    network.other = 10_000_000 if sign == "others came" else 0
+    network.ends = sign == "a stream ended"
     network.tell(b"a", made[0][0])
     network.following.begin((3, START))
     await network.run(1)
