@@ -19,8 +19,8 @@ VERBS = (
     verbs.Verb("peers", "p2pavg.monitor.peers", "list who is in a run"),
     verbs.Verb("monitor", "p2pavg.monitor.cli", "watch a run live, without slowing it"),
     verbs.Verb("report", "p2pavg.monitor.cli", "turn a run's reports into one page of plots and a summary"),
-    verbs.Verb("predict", "p2pavg.forecast.cli", "what an epoch of a swarm will take and cost"),
-    verbs.Verb("plan", "p2pavg.forecast.cli", "which machines to rent"),
+    verbs.Verb("predict", "p2pavg.forecast.predict", "what an epoch of a swarm will take and cost"),
+    verbs.Verb("plan", "p2pavg.forecast.plan", "which machines to rent"),
     verbs.Verb("credentials", "p2pavg.cli.credentials", "make the credentials of a closed run"),
     verbs.Verb("lab", "p2pavg.lab.cli", "emulate a wide-area network on this machine"),
 )

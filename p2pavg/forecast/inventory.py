@@ -15,7 +15,7 @@ from p2pavg.forecast.laws import Job, Link
 
 _STREAMS = 16  # that a long link has at least
 _MOST = 1e15
-_JOB = {"target_batch_size", "values", "codec", "delayed"}
+_JOB = {"target_batch_size", "values", "codec", "delayed", "memory_gb"}
 _OFFER = {
     "type",
     "region",
@@ -33,12 +33,13 @@ EXAMPLE = """\
 target_batch_size = 32768
 values = 560_100_000          # parameters of the model
 codec = "fp16"
+memory_gb = 15                # optional: what one peer needs; offers with less are left out
 
 [[offer]]
 type = "T4"
 region = "us-central1"
 count = 8                     # on offer
-samples_per_second = 117      # of one, or left out where --from has measured this type
+samples_per_second = 117      # of one
 dollars_per_hour = 0.18
 up_mbps = 7000                # optional, as down_mbps and memory_gb
 
@@ -52,7 +53,9 @@ dollars_per_gb = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A kind of machine in one region. Rates in bytes/s, None: no limit of its own."""
+    """A kind of machine in one region. Rates in bytes/s, None: no limit of its own; memory in bytes, None:
+    enough.
+    """
 
     kind: str
     region: str
@@ -67,6 +70,10 @@ class Offer:
     def name(self) -> str:
         return f"{self.kind}@{self.region}"
 
+    def fits(self, job: Job) -> bool:
+        """Whether a machine of this kind has the memory that one peer of the job needs."""
+        return self.memory is None or self.memory >= job.memory
+
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
@@ -78,8 +85,8 @@ class Inventory:
     per_gb: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
-def load(path: str, measured: Mapping[str, float] | None = None) -> Inventory:
-    """Read an inventory. measured: samples/s by type, for offers that name none."""
+def load(path: str) -> Inventory:
+    """Read an inventory. Raises ConfigurationError."""
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -87,12 +94,12 @@ def load(path: str, measured: Mapping[str, float] | None = None) -> Inventory:
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"the inventory {path!r} is no TOML: {error}") from None
     try:
-        return parse(document, measured or {}, Path(path).parent)
+        return parse(document, Path(path).parent)
     except ConfigurationError as error:
         raise ConfigurationError(f"the inventory {path!r}: {error}") from None
 
 
-def parse(document: Mapping[str, Any], measured: Mapping[str, float], folder: Path = Path()) -> Inventory:
+def parse(document: Mapping[str, Any], folder: Path = Path()) -> Inventory:
     """The same from a parsed document; files are named from `folder`."""
     _known(document, {"job", "offer", "link"}, "the file")
     job = document.get("job", {})
@@ -106,8 +113,9 @@ def parse(document: Mapping[str, Any], measured: Mapping[str, float], folder: Pa
         codec,
         "fp16" if codec == "int8" else codec,
         bool(job.get("delayed", False)),
+        _number(job, "memory_gb", "[job]") * 1e9 if "memory_gb" in job else 0.0,
     )
-    offers = tuple(_offer(row, measured) for row in document.get("offer", []))
+    offers = tuple(_offer(row) for row in document.get("offer", []))
     if not offers:
         raise ConfigurationError("there is no [[offer]]; name at least one")
     names = [offer.name for offer in offers]
@@ -140,17 +148,12 @@ def _complete(offers: Iterable[Offer], links: Mapping[tuple[str, str], Link]) ->
                 )
 
 
-def _offer(row: Mapping[str, Any], measured: Mapping[str, float]) -> Offer:
+def _offer(row: Mapping[str, Any]) -> Offer:
     _known(row, _OFFER, "[[offer]]")
     kind, region = row.get("type"), row.get("region")
     if not isinstance(kind, str) or not isinstance(region, str):
         raise ConfigurationError("an [[offer]] needs a type and a region, as text")
     where = f"offer {kind}@{region}"
-    if "samples_per_second" not in row and kind not in measured:
-        known = ", ".join(sorted(measured)) or "none"
-        raise ConfigurationError(
-            f"{where} tells no samples_per_second, and no report was of that type (measured: {known})"
-        )
     count = row.get("count", 1)
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 4096:
         raise ConfigurationError(f"{where}: count is a whole number from 1 to 4096, not {count!r}")
@@ -159,7 +162,7 @@ def _offer(row: Mapping[str, Any], measured: Mapping[str, float]) -> Offer:
         kind,
         region,
         count,
-        _number(row, "samples_per_second", where, default=measured.get(kind)),
+        _number(row, "samples_per_second", where),
         _number(row, "dollars_per_hour", where, default=0.0, least=0.0),
         rates[0],
         rates[1],

@@ -80,6 +80,7 @@ class Job:
     contribution: str = "fp16"
     result: str = "fp16"
     delayed: bool = False
+    memory: float = 0.0  # bytes that one peer needs at least
 
     @property
     def contribution_bytes(self) -> float:

@@ -54,7 +54,9 @@ class Plan:
 
 
 class Judge:
-    """Judges swarms from one inventory, many at once. most: of each offer; None: what the inventory says."""
+    """Judges swarms from one inventory, many at once. most: of each offer; None: what the inventory says.
+    Of an offer with less memory than the job needs there is none.
+    """
 
     def __init__(
         self, inventory: Inventory, overheads: Overheads | None = None, most: Sequence[int] | None = None
@@ -64,6 +66,7 @@ class Judge:
         self._job = job
         self.overheads = overheads or Overheads()
         self.limits = np.array([offer.count for offer in offers] if most is None else most, dtype=np.int64)
+        self.limits[[not offer.fits(job) for offer in offers]] = 0
         self._sps = np.array([offer.sps for offer in offers])
         self._rent = np.array([offer.dollars_hour for offer in offers])
         self._card = np.array([min(offer.up or _ANY, offer.down or _ANY) for offer in offers])
@@ -297,7 +300,7 @@ def _beginnings(judge: Judge, limits: Counts) -> tuple[Counts, Counts]:
 
 def front(judge: Judge, plans: int = 40) -> list[Plan]:
     """Plans of which none has both more samples/s and fewer dollars: the way from cheap to fast."""
-    everything = judge.plan([min(offer.count, LARGEST) for offer in judge.inventory.offers])
+    everything = judge.plan(np.minimum(judge.limits, LARGEST).tolist())
     fastest = search(judge, Goal(dollars_hour=1e12)) or everything
     found: dict[tuple[int, ...], Plan] = {fastest.counts: fastest}
     for share in np.linspace(0.02, 1.0, plans):

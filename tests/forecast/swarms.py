@@ -43,7 +43,7 @@ def inventory(seed: int, offers: int | None = None, most: int = 5, regions: int 
         "values": float(random.choice([2e7, 2e8, 5.6e8])),
         "delayed": bool(random.random() < 0.3),
     }
-    return parse({"job": job, "offer": rows, "link": links}, {})
+    return parse({"job": job, "offer": rows, "link": links})
 
 
 def report(epoch: int, peer: int, peers: int, **changes: Any) -> RoundReport:

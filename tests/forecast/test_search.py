@@ -111,7 +111,7 @@ def test_a_plan_follows_what_is_on_offer(tmp_path: Path) -> None:
         {"type": "b", "region": "r", "count": 8, "samples_per_second": 98, "dollars_per_hour": 0.5},
     ]
     links = [{"between": ["r", "r"], "rtt_ms": 1, "rate_mbps": 1000}]
-    judge = Judge(parse({"job": job, "offer": offers, "link": links}, {}))
+    judge = Judge(parse({"job": job, "offer": offers, "link": links}))
     text = "seconds,type,count\n0,a@r,4\n0,b@r,0\n100,b@r,8\n200,a@r,0\n300,a@r,8\n400,a@r,8\n"
     changes = trace.load(offered(text, tmp_path), judge.inventory)
     steps = trace.replay(judge, Goal(dollars_hour=2.0), changes, join_seconds=10.0)
@@ -138,7 +138,7 @@ def test_a_plan_follows_what_is_on_offer(tmp_path: Path) -> None:
 def test_a_wrong_trace_is_refused(text: str, said: str, tmp_path: Path) -> None:
     """Each mistake is one sentence, with the line."""
     row = {"type": "a", "region": "r", "samples_per_second": 1}
-    given = parse({"job": {"target_batch_size": 1, "values": 1}, "offer": [row]}, {})
+    given = parse({"job": {"target_batch_size": 1, "values": 1}, "offer": [row]})
     with pytest.raises(ConfigurationError, match=said):
         trace.load(offered(text, tmp_path), given)
 
@@ -176,22 +176,40 @@ def test_a_wrong_inventory_is_refused(where: str, change: dict, said: str) -> No
     target = given[where] if where == "job" else given[where][0]
     target.update(change)
     with pytest.raises(ConfigurationError, match=said):
-        parse(given, {})
+        parse(given)
 
 
-def test_what_is_told_twice_or_never_measured_is_refused(tmp_path: Path) -> None:
+def test_what_is_told_twice_or_not_at_all_is_refused(tmp_path: Path) -> None:
     """A link or an offer twice, a type without a speed, a file that is no TOML."""
     with pytest.raises(ConfigurationError, match="told twice"):
-        parse({**GOOD, "link": GOOD["link"] * 2}, {})
+        parse({**GOOD, "link": GOOD["link"] * 2})
     with pytest.raises(ConfigurationError, match="offered twice"):
-        parse({**GOOD, "offer": GOOD["offer"] * 2}, {})
+        parse({**GOOD, "offer": GOOD["offer"] * 2})
     row = {key: value for key, value in GOOD["offer"][0].items() if key != "samples_per_second"}
-    with pytest.raises(ConfigurationError, match="no report was of that type"):
-        parse({**GOOD, "offer": [row]}, {"b": 5.0})
-    assert parse({**GOOD, "offer": [row]}, {"a": 5.0}).offers[0].sps == 5.0
+    with pytest.raises(ConfigurationError, match="needs samples_per_second"):
+        parse({**GOOD, "offer": [row]})
     path = tmp_path / "offers.toml"
     path.write_text("[job")
     with pytest.raises(ConfigurationError, match="no TOML"):
         load(str(path))
     with pytest.raises(ConfigurationError, match="cannot read"):
         load(str(tmp_path / "none.toml"))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_offer_with_too_little_memory_is_in_no_plan(whole: bool) -> None:
+    """What one peer needs decides which offers count, however fast the small ones are; no word: all do."""
+    job = {"target_batch_size": 1000, "values": 1e6, "memory_gb": 15}
+    small = {"type": "small", "region": "r", "count": 4, "samples_per_second": 500, "memory_gb": 8}
+    large = {"type": "large", "region": "r", "count": 4, "samples_per_second": 100, "memory_gb": 16}
+    untold = {"type": "untold", "region": "r", "count": 1, "samples_per_second": 50}
+    links = [{"between": ["r", "r"], "rtt_ms": 1, "rate_mbps": 1000}]
+    judge = Judge(parse({"job": job, "offer": [small, large, untold], "link": links}))
+    plan = search(judge, Goal(dollars_hour=1.0), whole=whole)
+    assert plan is not None
+    assert plan.counts == (0, 4, 1)
+    assert all(one.counts[0] == 0 for one in front(judge))
+    judge = Judge(parse({"job": {**job, "memory_gb": 8}, "offer": [small, large, untold], "link": links}))
+    roomy = search(judge, Goal(dollars_hour=1.0), whole=whole)
+    assert roomy is not None
+    assert roomy.counts[0] == 4
