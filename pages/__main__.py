@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pages
-from pages import rooms, wire
+from pages import rooms, states, wire
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PLACE = re.compile(r"(<!-- code: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-TABLES: dict[str, Callable[[], str]] = {**rooms.TABLES, **wire.TABLES}
+TABLES: dict[str, Callable[[], str]] = {**rooms.TABLES, **states.TABLES, **wire.TABLES}
 
 
 def render(page: str) -> str:
@@ -34,6 +34,9 @@ def main() -> int:
     except wire.Untold as untold:
         print(untold, file=sys.stderr)
         return 1
+    for name, draw in states.DRAWINGS.items():
+        if not (path := DOCS / name).exists() or path.read_text() != draw():
+            stale[path] = draw()
     for path, new in stale.items():
         if check:
             print(f"{path.relative_to(ROOT)} differs from the code; run python -m pages", file=sys.stderr)

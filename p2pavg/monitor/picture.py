@@ -20,7 +20,7 @@ WINDOW_S = 30.0  # of epochs, over which rates are averaged
 MOST_REPORTS = 2000
 STALE_S = 2.5  # a member tells its status each second
 KEPT_S = 30.0  # how long a peer that is gone is shown
-CONFIRMED_S = 0.3  # what members tell so long after our link closed, they tell knowing of it
+HEARSAY_DELAY_S = 0.3  # seconds after our link to a peer closed: what members tell of that peer later counts
 FINDING_S = 3.0  # who comes into view so soon was there before
 EVENTS_SHOWN = 8
 
@@ -182,7 +182,7 @@ class Picture:
         )
 
     def _state(self, peer: bytes, seen: _Seen, now: float) -> str:
-        others = self._by_others(peer, max(now - STALE_S, (seen.gone_at or 0.0) + CONFIRMED_S))
+        others = self._by_others(peer, max(now - STALE_S, (seen.gone_at or 0.0) + HEARSAY_DELAY_S))
         if seen.gone_at is not None and others is None:
             return "gone"
         if seen.silent or (seen.linked and seen.status is not None and now - seen.status_at > STALE_S):

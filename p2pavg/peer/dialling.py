@@ -20,8 +20,8 @@ logger = logging.getLogger("p2pavg.peer.peer")
 
 DIAL_TIMEOUT_S = 5.0
 DIAL_BACKOFF_S = (0.2, 5.0)
-LASTING_S = 1.0  # a link that ends sooner was none
-MOST_BRIEF = 8  # such links in a row, beyond which the pause before the next dial grows no more
+SHORTEST_LINK_S = 1.0  # seconds: a link that ends sooner counts as a failed dial, and the next waits longer
+MOST_FAILED = 8  # failed dials in a row, beyond which the pause before the next one grows no more
 JOIN_TIMEOUT_S = 10.0
 LINKED_TIMEOUT_S = 1.0
 SILENT_S = 2.0  # a link on which nothing comes for so long may be dead: another is tried beside it
@@ -97,10 +97,10 @@ class Dialler:
 
     def link_down(self, link: Link) -> None:
         """A link ended."""
-        if time.monotonic() - link.established_at >= LASTING_S:
+        if time.monotonic() - link.established_at >= SHORTEST_LINK_S:
             self._brief.pop(link.peer_id, None)
         elif link.peer_id in self._brief or len(self._brief) < MAX_LINKS:
-            self._brief[link.peer_id] = min(self._brief.get(link.peer_id, 0) + 1, MOST_BRIEF)
+            self._brief[link.peer_id] = min(self._brief.get(link.peer_id, 0) + 1, MOST_FAILED)
 
     async def first_links(self, enough: Callable[[], bool]) -> None:
         """Until everybody in view was tried once, or `enough`. Who does not answer, such as a dead peer that

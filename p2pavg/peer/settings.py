@@ -28,7 +28,7 @@ from p2pavg.report import RoundReport
 logger = logging.getLogger("p2pavg.peer.peer")
 DEFAULT_PORT = 31330
 DEFAULT_LISTEN = f"0.0.0.0:{DEFAULT_PORT}"
-MAX_STREAMS = 128
+MOST_CHOSEN = 128  # streams of one link that `streams=` may ask for: both ends may ask
 MAX_RUN_ID = 200
 
 
@@ -75,9 +75,9 @@ class Settings(PeerOptions):
             )
         _ = self.initial_addresses
         streams = self.streams
-        if streams != "auto" and (type(streams) is not int or not 1 <= streams <= MAX_STREAMS):
+        if streams != "auto" and (type(streams) is not int or not 1 <= streams <= MOST_CHOSEN):
             raise ConfigurationError(
-                f'streams must be "auto" or an int from 1 to {MAX_STREAMS}, not {streams!r}'
+                f'streams must be "auto" or an int from 1 to {MOST_CHOSEN}, not {streams!r}'
             )
         check_rate("max_upload_mbps", self.max_upload_mbps)
         _ = self.bind, self.announced, self.membership, self.label

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2pavg.rounds.loop import bequest
-from p2pavg.rounds.protocol import messages
+from p2pavg.rounds.protocol import wire
 from tests.fuzz.targets import MOST_BYTES_PER_BYTE, SLACK_BYTES, TARGETS, Target
 
 
@@ -54,7 +54,7 @@ def test_seeds_are_understood(name: str) -> None:
 @pytest.mark.parametrize("name", ["round", "bequest"])
 def test_every_kind_of_message_is_a_seed(name: str) -> None:
     """Whoever adds a message to the rounds or to bequests gives the fuzzers one."""
-    kinds = {"round": messages.NAMES, "bequest": bequest.KINDS}[name]
+    kinds = {"round": wire.NAMES, "bequest": bequest.KINDS}[name]
     assert {msgpack.unpackb(seed)["t"] for seed in TARGETS[name].seeds()} == kinds
 
 

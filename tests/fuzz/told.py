@@ -27,7 +27,7 @@ from p2pavg.report.compact import CompactReport
 from p2pavg.rounds.loop import hello
 from p2pavg.rounds.loop.bequest import MOST_AT_ONCE, Bequests
 from p2pavg.rounds.machine.departure import Verdict
-from p2pavg.rounds.protocol import messages
+from p2pavg.rounds.protocol import messages, wire
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
 from p2pavg.rounds.protocol.causes import Cause, Objection
 from p2pavg.rounds.protocol.lineage import next_lineage
@@ -90,12 +90,12 @@ def _rounds() -> list[bytes]:
         messages.CatchUp(3, 1, 12.5, 5_000_000, 900_000, 20e6),
         messages.Leaving(4, (held,)),
     ]
-    return _packed(*(messages.to_dict(message) for message in made))
+    return _packed(*(wire.to_dict(message) for message in made))
 
 
 def _parse_round(data: bytes) -> None:
-    parsed = messages.from_dict(handshake.unpack(data))
-    assert messages.from_dict(messages.to_dict(parsed)) == parsed
+    parsed = wire.from_dict(handshake.unpack(data))
+    assert wire.from_dict(wire.to_dict(parsed)) == parsed
 
 
 def _introductions() -> list[bytes]:

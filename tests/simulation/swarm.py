@@ -11,8 +11,9 @@ from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.lineage import first_lineage
-from p2pavg.rounds.protocol.messages import Committed, Inquire, Message, Progress, from_dict, to_dict
+from p2pavg.rounds.protocol.messages import Committed, Inquire, Message, Progress
 from p2pavg.rounds.protocol.roles import Role
+from p2pavg.rounds.protocol.wire import from_dict, to_dict
 from tests.simulation.checks import Checks
 from tests.simulation.jobs import SMALL, Job, Value
 from tests.simulation.process import Parameters, Process

@@ -15,7 +15,8 @@ from typing import Any
 
 from p2pavg.errors import P2PAvgError
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId
-from p2pavg.rounds.protocol.messages import Message, from_dict, to_dict
+from p2pavg.rounds.protocol.messages import Message
+from p2pavg.rounds.protocol.wire import from_dict, to_dict
 from tests.simulation.byzantine import Liar, Told
 
 KINDS: tuple[type[Any], ...] = Message.__args__

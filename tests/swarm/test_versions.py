@@ -21,17 +21,36 @@ MAJOR, MINOR = handshake.WIRE_VERSION
 
 LATER = """
 import runpy
-from p2pavg.rounds.protocol import messages
+from dataclasses import replace
+from p2pavg.rounds.protocol import wire
+from p2pavg.rounds.protocol.fields import integer
 from p2pavg.transport.links import handshake, link
 
 handshake.WIRE_VERSION = {version}
 if {talks}:  # a later minor version: a new field in every message of the rounds, and a new message
-    plain, sent = messages.to_dict, link.Link.send
-    messages.to_dict = lambda message: {{**plain(message), "later": 1}}
+    known, read, plain, sent = dict(wire.FORMS), wire.from_dict, wire.to_dict, link.Link.send
+    wire.to_dict = lambda message: {{**plain(message), "later": 1}}
+
+    def with_later(form):
+        return replace(
+            form,
+            kind=lambda later=1, **fields: form.kind(**fields),
+            checks=(*form.checks, ("later", integer)),
+            optional=frozenset(["later"]),
+        )
+
+    def from_dict(data, **versions):
+        wire.FORMS.update({{name: with_later(form) for name, form in known.items()}})
+        try:
+            return read(data, **versions)
+        finally:
+            wire.FORMS.update(known)
+
+    wire.from_dict = from_dict
 
     def send(self, message):
         sent(self, message)
-        if message.get("t") in messages.NAMES:
+        if message.get("t") in wire.NAMES:
             sent(self, {{"t": "later", "n": 1}})
 
     link.Link.send = send

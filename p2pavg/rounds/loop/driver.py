@@ -36,14 +36,14 @@ from p2pavg.rounds.machine.departure import Verdict
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.measure.beat import Pulse
 from p2pavg.rounds.measure.recorder import Recorder
-from p2pavg.rounds.protocol import messages
+from p2pavg.rounds.protocol import wire
 from p2pavg.rounds.protocol.causes import Loss
 from p2pavg.rounds.protocol.roles import Generation, Role
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.exchange import KINDS
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome, TrainingSpec
 from p2pavg.transport.engine import Engine
-from p2pavg.transport.links.handshake import is_newer
+from p2pavg.transport.links.handshake import minor_ahead
 from p2pavg.transport.links.link import Link
 
 logger = logging.getLogger("p2pavg.rounds")
@@ -348,14 +348,14 @@ class Driver:
 
     def message(self, link: Link, message: dict[str, Any]) -> None:
         """A control message that belongs to the rounds. Raises ProtocolError when it is malformed."""
-        kind, newer = message.get("t"), is_newer(link.hello)
-        if kind in messages.NAMES:
-            self.feed(ev.Received(link.peer_id, messages.from_dict(message, surplus=newer)))
+        kind, minor = message.get("t"), minor_ahead(link.hello)
+        if kind in wire.NAMES:
+            self.feed(ev.Received(link.peer_id, wire.from_dict(message, newer=minor > 0, older=minor < 0)))
         elif kind in KINDS:
             self.states.message(link, message)
         elif kind in bequest.KINDS:
             self.bequests.message(link, message)
-        elif newer:
+        elif minor > 0:
             logger.debug("a later version's message %r counts for nothing here", kind)
         else:
             raise ProtocolError("a control message is of an unknown type")
@@ -392,7 +392,7 @@ class Driver:
             case act.Send(peer, message):
                 link = self._peer.links.get(peer)
                 if link is not None:
-                    link.send(messages.to_dict(message))
+                    link.send(wire.to_dict(message))
             case act.OpenJob():
                 self.recorder.opened(action, time.monotonic())
                 self._answer(self._attempts.open(action))

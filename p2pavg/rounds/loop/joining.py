@@ -16,7 +16,7 @@ from p2pavg.rounds.loop.deliveries import Deliveries
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.machine.machine import Machine
-from p2pavg.rounds.protocol import messages
+from p2pavg.rounds.protocol import wire
 from p2pavg.rounds.protocol.messages import CatchUp
 from p2pavg.rounds.protocol.roles import Role
 from p2pavg.rounds.session import Session
@@ -193,7 +193,7 @@ class Joining:
     def _ask(self, epoch: int, wish: Wish, at: Standing) -> None:
         link_bps = 8 * self._projection.bytes_per_second
         asked = CatchUp(epoch, wish.spare, wish.seconds, at.total, at.result, link_bps)
-        message = messages.to_dict(asked)
+        message = wire.to_dict(asked)
         for link in list(self._links.values()):
             if link.hello.get("role") != Role.WATCHER.value:
                 link.send(message)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
 KEEPALIVE_S = 0.5
-LAPSE_S = 0.1  # who waits because the others are expected soon hears so often whether they still are
+RECHECK_S = 0.1  # seconds: so often whoever waits for the others' steps hears whether they are still expected
 SHORT = 0.5  # times the way of a word there and back: many such steps are over before others hear of them
 TURN_S = 0.02  # what a word takes besides, on both sides
 MOST_PACED = 64  # peers: among more, what one of them adds in a step is little
@@ -181,7 +181,7 @@ class Counting:
         if not core.here.pending:
             core.wait_at(self.expected(self._own_others(followers)))
         if core.own.boundary or any(facts.boundary for facts in followers):
-            core.arm(Timer.LAPSE, core.now + LAPSE_S)
+            core.arm(Timer.LAPSE, core.now + RECHECK_S)
 
     def on_keepalive_timer(self) -> None:
         """While others wait for us, they have to hear that we are at it."""
@@ -282,7 +282,7 @@ class Counting:
         if core.own.samples + self._own_others(self.followers()) < core.target:
             return False
         if Timer.LAPSE not in core.timers:
-            core.arm(Timer.LAPSE, core.now + LAPSE_S)
+            core.arm(Timer.LAPSE, core.now + RECHECK_S)
         return True
 
     def _is_reached(self, others: int) -> bool:
@@ -333,7 +333,7 @@ class Counting:
         core = self.core
         if (message.epoch, message.lineage) != (core.here.epoch, core.here.lineage):
             return
-        if core.now < self._left_at.get(message.leader, -math.inf) + LAPSE_S:
+        if core.now < self._left_at.get(message.leader, -math.inf) + RECHECK_S:
             return  # it has just sent us away itself: what they know of each other is old
         if core.can_lead(message.leader):
             core.follow(message.leader)

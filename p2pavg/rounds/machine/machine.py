@@ -21,6 +21,7 @@ from p2pavg.rounds.machine.events import Event
 from p2pavg.rounds.machine.healing import Healing
 from p2pavg.rounds.machine.leading import Leading
 from p2pavg.rounds.machine.member import Member
+from p2pavg.rounds.machine.memory.state import State, state_of
 from p2pavg.rounds.machine.newcomers import Newcomers
 from p2pavg.rounds.machine.others import Peers
 from p2pavg.rounds.machine.own_thread import Trainer
@@ -78,6 +79,11 @@ class Machine:
     def role(self) -> Role:
         """JOINER while the state is missing or being downloaded."""
         return Role.JOINER if self.core.here.joining is not None else self.core.here.role
+
+    @property
+    def state(self) -> State:
+        """What this peer is doing in the epoch."""
+        return state_of(self.core.here, self.core.holding)
 
     @property
     def target(self) -> int:

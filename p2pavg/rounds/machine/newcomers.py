@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FRESH_S = 3.0  # whoever is at it says so again and again; its word holds for so long, and two round trips
 TOLD_S = 0.5  # a shorter wait needs no word
-REST = 10.0  # times what rounds may wait for a newcomer, before they wait for it again
+PAUSE_FACTOR = 10.0  # times the wait that a newcomer is allowed, before rounds wait for that newcomer again
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _Asked:
         allowed = self.message.seconds
         if before < allowed <= self.used_s:
             self.spent_at = now
-        elif before >= allowed and now > self.spent_at + REST * allowed:
+        elif before >= allowed and now > self.spent_at + PAUSE_FACTOR * allowed:
             self.used_s = 0.0
 
 

@@ -35,7 +35,7 @@ U8 = npt.NDArray[np.uint8]
 
 LOOK_S = 0.005  # how often it looks whether a round's gradients are through
 BUSY_WAIT_S = 2.0  # how long a newcomer waits here before it is told to ask again
-REST = 2.0  # how long no new snapshot is taken, in times that the last one took
+SNAPSHOT_PAUSE = 2.0  # times as long as the last snapshot took: before that no new one is taken
 MOST_TIMES = 4  # that a newcomer may ask for all chunks
 MAX_CHUNKS_ASKED = 4096
 OLD = 0.25  # of the state's bytes: with more results to follow on it, a newcomer gets a newer snapshot
@@ -150,7 +150,7 @@ class Donor:
         began = time.monotonic()
         taken = await asyncio.get_running_loop().run_in_executor(self._background, self._take)
         ended = time.monotonic()
-        self._rests_until = ended + REST * (ended - began)
+        self._rests_until = ended + SNAPSHOT_PAUSE * (ended - began)
         self._snapshot = taken
         self._retained.state_bytes = taken[0].total_bytes
         return taken[0]

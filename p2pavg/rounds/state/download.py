@@ -14,9 +14,9 @@ U8 = npt.NDArray[np.uint8]
 STATE_SHARE = 3  # bytes of state for each byte of results, while both wait
 QUEUED_CHUNKS = 4  # of one download that are with the engine at a time; more of them, if they are
 QUEUED_BYTES = 1 << 20  # together less than this: streams over a long trip take a chunk each
-IDLE_S = 15.0  # a download that asks for nothing for so long is over
-STUCK_S = 120.0  # and one of whose chunks none leaves for so long
-SLOWEST_BPS = 2e3  # bytes/s: and one that takes less, beyond the first two minutes
+IDLE_S = 15.0  # seconds: a download that asks for nothing for so long is over
+NO_CHUNK_S = 120.0  # seconds: a download of which no chunk leaves for so long is over
+SLOWEST_BPS = 2e3  # bytes/s: a download that takes less is over, once NO_CHUNK_S have passed
 
 
 def queued(size: int) -> int:
@@ -57,9 +57,9 @@ class Download:
     def is_over(self, now: float) -> bool:
         """It has stopped, or only keeps others waiting."""
         paused = now - self.moved_at
-        slow = now - self.began_at > STUCK_S + self.sent_bytes / SLOWEST_BPS
+        slow = now - self.began_at > NO_CHUNK_S + self.sent_bytes / SLOWEST_BPS
         working = self._with_engine.total() > 0
-        return (slow and working) or paused > (STUCK_S if working else IDLE_S)
+        return (slow and working) or paused > (NO_CHUNK_S if working else IDLE_S)
 
     def ask_state(self, pieces: Sequence[Piece]) -> None:
         """Chunks of the state; those of another transfer are not wanted any more."""

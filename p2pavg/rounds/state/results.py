@@ -17,7 +17,7 @@ from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.errors import P2PAvgError, StateError
 from p2pavg.part import Part
 from p2pavg.rounds.machine import actions as act
-from p2pavg.rounds.protocol import messages
+from p2pavg.rounds.protocol import wire
 from p2pavg.rounds.protocol.ballot import LINEAGE_BYTES, PEER_ID_BYTES, Ballot
 from p2pavg.rounds.protocol.fields import boolean, integer, items, listed, note, sized
 from p2pavg.rounds.protocol.lineage import next_lineage
@@ -72,7 +72,7 @@ class ResultHead:
         """Plain data for a control message."""
         committed = Committed(self.ballot, self.weights, self.samples, self.digests)
         return {
-            "committed": messages.to_dict(committed),
+            "committed": wire.to_dict(committed),
             "transfer": self.transfer,
             "members": [[seat.peer, seat.voter] for seat in self.members],
             "parts": [[part.owner, part.start, part.count] for part in self.parts],
@@ -88,7 +88,7 @@ class ResultHead:
         what its fields make of it.
         """
         try:
-            committed = messages.from_dict(data["committed"])
+            committed = wire.from_dict(data["committed"], newer=True, older=True)
             if not isinstance(committed, Committed):
                 raise StateError("a result is described by something else than its COMMITTED")
             head = cls(

@@ -25,7 +25,7 @@ from p2pavg.transport.links.handshake import Hello, Refusal
 from p2pavg.transport.links.link import Link, Message
 from p2pavg.transport.links.pairing import Pairing
 from p2pavg.transport.links.repair import Repairs
-from p2pavg.transport.links.stream_keeper import MAX_STREAMS, StreamKeeper, accept_stream
+from p2pavg.transport.links.stream_keeper import MOST_ACCEPTED, StreamKeeper, accept_stream
 from p2pavg.transport.links.stream_tuner import StreamCounts
 from p2pavg.transport.links.upkeep import keep_up
 
@@ -386,7 +386,7 @@ class Endpoint:
             link.reply(message, {"t": "_yes"})
         elif kind == "_streams":
             wanted = message.get("n")
-            if not isinstance(wanted, int) or not 0 <= wanted <= MAX_STREAMS:
+            if not isinstance(wanted, int) or not 0 <= wanted <= MOST_ACCEPTED:
                 raise ProtocolError("a wish for an impossible number of streams")
             link.streams_asked = wanted
             if link.id in self._keepers:

@@ -251,15 +251,15 @@ def parse_hello(message: dict[str, Any]) -> Hello:
     return hello
 
 
-def is_newer(facts: Mapping[str, Any]) -> bool:
-    """Whether a peer with this hello is of a later minor version, and may say things not known here."""
+def minor_ahead(facts: Mapping[str, Any]) -> int:
+    """By how many minor versions a peer with this hello is ahead: it may say things not known here.
+
+    Negative: by how many it is behind: it may not know what is said here.
+    """
     version = facts.get("v")
-    return (
-        isinstance(version, list)
-        and len(version) == 2
-        and all(type(number) is int for number in version)
-        and version[1] > WIRE_VERSION[1]
-    )
+    if not isinstance(version, list) or [type(number) for number in version] != [int, int]:
+        return 0
+    return int(version[1]) - WIRE_VERSION[1]
 
 
 def raise_refusal(message: Mapping[str, Any]) -> None:

@@ -17,9 +17,7 @@ _GAPS = 4.0
 _AGAIN_AT_LEAST_EVERY_S = 5.0
 _STALLED_S = 0.5  # at least so long without progress, and one and a half timeouts of the kernel
 _STALLED_TIMEOUTS = 1.5
-_USUAL_PAUSES = (
-    2.0  # a path that loses much makes streams pause, and they recover: so often the longest lately
-)
+_STALLED_PAUSES = 2.0  # times the longest pause lately: a stream that moves nothing for longer has stalled
 _PAUSE_KEPT = 0.99  # at each tick
 _LATE_RTTS, _LATE_S = 1.25, 0.05  # an acknowledgement that takes longer follows a loss, or a long queue
 
@@ -80,7 +78,7 @@ class LinkWatch:
         found = []
         for number, stream in self.streams.items():
             timeouts = _STALLED_TIMEOUTS * patience(max(rtt_s, stream.rtt_s))
-            wait = max(_STALLED_S, timeouts, _USUAL_PAUSES * self.pause)
+            wait = max(_STALLED_S, timeouts, _STALLED_PAUSES * self.pause)
             if now - stream.acked_at > wait and moved_at - stream.acked_at > wait / 2:
                 found.append(number)
         return found

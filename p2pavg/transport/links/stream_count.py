@@ -34,13 +34,14 @@ LEAST_IN_ALL = 4  # fewer would leave the threads that serve them idle
 PRIOR_RATE_BPS = 1e9  # bit/s of a machine, all its links together, until measured
 PRIOR_WINDOW_BYTES = 2.5e6  # what clouds give a stream; this machine's own limits may allow less
 _ANY_RATE_BPS = 2e10  # no path is faster
-_LONG_PATH_S, _LONG_PATH_STREAMS = 0.1, 16  # round trip; between continents one stream gets a tenth at most
+_CONTINENTS_RTT_S = 0.1  # seconds: a link with at least this round trip joins continents
+_CONTINENTS_STREAMS = 16  # the fewest on such a link: one stream gets a tenth of its rate at most
 _HEADROOM = 1.25  # streams are not all equally fast
 
 _CLEARLY = 1.06  # this much more goodput makes more streams worth it
 _NEARLY = 0.97  # and this share of the best is as good as the best
-_CHANGED = 0.6  # goodput below this share of what the same number reached, this often in a row: another path
-_CHANGED_TIMES = 8
+_OTHER_PATH = 0.6  # share of what as many streams reached: less, several times in a row, is another path
+_OTHER_PATH_TIMES = 8  # transfers in a row
 _TRANSFERS = 5  # of each number that a search tries; the first search, which knows nothing, tries in haste
 _REST_S = 120.0  # for each stream that a search opened: both sides search
 _TRIAL_S = 900.0  # without a sign that the path has changed
@@ -125,7 +126,7 @@ class StreamCount:
 
     def _within(self, streams: int, links: int) -> int:
         """The nearest number that such a path, and so many links, allow."""
-        least = max(least_streams(links), _LONG_PATH_STREAMS if self.rtt_s >= _LONG_PATH_S else 1)
+        least = max(least_streams(links), _CONTINENTS_STREAMS if self.rtt_s >= _CONTINENTS_RTT_S else 1)
         return min(most_streams(links), max(least, streams))
 
     def measured(self, transfer: Transfer, links: int, now: float) -> None:
@@ -157,11 +158,11 @@ class StreamCount:
     @property
     def _due_at(self) -> float:
         """When the next search may begin."""
-        return self._rest_until if self._worse >= _CHANGED_TIMES else max(self._rest_until, self._trial_at)
+        return self._rest_until if self._worse >= _OTHER_PATH_TIMES else max(self._rest_until, self._trial_at)
 
     def _note(self, streams: int, goodput: float) -> None:
         old = self._tried.get(streams, goodput)
-        if goodput < _CHANGED * old:
+        if goodput < _OTHER_PATH * old:
             self._worse += 1
             return
         self._worse = 0
@@ -169,7 +170,7 @@ class StreamCount:
 
     def _search_anew(self, streams: int, goodput: float) -> None:
         """Begin among fewer, where the last search began with more; on a worse path as on a strange one."""
-        changed, self._worse = self._worse >= _CHANGED_TIMES, 0
+        changed, self._worse = self._worse >= _OTHER_PATH_TIMES, 0
         self._searching, self._seen, self._opened, self._tried = True, 1, 0, {streams: goodput}
         if not changed:
             self._downward = not self._downward

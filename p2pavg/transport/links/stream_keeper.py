@@ -21,7 +21,7 @@ from p2pavg.transport.links.link import Link
 
 logger = logging.getLogger("p2pavg.transport")
 
-MAX_STREAMS = 256  # per link; what a peer accepts from another
+MOST_ACCEPTED = 256  # streams of one link that a peer accepts from the other side
 _BACKOFF_S = (0.1, 5.0)
 _QUIET_S = 0.05  # a stream that received nothing for so long, while nothing is transferred, may be closed
 _LASTING_S = 1.0  # a stream that closes sooner has failed to open
@@ -49,7 +49,7 @@ class StreamKeeper:
         link = self._link
         while not link.closed:
             self._changed.clear()
-            wanted = min(max(link.streams_wanted, link.streams_asked), MAX_STREAMS)
+            wanted = min(max(link.streams_wanted, link.streams_asked), MOST_ACCEPTED)
             lacking = wanted - len(self._engine.streams(link.id))
             if lacking > 0:
                 if self._failures:
@@ -146,7 +146,7 @@ async def accept_stream(
             raise ProtocolError("data streams are opened too fast; the other side tries again")
         await wire.send(sock, handshake.preamble(handshake.DATA, party) + handshake.pack(answer))
         streams = engine.streams(link.id)
-        if link.closed or hello["stream"] in streams or len(streams) >= MAX_STREAMS:
+        if link.closed or hello["stream"] in streams or len(streams) >= MOST_ACCEPTED:
             raise ProtocolError("a data stream too many")
     except BaseException:
         sock.close()

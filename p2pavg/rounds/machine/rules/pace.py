@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 TOLERANCE = 0.25  # of a step: what is due so soon counts as there
 STOP_EARLY = 0.5  # of a step: rather wait so long for the others than begin another step
-OVERDUE = 2.0  # steps: whose next one takes so long is not counted on
+OVERDUE_STEPS = 2.0  # steps: a peer whose next step takes longer is not counted on
 DELAY_S = 0.3  # what is told may be so old
 
 
@@ -25,7 +25,7 @@ class Pace:
 
     def more(self, at: float, now: float) -> int:
         """Samples that it will have counted until `at` beyond those that it told."""
-        if self.seconds <= 0 or now > self.since + OVERDUE * self.seconds + DELAY_S:
+        if self.seconds <= 0 or now > self.since + OVERDUE_STEPS * self.seconds + DELAY_S:
             return 0
         return self.samples * max(0, int((at - self.since) / self.seconds + TOLERANCE))
 

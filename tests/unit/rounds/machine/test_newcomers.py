@@ -96,7 +96,7 @@ def test_a_newcomer_that_used_up_its_time_is_waited_for_again_later() -> None:
     seconds = 2.0
     message = asked(waiting.leader.machine.epoch, seconds, spare=0)
     waiting.say(message, seconds + 0.5)
-    waiting.say(message, (module.REST - 1) * seconds)
+    waiting.say(message, (module.PAUSE_FACTOR - 1) * seconds)
     before = waiting.leader.machine.epoch
     assert before > message.epoch + 50
     made = waiting.say(message, 2 * seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import fields
+from dataclasses import field, fields, make_dataclass
 from typing import Any, get_args
 
 import msgpack
@@ -11,6 +11,7 @@ import pytest
 
 from p2pavg.errors import ProtocolError
 from p2pavg.rounds.protocol import messages as m
+from p2pavg.rounds.protocol import wire
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
 from p2pavg.rounds.protocol.causes import Cause, Objection
 
@@ -52,19 +53,46 @@ EXAMPLES = [example(kind) for kind in get_args(m.Message)]
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
 def test_a_message_survives_msgpack(message: m.Message) -> None:
     """Every message type comes back equal after to_dict, msgpack and from_dict."""
-    packed = msgpack.packb(m.to_dict(message))
-    assert m.from_dict(msgpack.unpackb(packed)) == message
+    packed = msgpack.packb(wire.to_dict(message))
+    assert wire.from_dict(msgpack.unpackb(packed)) == message
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
 def test_a_missing_or_surplus_field_is_refused(message: m.Message) -> None:
     """Fields are exactly those of the type: one less or one more is a ProtocolError."""
-    data = m.to_dict(message)
+    data = wire.to_dict(message)
     for name in data:
         with pytest.raises(ProtocolError):
-            m.from_dict({key: value for key, value in data.items() if key != name})
+            wire.from_dict({key: value for key, value in data.items() if key != name})
     with pytest.raises(ProtocolError):
-        m.from_dict({**data, "more": 1})
+        wire.from_dict({**data, "more": 1})
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_peers_of_two_minor_versions_understand_each_other(
+    message: m.Message, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that knows one field more is understood, and understands one that does not know it.
+
+    Within one minor version it is an error to lack the field, or to send one that is not known.
+    """
+    kind = type(message)
+    known = [(each.name, each.type) for each in fields(kind)]
+    later = make_dataclass(kind.__name__, [*known, ("more", "int", field(default=7))])
+    sent = wire.to_dict(message)
+    values = {each.name: getattr(message, each.name) for each in fields(kind)}
+    assert wire.from_dict({**sent, "more": 5}, newer=True) == message
+    with pytest.raises(ProtocolError, match="surplus"):
+        wire.from_dict({**sent, "more": 5}, older=True)
+    monkeypatch.setitem(wire.FORMS, kind.__name__.lower(), wire.form(later))
+    assert wire.from_dict(sent, older=True) == later(**values)
+    assert wire.from_dict({**sent, "more": 5}, older=True) == later(**values, more=5)
+    for sender in ({}, {"newer": True}):
+        with pytest.raises(ProtocolError, match="lacks more"):
+            wire.from_dict(sent, **sender)
+    name = known[0][0]
+    with pytest.raises(ProtocolError, match=f"lacks {name}"):  # only what is optional may be missing
+        wire.from_dict({key: value for key, value in sent.items() if key != name}, older=True)
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
@@ -88,17 +116,17 @@ def test_wrong_values_raise_nothing_but_protocol_errors(message: m.Message) -> N
         {},
         True,
     ]
-    data = m.to_dict(message)
+    data = wire.to_dict(message)
     for name in data:
         for value in junk:
             changed = {**data, name: value}
             if dice.random() < 0.3:
                 changed[dice.choice(list(data))] = dice.choice(junk)
             try:
-                accepted = m.from_dict(changed)
+                accepted = wire.from_dict(changed)
             except ProtocolError:
                 continue
-            assert m.from_dict(m.to_dict(accepted)) == accepted
+            assert wire.from_dict(wire.to_dict(accepted)) == accepted
 
 
 @pytest.mark.parametrize(
@@ -115,24 +143,24 @@ def test_wrong_values_raise_nothing_but_protocol_errors(message: m.Message) -> N
 )
 def test_a_group_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
     """Members must be distinct, contain the leader, and own parts that follow each other without gap."""
-    data = m.to_dict(example(m.Prepare))
-    m.from_dict(data)
+    data = wire.to_dict(example(m.Prepare))
+    wire.from_dict(data)
     with pytest.raises(ProtocolError):
-        m.from_dict({**data, **change})
+        wire.from_dict({**data, **change})
 
 
 def test_a_round_without_any_weight_is_refused() -> None:
     """A BEGIN in which all weights are 0 never gets in."""
-    data = m.to_dict(example(m.Begin))
+    data = wire.to_dict(example(m.Begin))
     with pytest.raises(ProtocolError):
-        m.from_dict({**data, "weights": [0.0, 0.0]})
+        wire.from_dict({**data, "weights": [0.0, 0.0]})
 
 
 def test_an_unknown_type_is_refused() -> None:
     """The type must be one of ours, and a string."""
     for name in ("nothing", 5, None, b"progress"):
         with pytest.raises(ProtocolError):
-            m.from_dict({"t": name})
+            wire.from_dict({"t": name})
 
 
 def test_ballots_are_totally_ordered() -> None:

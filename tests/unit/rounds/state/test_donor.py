@@ -249,7 +249,7 @@ async def test_a_snapshot_too_far_back_is_renewed_when_nobody_uses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With more results than a quarter of the state to follow, a newcomer gets a newer state instead."""
-    monkeypatch.setattr(donor_module, "REST", 0.0)
+    monkeypatch.setattr(donor_module, "SNAPSHOT_PAUSE", 0.0)
     engine = Engine()
     served = donor(engine, None)
     await offered(served, 0)
@@ -378,7 +378,7 @@ def test_a_newcomer_that_reads_nothing_is_over() -> None:
     one.ask_state(pieces(1, 3))
     assert one.take() is not None
     assert not one.is_over(IDLE_S + 1)
-    assert one.is_over(download_module.STUCK_S + 1)
+    assert one.is_over(download_module.NO_CHUNK_S + 1)
 
 
 def test_a_newcomer_that_reads_slowly() -> None:
@@ -410,7 +410,7 @@ async def test_snapshots_are_not_taken_without_a_rest() -> None:
         served.done(0)
     await offered(served, 0)
     assert len(copies) == 6
-    assert time.monotonic() - began >= (1 + donor_module.REST) * sum(copies[:-1])
+    assert time.monotonic() - began >= (1 + donor_module.SNAPSHOT_PAUSE) * sum(copies[:-1])
 
 
 async def test_a_newcomer_that_begins_anew() -> None:

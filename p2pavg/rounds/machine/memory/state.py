@@ -1,0 +1,35 @@
+"""The state that a member is in, as one name made of what it knows; `docs/rounds.md` draws the states."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from p2pavg.rounds.machine.memory.holding import Holding
+from p2pavg.rounds.machine.memory.standing import Standing
+from p2pavg.rounds.protocol.ballot import Stage
+from p2pavg.rounds.protocol.roles import Role
+
+
+class State(StrEnum):
+    """A member's state, from the target of one epoch to the next."""
+
+    JOINING = "joining"  # has no state of the run, or downloads another one; member of no round
+    COUNTING = "counting"  # accumulates samples; holds no ballot
+    PROMISED = "promised"  # holds a ballot that has not begun
+    AVERAGING = "averaging"  # the ballot has begun: gradients flow
+    DENIED = "denied"  # told a successor that it is not DONE, and will not become so
+    DONE = "done"  # holds the whole result, and waits for the outcome
+    APPLYING = "applying"  # the result is committed, and waits for the training thread
+
+
+def state_of(here: Standing, holding: Holding | None) -> State:
+    """The state of a member that stands `here` and holds this ballot."""
+    if here.joining is not None or here.role is not Role.TRAINER:
+        return State.JOINING
+    if holding is None:
+        return State.APPLYING if here.pending else State.COUNTING
+    if holding.stage is Stage.DONE:
+        return State.DONE
+    if holding.frozen:
+        return State.DENIED
+    return State.AVERAGING if holding.begun else State.PROMISED

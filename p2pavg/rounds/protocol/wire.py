@@ -1,0 +1,194 @@
+"""How control messages travel: a strict translation from and to dicts that msgpack carries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, get_args
+
+from p2pavg.rounds.protocol.ballot import (
+    DIGEST_BYTES,
+    LINEAGE_BYTES,
+    PEER_ID_BYTES,
+    Ballot,
+    Held,
+    PeerId,
+    Stage,
+)
+from p2pavg.rounds.protocol.causes import Cause, Objection
+from p2pavg.rounds.protocol.fields import (
+    Check,
+    boolean,
+    integer,
+    items,
+    listed,
+    malformed,
+    note,
+    number,
+    optional,
+    sized,
+    text,
+)
+from p2pavg.rounds.protocol.messages import Begin, Committed, Leaving, Message, Prepare
+
+_peer = sized(PEER_ID_BYTES)
+_lineage = sized(LINEAGE_BYTES)
+_digest = sized(DIGEST_BYTES)
+
+
+def _ballot(value: Any) -> Ballot:
+    epoch, attempt, leader, serial, lineage = items(value, 5)
+    return Ballot(integer(epoch), integer(attempt), _peer(leader), integer(serial), _lineage(lineage))
+
+
+def _stage(value: Any) -> Stage:
+    try:
+        return Stage(text(value))
+    except ValueError:
+        raise malformed("an unknown stage") from None
+
+
+def _objection(value: Any) -> Objection:
+    try:
+        return Objection(value)
+    except ValueError:
+        raise malformed("an unknown objection") from None
+
+
+def _cause(value: Any) -> Cause:
+    try:
+        return Cause(value)
+    except ValueError:
+        raise malformed("an unknown cause") from None
+
+
+def _held(value: Any) -> Held:
+    ballot, stage, begun, digests, voters, weights, samples = items(value, 7)
+    return Held(
+        _ballot(ballot),
+        _stage(stage),
+        boolean(begun),
+        listed(_digest)(digests),
+        listed(_peer)(voters),
+        listed(number)(weights),
+        listed(integer)(samples),
+    )
+
+
+def _part(value: Any) -> tuple[int, int, int]:
+    owner, start, count = items(value, 3)
+    return integer(owner), integer(start), integer(count)
+
+
+def _rate(value: Any) -> tuple[PeerId, float]:
+    peer, bps = items(value, 2)
+    return _peer(peer), number(bps)
+
+
+_CHECKS: Mapping[str, Check] = {
+    "int": integer,
+    "float": number,
+    "bool": boolean,
+    "str": text,
+    "Lineage": _lineage,
+    "Note": note,
+    "Objection": _objection,
+    "Cause": _cause,
+    "PeerId": _peer,
+    "PeerId | None": optional(_peer),
+    "Ballot": _ballot,
+    "Ballot | None": optional(_ballot),
+    "Held | None": optional(_held),
+    "tuple[Held, ...]": listed(_held),
+    "tuple[PeerId, ...]": listed(_peer),
+    "tuple[bool, ...]": listed(boolean),
+    "tuple[int, ...]": listed(integer),
+    "tuple[float, ...]": listed(number),
+    "tuple[bytes, ...]": listed(_digest),
+    "tuple[tuple[int, int, int], ...]": listed(_part),
+    "tuple[tuple[PeerId, float], ...]": listed(_rate),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a kind of message travels."""
+
+    kind: type[Any]
+    checks: tuple[tuple[str, Check], ...]
+    optional: frozenset[str]  # fields that a later minor version added: they have a default
+
+
+def form(kind: type[Any]) -> Form:
+    """The form of this dataclass."""
+    known = fields(kind)
+    checks = tuple((field.name, _CHECKS[str(field.type)]) for field in known)
+    return Form(kind, checks, frozenset(field.name for field in known if field.default is not MISSING))
+
+
+FORMS: dict[str, Form] = {kind.__name__.lower(): form(kind) for kind in get_args(Message)}
+NAMES = frozenset(FORMS)  # which values of "t" belong to the rounds
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Stage):
+        return value.value
+    if isinstance(value, Ballot):
+        return [value.epoch, value.attempt, value.leader, value.serial, value.lineage]
+    if isinstance(value, Held):
+        return [_plain(getattr(value, field.name)) for field in fields(Held)]
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def to_dict(message: Message) -> dict[str, Any]:
+    """What msgpack carries."""
+    name = type(message).__name__.lower()
+    data: dict[str, Any] = {field: _plain(getattr(message, field)) for field, _ in FORMS[name].checks}
+    data["t"] = name
+    return data
+
+
+def from_dict(data: Mapping[Any, Any], *, newer: bool = False, older: bool = False) -> Message:
+    """The message, or ProtocolError: unknown type, missing or surplus fields, wrong types or sizes.
+
+    newer: the sender is of a later minor version, and fields that are not known here are left out. older: the
+    sender is of an earlier minor version, and fields that it does not know have their default.
+    """
+    name = data.get("t")
+    known = FORMS.get(name) if type(name) is str else None
+    if known is None:
+        raise malformed("an unknown type")
+    values = {field: check(data[field]) for field, check in known.checks if field in data}
+    missing = {field for field, _ in known.checks} - values.keys()
+    if missing and not (older and missing <= known.optional):
+        raise malformed(f"{known.kind.__name__} lacks {sorted(missing)[0]}")
+    if len(data) > len(values) + 1 and not newer:
+        raise malformed(f"surplus fields in {known.kind.__name__}")
+    message: Message = known.kind(**values)
+    _consistent(message)
+    return message
+
+
+def _consistent(message: Message) -> None:
+    """Lengths inside one message that must agree."""
+    if isinstance(message, Prepare):
+        count = len(message.members)
+        if not 1 <= count == len(message.voters) or len(set(message.members)) != count:
+            raise malformed("the members of a group are not distinct, or not matched by their votes")
+        at = 0
+        for owner, start, size in message.parts:
+            if owner >= count or not message.voters[owner] or start != at:
+                raise malformed("the parts do not follow each other, or an owner is no voter")
+            at += size
+        if message.ballot.leader not in message.members:
+            raise malformed("the leader is no member of its own group")
+    if isinstance(message, Leaving) and len(message.held) > 2:
+        raise malformed("a leaver tells of more than two ballots")
+    if isinstance(message, (Begin, Committed)) and len(message.weights) != len(message.samples):
+        raise malformed("weights and samples differ in number")
+    if isinstance(message, Begin) and len(message.waits) != len(message.weights):
+        raise malformed("weights and waits differ in number")
+    if isinstance(message, Begin) and not any(weight > 0 for weight in message.weights):
+        raise malformed("a round in which nobody has a weight cannot begin")
