@@ -27,7 +27,6 @@ def register(subparsers: Any) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "accumulate",
-        help="local training with and without the optimizer",
         description="Times blocks of microbatches with plain gradient accumulation and with "
         "CollaborativeOptimizer (its peer alive, alone in its swarm), taken in turn in changing order, and a "
         "second plain block as control.",

@@ -31,7 +31,6 @@ def register(subparsers: Any) -> None:
     """Add the verb to the command line's sub-parsers."""
     parser = subparsers.add_parser(
         "credentials",
-        help="make the credentials of a closed run",
         description="Makes what a closed run needs. The owner: new, then invite. A newcomer: request, send "
         "it to the owner, accept the invitation that comes back, and train with credentials=FILE or "
         "P2PAVG_CREDENTIALS=FILE.",

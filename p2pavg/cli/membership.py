@@ -28,7 +28,6 @@ def register(subparsers: Any) -> None:
     """Add the verb to the command line's sub-parsers."""
     bootstrap = subparsers.add_parser(
         "bootstrap",
-        help="run a node that others name in initial_peers",
         description="Runs a node of the table that does not train; any peer is as good a way in.",
         epilog="example: p2pavg bootstrap --listen 0.0.0.0:31330",
     )

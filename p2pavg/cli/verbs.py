@@ -9,19 +9,20 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from p2pavg import __version__
 from p2pavg.errors import P2PAvgError
 
-OK = 0
 FAILED = 1
-USAGE = 2
 INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One sub-command. `module` has `register(subparsers)`, whose parser sets `func`: `(args) -> int`."""
+    """One sub-command. `module` has `register(subparsers)`, whose parser sets `func`: `(args) -> int`.
+    `help` is its line in the list of all verbs; the parser has no `help` of its own.
+    """
 
     name: str
     module: str
@@ -30,6 +31,21 @@ class Verb:
     def exists(self) -> bool:
         """Whether the module that implements the verb is part of this installation."""
         return importlib.util.find_spec(self.module) is not None
+
+
+class _Told:
+    """The sub-parsers of a command; the table of the verbs has the line of each in the list."""
+
+    def __init__(self, subparsers: Any, verbs: Sequence[Verb]) -> None:
+        self._subparsers = subparsers
+        self._help = {verb.name: verb.help for verb in verbs}
+
+    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
+        """As `argparse` does it."""
+        made: argparse.ArgumentParser = self._subparsers.add_parser(
+            name, **{**options, "help": self._help[name]}
+        )
+        return made
 
 
 def _parser(
@@ -45,7 +61,7 @@ def _parser(
         if verb.name in registered:
             continue
         if verb.name == wanted:
-            importlib.import_module(verb.module).register(subparsers)
+            importlib.import_module(verb.module).register(_Told(subparsers, verbs))
             registered.update(v.name for v in verbs if v.module == verb.module)
         elif not any(v.name == wanted and v.module == verb.module for v in verbs):
             subparsers.add_parser(verb.name, help=verb.help, add_help=False)

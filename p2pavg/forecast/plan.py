@@ -21,7 +21,6 @@ def register(subparsers: Any) -> None:
     """Add the verb to the command line's sub-parsers."""
     plan = subparsers.add_parser(
         "plan",
-        help="which machines to rent, from an inventory of offers",
         description="Chooses how many of each offer train fastest for the money, or cheapest at a speed.",
         epilog="example: p2pavg plan inventory.toml --most-samples-per-second --dollars-per-hour 5\n\n"
         "an inventory:\n\n" + EXAMPLE,

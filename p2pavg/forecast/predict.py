@@ -36,7 +36,6 @@ def register(subparsers: Any) -> None:
     """Add the verb to the command line's sub-parsers."""
     predict = subparsers.add_parser(
         "predict",
-        help="what an epoch of a swarm will take and cost, from the reports of a run",
         description="Reads what P2PAVG_REPORTS=PATH made peers write, and says what an epoch takes and\n"
         "costs, also with peers added or left out, another target batch, or communication that hides.",
         epilog="example: p2pavg predict --from reports.jsonl --add 4xT4@europe-west1 --inventory offers.toml",

@@ -20,7 +20,6 @@ def register(subparsers: Any) -> None:
     """Add `lab` and its verbs to a command line."""
     parser = subparsers.add_parser(
         "lab",
-        help="emulate a wide-area network on this machine",
         description="An emulated wide-area network on one Linux machine: a network namespace for each host, "
         "the kernel's own TCP, and delay, rate, loss and partitions between them.",
         epilog="example: p2pavg lab up two-300ms && p2pavg lab exec two-300ms a -- iperf3 -c 10.77.0.2",

@@ -30,7 +30,6 @@ ASK_SECONDS = 1.0
 LARGE_ASK_SECONDS = 3.0  # in a view of many: of whom some are always late
 SYNC_SECONDS = 0.5
 QUARREL_SECONDS = 4.0
-SAMPLE_SYNC_SECONDS = 30.0
 READ_SECONDS_PER_MEMBER = 2.0
 LONGEST_READ_SECONDS = 120.0
 TABLE_SECONDS = 600.0  # between reads of the table, whose few holders could not answer all of a large run

@@ -30,7 +30,6 @@ def register(subparsers: Any) -> None:
     """Add the two verbs to the command line's sub-parsers."""
     monitor = subparsers.add_parser(
         "monitor",
-        help="watch a run live, without slowing it",
         description="Shows a run as it is now, every second: its progress, its peers, their links, and what\n"
         "happened. It takes no part in the run. Ends with Ctrl-C.",
         epilog="example: p2pavg monitor my-run --initial-peers 10.0.0.5:31330\n\n" + PRICES_HELP,
@@ -46,7 +45,6 @@ def register(subparsers: Any) -> None:
 
     report = subparsers.add_parser(
         "report",
-        help="turn a run's reports into one page of plots and a summary",
         description="Reads what P2PAVG_REPORTS=PATH made peers write, and says in words how the run went.",
         epilog="example: p2pavg report reports.jsonl --plot run.png\n\n" + PRICES_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,

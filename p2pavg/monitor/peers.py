@@ -25,7 +25,6 @@ def register(subparsers: Any) -> None:
     """Add the verb to the command line's sub-parsers."""
     peers = subparsers.add_parser(
         "peers",
-        help="a table of the peers of a run",
         description="Prints who is in a run now.",
         epilog="example: p2pavg peers my-run --initial-peers 10.0.0.5:31330",
     )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
 
 from p2pavg.credentials import Credentials
-from p2pavg.errors import ConfigurationError, CredentialError, IncompatiblePeerError, P2PAvgError
-from p2pavg.identity import Identity, short_id
+from p2pavg.errors import ConfigurationError, CredentialError, P2PAvgError
+from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View
 from p2pavg.membership.table.address import Address, wildcard
 from p2pavg.monitor.picture import Picture
+from p2pavg.peer.dialling import DIAL_TIMEOUT_S, Dialler
 from p2pavg.rounds.measure.status import WATCH
 from p2pavg.transport.links.endpoint import Endpoint
 from p2pavg.transport.links.link import Link, Message
@@ -21,8 +21,6 @@ from p2pavg.transport.python.engine import PythonEngine
 logger = logging.getLogger("p2pavg.monitor")
 
 MOST_LINKS = 32
-DIAL_TIMEOUT_S = 5.0
-DIAL_BACKOFF_S = (0.2, 5.0)
 
 
 class _NoEngineEvents:
@@ -44,7 +42,6 @@ class Watcher:
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
-        self._dialling: dict[bytes, asyncio.Task[None]] = {}
         self._refused: dict[bytes, P2PAvgError] = {}
         self._closed = False
 
@@ -78,6 +75,14 @@ class Watcher:
             self._engine.close()
             raise
         self._view = View(self._dht, run_id, credentials=credentials)
+        self._dialler = Dialler(
+            self._endpoint,
+            self._view,
+            self._refused.__setitem__,
+            lambda peers: None,
+            most=MOST_LINKS,
+            skip=self._refused,
+        )
         self._view.on_change = self._changed
         await self._view.refresh_now()
         self._changed()
@@ -100,8 +105,7 @@ class Watcher:
         if self._closed:
             return
         self._closed = True
-        for task in self._dialling.values():
-            task.cancel()
+        self._dialler.close()
         self._view.close()
         await self._endpoint.close()
         await self._dht.stop()
@@ -122,37 +126,7 @@ class Watcher:
 
     def _changed(self) -> None:
         self.picture.listed(self._view.peers, time.monotonic())
-        for peer, info in self._view.peers.items():
-            if info.client_only or info.role != "trainer" or peer in self._refused:
-                continue
-            room = len(self._endpoint.links) + len(self._dialling) < MOST_LINKS
-            if room and peer not in self._endpoint.links and peer not in self._dialling and not self._closed:
-                self._dialling[peer] = asyncio.get_running_loop().create_task(self._dial(peer))
-
-    async def _dial(self, peer: bytes) -> None:
-        pause, most = DIAL_BACKOFF_S
-        try:
-            while peer not in self._endpoint.links:
-                info = self._view.peers.get(peer)
-                if info is None or await self._linked(peer, info):
-                    return
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, most)
-        finally:
-            self._dialling.pop(peer, None)
-
-    async def _linked(self, peer: bytes, info: PeerInfo) -> bool:
-        """Try its addresses. True: there is no more to try."""
-        for host, port in self._view.addresses_to_dial(info):
-            try:
-                await self._endpoint.connect(host, port, expect=peer, timeout=DIAL_TIMEOUT_S)
-                return True
-            except (IncompatiblePeerError, CredentialError, ConfigurationError) as error:
-                self._refused[peer] = error
-                return True
-            except (P2PAvgError, OSError, TimeoutError) as error:
-                logger.debug("no link to %s at %s:%d: %s", short_id(peer), host, port, error)
-        return False
+        self._dialler.look()
 
     # ------------------------------------------------------------------------------------ EndpointEvents
 
@@ -165,6 +139,7 @@ class Watcher:
     def link_down(self, link: Link, reason: str) -> None:
         """It died, left, or cannot be reached."""
         self._view.report_dead(link.peer_id)
+        self._dialler.link_down(link)
         self.picture.unlinked(link.peer_id, reason, time.monotonic())
         self._changed()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 
 from p2pavg.errors import CredentialError, IdentityInUseError, IncompatiblePeerError, P2PAvgError
@@ -45,10 +45,16 @@ class Dialler:
         view: View,
         refused: Callable[[bytes, P2PAvgError], None],
         apart: Callable[[frozenset[bytes]], None],
+        *,
+        most: int = MAX_LINKS,
+        skip: Container[bytes] = (),
     ) -> None:
         """refused: told that a peer wants no link to this one, and why. apart: told to which trainers, that
-        others reach, no link comes about.
+        others reach, no link comes about. most: of links and dials together, then
+        nobody else is dialled. skip: peers that are not dialled, a live view.
         """
+        self._most = most
+        self._skip = skip
         self._endpoint = endpoint
         self._view = view
         self._refused = refused
@@ -77,8 +83,10 @@ class Dialler:
             return
         for peer_id, info in self._view.peers.items():
             linked = peer_id in self._endpoint.links or peer_id in self._dials
-            if linked or info.client_only or info.role != "trainer":
+            if linked or info.client_only or info.role != "trainer" or peer_id in self._skip:
                 continue
+            if len(self._endpoint.links.keys() | self._dials.keys()) >= self._most:
+                return
             self._untried[peer_id] = asyncio.get_running_loop().create_future()
             self._start(peer_id)
 

@@ -36,7 +36,7 @@ WAIT_BEAT_S = 0.05
 
 
 class Peer:
-    """One process's runtime in a swarm.
+    """One process's place in a swarm.
 
     run_id: the training job's name; the same on all peers.
     initial_peers: "host:port" of any members, empty to start a new swarm; `P2PAVG_INITIAL_PEERS` (separated
@@ -220,7 +220,7 @@ class Peer:
         group_size: int | None = None,
         timeout: float = 60.0,
     ) -> RoundReport:
-        """Average tensors over the group, in runtime, weighted by `weight`. All members hold the same bits
+        """Average tensors over the group, in place, weighted by `weight`. All members hold the same bits
         afterwards.
 
         tensors: one, or a sequence of, contiguous or strided torch tensors (any device) or numpy arrays, of

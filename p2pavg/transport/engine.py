@@ -21,7 +21,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -254,18 +254,3 @@ class Engine(Protocol):
         """Stop threads, close streams, without events. Idempotent. Also called in forked children (fds
         only).
         """
-
-
-def codec_layout(job: ReduceJob, encoded_size: Any) -> list[list[int]]:
-    """Byte offset of each chunk in the encoded layout, a list per part. encoded_size(n): bytes of n
-    elements.
-    """
-    offsets: list[list[int]] = []
-    at = 0
-    for part in job.parts:
-        row: list[int] = []
-        for begin in range(0, part.count, job.chunk_elements):
-            row.append(at)
-            at += encoded_size(min(job.chunk_elements, part.count - begin))
-        offsets.append(row)
-    return offsets

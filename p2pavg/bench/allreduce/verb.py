@@ -23,7 +23,7 @@ ROUND_DEADLINE_S = 600.0
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
-    parser = subparsers.add_parser("allreduce", help="average vectors between real processes", epilog=EXAMPLE)
+    parser = subparsers.add_parser("allreduce", epilog=EXAMPLE)
     add_arguments(parser)
     add_output_options(parser)
     parser.set_defaults(func=run)

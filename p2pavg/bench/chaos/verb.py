@@ -22,7 +22,7 @@ STEPS = 10  # per epoch and peer
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
-    parser = subparsers.add_parser("chaos", help="a swarm under injected faults", epilog=EXAMPLE)
+    parser = subparsers.add_parser("chaos", epilog=EXAMPLE)
     parser.add_argument("--peers", type=positive_int, default=4, help="peers that the swarm is kept at")
     parser.add_argument("--epochs", type=positive_int, default=100)
     parser.add_argument("--epoch-seconds", type=at_least(0.001), default=0.5)

@@ -18,9 +18,7 @@ EXAMPLE = "example: p2pavg bench codec --numel 64000000 --json -"
 
 def register(subparsers: Any) -> None:
     """Add the verb `codec`."""
-    parser = subparsers.add_parser(
-        "codec", help="codec kernels against a plain copy", description=__doc__, epilog=EXAMPLE
-    )
+    parser = subparsers.add_parser("codec", description=__doc__, epilog=EXAMPLE)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--numel",

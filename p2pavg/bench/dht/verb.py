@@ -19,14 +19,12 @@ PROCESSES = 4
 STEP_DEADLINE_S = 600.0
 SETTLE_S = 120.0  # until a run is idle after everybody joined
 READERS_AT_ONCE = 40  # dealt to the processes, where they read one after the other
-IP_UDP_HEADER_BYTES = 28
 
 
 def register(subparsers: Any) -> None:
     """Add the verb to the command line's sub-parsers."""
     parser = subparsers.add_parser(
         "dht",
-        help="storing and finding records",
         description="Nodes in 4 processes store and read one key; requests and answers may be lost.",
         epilog="example: p2pavg bench dht --nodes 200 --kill 0.3 --json -",
     )

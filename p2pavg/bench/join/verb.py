@@ -24,7 +24,7 @@ PATIENCE_S = 600.0
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
-    parser = subparsers.add_parser("join", help="a newcomer fetches the state", epilog=EXAMPLE)
+    parser = subparsers.add_parser("join", epilog=EXAMPLE)
     parser.add_argument("--state-mb", type=positive_int, default=200, help="size of the state (default 200)")
     parser.add_argument("--peers", type=positive_int, default=3, help="peers that train already (default 3)")
     parser.add_argument("--joiners", type=positive_int, default=1, help="newcomers at once (default 1)")

@@ -33,7 +33,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the verb."""
     parser = subparsers.add_parser(
         "net",
-        help="round-trip time of a link, and throughput over the number of streams",
         description="Measures a link, one stream and more, both ways, and says what limits it.",
         epilog=EXAMPLE,
     )

@@ -21,7 +21,6 @@ def register(subparsers: Any) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "penalty",
-        help="what a real training job loses to the swarm",
         description="Trains one job plainly in one process, then with --peers real peers. Local throughput "
         "counts the time of the microbatches alone, global throughput the whole wall clock.",
         epilog="example: p2pavg bench penalty --peers 3 --delay --json -",

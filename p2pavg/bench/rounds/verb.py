@@ -18,7 +18,7 @@ EXAMPLE = "example: p2pavg bench rounds --peers 4 --epochs 100 --epoch-seconds 0
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
-    parser = subparsers.add_parser("rounds", help="the cost of coordination alone", epilog=EXAMPLE)
+    parser = subparsers.add_parser("rounds", epilog=EXAMPLE)
     parser.add_argument("--peers", type=positive_int, default=4, help="processes (default 4)")
     parser.add_argument("--epochs", type=positive_int, default=100, help="epochs (default 100)")
     parser.add_argument(

@@ -17,7 +17,7 @@ import numpy as np
 from p2pavg import codecs, native
 from p2pavg.part import Part
 from p2pavg.plan import Plan
-from p2pavg.transport.engine import NOBODY, SELF, Engine, ReduceJob, Start, StreamKeys, codec_layout
+from p2pavg.transport.engine import NOBODY, SELF, Engine, ReduceJob, Start, StreamKeys
 from p2pavg.transport.python.engine import PythonEngine
 
 DEADLINE_S = 20.0
@@ -55,6 +55,21 @@ def stream_keys() -> tuple[StreamKeys, StreamKeys]:
     """Fresh keys for the two ends of one stream."""
     forth, back = os.urandom(32), os.urandom(32)
     return StreamKeys(forth, back), StreamKeys(back, forth)
+
+
+def codec_layout(job: ReduceJob, encoded_size: Any) -> list[list[int]]:
+    """Byte offset of each chunk in the encoded layout, a list per part. encoded_size(n): bytes of n
+    elements.
+    """
+    offsets: list[list[int]] = []
+    at = 0
+    for part in job.parts:
+        row: list[int] = []
+        for begin in range(0, part.count, job.chunk_elements):
+            row.append(at)
+            at += encoded_size(min(job.chunk_elements, part.count - begin))
+        offsets.append(row)
+    return offsets
 
 
 @dataclass

@@ -14,12 +14,13 @@ from p2pavg.part import Part
 from p2pavg.plan import Plan
 from p2pavg.report.wire import Wire
 from p2pavg.transport import tcp_info
-from p2pavg.transport.engine import SELF, Missing, ReduceJob, codec_layout
+from p2pavg.transport.engine import SELF, Missing, ReduceJob
 from p2pavg.transport.frames import Header, Kind
 from p2pavg.transport.limiter import Limiter
 from p2pavg.transport.python.buffers import BufferPool
 from p2pavg.transport.python.ledger import Ledger
 from p2pavg.transport.python.outbox import Item, Outbox, Priority
+from tests.unit.transport.engine_swarm import codec_layout
 
 CHUNK = 10
 
