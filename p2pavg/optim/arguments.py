@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPl
 from p2pavg.errors import ConfigurationError
 
 REDUCTIONS = ("mean", "sum")
+LOCKSTEP = "step"
 WRAPPERS = {
     "CollaborativeOptimizer": "wrap the optimizer inside it, after close()",
     "AcceleratedOptimizer": "wrap the torch optimizer first, and hand the result to accelerator.prepare()",
@@ -73,7 +75,16 @@ def check_scheduler(scheduler: object, optimizer: torch.optim.Optimizer) -> None
 
 
 def check_sizes(target_batch_size: object, batch_size_per_step: object) -> None:
-    """Raises ConfigurationError unless both are whole numbers of samples that fit each other."""
+    """Raises ConfigurationError unless both are whole numbers of samples that fit each other, or the target
+    is "step".
+    """
+    if isinstance(target_batch_size, str):
+        if target_batch_size != LOCKSTEP:
+            raise ConfigurationError(
+                'target_batch_size must be a whole number of samples, or "step" for one step() of each peer, '
+                f"not {target_batch_size!r}"
+            )
+        target_batch_size = sys.maxsize
     for name, value in (
         ("target_batch_size", target_batch_size),
         ("batch_size_per_step", batch_size_per_step),
@@ -170,6 +181,16 @@ def check_buffers(buffers: object) -> None:
 def _is_whole(value: object, least: int) -> bool:
     """True and False are no numbers here."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def check_lockstep(**options: object) -> None:
+    """Raises ConfigurationError for options that lockstep does not go with; None and False go with it."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise ConfigurationError(
+                f'target_batch_size="step" averages at every step(), which {name} does not go with: leave '
+                f"{name} out, or say how many samples make an epoch"
+            )
 
 
 def check_outer(**options: object) -> None:

@@ -91,7 +91,8 @@ class Member(Wrapper):
 
     def _specify(self, start: Start | None) -> TrainingSpec:
         return TrainingSpec(
-            target_batch_size=self._options.target_batch_size,
+            target_batch_size=self._options.target or 1,
+            lockstep=self._options.lockstep,
             numel=self._flat.layout.numel,
             schema=self._resumable.schema,
             initial_digest=self._state.initial_digest(),

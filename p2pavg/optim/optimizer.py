@@ -18,12 +18,14 @@ from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.layout import exchange_layout
 from p2pavg.optim.gradients.microbatches import Microbatches
 from p2pavg.optim.gradients.path import open_cuda_path
+from p2pavg.optim.gradients.uneven import Retained
 from p2pavg.optim.member import Member
 from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
 from p2pavg.optim.outer.local import LocalSteps
 from p2pavg.optim.outer.reference import Kept, Reference
 from p2pavg.optim.outer.settings import outer_of
 from p2pavg.optim.outer.update import Moves, OuterUpdate
+from p2pavg.optim.outside import Outside
 from p2pavg.optim.resume import SOFTWARE, Resumable, saving
 from p2pavg.optim.training_options import TrainingOptions
 from p2pavg.optim.training_state import TrainingState, outline, parameters_of, schema
@@ -57,8 +59,10 @@ class CollaborativeOptimizer(Member):
     optimizer: any first-order torch optimizer, already built; `.grad` of its parameters belongs to this
     class.
     run_id: the run's name; peers of one run_id train together.
-    target_batch_size: samples per epoch, over the whole swarm.
-    batch_size_per_step: samples per backward(); None: taken from the first step(batch_size=n).
+    target_batch_size: samples per epoch, over the whole swarm; or "step", for lockstep: one step() of each
+    peer present makes an epoch, weighed by its samples, and whoever is late or joins counts in the next.
+    batch_size_per_step: samples per backward(), in lockstep per step(); None: taken from the first
+    step(batch_size=n).
     initial_peers: "host:port" of any members; empty: start a new swarm; None: from P2PAVG_INITIAL_PEERS.
     scheduler: an LRScheduler on `optimizer`, stepped once per epoch.
     compression: "none", "fp16", "bf16", "int8" or a `p2pavg.Codec`, what gradients look like on the
@@ -106,7 +110,11 @@ class CollaborativeOptimizer(Member):
         self._warned = False
         # Each local step stands for itself, so outer steps need no weights of microbatches.
         reduction = "sum" if self._outer is not None else options.loss_reduction
-        self._microbatches = Microbatches(options.target_batch_size, options.batch_size_per_step, reduction)
+        self._microbatches = Microbatches(options.target, options.batch_size_per_step, reduction)
+        self.stepped = False
+        self._agreement: Agreement | None = None
+        behind = options.delay_updates or options.offload_optimizer
+        self._outside = Outside(scheduler is not None, options.lockstep, behind)
         modules = owning_modules(params) if options.model is None else [options.model]
         arguments.check_modules(modules)
         me = weakref.ref(self)  # who drops this optimizer shall not be kept from it by its own parts
@@ -119,6 +127,7 @@ class CollaborativeOptimizer(Member):
             path = open_cuda_path(options.compression)
             self._flat = FlatGradients(params, options.grad_dtype, self._buffers.size, path)
             self._flat.before_backward = self._scale.follow
+            self._retained = Retained(lambda: self._flat.sums)
         else:
             layout = exchange_layout([param.numel() for param in params], self._buffers.size)
             self._reference = Reference(params, layout, self._outer)
@@ -165,6 +174,7 @@ class CollaborativeOptimizer(Member):
             )
             return OuterUpdate(moves)
         assert isinstance(self._flat, FlatGradients)
+        self._agreement = Agreement(self.inner, self._state)
         shared = Shared(
             self.inner,
             Schedule(self._options.scheduler),
@@ -176,8 +186,8 @@ class CollaborativeOptimizer(Member):
             self._scale,
             self._buffers,
             self._resync,
-            Agreement(self.inner, self._state),
-            Overshoot(self._options.target_batch_size),
+            self._agreement,
+            Overshoot(self._options.target),
         )
         if self._masters is None:
             return WaitingUpdate(shared)
@@ -206,7 +216,13 @@ class CollaborativeOptimizer(Member):
             raise ConfigurationError("step() inside opt.swapped(): put the run's parameters back first")
         if self._update.lost:
             self._enter_again()
+        self.stepped = False
+        if self._outer is None:
+            self._outside.begins(self.param_groups)
         samples = self._microbatches.take(batch_size, self._flat.passes)
+        if self._options.lockstep:
+            self._retained.weigh(self._training.samples(), samples)
+        epoch = self._update.epoch
         found_inf = self.__dict__.get("found_inf")  # set by a GradScaler
         if found_inf is not None and self._outer is not None:
             raise ConfigurationError("a GradScaler and Outer(accumulate=) above 1 do not go together")
@@ -220,10 +236,16 @@ class CollaborativeOptimizer(Member):
         if not self._flat.pending:
             self._follow_model()
         self._flat.tick()
+        if self._agreement is not None and not self._agreement.knows_draw:
+            self._agreement.drew(self._flat.sums)
         if since is None:
             self._update.count(samples)
         else:
             self._update.count(samples, FOUND_INF, since)
+        self.stepped = self._update.epoch != epoch
+        self._outside.ended(self.param_groups, self.stepped)
+        if self._options.lockstep:
+            self._retained.keep(self._training.samples(), samples)
         for after in self._optimizer_step_post_hooks.values():
             after(self, (closure, batch_size), {})
         if sigterm.asked():
@@ -273,6 +295,18 @@ class CollaborativeOptimizer(Member):
             self._update.settle()
             self._training.discard("discard() was called")
         self._flat.clear()
+
+    @property
+    def samples_per_step(self) -> int | None:
+        """How many samples a step() counts that does not say so itself. Set it where several backward() come
+        before one step(), and their gradients together are the mean over so many samples: then it does not
+        matter how many there are. Raises ConfigurationError for another number than the steps so far had.
+        """
+        return self._microbatches.per_step
+
+    @samples_per_step.setter
+    def samples_per_step(self, samples: int) -> None:
+        self._microbatches.per_step = samples
 
     def scale_loss(self, loss: torch.Tensor, samples: int) -> torch.Tensor:
         """The loss, weighted so that a microbatch of `samples` counts exactly; for backward()."""
@@ -334,6 +368,11 @@ class CollaborativeOptimizer(Member):
             return
         with self._state.swapped(), self._flat.shown():
             yield
+
+    @property
+    def options(self) -> TrainingOptions:
+        """What it was built with."""
+        return self._options
 
     @property
     def epoch(self) -> int:

@@ -26,7 +26,7 @@ class TrainingOptions(PeerOptions):
 
     optimizer: torch.optim.Optimizer = field(kw_only=False)
     run_id: str = field(kw_only=False)
-    target_batch_size: int = field(kw_only=False)
+    target_batch_size: int | str = field(kw_only=False)
     batch_size_per_step: int | None = field(default=None, kw_only=False)
     scheduler: LRScheduler | None = None
     delay_updates: bool = False
@@ -62,6 +62,9 @@ class TrainingOptions(PeerOptions):
             preflight.check(self.optimizer, self.compression, self.grad_dtype, delayed=self.delay_updates)
         check_fresh(self.optimizer, self.run_id)
         check_rate("max_state_upload_mbps", self.max_state_upload_mbps)
+        if self.lockstep:
+            behind = {"delay_updates": self.delay_updates, "offload_optimizer": self.offload_optimizer}
+            arguments.check_lockstep(outer=self.outer, **behind)
         if outer_of(self.outer) is not None:
             arguments.check_outer(
                 delay_updates=self.delay_updates,
@@ -69,6 +72,16 @@ class TrainingOptions(PeerOptions):
                 resync_epochs=self.resync_epochs,
                 grad_dtype=self.grad_dtype,
             )
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether one step() of each peer present is an epoch."""
+        return self.target_batch_size == arguments.LOCKSTEP
+
+    @property
+    def target(self) -> int | None:
+        """Samples of an epoch; None: in lockstep."""
+        return None if isinstance(self.target_batch_size, str) else self.target_batch_size
 
     @property
     def state_upload_bps(self) -> float | None:

@@ -25,7 +25,7 @@ def enter(hello: dict[str, Any], spec: TrainingSpec, start: Start) -> None:
         schema=spec.schema,
         outline=outline.pack(spec.outline),
         terms={
-            "target_batch_size": spec.target_batch_size,
+            "target_batch_size": "step" if spec.lockstep else spec.target_batch_size,
             "compression": codecs.label(codecs.get(spec.compression)),
             "model": ", ".join(spec.describe) or f"{spec.numel} values",
             **spec.terms,

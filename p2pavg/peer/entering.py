@@ -45,6 +45,7 @@ def build_machine(
             plan=planner(lambda: spec.exact(machine.epoch) or spec.numel),
             client_only=client_only,
             weighted=spec.weighted,
+            lockstep=spec.lockstep,
             life=time.time_ns(),
         ),
         time.monotonic(),

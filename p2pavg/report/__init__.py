@@ -1,7 +1,7 @@
 """RoundReport: what one round measured, and the quantities derived from it. Pure data and functions.
 
 May import `identity`, `printable` and `errors`. Start reading here; `compact` and `status` are what
-watchers are told, `distance` and `prices` what links cost, `plot` draws.
+watchers are told, `flat` what loggers are, `distance` and `prices` what links cost, `plot` draws.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.report.distance import Distance
+from p2pavg.report.flat import flat
 
 VERSION = 1  # of the JSON; grows when a field changes its meaning, not when one is added
 
@@ -169,6 +170,12 @@ class RoundReport:
         by_distance = {str(where): count for where, count in self.sent_by_distance.items()}
         data["wire_bytes_sent_by_distance"] = by_distance
         return data
+
+    def flat(self) -> dict[str, float]:
+        """Numbers alone, under names that stay: what loggers take. Counts are of the epoch, bytes since the
+        last report; what was put into `extra` is under "extra_" and its name.
+        """
+        return flat(self)
 
     def to_json(self) -> str:
         """One line of JSONL."""

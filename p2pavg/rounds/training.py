@@ -237,6 +237,7 @@ class TrainingSpec:
     saving: Saving | None = None  # checkpoints; None: none are written
     state_upload_bps: float | None = None  # most bit/s that all newcomers together get of the state
     start: Start | None = None  # None: at epoch 0, from the initial parameters
+    lockstep: bool = False  # one step() of each peer present makes an epoch, not target_batch_size samples
     weighted: bool = False  # contributions have weights of their own; else each weighs as much as its samples
     inherits: bool = False  # takes over what peers that leave have accumulated
     describe: Sequence[str] = ()  # words for error messages, e.g. the model's class and parameter count

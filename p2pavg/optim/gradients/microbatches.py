@@ -14,19 +14,21 @@ class Microbatches:
     do.
     """
 
-    def __init__(self, target_batch_size: int, batch_size: int | None, loss_reduction: str) -> None:
+    def __init__(self, target_batch_size: int | None, batch_size: int | None, loss_reduction: str) -> None:
+        """target_batch_size: None: in lockstep, where each step stands for itself, whatever its size."""
         self._target = target_batch_size
         self._sums = loss_reduction == "sum"
         self._default = batch_size
         self._unit = 1 if self._sums else batch_size
         self._weighted: list[int] = []  # samples of the losses that were weighted since the last step
         self._settled = False  # a step of the default size has passed all checks
+        self._counts_steps = target_batch_size is None  # the default is of a step, whatever its passes
 
     def weight(self, samples: int) -> float:
         """The factor for the loss of the coming backward(), which is a mean over `samples`."""
         self._check(samples)
         self._weighted.append(samples)
-        if self._sums:
+        if self._sums or self._target is None:
             return 1.0
         if self._unit is None:
             self._unit = samples
@@ -42,12 +44,13 @@ class Microbatches:
             return self._default
         losses, self._weighted = self._weighted, []
         weighted = None if not losses else sum(losses) if len(losses) == passes else losses[-1]
-        if samples is None and passes > 1 and len(losses) != passes:
+        if samples is None and passes > 1 and len(losses) != passes and not self._counts_steps:
             self._weighted = losses
             raise ConfigurationError(
                 f"{passes} backward() passes came before one step(), and batch_size_per_step= is the samples "
                 "of one: call step() after every backward(), without dividing the loss, or pass "
-                "step(batch_size=n), where the gradient of all passes is the mean over n samples"
+                "step(batch_size=n), where the gradient of all passes is the mean over n samples, or set "
+                "opt.samples_per_step = n once"
             )
         if samples is None:
             samples = weighted if weighted is not None else self._default
@@ -56,6 +59,8 @@ class Microbatches:
                 "step() does not know its samples: pass batch_size_per_step or batch_size="
             )
         self._check(samples)
+        if self._target is None and not self._sums:
+            self._unit = samples
         if self._unit is None or (passes > 1 and not losses and not self._settled and not self._sums):
             self._unit = samples  # of the microbatches, whatever the constructor was told of a pass
         if self._default is None:
@@ -72,6 +77,22 @@ class Microbatches:
         self._settled = self._sums or self._default == self._unit
         return samples
 
+    @property
+    def per_step(self) -> int | None:
+        """The samples of a step that does not tell them."""
+        return self._default
+
+    @per_step.setter
+    def per_step(self, samples: int) -> None:
+        self._check(samples)
+        if not self._sums and self._settled and self._target is not None and samples != self._unit:
+            raise ConfigurationError(
+                f"samples_per_step={samples} after steps of {self._unit}: set it before the first step()"
+            )
+        self._default, self._counts_steps, self._settled = samples, True, False
+        if not self._sums:
+            self._unit = samples
+
     def factor(self, samples: int) -> float:
         """gradient sum * factor is the mean over `samples` samples."""
         assert self._unit is not None, "take() comes first"
@@ -82,4 +103,5 @@ class Microbatches:
             raise ConfigurationError(
                 f"a microbatch has a whole number of samples, at least 1, not {samples!r}"
             )
-        check_step_fits(samples, self._target)
+        if self._target is not None:
+            check_step_fits(samples, self._target)

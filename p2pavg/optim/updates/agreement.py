@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import msgpack
 import torch
 
 from p2pavg.errors import ConfigurationError
+from p2pavg.optim.sample import Sample
 from p2pavg.optim.training_state import LOCAL_OPTIONS, TrainingState, parameters_of
 from p2pavg.optim.updates import options
 from p2pavg.optim.updates.options import Columns
@@ -39,6 +41,17 @@ class Agreement:
         self._said: Columns = {}
         self._digest = b""
         self._told: set[str] = set()
+        self._drawn = b""
+        self.knows_draw = False
+        self._who = secrets.token_bytes(8)
+
+    def drew(self, sums: Sequence[torch.Tensor]) -> None:
+        """The sums after the first microbatch of this process: two peers that have the same bits there drew
+        the same samples.
+        """
+        data = Sample(sums, 0).data
+        self._drawn = hashlib.sha256(data).digest()[:16] if data.strip(b"\0") else b""
+        self.knows_draw = True
 
     def say(self) -> bytes:
         """The note of this boundary. Raises ConfigurationError when groups have too many values."""
@@ -47,7 +60,9 @@ class Agreement:
         if changed:
             self.tell_of_change()
         self._digest = hashlib.sha256(sample).digest()[:16]
-        note: bytes = msgpack.packb({"options": self._said, "digest": self._digest, "where": self._where})
+        told = {"options": self._said, "digest": self._digest, "where": self._where, "drawn": self._drawn}
+        told["who"] = self._who
+        note: bytes = msgpack.packb(told)
         if len(note) > MAX_NOTE:
             raise ConfigurationError(
                 f"the options of {len(self._optimizer.param_groups)} parameter groups do not fit into "
@@ -102,6 +117,13 @@ class Agreement:
                 "scheduler=, or as a function of opt.epoch, the same on all peers",
                 name,
                 *pair,
+            )
+        if self._drawn and told.get("drawn") == self._drawn and told.get("who") != self._who:
+            self._tell(
+                "drawn",
+                "this peer and the leader began with the same samples: their first gradients are equal to "
+                "the bit; shuffle with another seed on each peer, as by torch.Generator().manual_seed(n) for "
+                "the sampler, after the model was built with a seed that all share",
             )
         if told["where"] == self._where and told["digest"] != self._digest:
             self._tell(

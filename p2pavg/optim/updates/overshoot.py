@@ -13,14 +13,15 @@ MORE = 1.25  # times the target
 class Overshoot:
     """Watches how many samples averages hold."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int | None) -> None:
+        """target: None: there is none."""
         self._target = target
         self._above: list[int] = []
         self._told = False
 
     def saw(self, samples: int) -> None:
         """The next average holds so many."""
-        if self._told or samples < MORE * self._target:
+        if self._told or self._target is None or samples < MORE * self._target:
             self._above.clear()
             return
         self._above.append(samples)

@@ -30,6 +30,7 @@ from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
 Plan = Callable[[Sequence[PlanMember]], tuple[Part, ...]]
 OUTCOMES_KEPT = 64  # decided ballots that this peer can tell others of
 MOST_APART = 64  # peers without a link that a Progress names
+MOST_STEP = 1 << 30  # samples of one step, in lockstep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class Config:
     history: tuple[Generation, ...] = ()
     client_only: bool = False  # others cannot dial this peer
     patience_s: float | None = None  # how long stragglers are waited for; None: from measurements
+    lockstep: bool = False  # one step of each peer present closes a round, however many samples that is
     weighted: bool = False  # contributions have weights of their own; else each weighs as much as its samples
     life: int = 0
 
@@ -61,7 +63,7 @@ class Core:
         self.config = config
         self.me = config.me
         self.run = config.run_id.encode()
-        self.target = config.target
+        self.target = 1 if config.lockstep else config.target
         self.now = now
         self.resumed_at = now  # when this process last came back from a pause
         self.view = View()
@@ -85,6 +87,11 @@ class Core:
         self.actions: list[Action] = []
         self.inbox: deque[Message] = deque()  # messages to ourselves
         self.timers: dict[Timer, float] = {}
+
+    @property
+    def plausible_target(self) -> int:
+        """The samples of an epoch, for a judgement of what others claim to have."""
+        return MOST_STEP if self.config.lockstep else self.target
 
     # Time.
 

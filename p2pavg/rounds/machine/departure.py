@@ -134,7 +134,8 @@ class Departure:
         core = self.core
         elapsed = core.now - core.here.began_at
         epochs = 2.0 + elapsed / core.deadlines.patience(elapsed)
-        return bequeathable(samples, core.own.samples, core.own.pace.samples, core.target, epochs)
+        target = core.plausible_target
+        return bequeathable(samples, core.own.samples, core.own.pace.samples, target, epochs)
 
     def on_inherited(self, event: Inherited) -> None:
         """We answer for what the leaver offered as for what we offer ourselves."""

@@ -160,7 +160,8 @@ class Leading:
         if proposal is None or proposal.begun or peer not in proposal.voting:
             return
         weighted = self.core.config.weighted
-        if not message.wait or not plausible(message.samples, message.weight, self.core.target, weighted):
+        most = self.core.plausible_target
+        if not message.wait or not plausible(message.samples, message.weight, most, weighted):
             self.abort(Cause.IMPLAUSIBLE_READY, [peer])
             return
         proposal.ready[peer] = message
@@ -264,6 +265,8 @@ class Leading:
         core = self.core
         if core.config.patience_s is not None:
             return core.config.patience_s
+        if core.config.lockstep:
+            return core.deadlines.scale * core.deadlines.lockstep(peer)
         cap = core.deadlines.patience(core.now - core.here.began_at)
         return core.deadlines.scale * min(cap, core.deadlines.step(peer)) + 2 * core.deadlines.rtt(peer)
 

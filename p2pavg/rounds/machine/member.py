@@ -229,7 +229,11 @@ class Member:
         counted = list(zip(message.samples, message.weights, strict=True))
         forged = wait > 0 and counted[held.rank] != held.declared.get(wait)
         undeclared = any(each != (0, 0) for each, of in zip(counted, message.waits, strict=True) if of == 0)
-        if forged or undeclared or not all(plausible(*c, core.target, core.config.weighted) for c in counted):
+        if (
+            forged
+            or undeclared
+            or not all(plausible(*c, core.plausible_target, core.config.weighted) for c in counted)
+        ):
             self._distrust(held)
             return
         if wait not in (0, core.own.wait):

@@ -114,7 +114,7 @@ def status(machine: Machine, links: Sequence[LinkReport], *, region: str, moving
     own = 0 if core.here.pending else core.own.samples
     return Status(
         epoch=core.here.epoch,
-        target=core.target,
+        target=0 if core.config.lockstep else core.target,
         samples=own,
         counted=own + followers if core.leader() == core.me else None,
         rate=core.own.rate,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -140,3 +142,15 @@ def test_the_json_has_all_fields_and_derived_quantities() -> None:
     assert (data["wire_bytes_sent"], data["wire_bytes_received"]) == (36, 32)
     assert data["wire_bytes_sent_by_distance"] == {"host": 10, "world": 26}
     assert data["members"][0].keys() == {"peer", "weight", "samples", "voter"}
+
+
+def test_a_flat_report_is_numbers_under_stable_names() -> None:
+    """`flat()` is a dict of finite numbers; what a user logged is under "extra_"."""
+    made = replace(report(), extra={"loss": 2.5}, seconds_transfer=0.25)
+    flat = made.flat()
+    assert flat["extra_loss"] == 2.5
+    assert flat["seconds_transfer"] == 0.25
+    assert flat["peers"] == len(made.members)
+    assert flat["seconds_communication"] == made.seconds_communication
+    assert all(isinstance(value, int | float) and math.isfinite(value) for value in flat.values())
+    assert {"epoch", "samples", "samples_per_second", "egress_bytes_per_hour"} <= flat.keys()

@@ -20,6 +20,7 @@ ANSWER_FLOOR = 0.6
 WORD_LIMIT = 2.0  # without any word of a leader that we wait for
 STEP_PRIOR = 1.0  # one step of somebody's training
 STEP_FLOOR = 0.25
+LOCKSTEP_FLOOR = 2.0  # where every round is one step of each, whoever comes a little late is waited for
 MOST_STEPS = 2.0  # a step may take so many times the median, however regular the steps were
 APPLY_PRIOR = 2.0  # decoding and stepping after a commit
 APPLY_FLOOR = 0.25
@@ -172,6 +173,10 @@ class Deadlines:
         steps = self._steps.get(peer, _NOTHING)
         usual = max(STEP_FLOOR, MOST_STEPS * steps.middle(0.0))
         return steps.limit(STEP_PRIOR, usual) + 2 * self.rtt(peer)
+
+    def lockstep(self, peer: PeerId) -> float:
+        """How long the others of a round in lockstep wait for its step, however short theirs are."""
+        return max(LOCKSTEP_FLOOR, self.step(peer))
 
     def apply(self, peer: PeerId) -> float:
         """From its commit to its next epoch."""
