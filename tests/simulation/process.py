@@ -50,6 +50,7 @@ class Process:
         self.running = True  # not stopped
         self.alive = True  # neither dead nor gone
         self.stopped_at = 0.0
+        self.ended_at: float | None = None
         self.disturbed_at = -1e9  # when a fault last touched this process or its links
         self.struck = False  # it has been the victim of one: its stalls are its own
         self.backlog: list[Any] = []
@@ -199,6 +200,7 @@ class Process:
     def die(self, reason: str) -> None:
         """The process is gone: its kernel resets its connections."""
         self.alive = False
+        self.ended_at = self.world.now
         self.swarm.stopped.pop(self.me, None)
         self.swarm.closed(self, reason)
 

@@ -61,6 +61,7 @@ class Swarm:
         self.acknowledged = acknowledged
         self.corrupting: set[PeerId] = set()
         self.stopped: dict[PeerId, None] = {}
+        self.ended: dict[PeerId, None] = {}  # behind a cut, so that others were not told at once
         self.only_old = False  # donors give the oldest snapshot that they have
         self._lags = random.Random(f"lags {seed}") if wide else None
         self.checks = Checks(self)
@@ -182,6 +183,8 @@ class Swarm:
             if self.world.random.random() < 0.5:
                 self.network.disconnect(node.me, peer)  # what its kernel had not sent yet is lost
             cut = self._cut(node, other)
+            if cut:
+                self.ended[node.me] = None
             self.world.after(10.0 if cut else self.latency * 1.5, tell)
         node.links.clear()
 
@@ -201,7 +204,7 @@ class Swarm:
         if len(peers) <= SMALL:
             return peers
         before, cuts = node.ill, self.network.cuts
-        node.ill = [peer for peer in self.stopped if peer in node.links]
+        node.ill = [peer for peer in (*self.stopped, *self.ended) if peer in node.links]
         node.ill += [a if b == node.me else b for a, b in cuts if node.me in (a, b)] if cuts else []
         few = self.world.random.sample(peers, 4)
         return dict.fromkeys(peer for peer in (*node.ill, *before, *few) if peer in node.links)
@@ -209,7 +212,7 @@ class Swarm:
     def health(self, node: Process) -> ev.Health:
         """How long ago a node last heard each peer, or was heard where the kernels tell so."""
         dice, now, latency = self.world.random.random, self.world.now, self.latency
-        troubled = self.network.cuts or self.stopped
+        troubled = self.network.cuts or self.stopped or self.ended
         told = []
         for peer in self.watched(node):
             since = self._broken_since(node, peer) if troubled else None
@@ -221,7 +224,8 @@ class Swarm:
         """None: nothing keeps the two from hearing each other."""
         other, ways = node.links[peer], self.network.ways
         cuts = [ways[peer, node.me].cut_at, ways[node.me, peer].cut_at if self.acknowledged else None]
-        since = [at for at in (*cuts, None if other.running else other.stopped_at) if at is not None]
+        stopped = None if other.running else other.stopped_at
+        since = [at for at in (*cuts, stopped, other.ended_at) if at is not None]
         return min(since, default=None)
 
     def send(self, node: Node, peer: PeerId, message: Message) -> None:

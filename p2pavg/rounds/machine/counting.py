@@ -96,7 +96,8 @@ class Counting:
 
     def _settle_with(self, peer: PeerId) -> None:
         """Each takes the other for the leader. The one that both choose leads, late or not, and answers
-        nothing; the other one says what it thinks.
+        nothing; the other one says what it thinks. If the one that both choose is out of this epoch, which
+        the other one may not know, it says that the other leads.
         """
         core = self.core
         if rendezvous(core.run, core.here.epoch, (core.me, peer)) != core.me:
@@ -106,6 +107,8 @@ class Counting:
         if core.can_lead(core.me):
             core.follow(core.me)
             self._leads_until = core.now + core.deadlines.apply(core.me)
+        elif core.out and core.can_lead(peer):
+            core.send(peer, Follow(core.here.epoch, core.here.lineage, peer))
 
     def _tell(self, facts: Facts, followers: list[Facts], total: int, *, again: bool = True) -> None:
         """again: even what it was told a moment ago."""

@@ -13,7 +13,7 @@ from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND
 from p2pavg.rounds.machine.rules.plausible import plausible
 from p2pavg.rounds.machine.rules.stalls import TransferWatch
 from p2pavg.rounds.protocol.ballot import Ballot, Held, PeerId, Stage
-from p2pavg.rounds.protocol.causes import Cause, Objection
+from p2pavg.rounds.protocol.causes import FORGIVABLE, Cause, Objection
 from p2pavg.rounds.protocol.messages import (
     Begin,
     Committed,
@@ -77,6 +77,9 @@ class Member:
         seats = tuple(Seat(p, v) for p, v in zip(message.members, message.voters, strict=True))
         parts = tuple(Part(owner, start, count) for owner, start, count in message.parts)
         core.hold(Holding(ballot, seats, rank, parts, core.now))
+        for other in message.members:  # its leader has readmitted them: whoever succeeds it counts them, too
+            if core.epoch_state.excluded.get(other) in FORGIVABLE:
+                core.readmit(other)
         core.act(OpenJob(ballot.transfer, ballot, seats, parts))
         core.trace(TraceKind.PROPOSED, attempt=ballot.attempt, leader=ballot.leader, members=len(seats))
         self._answer(ballot, before)

@@ -23,7 +23,8 @@ from p2pavg.rounds.machine.events import (
     Tick,
 )
 from p2pavg.rounds.machine.machine import Machine
-from p2pavg.rounds.protocol.causes import Objection
+from p2pavg.rounds.protocol.ballot import Ballot
+from p2pavg.rounds.protocol.causes import Cause, Objection
 from p2pavg.rounds.protocol.messages import Aborted, Done, Prepare, Progress, Promise, Ready, Refuse
 from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
 from tests.simulation import said
@@ -294,6 +295,23 @@ def test_attempts_last_until_links_come_up() -> None:
             now = max(now, machine.next_deadline)
     gaps = [later - earlier for earlier, later in pairwise(asked_at)]
     assert gaps == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8])
+
+
+@pytest.mark.parametrize(("cause", "back"), [(Cause.UNLINKED, True), (Cause.WRONG_RESULT, False)])
+def test_members_readmit_whom_their_leader_readmits(cause: Cause, back: bool) -> None:
+    """Whoever succeeds a leader counts all that the leader listed at last; but for who was at fault."""
+    me, leader, third, lineage = b"a" * 20, b"b" * 20, b"c" * 20, b"l" * 32
+    machine = Machine(
+        Config(me=me, run_id="r", epoch=0, lineage=lineage, target=9, plan=lambda members: (Part(0, 0, 9),)),
+        0.0,
+    )
+    for peer in (leader, third):
+        machine.handle(PeerUp(peer, 0, lineage, leader=leader), 0.1)
+    machine.core.exclude(third, cause)
+    ballot = Ballot(0, 1, leader, 7, lineage)
+    proposal = Prepare(ballot, (leader, me, third), (True, True, True), ((0, 0, 9),))
+    machine.handle(Received(leader, proposal), 0.2)
+    assert (third not in machine.core.epoch_state.excluded) is back
 
 
 @pytest.mark.parametrize(("latency", "limit"), [(LOOPBACK, 1.5), (WAN, 2.5)])

@@ -11,6 +11,8 @@ from p2pavg.rounds.machine.actions import Send
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import Event, Leave, LocalProgress, PeerUp, Received
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.rules.election import rendezvous
+from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.messages import Follow, Message
 
 ONE, TWO = (name * 20 for name in (b"a", b"b"))
@@ -81,6 +83,21 @@ def test_of_two_that_defer_to_each_other_one_leads() -> None:
     for me in (ONE, TWO):
         pair.feed(me, LocalProgress(4, 1.0, at_boundary=False))
     assert len({one.leader for one in pair.machines.values()}) == 1
+
+
+def test_who_is_out_of_the_epoch_gives_the_lead_away() -> None:
+    """Each takes the other for the leader, and the one that both would choose is out of the epoch, which the
+    other one does not know: it is told, and leads at once.
+    """
+    pair = Pair()
+    chosen = rendezvous(pair.machines[ONE].core.run, 0, (ONE, TWO))
+    other = TWO if chosen == ONE else ONE
+    for me, peer in ((ONE, TWO), (TWO, ONE)):
+        pair.feed(me, PeerUp(peer, 0, LINEAGE, leader=chosen))
+    pair.machines[chosen].core.exclude(chosen, Cause.COMPLAINT)
+    for me in (ONE, TWO):
+        pair.feed(me, LocalProgress(4, 1.0, at_boundary=False), most=20)
+    assert {one.leader for one in pair.machines.values()} == {other}
 
 
 def test_two_that_are_late_settle_the_lead_once() -> None:
