@@ -14,7 +14,9 @@ class ConfigurationError(P2PAvgError, ValueError):
 class IdentityInUseError(ConfigurationError):
     """Another live process has this peer's identity; every process needs its own.
 
-    since: when that one began, in nanoseconds of its wall clock; 0: unknown.
+    Args:
+        text: the message.
+        since: when that process began, in nanoseconds of its wall clock; 0: unknown.
     """
 
     def __init__(self, text: str, since: int = 0) -> None:

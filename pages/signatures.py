@@ -17,7 +17,9 @@ _KINDS = {
 
 
 class Signatures(griffe.Extension):
-    """Shows the arguments that callers give, where the source has one object of options."""
+    """Shows the arguments that callers give, where the source has one object of options, and says of the
+    fields of a dataclass what the comment behind each says.
+    """
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         """Replace the parameters of a constructor that is decorated with `takes`."""
@@ -37,3 +39,11 @@ class Signatures(griffe.Extension):
                 for given in shown.parameters.values()
             )
         )
+
+    def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        """Take the comment on an attribute's line for its description, where it has no docstring."""
+        if attr.docstring is not None or attr.lineno is None or not attr.parent.is_class:
+            return
+        code, mark, comment = attr.source.partition("  # ")
+        if mark and "\n" not in code:
+            attr.docstring = griffe.Docstring(comment.strip(), parent=attr, parser="google")

@@ -41,33 +41,61 @@ WIRE_IDS = {"none": twin.NONE, "fp16": twin.FP16, "bf16": twin.BF16, "int8": twi
 
 @runtime_checkable
 class Codec(Protocol):
-    """How n float32 travel. Implement it to bring your own; take a `wire_id` from 64 to 255.
+    """How n float32 travel. Implement it to bring your own, with a `wire_id` from 64 to 255.
 
-    F32 arguments are contiguous 1-D float32 arrays in host memory, buffers are contiguous bytes.
-    Methods are called from several threads at once, and decoding the same bytes gives the same floats on all
-    peers. One that rounds coarsely may have `feedback = True`: then training adds what a contribution lost to
-    the next one, and averages travel as fp16.
+    F32 arguments are contiguous 1-D float32 arrays in host memory, buffers are contiguous bytes. Methods are
+    called from several threads at once, and decoding the same bytes gives the same floats on all peers. A
+    codec that rounds coarsely may have `feedback = True`: then training adds what a contribution lost to the
+    next one, and averages travel as fp16.
     """
 
     @property
     def name(self) -> str:
-        """What people call it; peers of one run must use the same."""
+        """The name in messages and reports; all peers of a run use the same."""
 
     @property
     def wire_id(self) -> int:
-        """What frames call it: one byte."""
+        """The codec's number in frames: one byte."""
 
     def encoded_size(self, n: int) -> int:
-        """Bytes for n elements: exact, and a function of n only."""
+        """Bytes of n encoded elements: exact, and a function of n alone.
+
+        Args:
+            n: elements, at least 1.
+        """
 
     def encode(self, src: F32, dst: Buffer, scale: float) -> bool:
-        """dst <- encode(src·scale), `encoded_size(len(src))` bytes; True when every src·scale is finite."""
+        """dst <- encode(src·scale).
+
+        Args:
+            src: float32[n].
+            dst: `encoded_size(n)` bytes.
+            scale: a power of two.
+
+        Returns:
+            Whether every element of src·scale is finite.
+        """
 
     def decode(self, src: Buffer, dst: F32, scale: float = 1.0) -> None:
-        """dst <- decode(src)·scale."""
+        """dst <- decode(src)·scale.
+
+        Args:
+            src: `encoded_size(n)` bytes.
+            dst: float32[n].
+            scale: any float.
+        """
 
     def decode_add(self, src: Buffer, acc: F32, weight: float) -> bool:
-        """acc += weight·decode(src); True when every term is finite, else acc is spoiled."""
+        """acc += weight·decode(src).
+
+        Args:
+            src: `encoded_size(n)` bytes.
+            acc: float32[n].
+            weight: any float.
+
+        Returns:
+            Whether every term is finite; if not, `acc` holds nothing of use.
+        """
 
 
 @dataclass(frozen=True)
@@ -117,6 +145,14 @@ class StochasticInt8:
     Element i of a run draws from a counter RNG keyed by (seed, epoch, first + i): the same on every machine.
     Training takes `StochasticInt8(seed)`, counts epoch and elements itself, and keeps no residual. Peers with
     seeds of their own err independently of each other; they and peers with "int8" understand each other.
+
+    Args:
+        seed: 0 to 2**64 - 1.
+        epoch: part of the key, so that each epoch rounds anew.
+        first: the number of the first element.
+
+    Raises:
+        ConfigurationError: for a seed that is no whole number in that range.
     """
 
     seed: int

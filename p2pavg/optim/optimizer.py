@@ -56,45 +56,59 @@ class CollaborativeOptimizer(Member):
     epoch begins; before that it touches no network and does the same little work whatever the model's size.
     Constructing it changes no weight; a peer that joins a running swarm loads the swarm's state.
 
-    optimizer: any first-order torch optimizer, already built; `.grad` of its parameters belongs to this
-    class.
-    run_id: the run's name; peers of one run_id train together.
-    target_batch_size: samples per epoch, over the whole swarm; or "step", for lockstep: one step() of each
-    peer present makes an epoch, weighed by its samples, and whoever is late or joins counts in the next.
-    batch_size_per_step: samples per backward(), in lockstep per step(); None: taken from the first
-    step(batch_size=n).
-    initial_peers: "host:port" of any members; empty: start a new swarm; None: from P2PAVG_INITIAL_PEERS.
-    scheduler: an LRScheduler on `optimizer`, stepped once per epoch.
-    compression: "none", "fp16", "bf16", "int8" or a `p2pavg.Codec`, what gradients look like on the
-    wire; the same on all peers. "int8" adds what it took from a contribution to the next one.
-    streams: TCP streams per link, or "auto".
-    delay_updates: average and step behind the next epoch's computation, with gradients one epoch old.
-    delay_warmup_epochs: epochs at the start without delay.
-    offload_optimizer: float32 master parameters, the optimizer's state and its step on the CPU.
-    loss_reduction: "mean" or "sum", what loss.backward() is given.
-    max_grad_norm: clip the averaged gradient to this norm, as one would clip one big batch.
-    grad_dtype: the dtype in which gradients of float16 and bfloat16 parameters accumulate; None: their own.
-    listen, announce: "host:port" to bind and to tell others. client_only: nobody can connect to this peer.
-    region: where this peer is, for people and plans. name: what people call it; None: the host's name.
-    credentials: file or string of the run's credentials; None: from P2PAVG_CREDENTIALS, or else an open run.
-    buffers: floating-point buffers of the model (BatchNorm statistics) are, after every epoch, the "average"
-    over all peers' samples, or those of the round's "leader".
-    checkpoint_dir: write a checkpoint there every checkpoint_epochs (None: 10) epochs, keep the last three,
-    and begin with the newest that is there, unless the swarm is further.
-    max_upload_mbps: most Mb/s that this peer sends; max_state_upload_mbps: most that newcomers get of it.
-    resync_epochs: every so many epochs parameters and optimizer state are averaged too, uncompressed, so that
-    peers on unlike hardware, which drift apart by rounding, are equal again; the report's `extra["drift"]`
-    tells by how much they were not. None: never.
-    leave_notice_s: how long it may take, after close() or SIGTERM, to hand over what was accumulated.
-    on_round: called with each RoundReport.
-    extras: by name, what else belongs to the run and has a state_dict(): a GradScaler, a sampler.
-    model: the module whose buffers belong to the state; None: found through the parameters it owns.
-    outer: a `p2pavg.Outer`, or "diloco": every step() steps the inner optimizer at once, on this peer's
-    gradient alone, and an epoch averages how far the peers have moved; max_grad_norm then clips each local
-    gradient.
+    Args:
+        optimizer: any first-order torch optimizer, already built. The `.grad` of its parameters belongs to
+            this class from then on.
+        run_id: the run's name; peers of one run_id train together.
+        target_batch_size: samples per epoch, over the whole swarm; or "step", for lockstep: one `step()` of
+            each peer present makes an epoch, weighted by its samples, and whoever is late or joins counts in
+            the next.
+        batch_size_per_step: samples per `backward()`, in lockstep per `step()`; None: taken from the first
+            `step(batch_size=n)`.
+        initial_peers: "host:port" of any members; empty: start a new swarm; None: those in
+            `P2PAVG_INITIAL_PEERS`.
+        scheduler: an LRScheduler on `optimizer`, stepped once per epoch.
+        compression: how gradients travel: "none", "fp16", "bf16", "int8" or a `p2pavg.Codec`; the same on all
+            peers. With "int8" each contribution also carries what rounding took from the one before it.
+        streams: TCP streams per link, 1 to 128, or "auto": as many as transfers call for.
+        delay_updates: average and step behind the next epoch's computation, with gradients one epoch old.
+        delay_warmup_epochs: epochs at the start without delay.
+        offload_optimizer: keep float32 master parameters, and the optimizer's state and step, on the CPU.
+        loss_reduction: "mean" or "sum", as in the loss whose `backward()` is called.
+        max_grad_norm: clip the averaged gradient to this norm, as one would clip the gradient of one big
+            batch; with outer steps, each local gradient. None: no clipping.
+        grad_dtype: the dtype in which gradients of float16 and bfloat16 parameters accumulate; None: their
+            own.
+        resync_epochs: every so many epochs parameters and optimizer state are averaged too, uncompressed, so
+            that peers on unlike hardware, which drift apart by rounding, are equal again. The report's
+            `extra["drift"]` tells how far apart they were. None: only gradients are averaged.
+        buffers: how floating-point buffers of the model (BatchNorm statistics) become equal after each epoch:
+            "average" over all peers' samples, or those of the round's "leader".
+        max_upload_mbps: most Mb/s that this peer sends; None: no limit.
+        max_state_upload_mbps: most Mb/s of these that newcomers get; None: no limit of their own.
+        checkpoint_dir: a folder for checkpoints. The last three are kept; training begins with the newest
+            that is there, unless the swarm is further.
+        checkpoint_epochs: epochs from one checkpoint to the next; None: 10.
+        leave_notice_s: seconds that handing over what was accumulated may take, after `close()` or SIGTERM.
+        listen: "host:port" to bind. With the default the next free port is taken; port 0 is any free one.
+        announce: the "host:port" at which others reach this peer, where that is not the listening one.
+        client_only: others cannot open connections to this peer.
+        region: where this peer is, for people and plans, such as "eu-west-1".
+        name: how people call this peer in tables and in the monitor; None: the host's name.
+        credentials: file or text of the run's credentials; None: what `P2PAVG_CREDENTIALS` names. With
+            neither the run is open.
+        on_round: called with each `RoundReport`, on a background thread.
+        model: the module whose buffers belong to the state; None: found through the parameters it owns.
+        extras: by name, what else belongs to the run and has a `state_dict()`: a GradScaler, a sampler.
+        outer: a `p2pavg.Outer`, or "diloco": every `step()` steps the inner optimizer at once, on this peer's
+            gradient alone, and an epoch averages how far the peers have moved. None: an epoch averages
+            gradients.
 
-    Raises ConfigurationError for arguments that cannot work, UnreachableError when no initial peer answers,
-    and IncompatiblePeerError when the swarm trains another model.
+    Raises:
+        ConfigurationError: for arguments that cannot work.
+        CredentialError: for credentials that are malformed, or of another run.
+        UnreachableError: when none of the initial peers answers.
+        IncompatiblePeerError: when the swarm trains another model, or on other terms.
     """
 
     @takes(TrainingOptions)
@@ -198,11 +212,19 @@ class CollaborativeOptimizer(Member):
     # ---------------------------------------------------------------- the training loop
 
     def step(self, closure: Callable[[], Any] | None = None, batch_size: int | None = None) -> Any:
-        """End a microbatch: count its samples; average and step once the swarm reached the target.
+        """End a microbatch: count its samples; average and step once the swarm has reached the target.
 
-        closure: computes the loss and its backward(); called once. batch_size: samples of this microbatch.
-        Returns the closure's loss. Raises ConfigurationError when the microbatch's weight is unknown,
-        ClosedError after close(), and what the round raises when it failed for good.
+        Args:
+            closure: computes the loss and calls its `backward()`; called once.
+            batch_size: samples of this microbatch; None: `batch_size_per_step`.
+
+        Returns:
+            The closure's loss; None without a closure.
+
+        Raises:
+            ConfigurationError: when the microbatch's weight in the average is unknown.
+            P2PAvgError: when this peer cannot go on in the run; the message says what to do.
+            ClosedError: after `close()`.
         """
         for before in self._optimizer_step_pre_hooks.values():
             before(self, (closure, batch_size), {})
@@ -272,10 +294,15 @@ class CollaborativeOptimizer(Member):
     step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Harmless: gradients are cleared when an epoch ends; what earlier steps accumulated stays.
+        """Keep what earlier steps accumulated: gradients are cleared when an epoch ends, so a call is
+        harmless.
 
-        Raises ConfigurationError after a backward() without step(): its gradient is already in the sum, and
-        only discard() can take it out, together with the rest of this peer's epoch.
+        Args:
+            set_to_none: as torch takes it. Gradients that the swarm averages stay whatever it is.
+
+        Raises:
+            ConfigurationError: after a `backward()` without `step()`. Its gradient is in the sum already, and
+                only `discard()` can take it out, together with the rest of this peer's epoch.
         """
         if self._flat.pending:
             raise ConfigurationError(
@@ -285,9 +312,9 @@ class CollaborativeOptimizer(Member):
         self._flat.zero_grad(set_to_none)
 
     def discard(self) -> None:
-        """Drop this peer's accumulated gradient of the epoch, or with outer steps what it moved since the
-        last
-        one, and its samples: the next report names them.
+        """Drop what this peer accumulated in the epoch, and its samples; the next report names them.
+
+        With outer steps, what is dropped is how far this peer moved since the last outer step.
         """
         if isinstance(self._update, OuterUpdate):
             self._update.discard("discard() was called")  # with what it inherited
@@ -298,9 +325,13 @@ class CollaborativeOptimizer(Member):
 
     @property
     def samples_per_step(self) -> int | None:
-        """How many samples a step() counts that does not say so itself. Set it where several backward() come
-        before one step(), and their gradients together are the mean over so many samples: then it does not
-        matter how many there are. Raises ConfigurationError for another number than the steps so far had.
+        """Samples that a `step()` without `batch_size` counts; None: not known yet.
+
+        Set it where several `backward()` come before one `step()`, and their gradients together are the mean
+        over so many samples: then it does not matter how many calls of `backward()` there are.
+
+        Raises:
+            ConfigurationError: for another number than the steps so far had.
         """
         return self._microbatches.per_step
 
@@ -309,27 +340,42 @@ class CollaborativeOptimizer(Member):
         self._microbatches.per_step = samples
 
     def scale_loss(self, loss: torch.Tensor, samples: int) -> torch.Tensor:
-        """The loss, weighted so that a microbatch of `samples` counts exactly; for backward()."""
+        """Weight a loss so that a microbatch of `samples` counts exactly.
+
+        Args:
+            loss: the mean over the microbatch; a tensor with one element.
+            samples: how many samples it is the mean of.
+
+        Returns:
+            The loss to call `backward()` on.
+        """
         weight = self._microbatches.weight(samples)
         return loss if weight == 1.0 else loss * weight
 
     # ---------------------------------------------------------------- what a torch optimizer has
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner state_dict, and under "p2pavg" where the run stands, with its scheduler and extras.
+        """The whole state of the run, together with the model's `state_dict()`.
 
-        Together with the model's state_dict() it is the whole state of the run: it goes on from there though
-        no peer lives any more. What this peer has accumulated since the last step is not in it.
+        It holds the inner optimizer's state_dict and, under "p2pavg", where the run stands, with its
+        scheduler and extras. The run goes on from there though no peer lives any more. What this peer has
+        accumulated since the last step is not part of it.
         """
         self._update.settle()
         return self._resumable.save(self.inner.state_dict(), self._training)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a checkpoint, and enter the run anew from there: this peer's accumulated samples are dropped.
+        """Load a checkpoint, and enter the run anew from there. This peer's accumulated samples are dropped.
 
         Load the model's state_dict() first. Where the swarm is further by then, its state replaces the
-        checkpoint's. The state that this peer stands at changes nothing but the groups' options. Raises
-        StateError when it is of another model or optimizer.
+        checkpoint's. A checkpoint of the state that this peer stands at changes nothing but the options of
+        the parameter groups.
+
+        Args:
+            state_dict: what `state_dict()` returned, here or at another peer of the run.
+
+        Raises:
+            StateError: when it is of another model or optimizer, or malformed.
         """
         state, ours = self._resumable.parted(state_dict)
         self._resumable.check(ours)
@@ -350,18 +396,20 @@ class CollaborativeOptimizer(Member):
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Around an evaluation with other weights in the place of the run's: nobody gets a copy of them.
+        """Around an evaluation with other weights in the place of the run's, so that no peer gets a copy of
+        them.
 
-        Put the run's weights back before its end. Without it a copy of other weights is noticed by samples of
-        them, and made again when they are back.
+        Put the run's weights back before the block ends; `step()` must wait until then.
         """
         with self._state.swapped():
             yield
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, the model holds the swarm's parameters: with outer steps θ_ref, without what this peer
-        moved since the last one. For evaluations and for saving; step() must wait for the end.
+        """Inside the block, the model holds the swarm's parameters, for evaluations and for saving.
+
+        With outer steps they are θ_ref, without what this peer moved since the last outer step; otherwise
+        they are the parameters as they stand. `step()` must wait until the block has ended.
         """
         if not isinstance(self._flat, LocalSteps):
             yield
@@ -386,7 +434,7 @@ class CollaborativeOptimizer(Member):
 
     @property
     def last_report(self) -> RoundReport | None:
-        """What the last round measured."""
+        """The report of the last epoch that this peer finished; None: there was none."""
         return self._training.last_report
 
 

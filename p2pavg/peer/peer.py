@@ -1,4 +1,4 @@
-"""Peer: one process's runtime in a swarm. Owns the event-loop thread and all that lives on it."""
+"""Peer: one process's place in a swarm. Owns the event-loop thread and all that lives on it."""
 
 from __future__ import annotations
 
@@ -38,26 +38,29 @@ WAIT_BEAT_S = 0.05
 class Peer:
     """One process's place in a swarm.
 
-    run_id: the training job's name; the same on all peers.
-    initial_peers: "host:port" of any members, empty to start a new swarm; `P2PAVG_INITIAL_PEERS` (separated
-    by commas) is used when None.
-    listen: "host:port"; with the default the next free port is taken, port 0 is any free one.
-    announce: the "host:port" that others reach this peer at, when it is not the listening one.
-    client_only: others cannot connect to this peer.
-    region: where this peer is, for people and plans: "eu-west-1", "the lab".
-    compression: "none", "fp16", "bf16", "int8" or a `p2pavg.Codec`; the same on all peers.
-    streams: TCP streams per link, or "auto": as many as transfers call for.
-    on_round: called with every RoundReport, on a background thread.
-    reports: append every RoundReport to this JSONL file; `P2PAVG_REPORTS` is used when None.
-    identity: a file that keeps this peer's key over restarts; made when it is missing. None: a fresh key.
-    credentials: a file or text that `p2pavg credentials` made, `P2PAVG_CREDENTIALS` when None; with neither,
-    the
-    run is open: whoever reaches a port can read and take part.
-    max_upload_mbps: most Mb/s that this peer sends over all its links; None: what they carry.
-    name: what people call this peer in tables and the monitor; None: the host's name.
+    Nothing happens before `start()` (or `async with`).
 
-    Nothing happens before `start()` (or `async with`). Raises ConfigurationError for arguments that cannot
-    work, CredentialError for credentials that cannot.
+    Args:
+        run_id: the training job's name; the same on all peers.
+        initial_peers: "host:port" of any members; empty: start a new swarm; None: those in
+            `P2PAVG_INITIAL_PEERS`, separated by commas.
+        listen: "host:port" to bind. With the default the next free port is taken; port 0 is any free one.
+        announce: the "host:port" at which others reach this peer, where that is not the listening one.
+        client_only: others cannot open connections to this peer.
+        region: where this peer is, for people and plans, such as "eu-west-1".
+        name: how people call this peer in tables and in the monitor; None: the host's name.
+        compression: "none", "fp16", "bf16", "int8" or a `p2pavg.Codec`; the same on all peers.
+        streams: TCP streams per link, 1 to 128, or "auto": as many as transfers call for.
+        max_upload_mbps: most Mb/s that this peer sends, over all its links together; None: no limit.
+        credentials: a file or text that `p2pavg credentials` made; None: what `P2PAVG_CREDENTIALS` names.
+            With neither the run is open: whoever reaches a port can read gradients and take part.
+        on_round: called with each `RoundReport`, on a background thread.
+        reports: a JSONL file to which each `RoundReport` is appended; None: what `P2PAVG_REPORTS` names.
+        identity: a file that keeps this peer's key over restarts, made when it is missing; None: a fresh key.
+
+    Raises:
+        ConfigurationError: for arguments that cannot work.
+        CredentialError: for credentials that are malformed, or of another run.
     """
 
     @takes(Settings)
@@ -75,7 +78,17 @@ class Peer:
     # ------------------------------------------------------------------------------------- lifetime
 
     def start(self) -> Peer:
-        """Open the ports and find the swarm; blocks until done. Raises P2PAvgError."""
+        """Open the ports and find the swarm; blocks until both are done.
+
+        Returns:
+            This peer.
+
+        Raises:
+            ClosedError: after `close()`.
+            AddressInUseError: when the port that `listen` names is taken.
+            UnreachableError: when none of the initial peers answers.
+            IncompatiblePeerError: when they are of another version.
+        """
         if self._closed:
             raise ClosedError("this peer was closed; build a new one")
         if self._runtime is not None:
@@ -94,8 +107,10 @@ class Peer:
         return self
 
     def close(self, notice_s: float = CLOSE_NOTICE_S) -> None:
-        """Leave the swarm, telling the others, and free ports and threads. Idempotent; waits at most about
-        `notice_s`.
+        """Leave the swarm, tell the others so, and free ports and threads. May be called again.
+
+        Args:
+            notice_s: seconds that this may take at most, about.
         """
         self._closed = True
         thread, runtime = self._thread, self._runtime
@@ -124,12 +139,12 @@ class Peer:
 
     @property
     def peer_id(self) -> bytes:
-        """20 bytes, from this process's key."""
+        """This peer's id: 20 bytes, the hash of its public key."""
         return self._running().peer_id
 
     @property
     def address(self) -> str:
-        """ "host:port" for others' `initial_peers`."""
+        """This peer's address for others' `initial_peers`: "host:port"."""
         host, port = self._running().addresses()[0]
         return format_host_port(host, port)
 
@@ -140,38 +155,43 @@ class Peer:
 
     @property
     def last_report(self) -> RoundReport | None:
-        """What the last finished epoch measured."""
+        """The report of the last epoch that this peer finished; None: there was none."""
         return None if self._session is None else self._session.last_report
 
     @property
     def engine_name(self) -> str:
-        """ "pump" (native threads) or "python" (its twin)."""
+        """The engine that moves the bytes: "pump" (native threads) or "python" (its twin)."""
         return self._running().engine_name
 
     @property
     def download(self) -> tuple[int, int, int] | None:
-        """(verified bytes, all bytes, donors) of the last download of the swarm's state; None: there was
-        none.
-        """
+        """The last download of a state: (verified bytes, all bytes, donors); None: there was none."""
         driver = self._running().driver
         return None if driver is None else driver.states.downloader.progress
 
     @property
     def received_bytes(self) -> int:
-        """What the data streams of all links that are up have brought."""
+        """Bytes that came over the data streams of all links that are up."""
         return self._running().received_bytes
 
     @property
     def joined(self) -> Joined | None:
-        """What it took to get into the swarm the last time; None: there was no swarm, or it goes on."""
+        """How the last download of the swarm's state went; None: there was none, or it goes on."""
         driver = self._running().driver
         return None if driver is None else driver.states.joined
 
     def wait_for_peers(self, count: int = 1, timeout: float | None = None, *, enter: bool = False) -> int:
-        """Block until so many other peers train in the run and are linked; returns how many are.
+        """Block until `count` other peers train in the run and are linked.
 
-        timeout: seconds; None: as long as it takes. enter: a line on stdin, such as the Enter key, ends the
-        wait as well. Call it once this peer trains, as a `CollaborativeOptimizer` makes it do.
+        Call it once this peer trains, as a `CollaborativeOptimizer` makes it do.
+
+        Args:
+            count: how many peers to wait for, this one left out.
+            timeout: seconds; None: as long as it takes.
+            enter: a line on stdin, such as the Enter key makes, ends the wait as well.
+
+        Returns:
+            How many other peers train and are linked now.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         typed = _typed() if enter else None
@@ -182,8 +202,8 @@ class Peer:
             time.sleep(WAIT_BEAT_S)
 
     def cpu_seconds(self) -> float:
-        """CPU time that averaging used so far: native threads, the event loop, and `all_reduce` in its
-        caller.
+        """CPU seconds that averaging used so far: native threads, the event loop, and the callers of
+        `all_reduce`.
         """
         runtime, thread = self._running(), self._thread
         assert thread is not None
@@ -193,12 +213,20 @@ class Peer:
     # ------------------------------------------------------------------------------------- training
 
     def training(self, spec: TrainingSpec) -> Session:
-        """Enter the run as a trainer; blocks until linked to the others.
+        """Enter the run as a trainer; blocks until this peer is linked to the others.
 
-        The caller then calls `arrive` with an empty contribution until it answers KeepGoing: a newcomer gets
-        the
-        swarm's state that way before its first step. Raises IncompatiblePeerError when the swarm trains
-        another model.
+        The caller then calls `arrive` with an empty contribution until the answer is KeepGoing: a newcomer
+        gets the swarm's state by these calls, before its first step.
+
+        Args:
+            spec: what is trained, and how the training thread gives and takes its state.
+
+        Returns:
+            The training thread's side of the rounds.
+
+        Raises:
+            IncompatiblePeerError: when the swarm trains another model, or on other terms.
+            ConfigurationError: when this peer trains already.
         """
         runtime, thread = self._running(), self._thread
         assert thread is not None
@@ -220,13 +248,24 @@ class Peer:
         group_size: int | None = None,
         timeout: float = 60.0,
     ) -> RoundReport:
-        """Average tensors over the group, in place, weighted by `weight`. All members hold the same bits
-        afterwards.
+        """Average tensors over the group, in place. All members hold the same bits afterwards.
 
-        tensors: one, or a sequence of, contiguous or strided torch tensors (any device) or numpy arrays, of
-        float32, float16 or bfloat16; the same shapes on all peers and in all calls of one Peer. group_size:
-        wait for this many members, this peer included; None: all that are in the swarm now, which may be this
-        peer alone. timeout: seconds until RoundFailedError when the group does not complete.
+        Args:
+            tensors: one tensor, or a sequence of them: contiguous or strided torch tensors on any device, or
+                numpy arrays, of float32, float16 or bfloat16. Shapes are the same on all peers and in all
+                calls of one peer.
+            weight: this peer's weight in the mean, 0 to 1e12.
+            group_size: members to wait for, this peer included; None: all that are in the swarm now, which
+                may be this peer alone.
+            timeout: seconds until the call gives up.
+
+        Returns:
+            What the round measured.
+
+        Raises:
+            RoundFailedError: when the group is not complete in time, or the round failed for good.
+            ConfigurationError: for tensors or arguments that cannot work.
+            ClosedError: when the peer is closed.
         """
         if not (isinstance(weight, (int, float)) and math.isfinite(weight) and 0 <= weight <= MOST_WEIGHT):
             raise ConfigurationError(f"weight must be a finite number between 0 and 1e12, not {weight!r}")
@@ -237,7 +276,11 @@ class Peer:
         return await asyncio.to_thread(self._averager.average, self, tensors, weight, group_size, timeout)
 
     def set_target(self, samples: int | None) -> None:
-        """How many samples make an epoch from now on; None: one for every peer now linked."""
+        """Set how many samples make an epoch from now on.
+
+        Args:
+            samples: over the whole swarm; None: one for each peer that is linked now.
+        """
         runtime, thread = self._running(), self._thread
         assert thread is not None
         thread.run(runtime.set_target(samples))

@@ -64,12 +64,13 @@ class AttemptReport:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """One epoch of one peer. All seconds are wall clock, with the device synchronised. The phases, less
-    `seconds_overlapped`, add up to `seconds_total`.
+    """One epoch of one peer.
 
-    Plainly, the phases follow each other and `seconds_overlapped` is 0. With delayed updates, everything
-    but the calculation runs behind the next epoch's calculation; `seconds_overlapped` is how long both went
-    on at once, and `overlapped` is set.
+    All seconds are wall clock, with the device synchronised. The phases (calculation, waiting, matchmaking,
+    transfer, commit, update), less `seconds_overlapped`, add up to `seconds_total`. Without delayed updates
+    the phases follow each other, and `seconds_overlapped` is 0. With delayed updates everything but the
+    calculation runs behind the next epoch's calculation: `seconds_overlapped` is how long both went on at
+    once, and `overlapped` is set.
     """
 
     run_id: str
@@ -112,13 +113,13 @@ class RoundReport:
 
     @property
     def wire_bytes_sent(self) -> int:
-        """IP bytes that this peer sent since the last report, whatever for: what a cloud bills as egress."""
+        """All IP bytes that this peer sent since the last report: what a cloud bills as egress."""
         links = sum(link.wire_bytes_sent for link in self.links)
         return links + self.table_bytes_sent + self.other_bytes_sent
 
     @property
     def wire_bytes_received(self) -> int:
-        """The same in the other direction."""
+        """All IP bytes that this peer received since the last report."""
         links = sum(link.wire_bytes_received for link in self.links)
         return links + self.table_bytes_received + self.other_bytes_received
 
@@ -183,9 +184,13 @@ class RoundReport:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RoundReport:
-        """The inverse of `to_dict`; derived quantities, and fields that later versions added, are left out.
+        """Read what `to_dict` made. Derived quantities, and fields that later versions added, are left out.
 
-        Raises ConfigurationError for a report of another version, or no report.
+        Args:
+            data: a JSON object.
+
+        Raises:
+            ConfigurationError: for a report of another version, or an object that is no report.
         """
         version = data.get("version", VERSION)
         if version != VERSION:
@@ -262,12 +267,17 @@ def phases(
     update: float,
     waited: float | None,
 ) -> Phases:
-    """Split an epoch of `total` seconds.
+    """Split an epoch's wall clock into its phases.
 
-    arrived: when, after the epoch's begin, its sums were handed in; None: never, the result came in late and
-    the peer computed all the while. waited_before: seconds spent at boundaries that led to no average.
-    round_seconds: "matchmaking", "transfer", "commit" of the attempt that succeeded. waited: seconds that the
-    training thread waited while round and update ran behind it; None: it waited all the while.
+    Args:
+        total: seconds of the epoch.
+        arrived: seconds from the epoch's begin until its sums were handed in; None: never, as the result came
+            in late and the peer computed all the while.
+        waited_before: seconds spent at boundaries that led to no average.
+        round_seconds: "matchmaking", "transfer" and "commit" of the attempt that succeeded.
+        update: seconds of the update.
+        waited: seconds that the training thread waited while round and update ran behind its computation;
+            None: it waited all the while.
     """
     formed, moved, agreed = (
         max(0.0, round_seconds.get(name, 0.0)) for name in ("matchmaking", "transfer", "commit")

@@ -188,6 +188,7 @@ def test_the_site_shows_what_a_newcomer_needs(tmp_path):
         assert words in text
     reference = re.sub(r"<[^>]+>", "", (tmp_path / "reference.html").read_text())
     assert re.search(r"CollaborativeOptimizer\(\s*optimizer: Optimizer,\s*run_id: str", reference)
+    assert re.search(r"resync_epochs\s+\(int \| None, default:\s+None\s*\)", reference)  # a list of arguments
 
 
 def test_the_states_limit_is_the_codes():

@@ -31,7 +31,8 @@ class Outer:
         accumulate: calls of `step()` for one step of the inner optimizer, on the mean of their gradients.
         schedule: the `scheduler` is stepped after every "inner" step or after every "outer" one.
 
-    Raises ConfigurationError for values that cannot work.
+    Raises:
+        ConfigurationError: for values that cannot work.
     """
 
     lr: float = 0.7
