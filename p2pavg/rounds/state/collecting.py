@@ -26,8 +26,8 @@ U8 = npt.NDArray[np.uint8]
 ANSWER_S = 60.0  # to a request for chunks
 PASSED = 6  # times what a donor owes, and
 PASSED_BYTES = 4 << 20  # that its link has brought since: what it owes was lost with a stream
-QUIET_S = 3.0  # and so it is when the link brought less than LEAST_BYTES in so long, and four round trips;
-BROKEN_S = 0.5  # or in so long, where a stream has ended since it was asked for
+QUIET_S = 3.0  # and so it is when the link brought less than LEAST_BYTES in so long, and four round trips
+ENDED_PASSED, ENDED_PASSED_BYTES, ENDED_S = 2, 1 << 20, 0.5  # the same, once one of its streams has ended
 LEAST_BYTES = 16 << 10
 MOST_QUIET = 3  # times in a row, before a donor is dropped
 TICK_S = 0.05
@@ -158,12 +158,12 @@ class Collecting:
                 heard.moved_at, heard.seen = now, received
             silence = now - heard.moved_at
             quiet = silence > QUIET_S + 4 * link.rtt_min
-            lost = ended and silence > BROKEN_S + 4 * link.rtt_min
+            lost = ended and silence > ENDED_S + 4 * link.rtt_min
+            times, least = (ENDED_PASSED, ENDED_PASSED_BYTES) if ended else (PASSED, PASSED_BYTES)
+            passed = received - heard.received > least + times * owed * self._chunk_bytes
             if quiet and heard.quiet + 1 >= MOST_QUIET:
                 self._drop(donor, "nothing comes from it any more")
-            elif (
-                quiet or lost or received - heard.received > PASSED_BYTES + PASSED * owed * self._chunk_bytes
-            ):
+            elif quiet or lost or passed:
                 self._fetching.again(donor)
                 self._hears(donor, quiet=heard.quiet + quiet)
                 self._streams.pop(donor)

@@ -15,8 +15,9 @@ ALLOWED = 2.0  # times the state's own time, and an epoch, that a newcomer may t
 HELD = 1.5  # times the state's own time that rounds may wait for it, in all, and
 HELD_S = 2.0  # so many seconds, however fast the state comes: round trips, and loading
 SPARE = 1  # results that it may lack when a round begins, while its state is on its way
-TRIPS = 3  # round trips from a COMMIT to a newcomer that has its result and says so
-MOST_OF_EPOCH = 0.7  # that this may take
+RELEASED = 0.7  # times as long as it may take, which it then expects to need: rounds need not wait any more
+TRIPS = 2  # round trips from a COMMIT to a newcomer that has its result and says so
+MOST_OF_EPOCH = 0.9  # that this may take
 CLOSE_S = 1.0  # what is lacking takes less: rounds may wait for the rest
 TRIED_EPOCHS, TRIED_S = 2.0, 1.0  # how long it tries to get in without a round that waits for it
 ENDS_S = 3.0  # of a newcomer for which rounds wait anyway: none begins before it has everything
@@ -54,7 +55,7 @@ class Projection:
         self._knows = False  # what the link brings
         self._close_at: float | None = None  # since when it needs a moment between two rounds, and no more
         self._ends = False  # no round begins any more
-        self.paced = False  # rounds have to wait, from here on
+        self.paced = False  # rounds have to wait
 
     def swarm(self, epoch_s: float, rtt_s: float) -> None:
         """epoch_s: of an epoch, as the donors know it; 0.0: they do not. rtt_s: to the farthest of them."""
@@ -75,7 +76,7 @@ class Projection:
             self._epoch_s = epochs_s / epochs
         late = now - self._began_at > PROBE_S + PROBE_TRIPS * self._rtt_s
         self._knows = self._knows or (self.bytes_per_second > 0 and (late or not self._grows()))
-        self.paced = self.paced or (self._knows and self._has_to_wait(now))
+        self.paced = self._knows and self._has_to_wait(now)
 
     def _look(self, now: float, received: int) -> None:
         if self._before is None or (self._seen and received < self._seen[-1][1]):  # a link broke
@@ -163,5 +164,5 @@ class Projection:
         rate, began = self.bytes_per_second, self._began_at
         if rate <= 0 or began is None or not self._last.result:
             return False
-        allowed = ALLOWED * self._last.total / rate + self._epoch_s - (now - began)
-        return self.remaining_s() > max(allowed, CLOSE_S)
+        allowed = max(CLOSE_S, ALLOWED * self._last.total / rate + self._epoch_s - (now - began))
+        return self.remaining_s() > (RELEASED * allowed if self.paced else allowed)

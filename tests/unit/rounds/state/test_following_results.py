@@ -196,7 +196,7 @@ async def test_what_a_broken_stream_lost_is_asked_for_again(
     after a stream that may have had them has ended.
     """
     monkeypatch.setattr(collecting, "QUIET_S", 0.01 if sign == "silence" else 60.0)
-    monkeypatch.setattr(collecting, "BROKEN_S", 0.01)
+    monkeypatch.setattr(collecting, "ENDED_S", 0.01)
     made = chain(1)
     network = Network(made, {b"a": "loses"})
     network.other = 10_000_000 if sign == "others came" else 0
