@@ -16,7 +16,7 @@ PREAMBLE: Rows = (
     ("magic", '`"P2PAVG"`'),
     ("major", "wire version; peers of different major versions refuse each other"),
     ("minor", "peers of different minor versions train together"),
-    ("kind", "1: control connection, 2: data stream"),
+    ("kind", "1: control connection, 2: data stream, 3: observes, 4: end of a tunnel"),
     ("closed", "1: the sender has credentials, and speaks with members only"),
     ("run", "the first bytes of SHA-256 of the run id"),
 )
@@ -124,8 +124,25 @@ OTHERS = {
     ),
     "knows": (
         "a peer that gets no link to a third → a member",
-        "`peer`: the third's id; in the answer `linked`",
-        "the answer: whether the member has a link to it",
+        "`peer`: the third's id; in the answer `linked`, and if so `rtt` (seconds, to it) and `relays`",
+        "whether the member has a link to it, and relays",
+    ),
+    "punch": (
+        "a peer that wants to meet another → a member, `to` whom; the member → the other, `from` whom; and, "
+        "once the two have a link, for each data stream → the other",
+        "`at`: where it can be dialled, [host, port] outside and perhaps inside of its NAT; `by`: the member "
+        "that told so; `rtt`: seconds from one to the other and back",
+        "`at` of the other side, or `no`: why not; half an `rtt` later both dial",
+    ),
+    "relay": (
+        "a peer that cannot meet another → a member that relays, for each connection",
+        "`to`: whom",
+        "`token`: under which it is to open its end of the tunnel, or `no`: why not",
+    ),
+    "tunnel": (
+        "the relay → the other peer",
+        "`from`: who asked; `token`: under which it is to open its end",
+        "`tunnel`",
     ),
     "watch": (
         "a watcher → each member, once for each link",

@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from p2pavg.errors import ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.membership.table.address import (
     Address,
@@ -19,6 +20,8 @@ from p2pavg.membership.table.address import (
     wildcard,
 )
 from p2pavg.membership.table.dht import DHT
+from p2pavg.peer.helper import Helper
+from p2pavg.peer.settings import Settings
 
 DEFAULT_LISTEN = "0.0.0.0:31330"
 Result = TypeVar("Result")
@@ -28,8 +31,9 @@ def register(subparsers: Any) -> None:
     """Add the verb to the command line's sub-parsers."""
     bootstrap = subparsers.add_parser(
         "bootstrap",
-        description="Runs a node of the table that does not train; any peer is as good a way in.",
-        epilog="example: p2pavg bootstrap --listen 0.0.0.0:31330",
+        description="Runs a node of the table that does not train; any peer is as good a way in. With "
+        "--run it also helps that run's peers behind NATs to links, and relays for those that get none.",
+        epilog="example: p2pavg bootstrap --listen 0.0.0.0:31330 --run my-run",
     )
     add = bootstrap.add_argument
     add("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="default: %(default)s")
@@ -44,6 +48,15 @@ def register(subparsers: Any) -> None:
         metavar="PATH",
         help="where the identity is kept; default: in ~/.config/p2pavg, by port",
     )
+    add("--run", metavar="RUN", help="the run whose peers it helps to links")
+    add("--credentials", metavar="PATH", help="of that run, when it is closed")
+    add(
+        "--max-relay-mbps",
+        type=float,
+        default=100.0,
+        metavar="MBPS",
+        help="with --run: most that it relays; 0: nothing; default: %(default)g",
+    )
     bootstrap.set_defaults(func=run_bootstrap)
 
 
@@ -57,16 +70,45 @@ def run_bootstrap(args: argparse.Namespace) -> int:
     named = initial_addresses(args.initial_peers or None)
     path = args.identity or Path("~/.config/p2pavg").expanduser() / f"bootstrap-{port}.key"
     identity = Identity.load_or_create(path)
+    if args.run is not None:
+        settings = Settings(
+            args.run,
+            initial_peers=args.initial_peers or None,
+            listen=args.listen,
+            announce=args.announce,
+            credentials=args.credentials,
+            max_relay_mbps=args.max_relay_mbps,
+        )
+        return _run(_help(settings, identity))
+    if args.credentials is not None:
+        raise ConfigurationError("credentials are of a run: name it with --run")
     return _run(_bootstrap(identity, host, port, named, args.announce))
+
+
+async def _help(settings: Settings, identity: Identity) -> int:
+    helper, stop = Helper(settings, identity), _stopped()
+    await helper.start()
+    try:
+        print(format_host_port(*helper.addresses()[0]), flush=True)
+        await stop.wait()
+    finally:
+        await helper.close()
+    return 0
+
+
+def _stopped() -> asyncio.Event:
+    """Set by SIGINT and SIGTERM."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return stop
 
 
 async def _bootstrap(
     identity: Identity, host: str, port: int, initial_peers: Sequence[Address], announce: str | None
 ) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stop = _stopped()
     dht = await DHT.start(identity, host=host, port=port, initial_peers=initial_peers)
     if announce is not None:
         dht.node.announced = frozenset([parse_host_port(announce)[0]])

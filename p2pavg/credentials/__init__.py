@@ -15,11 +15,16 @@ from p2pavg.credentials.members import (
     new_request,
     new_secret,
 )
+from p2pavg.credentials.self_signed import SelfSigned
+
+Tls = Credentials | SelfSigned  # whose TLS contexts a connection may use
 
 __all__ = [
     "DEFAULT_LIFETIME",
     "Authority",
     "Credentials",
+    "SelfSigned",
+    "Tls",
     "accept",
     "certificate_key",
     "check_time",

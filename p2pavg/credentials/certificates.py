@@ -88,6 +88,26 @@ def member_certificate(
     return builder.sign(authority_key, None).public_bytes(serialization.Encoding.DER)
 
 
+def self_signed(key: Ed25519PrivateKey) -> bytes:
+    """DER of a certificate that a peer of an open run signs for itself: it shows whose key this is."""
+    peer_id = peer_id_of(key.public_key().public_bytes_raw())
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_name(peer_id.hex()))
+        .issuer_name(_name(peer_id.hex()))
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC))
+        .not_valid_after(datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(URI_PREFIX + peer_id.hex())]),
+            critical=True,
+        )
+    )
+    return builder.sign(key, None).public_bytes(serialization.Encoding.DER)
+
+
 _BAD_CERTIFICATE = (
     ValueError,
     TypeError,

@@ -12,9 +12,9 @@ import datetime
 import functools
 import os
 import ssl
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from p2pavg.credentials import certificates, statements, texts
+from p2pavg.credentials.secret_file import secret_file
 from p2pavg.errors import CredentialError
 from p2pavg.identity import PEER_ID_BYTES, Identity, peer_id_of
 
@@ -191,6 +192,7 @@ class Credentials:
     authority: bytes  # DER
     run_key: bytes
     word: bytes  # of the authority, that this peer is a member
+    mutual: ClassVar[bool] = True  # both sides of its TLS connections show certificates
 
     @classmethod
     def load(cls, source: str | os.PathLike[str]) -> Credentials:
@@ -287,7 +289,7 @@ class Credentials:
         chain = certificates.pem(self.certificate) + self.identity.private_pem()
         try:
             context.load_verify_locations(cadata=self.authority)
-            with _secret_file(chain) as path:
+            with secret_file(chain) as path:
                 context.load_cert_chain(path)
         except ssl.SSLError:  # OpenSSL reads some of them more strictly
             raise CredentialError(certificates.DAMAGED) from None
@@ -295,28 +297,3 @@ class Credentials:
 
     def __repr__(self) -> str:
         return f"Credentials({self.run_id!r}, {self.identity!r})"
-
-
-class _secret_file:
-    """The path of a file with secret content, that no other user can read and that leaves no trace.
-
-    Python's ssl takes keys by path only.
-    """
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def __enter__(self) -> str:
-        if hasattr(os, "memfd_create"):
-            self._descriptor = os.memfd_create("p2pavg", os.MFD_CLOEXEC)
-            os.write(self._descriptor, self._content)
-            self._path = f"/proc/self/fd/{self._descriptor}"
-        else:
-            self._descriptor, self._path = tempfile.mkstemp()
-            os.write(self._descriptor, self._content)
-        return self._path
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
-        if not self._path.startswith("/proc/"):
-            os.unlink(self._path)

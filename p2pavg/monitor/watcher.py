@@ -14,6 +14,7 @@ from p2pavg.membership.table.address import Address, wildcard
 from p2pavg.monitor.picture import Picture
 from p2pavg.peer.dialling import DIAL_TIMEOUT_S, Dialler
 from p2pavg.rounds.measure.status import WATCH
+from p2pavg.transport.engine import NoEvents
 from p2pavg.transport.links.endpoint import Endpoint
 from p2pavg.transport.links.link import Link, Message
 from p2pavg.transport.python.engine import PythonEngine
@@ -21,20 +22,6 @@ from p2pavg.transport.python.engine import PythonEngine
 logger = logging.getLogger("p2pavg.monitor")
 
 MOST_LINKS = 32
-
-
-class _NoEngineEvents:
-    """Without data streams an engine has nothing to tell."""
-
-    def stream_closed(self, link: int, stream: int, reason: str) -> None: ...
-
-    def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None: ...
-
-    def job_refused(self, transfer: int, rank: int, why: str) -> None: ...
-
-    def blob_chunk(self, transfer: int, chunk: int) -> None: ...
-
-    def blob_sent(self, link: int, transfer: int, chunk: int) -> None: ...
 
 
 class Watcher:
@@ -53,7 +40,7 @@ class Watcher:
         if credentials is not None and credentials.run_id != run_id:
             raise CredentialError(f"these credentials are for run {credentials.run_id!r}, not {run_id!r}")
         identity = Identity.generate() if credentials is None else credentials.identity
-        self._engine = PythonEngine(_NoEngineEvents())
+        self._engine = PythonEngine(NoEvents())
         self._endpoint = await Endpoint.start(
             identity,
             run_id=run_id,

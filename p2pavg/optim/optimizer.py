@@ -86,6 +86,8 @@ class CollaborativeOptimizer(Member):
             "average" over all peers' samples, or those of the round's "leader".
         max_upload_mbps: most Mb/s that this peer sends; None: no limit.
         max_state_upload_mbps: most Mb/s of these that newcomers get; None: no limit of their own.
+        max_relay_mbps: most Mb/s that this peer carries for peers that have no way to each other; 0: none;
+            None: a quarter of the upload that it has measured.
         checkpoint_dir: a folder for checkpoints. The last three are kept; training begins with the newest
             that is there, unless the swarm is further.
         checkpoint_epochs: epochs from one checkpoint to the next; None: 10.

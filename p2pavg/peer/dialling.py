@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Container
+from collections.abc import Awaitable, Callable, Collection, Container
 from dataclasses import dataclass
 
 from p2pavg.errors import CredentialError, IdentityInUseError, IncompatiblePeerError, P2PAvgError
 from p2pavg.identity import short_id
-from p2pavg.membership import View
-from p2pavg.peer.gaps import Gaps
+from p2pavg.membership import PeerInfo, View
+from p2pavg.peer.reach.gaps import Gaps
+from p2pavg.rounds.loop.hello import trains
 from p2pavg.transport.links.budget import MAX_LINKS
 from p2pavg.transport.links.endpoint import Endpoint
 from p2pavg.transport.links.link import Link
+from p2pavg.transport.ways import punching
 
 logger = logging.getLogger("p2pavg.peer.peer")
 
@@ -46,18 +48,25 @@ class Dialler:
         refused: Callable[[bytes, P2PAvgError], None],
         apart: Callable[[frozenset[bytes]], None],
         *,
+        meet: Callable[[bytes], Awaitable[bool]] | None = None,
+        is_hidden: Callable[[], bool] = lambda: False,
         most: int = MAX_LINKS,
         skip: Container[bytes] = (),
     ) -> None:
         """refused: told that a peer wants no link to this one, and why. apart: told to which trainers, that
-        others reach, no link comes about. most: of links and dials together, then
-        nobody else is dialled. skip: peers that are not dialled, a live view.
+        others reach, no link comes about. meet: tries to get a link to a peer that cannot be dialled, and
+        tells whether there is one then; None: nobody tries. is_hidden: whether nobody can dial this peer.
+        most: of links and dials together, then nobody else is dialled. skip: peers that are not dialled, a
+        live view.
         """
         self._most = most
         self._skip = skip
         self._endpoint = endpoint
         self._view = view
         self._refused = refused
+        self._meet = meet
+        self._is_hidden = is_hidden
+        self._joined = False  # others know this peer by now, and may be faster
         self._gaps = Gaps(endpoint.links, apart)
         self._dials: dict[bytes, _Dial] = {}
         self._untried: dict[bytes, asyncio.Future[None]] = {}
@@ -83,12 +92,20 @@ class Dialler:
             return
         for peer_id, info in self._view.peers.items():
             linked = peer_id in self._endpoint.links or peer_id in self._dials
-            if linked or info.client_only or info.role != "trainer" or peer_id in self._skip:
+            if linked or not self._is_wanted(info) or peer_id in self._skip:
                 continue
             if len(self._endpoint.links.keys() | self._dials.keys()) >= self._most:
                 return
             self._untried[peer_id] = asyncio.get_running_loop().create_future()
             self._start(peer_id)
+
+    def _is_wanted(self, info: PeerInfo) -> bool:
+        """Trainers; and, where nobody can dial this peer, whoever helps it to links. Who cannot be dialled
+        dials us, if we can.
+        """
+        if info.client_only:
+            return self._is_hidden() and info.role == "trainer"
+        return info.role == "trainer" or self._is_hidden()
 
     def beat(self, silent: Collection[bytes]) -> None:
         """Now and then. silent: peers with a link from which nothing is heard: because they stand still, or
@@ -117,7 +134,8 @@ class Dialler:
         """
         started = time.monotonic()
         while self._untried and not enough():
-            patience = LINKED_TIMEOUT_S if self._endpoint.links else JOIN_TIMEOUT_S
+            company = any(trains(link.hello) for link in self._endpoint.links.values())
+            patience = LINKED_TIMEOUT_S if company else JOIN_TIMEOUT_S
             left = started + patience - time.monotonic()
             if left <= 0:
                 break
@@ -125,6 +143,7 @@ class Dialler:
             await asyncio.wait(
                 list(self._untried.values()), timeout=wait, return_when=asyncio.FIRST_COMPLETED
             )
+        self._joined = True
         if self._endpoint.links and not enough():
             self._look_for_gaps(time.monotonic())
             await self._gaps.settled(GAPS_S)
@@ -173,6 +192,11 @@ class Dialler:
         info = self._view.peers.get(peer_id)
         if info is None:
             return True
+        if info.client_only or peer_id in self._gaps.peers:
+            if await self._arrange(peer_id):
+                return True
+            if info.client_only:
+                return False
         for host, port in self._view.addresses_to_dial(info):
             try:
                 await self._endpoint.connect(host, port, expect=peer_id, timeout=DIAL_TIMEOUT_S, anew=anew)
@@ -183,6 +207,12 @@ class Dialler:
             except (P2PAvgError, OSError, TimeoutError) as error:
                 logger.debug("no link to %s at %s:%d: %s", short_id(peer_id), host, port, error)
         return False
+
+    async def _arrange(self, peer_id: bytes) -> bool:
+        if self._meet is None:
+            return False
+        await asyncio.sleep(punching.head_start_s(self._endpoint.peer_id, peer_id, newcomer=not self._joined))
+        return peer_id in self._endpoint.links or await self._meet(peer_id)
 
     def _tried(self, peer_id: bytes) -> None:
         tried = self._untried.pop(peer_id, None)

@@ -52,6 +52,8 @@ class Peer:
         compression: "none", "fp16", "bf16", "int8" or a `p2pavg.Codec`; the same on all peers.
         streams: TCP streams per link, 1 to 128, or "auto": as many as transfers call for.
         max_upload_mbps: most Mb/s that this peer sends, over all its links together; None: no limit.
+        max_relay_mbps: most Mb/s that this peer carries for peers that have no way to each other; 0: none;
+            None: a quarter of the upload that it has measured.
         credentials: a file or text that `p2pavg credentials` made; None: what `P2PAVG_CREDENTIALS` names.
             With neither the run is open: whoever reaches a port can read gradients and take part.
         on_round: called with each `RoundReport`, on a background thread.

@@ -16,9 +16,9 @@ from p2pavg.peer import advice, announcing
 from p2pavg.peer.announcing import Announcer, record_of
 from p2pavg.peer.dialling import Dialler
 from p2pavg.peer.entering import EarlyMessages, build_machine, role_among
-from p2pavg.peer.gaps import KNOWS, answer
 from p2pavg.peer.observer import Observer
 from p2pavg.peer.ports import open_ports
+from p2pavg.peer.reach.introductions import Introductions
 from p2pavg.peer.refusals import Refusals
 from p2pavg.peer.settings import Settings
 from p2pavg.report import RoundReport
@@ -39,6 +39,8 @@ from p2pavg.transport.links.link import Link
 
 logger = logging.getLogger("p2pavg.peer.peer")
 
+RELAYED_SHARE = 0.25  # of the measured upload
+UNMEASURED_RELAY_BPS = 10e6  # until gradients have flowed
 HEARTBEAT_S = 0.1
 BEAT_S = 0.25
 
@@ -95,7 +97,15 @@ class Runtime:
         self.view.on_revoked = self._revoked
         self.dht.observers = lambda: self.view.contacts(self.links)
         self.dht.is_dialled = lambda: any(not link.dialled for link in self.links.values())
-        self._dialler = Dialler(self.endpoint, self.view, self._refusals.refused, self._apart)
+        self._introductions = Introductions(self.endpoint, self._relay_bps, lambda: self.client_only)
+        self._dialler = Dialler(
+            self.endpoint,
+            self.view,
+            self._refusals.refused,
+            self._apart,
+            meet=self._introductions.meet,
+            is_hidden=lambda: self.client_only,
+        )
         self.view.on_change = self._look
 
     # ------------------------------------------------------------------------------- for the driver
@@ -159,6 +169,13 @@ class Runtime:
     def broken(self) -> None:
         """The driver cannot go on: what others see of this peer ends."""
         self._closing = asyncio.get_running_loop().create_task(self.close(0.0))
+
+    def _relay_bps(self) -> float:
+        """bit/s that this peer relays at most."""
+        if self.settings.relay_bps is not None:
+            return self.settings.relay_bps
+        measured = 0.0 if self.driver is None else self.driver.upload_bps
+        return measured * RELAYED_SHARE or UNMEASURED_RELAY_BPS
 
     def _finished(self, report: RoundReport) -> None:
         """An epoch's report is made."""
@@ -316,6 +333,7 @@ class Runtime:
         self.view.report_dead(link.peer_id)
         self.dht.review_address()  # it may be this machine whose address changed
         self._dialler.link_down(link)
+        self._introductions.link_down(link)
         self.watching.link_down(link)
         if self.driver is not None:
             self.driver.link_down(link, reason)
@@ -323,8 +341,7 @@ class Runtime:
 
     def message(self, link: Link, message: dict[str, Any]) -> None:
         """Endpoint event. Raises ProtocolError, on which the endpoint drops the link."""
-        if message.get("t") == KNOWS:
-            answer(link, message, self.links)
+        if self._introductions.message(link, message):
             return
         if message.get("t") == "leaving" and self._observer is not None:
             self._observer.leaves(link.peer_id)
@@ -378,6 +395,7 @@ class Runtime:
             await driver.states.saved()
         self._closed = True
         self._dialler.close()
+        self._introductions.close()
         if self._announcer is not None:
             self._announcer.close()
         self.watching.close()

@@ -49,6 +49,7 @@ class PeerOptions:
     compression: str | Codec = "fp16"
     streams: int | str = "auto"
     max_upload_mbps: float | None = None
+    max_relay_mbps: float | None = None
     credentials: str | os.PathLike[str] | None = field(default=None, repr=False)  # it may be the secret
     on_round: Callable[[RoundReport], None] | None = None
 
@@ -80,6 +81,8 @@ class Settings(PeerOptions):
                 f'streams must be "auto" or an int from 1 to {MOST_CHOSEN}, not {streams!r}'
             )
         check_rate("max_upload_mbps", self.max_upload_mbps)
+        if self.max_relay_mbps != 0:
+            check_rate("max_relay_mbps", self.max_relay_mbps)
         _ = self.bind, self.announced, self.membership, self.label
 
     @cached_property
@@ -146,6 +149,11 @@ class Settings(PeerOptions):
     def upload_bps(self) -> float | None:
         """Most bit/s over all links; None: what they carry."""
         return None if self.max_upload_mbps is None else 1e6 * self.max_upload_mbps
+
+    @property
+    def relay_bps(self) -> float | None:
+        """Most bit/s that this peer carries for others; 0.0: none; None: a share of what is measured."""
+        return None if self.max_relay_mbps is None else 1e6 * self.max_relay_mbps
 
     @property
     def reports_path(self) -> str | None:

@@ -254,3 +254,17 @@ class Engine(Protocol):
         """Stop threads, close streams, without events. Idempotent. Also called in forked children (fds
         only).
         """
+
+
+class NoEvents:
+    """Listens to an engine without data streams, which has nothing to tell."""
+
+    def stream_closed(self, link: int, stream: int, reason: str) -> None: ...
+
+    def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None: ...
+
+    def job_refused(self, transfer: int, rank: int, why: str) -> None: ...
+
+    def blob_chunk(self, transfer: int, chunk: int) -> None: ...
+
+    def blob_sent(self, link: int, transfer: int, chunk: int) -> None: ...

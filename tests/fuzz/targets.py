@@ -24,7 +24,7 @@ from p2pavg.membership.table.reading import Reading
 from p2pavg.transport import frames
 from p2pavg.transport.links import handshake, proofs
 from p2pavg.transport.sealing import Opener, Sealer
-from tests.fuzz import files, told
+from tests.fuzz import files, meetings, told
 from tests.fuzz.target import Target, quiet
 
 MOST_BYTES_PER_BYTE = 256  # a one-byte msgpack item becomes a Python object
@@ -105,7 +105,7 @@ def _parse_hello(data: bytes) -> None:
 
 def _preambles() -> list[bytes]:
     parties = [handshake.Party(b"runtag", closed) for closed in (False, True)]
-    return [handshake.preamble(kind, party) for kind in (1, 2) for party in parties]
+    return [handshake.preamble(kind, party) for kind in (1, 2, 3, 4) for party in parties]
 
 
 def _parse_preamble(data: bytes) -> None:
@@ -257,6 +257,7 @@ TARGETS = {
         Target("frame", quiet(_parse_frame, ProtocolError), _frames),
         Target("sealed", quiet(_parse_sealed, ProtocolError), _sealed),
         *told.TARGETS,
+        *meetings.TARGETS,
         *files.TARGETS,
     )
 }

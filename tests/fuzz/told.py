@@ -69,7 +69,7 @@ def _rounds() -> list[bytes]:
     ballot = Ballot(3, 1, PEER, 1 << 60, LINEAGE)
     held = Held(ballot, Stage.DONE, True, (DIGEST,), (PEER, OTHER), (1.0, 2.0), (1, 2))
     made: list[messages.Message] = [
-        messages.Progress(3, LINEAGE, 7, 9.5, True, False, False, 70, 2, 0.3, 4, PEER, 1e9, 0.0, (PEER,)),
+        messages.Progress(3, LINEAGE, 7, 9.5, True, False, False, 70, 2, 0.3, 4, PEER, 1e9, 0.0, (PEER,), ()),
         messages.Totals(3, LINEAGE, 12),
         messages.Follow(3, LINEAGE, PEER),
         messages.Prepare(ballot, (PEER, OTHER), (True, True), ((0, 0, 5), (1, 5, 5))),

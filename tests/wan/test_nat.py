@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from p2pavg.lab import Lab
 from p2pavg.lab.topology import parse
+from tests.wan.training import ROOT, lines, train
 
 pytestmark = pytest.mark.wan
 
-ROOT = Path(__file__).parents[2]
 TOPOLOGY = """
 hosts = ["a", "b", "home1", "home2"]
 [[nodes]]
@@ -62,52 +60,11 @@ except TimeoutError:
     pass
 """
 
-# Trains until ten rounds had as many voters as there are peers. Then waits for the end of its input.
-TRAIN = """
-import json, sys, time, torch
-from p2pavg import CollaborativeOptimizer
-
-initial_peers, everybody = sys.argv[1].split(), int(sys.argv[2])
-torch.manual_seed(0)
-model = torch.nn.Linear(256, 256)
-with CollaborativeOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.01), "nat", 256, 4, initial_peers=initial_peers
-) as opt:
-    print(json.dumps({"address": opt.peer.address}), flush=True)
-    whole, known = 0, None
-    while whole < 10:
-        time.sleep(0.02)  # an accelerator computes
-        model(torch.randn(4, 256)).square().mean().backward()
-        opt.step()
-        opt.zero_grad()
-        report = opt.last_report
-        if report is not None and report.epoch != known:
-            known = report.epoch
-            whole += sum(member.voter and member.samples > 0 for member in report.members) == everybody
-    links = [link.peer for link in report.links if link.bytes_sent]
-    result = {"peer": report.peer, "lineage": report.lineage, "links": links}
-    print(json.dumps(result), flush=True)
-    sys.stdin.read()
-"""
-
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     with Lab(parse(TOPOLOGY, "nat")) as lab:
         yield lab
-
-
-def lines(process: subprocess.Popen[str]) -> Callable[[], dict[str, Any]]:
-    """The next line of JSON that a process prints."""
-
-    def read() -> dict[str, Any]:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, "the process ended"
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    return read
 
 
 def test_nothing_gets_in_from_outside(lab: Lab, traffic: Callable[[Lab], Any]) -> None:
@@ -158,28 +115,21 @@ def test_a_silent_flow_closes(lab: Lab) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_peers_behind_nats_train_through_peers_that_both_reach(lab: Lab) -> None:
-    """Two peers behind NATs notice it, say so, and train through two reachable peers."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-
-    def train(host: str, initial_peers: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-c", TRAIN, initial_peers, str(len(lab.hosts))]
-        return lab.spawn(host, argv, text=True, env=env, **pipes)
-
-    peers = {"a": train("a", "")}
+def test_peers_behind_nats_meet_and_train(lab: Lab) -> None:
+    """Two peers behind NATs notice it, say so, meet through them, and own parts like two reachable peers."""
+    peers = {"a": train(lab, "a", "", len(lab.hosts))}
     read = {"a": lines(peers["a"])}
     way_in = read["a"]()["address"]
     for host in lab.hosts[1:]:
-        peers[host] = train(host, way_in)
+        peers[host] = train(lab, host, way_in, len(lab.hosts))
         read[host] = lines(peers[host])
     for host in lab.hosts[1:]:
         assert read[host]()["address"] == f"{lab.address(host)}:31330"
     results = {host: read[host]() for host in lab.hosts}
     assert len({result["lineage"] for result in results.values()}) == 1
     ids = {host: result["peer"] for host, result in results.items()}
-    for home in ("home1", "home2"):
-        assert set(results[home]["links"]) == {ids["a"], ids["b"]}
+    for host in lab.hosts:
+        assert set(results[host]["links"]) == set(ids.values()) - {ids[host]}
 
     table = [sys.executable, "-m", "p2pavg", "peers", "nat", "--initial-peers", way_in, "--json", "-"]
     listed = json.loads(lab.run("b", ["env", f"PYTHONPATH={ROOT}", *table]))["peers"]

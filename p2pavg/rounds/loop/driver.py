@@ -43,6 +43,7 @@ from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.exchange import KINDS
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome, TrainingSpec
 from p2pavg.transport.engine import Engine
+from p2pavg.transport.links.carried import Way
 from p2pavg.transport.links.handshake import minor_ahead
 from p2pavg.transport.links.link import Link
 
@@ -144,6 +145,11 @@ class Driver:
     def moving(self) -> bool:
         """Whether gradients flow now."""
         return bool(self._jobs.running())
+
+    @property
+    def upload_bps(self) -> float:
+        """What this peer sent while gradients flowed, bit/s; 0.0: not measured yet."""
+        return self._pulse.upload_bps
 
     @guarded
     def tell_history(self, answer: Future[tuple[Generation, ...]]) -> None:
@@ -337,7 +343,7 @@ class Driver:
     @guarded
     def link_up(self, link: Link) -> None:
         """A control link is ready."""
-        self.feed(introduced(link.peer_id, link.hello, link.rtt))
+        self.feed(introduced(link.peer_id, link.hello, link.rtt, relayed=link.way is Way.RELAYED))
 
     @guarded
     def link_down(self, link: Link, reason: str) -> None:

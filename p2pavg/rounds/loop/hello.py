@@ -26,8 +26,8 @@ def vet(facts: Mapping[str, Any]) -> None:
         introduced(bytes(PEER_ID_BYTES), facts, 0.0)
 
 
-def introduced(peer: PeerId, facts: Mapping[str, Any], rtt_s: float) -> PeerUp:
-    """What the rounds are told of a new link. Raises ProtocolError."""
+def introduced(peer: PeerId, facts: Mapping[str, Any], rtt_s: float, *, relayed: bool = False) -> PeerUp:
+    """What the rounds are told of a new link. relayed: a third member carries it. Raises ProtocolError."""
     return PeerUp(
         peer=peer,
         epoch=integer(facts.get("epoch")),
@@ -37,4 +37,5 @@ def introduced(peer: PeerId, facts: Mapping[str, Any], rtt_s: float) -> PeerUp:
         total_samples=integer(facts.get("total", 0)),
         leader=_leader(facts.get("leader") or None),
         rtt_s=rtt_s,
+        relayed=relayed,
     )

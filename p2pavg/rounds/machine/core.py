@@ -157,7 +157,8 @@ class Core:
             leader=self.leader(),
             up_bps=own.upload_bps,
             down_bps=own.download_bps,
-            apart=tuple(sorted(self.apart)[:MOST_APART]),
+            apart=tuple(sorted(self.lacking())[:MOST_APART]),
+            met=tuple(sorted(self.met())[:MOST_APART]),
         )
 
     def broadcast_progress(self) -> None:
@@ -320,9 +321,18 @@ class Core:
 
     def gaps(self) -> list[Gap]:
         """Pairs of peers that get no link to each other."""
-        if not self.apart and not self.view.claims:
+        own = self.lacking()
+        return gaps(self.view, self.me, own, self.now) if own or self.view.claims else []
+
+    def lacking(self) -> frozenset[PeerId]:
+        """To whom we have no link, or one that a third member carries: gradients are to take another way."""
+        return self.apart | self.view.relayed if self.view.relayed else self.apart
+
+    def met(self) -> list[PeerId]:
+        """To whom we have a link though neither of the two can be dialled."""
+        if not self.config.client_only:
             return []
-        return gaps(self.view, self.me, self.apart, self.now)
+        return [facts.peer for facts in self.view if facts.client_only and not facts.relayed]
 
     def camp(self) -> Camp:
         """Ours, counting ourselves only. Without a state we stand nowhere."""

@@ -49,6 +49,7 @@ class PeerUp:
     leader: PeerId | None = None  # whom it follows
     upload_bps: float = 0.0  # 0.0: unknown
     rtt_s: float = 0.0  # 0.0: unknown
+    relayed: bool = False  # a third member carries the link, within a cap
 
 
 @dataclass(frozen=True, slots=True)

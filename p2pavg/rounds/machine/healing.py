@@ -126,7 +126,10 @@ class Healing:
         """Who stands there: rather those that others can dial, have applied their average, and are near."""
         rtt = self.core.deadlines.rtt
         there = self.core.view.standing(camp.epoch, camp.lineage)
-        return [f.peer for f in sorted(there, key=lambda f: (f.client_only, f.pending, rtt(f.peer), f.peer))]
+        return [
+            f.peer
+            for f in sorted(there, key=lambda f: (f.relayed, f.client_only, f.pending, rtt(f.peer), f.peer))
+        ]
 
     def _start(self, camp: Camp, why: str) -> None:
         core = self.core

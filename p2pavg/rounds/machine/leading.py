@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.memory.promises import Rivalry
@@ -75,11 +75,23 @@ class Leading:
 
     def _landlocked(self, voters: Sequence[PeerId], members: Sequence[PeerId]) -> set[PeerId]:
         """Members that own no part: they are known to have no link to each other, or nobody can dial them, so
-        that two of them have none.
+        that two of them have none, unless both say that they have met. Where nobody else is there, they own
+        parts all the same: what links they have then carry the gradients, relays included.
         """
-        hidden = {peer for peer in members if self._is_client_only(peer)}
-        apart = ends(self.core.gaps(), members) | (hidden if len(hidden) > 1 else set())
+        met = {peer: self._met(peer) for peer in members if self._is_client_only(peer)}
+        hidden = {
+            peer
+            for peer, known in met.items()
+            if any(other != peer and not (other in known and peer in met[other]) for other in met)
+        }
+        apart = ends(self.core.gaps(), members) | hidden
         return apart if not apart.issuperset(voters) else set()
+
+    def _met(self, peer: PeerId) -> Collection[PeerId]:
+        if peer == self.core.me:
+            return self.core.met()
+        facts = self.core.view.get(peer)
+        return facts.met if facts is not None else ()
 
     def _is_client_only(self, peer: PeerId) -> bool:
         if peer == self.core.me:

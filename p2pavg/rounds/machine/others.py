@@ -29,7 +29,10 @@ class Peers:
         core.forget_words(event.peer)
         core.deadlines.measured_rtt(event.peer, event.rtt_s)
         self._health.pop(event.peer, None)
-        core.send(event.peer, core.progress())
+        if event.relayed or (event.client_only and core.config.client_only):
+            core.broadcast_progress()  # the others plan accordingly
+        else:
+            core.send(event.peer, core.progress())
 
     def on_down(self, event: PeerDown) -> None:
         """The link to a peer is gone."""

@@ -28,7 +28,8 @@ class Progress:
     leader: PeerId | None  # whom it follows
     up_bps: float  # what it can send and receive, bit/s; 0: not measured yet
     down_bps: float
-    apart: tuple[PeerId, ...]  # trainers that live, as others say, and to which it gets no link
+    apart: tuple[PeerId, ...]  # trainers that live, and to which it gets no link, or one that a third carries
+    met: tuple[PeerId, ...]  # those that nobody can dial, nor it, and to which it has a link all the same
 
 
 @dataclass(frozen=True, slots=True)

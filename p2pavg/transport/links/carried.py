@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 from p2pavg.report.wire import Wire
@@ -12,10 +13,19 @@ from p2pavg.transport import tcp_info
 MOST_PEERS = 4096  # that are told apart; what further ones were sent counts as nobody's
 
 
+class Way(StrEnum):
+    """How the connections of a link come about: one for all of them."""
+
+    DIRECT = "direct"  # one side dialled the other's port
+    PUNCHED = "punched"  # both dialled at once, through the NATs in front of them
+    RELAYED = "relayed"  # a third member passes on what both say, and can read none of it
+
+
 class CountedSocket(socket.socket):
     """A TCP socket that is counted until it closes, or is handed to an engine, which counts its own."""
 
     peer: bytes | None = None  # None: who it is has not been proved
+    way: Way = Way.DIRECT
     carried: Carried | None = None
 
     def hand_over(self) -> None:

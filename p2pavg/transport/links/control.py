@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from p2pavg.credentials import Credentials, certificate_key, check_time
+from p2pavg.credentials import Tls, certificate_key, check_time
 from p2pavg.errors import CredentialError, ProtocolError, UnreachableError
 from p2pavg.transport.links import handshake
 
@@ -40,10 +40,11 @@ class ControlConnection(asyncio.Protocol):
         self._pause_s: Callable[[int], float] = lambda nbytes: 0.0
         self._paused = False
         self._lost: str | None = None
+        self._anonymous = False  # the other side of the TLS connection need not show a certificate
 
     @classmethod
     async def over(
-        cls, sock: socket.socket, *, dialled: bool, credentials: Credentials | None = None
+        cls, sock: socket.socket, *, dialled: bool, credentials: Tls | None = None
     ) -> ControlConnection:
         """Take over a connected socket on which both preambles have passed; with credentials, TLS begins.
 
@@ -52,6 +53,7 @@ class ControlConnection(asyncio.Protocol):
         """
         loop = asyncio.get_running_loop()
         connection = cls()
+        connection._anonymous = credentials is not None and not credentials.mutual and not dialled
         tls: dict[str, Any] = {}
         if credentials is not None:
             context = credentials.client_context if dialled else credentials.server_context
@@ -73,13 +75,13 @@ class ControlConnection(asyncio.Protocol):
         return connection
 
     def proven_key(self) -> bytes | None:
-        """The public key of the other side's certificate, which holds now; None without TLS.
+        """The public key of the other side's certificate, which holds now; None where it shows none.
 
         Raises CredentialError.
         """
         assert self._transport is not None
         tls = self._transport.get_extra_info("ssl_object")
-        if tls is None:
+        if tls is None or self._anonymous:
             return None
         certificate = tls.getpeercert(binary_form=True)
         if certificate is None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from p2pavg.credentials import Credentials
+from p2pavg.credentials import Credentials, SelfSigned, Tls
 from p2pavg.errors import ClosedError, P2PAvgError, ProtocolError, UnreachableError
 from p2pavg.forkguard import guard
 from p2pavg.identity import Identity, short_id
@@ -19,17 +18,19 @@ from p2pavg.transport.engine import Engine
 from p2pavg.transport.links import greeting, handshake, listening, proofs
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.budget import MAX_LINKS, Budget
-from p2pavg.transport.links.carried import Carried, CountedSocket
+from p2pavg.transport.links.carried import Carried, CountedSocket, Way
 from p2pavg.transport.links.greeting import Met
 from p2pavg.transport.links.handshake import Hello, Refusal
-from p2pavg.transport.links.link import Link, Message
+from p2pavg.transport.links.link import Link, Message, Opener
 from p2pavg.transport.links.pairing import Pairing
+from p2pavg.transport.links.reception import Reception
 from p2pavg.transport.links.repair import Repairs
-from p2pavg.transport.links.stream_keeper import MOST_ACCEPTED, StreamKeeper, accept_stream
+from p2pavg.transport.links.stream_keeper import MOST_ACCEPTED, StreamKeeper
 from p2pavg.transport.links.stream_tuner import StreamCounts
 from p2pavg.transport.links.upkeep import keep_up
 
 logger = logging.getLogger("p2pavg.transport")
+RELAYED_STREAMS = 2  # of a link that a third peer carries, within its cap
 
 
 class EndpointEvents(Protocol):
@@ -65,10 +66,11 @@ class Endpoint:
     ) -> None:
         """Use `start`."""
         self._credentials = credentials
-        self._party = handshake.Party.of(run_id, closed=credentials is not None)
+        self.party = handshake.Party.of(run_id, closed=credentials is not None)
+        self._without = SelfSigned(identity)
         self.hello = hello
         self.port = 0
-        self._identity = identity
+        self.identity = identity
         self._run_id = run_id
         self._engine = engine
         self._streams = streams
@@ -117,13 +119,15 @@ class Endpoint:
         """
         endpoint = cls(identity, run_id, engine, hello, streams, events, credentials, vet)
         sock = listening.bind(listen_host, listen_port, port_is_default=port_is_default)
-        endpoint._listener = listening.Listener(sock, endpoint._welcome, endpoint._carried)
+        endpoint.reception = Reception(endpoint, endpoint._budget, endpoint._by_tag, engine)
+        endpoint._listener = listening.Listener(sock, endpoint.reception.welcome, endpoint._carried)
         endpoint.port = endpoint._listener.port
         endpoint._ticker = endpoint._loop.create_task(
             keep_up(engine, endpoint._ping_all, endpoint._repairs, endpoint._counts)
         )
         return endpoint
 
+    reception: Reception
     _listener: listening.Listener
     _ticker: asyncio.Task[None]
 
@@ -218,18 +222,54 @@ class Endpoint:
     async def _meet(self, host: str, port: int, expect: bytes | None, anew: bool) -> Link:
         sock = await wire.dial(host, port, self._carried.socket)
         guard(sock)
+        return await self._greet(sock, expect, anew=anew)
+
+    async def greet(self, sock: CountedSocket, expect: bytes, opener: Opener, timeout: float) -> Link:
+        """The link to a peer over a connection that came about by another way than dialling it; `sock.way`
+        tells which. The other side has given its end to `welcome`. opener: makes those of data streams.
+
+        Raises like `connect`.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._greet(sock, expect, opener=opener)
+        except Refusal as refusal:
+            raise refusal.error() from None
+        except TimeoutError:
+            who = short_id(expect)
+            raise UnreachableError(f"peer {who} did not answer within {timeout:.3g} s") from None
+        except OSError as error:
+            raise UnreachableError(f"the connection to peer {short_id(expect)} broke ({error})") from None
+
+    def welcome(self, sock: CountedSocket) -> None:
+        """Take a connection that came about by another way than the listening port; the other side speaks
+        first.
+        """
+        if self._closed:
+            sock.close()
+        else:
+            self._listener.admit(sock, sock.getpeername()[0])
+
+    async def _greet(
+        self,
+        sock: CountedSocket,
+        expect: bytes | None,
+        *,
+        anew: bool = False,
+        opener: Opener | None = None,
+    ) -> Link:
         remote: tuple[str, int] = sock.getpeername()[:2]
-        mine = self._make_hello()
+        mine, way = self.make_hello(), sock.way
         peer_id = b""
 
         async def admit(theirs: Hello) -> None:
             nonlocal peer_id
-            self._check(mine, theirs, expect)
+            self.check(mine, theirs, expect)
             peer_id = theirs.peer_id
             await self._pairing.as_dialler(theirs, anew=anew)
 
         try:
-            met = await greeting.as_dialler(sock, self._identity, mine, admit, self._credentials)
+            met = await greeting.as_dialler(sock, self.identity, mine, admit, self.tls(way))
         except Refusal as refusal:
             if refusal.code == handshake.SUPERSEDED.code and peer_id:
                 return await self._pairing.arrival(peer_id)
@@ -237,61 +277,29 @@ class Endpoint:
         finally:
             self._pairing.proved(peer_id)
         sock.peer = peer_id
-        return self._establish(met, remote, dialled=True)
+        return self.establish(met, remote, dialled=True, way=way, opener=opener)
 
-    # -- being dialled
+    # -- for the reception
 
-    async def _welcome(self, sock: CountedSocket) -> None:
-        """Serve one accepted connection until it is a link, a data stream, or refused. Never raises."""
-        accepted_at = time.monotonic()
-        try:
-            async with asyncio.timeout(wire.HANDSHAKE_S):
-                kind = await self._kind(sock)
-                if kind == handshake.DATA:
-                    await accept_stream(sock, self._by_tag, self._engine, self._party, self._admits_stream)
-                    return
-                address = self._address(sock)
-                mine = self._make_hello()
-                met = await greeting.as_listener(
-                    sock,
-                    self._identity,
-                    mine,
-                    lambda theirs: self._check(mine, theirs),
-                    lambda theirs: self._pairing.as_listener(theirs, accepted_at),
-                    self._credentials,
-                )
-            sock.peer = met.dialler.peer_id
-            self._establish(met, (address, met.dialler.port), dialled=False)
-        except Refusal as refusal:
-            logger.debug("refused a connection: %s", refusal.text)
-        except (P2PAvgError, OSError, TimeoutError) as error:
-            logger.debug("a connection ended before its handshake: %s", error)
+    def tls(self, way: Way) -> Tls | None:
+        """What protects a control connection; None: nothing does, in an open run where nobody carries it."""
+        return self._without if self._credentials is None and way is Way.RELAYED else self._credentials
 
-    def _address(self, sock: socket.socket) -> str:
-        """The other side's. Raises ProtocolError, and closes the socket, when it comes too often."""
-        address: str = sock.getpeername()[0]
-        if not self._budget.admits_handshake(address, time.monotonic()):
-            sock.close()
-            raise ProtocolError("too many handshakes from one address")
-        return address
+    @property
+    def peer_id(self) -> bytes:
+        """Of this peer."""
+        return self.identity.peer_id
 
-    def _admits_stream(self, link: Link) -> bool:
-        return self._budget.admits_stream(link.peer_id, time.monotonic())
+    @property
+    def pairing(self) -> Pairing:
+        """Which of two connections to one peer is kept."""
+        return self._pairing
 
-    async def _kind(self, sock: socket.socket) -> int:
-        try:
-            raw = await wire.receive(sock, handshake.PREAMBLE_BYTES)
-            return handshake.parse_preamble(raw, self._party)
-        except Refusal as refusal:
-            answer = handshake.preamble(handshake.CONTROL, self._party) + handshake.pack(refusal.message())
-            await wire.send(sock, answer)
-            sock.close()
-            raise
-        except BaseException:
-            sock.close()
-            raise
+    def make_socket(self, *args: Any, **options: Any) -> CountedSocket:
+        """A new one that is counted; arguments as of socket.socket."""
+        return self._carried.socket(*args, **options)
 
-    def _check(self, mine: Hello, theirs: Hello, expect: bytes | None = None) -> None:
+    def check(self, mine: Hello, theirs: Hello, expect: bytes | None = None) -> None:
         """Raises Refusal when no link is made with them, whether or not they prove themselves."""
         handshake.check(mine, theirs, expect)
         if len(self._links) >= MAX_LINKS and theirs.peer_id not in self._links:
@@ -307,10 +315,20 @@ class Endpoint:
         """When this process began, in nanoseconds of its wall clock."""
         return self._incarnation
 
-    def _make_hello(self) -> Hello:
-        return handshake.make_hello(self._identity, self._run_id, self.port, self._incarnation, self.hello)
+    def make_hello(self) -> Hello:
+        """What this peer says of itself, to one other."""
+        return handshake.make_hello(self.identity, self._run_id, self.port, self._incarnation, self.hello)
 
-    def _establish(self, met: Met, address: tuple[str, int], *, dialled: bool) -> Link:
+    def establish(
+        self,
+        met: Met,
+        address: tuple[str, int],
+        *,
+        dialled: bool,
+        way: Way,
+        opener: Opener | None = None,
+    ) -> Link:
+        """Two peers have met: there is a link."""
         theirs = met.listener if dialled else met.dialler
         connection = met.connection
         link = Link(
@@ -323,15 +341,20 @@ class Endpoint:
             connection=connection,
             rtt_s=met.rtt_s,
             on_close=self._link_closed,
-            party=self._party,
+            party=self.party,
+            way=way,
+            opener=opener,
         )
         self._links[link.peer_id] = link
         self._by_id[link.id] = link
         carries = self.hello.get("data") is not False and theirs.facts.get("data") is not False
         if carries:
-            self._carrying[link.id] = link
             self._by_tag[proofs.link_tag(link.secret)] = link
             link.streams_wanted = self._streams or 0
+            if way is Way.RELAYED:
+                link.streams_wanted = RELAYED_STREAMS
+            else:
+                self._carrying[link.id] = link
         if carries and dialled:
             self._keepers[link.id] = StreamKeeper(link, self._engine, self._carried)
         elif link.streams_wanted:

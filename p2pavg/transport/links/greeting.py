@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from p2pavg.credentials import Credentials
+from p2pavg.credentials import Tls
 from p2pavg.errors import CredentialError, ProtocolError, UnreachableError
 from p2pavg.identity import Identity
 from p2pavg.transport.links import handshake, proofs
@@ -33,7 +33,7 @@ async def as_dialler(
     identity: Identity,
     mine: Hello,
     admit: Admit,
-    credentials: Credentials | None = None,
+    credentials: Tls | None = None,
 ) -> Met:
     """admit(theirs): called once they have proved themselves; raises Refusal, which they are told.
 
@@ -42,16 +42,15 @@ async def as_dialler(
     connection: ControlConnection | None = None
     try:
         began = time.monotonic()
-        closed = credentials is not None
-        hello = b"" if closed else handshake.pack(mine.facts)
-        party = handshake.Party(mine.run[: handshake.PREAMBLE_RUN_BYTES], closed)
+        hello = b"" if credentials is not None else handshake.pack(mine.facts)
+        party = _party(mine, credentials)
         await wire.send(sock, handshake.preamble(handshake.CONTROL, party) + hello)
         try:
             handshake.parse_preamble(await wire.receive(sock, handshake.PREAMBLE_BYTES), party)
         except ProtocolError:
             raise UnreachableError("what answers there is not a p2pavg peer; check the address") from None
         connection = await ControlConnection.over(sock, dialled=True, credentials=credentials)
-        if closed:
+        if credentials is not None:
             began = time.monotonic()
             connection.write(mine.facts)
         answer = await connection.read()
@@ -79,7 +78,7 @@ async def as_listener(
     mine: Hello,
     check: Callable[[Hello], None],
     admit: Admit,
-    credentials: Credentials | None = None,
+    credentials: Tls | None = None,
 ) -> Met:
     """check(theirs): what can be told from their hello; admit(theirs): once they have proved themselves.
 
@@ -88,7 +87,7 @@ async def as_listener(
     """
     connection: ControlConnection | None = None
     try:
-        party = handshake.Party(mine.run[: handshake.PREAMBLE_RUN_BYTES], credentials is not None)
+        party = _party(mine, credentials)
         await wire.send(sock, handshake.preamble(handshake.CONTROL, party))
         connection = await ControlConnection.over(sock, dialled=False, credentials=credentials)
         theirs = handshake.parse_hello(await connection.read())
@@ -112,6 +111,11 @@ async def as_listener(
         _close(sock, connection)
         raise
     return Met(connection, theirs, mine, rtt)
+
+
+def _party(mine: Hello, credentials: Tls | None) -> handshake.Party:
+    closed = credentials is not None and credentials.mutual
+    return handshake.Party(mine.run[: handshake.PREAMBLE_RUN_BYTES], closed)
 
 
 def _proven_key(connection: ControlConnection) -> bytes | None:

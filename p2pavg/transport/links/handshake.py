@@ -3,12 +3,14 @@
 Every TCP connection begins with a 16-byte preamble from each side. On a control connection the dialler sends
 its hello, the listener answers with its own and a signature over both, the dialler signs too, and the
 listener says ok. A side that refuses says why instead of its next message. A data stream belongs to a link
-whose two sides share a secret, so it proves itself with a MAC (see proofs.py).
+whose two sides share a secret, so it proves itself with a MAC (see proofs.py). On a connection that observes,
+the listener tells from where it comes; one that is a tunnel names the token under which a relay expects it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import struct
 import zlib
@@ -32,7 +34,7 @@ from p2pavg.identity import PEER_ID_BYTES, PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Id
 from p2pavg.printable import printable
 
 WIRE_VERSION = (2, 0)  # major, minor: see "Versions" in docs/design.md
-CONTROL, DATA = 1, 2
+CONTROL, DATA, OBSERVE, TUNNEL = 1, 2, 3, 4
 PREAMBLE_BYTES = 16
 MAX_HELLO_BYTES = 4096
 NONCE_BYTES = 16
@@ -136,7 +138,7 @@ def parse_preamble(raw: bytes, mine: Party) -> int:
             "one of the two peers has credentials and the other has none; give both the credentials of the "
             "run, or neither",
         )
-    if kind not in (CONTROL, DATA):
+    if kind not in (CONTROL, DATA, OBSERVE, TUNNEL):
         raise ProtocolError(f"a connection of unknown kind {kind}")
     return int(kind)
 
@@ -285,6 +287,17 @@ def _integer(message: Mapping[str, Any], name: str, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise Refusal("malformed", f"a hello without a right {name!r}")
     return value
+
+
+def is_address(host: object, port: object) -> bool:
+    """Whether they are an IP address and a port, as one machine tells another's."""
+    if not isinstance(host, str) or type(port) is not int or not 0 < port < 65536:
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def check_key(theirs: Hello, proven: bytes | None) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from p2pavg.errors import ProtocolError, UnreachableError
 from p2pavg.identity import short_id
+from p2pavg.transport.links.carried import CountedSocket, Way
 from p2pavg.transport.links.control import ControlConnection
 from p2pavg.transport.links.handshake import Party
 
 Message = dict[str, Any]
+Opener = Callable[[], Awaitable[CountedSocket]]
 _MOST_STREAMS = 1 << 16  # that the other side opens in a link's life: each leaves a nonce
 _MOST_UNHEARD = 120  # pings, one a second
 _ID, _RE = "_id", "_re"  # of a request, and of what answers it
@@ -24,6 +26,8 @@ class Link:
 
     id: for the engine. hello: what the other side told at the handshake. address: (host, port) of its
     listening port as far as known. dialled: this side opened the connection, and opens data streams too.
+    way: how its connections come about. opener: makes the connection of a data stream; None: by dialling
+    `address`.
     """
 
     def __init__(
@@ -39,6 +43,8 @@ class Link:
         rtt_s: float,
         on_close: Callable[[Link, str], None],
         party: Party,
+        way: Way = Way.DIRECT,
+        opener: Opener | None = None,
     ) -> None:
         self.id = number
         self.peer_id = peer_id
@@ -47,6 +53,8 @@ class Link:
         self.dialled = dialled
         self.secret = secret
         self.party = party
+        self.way = way
+        self.opener = opener
         self.established_at = time.monotonic()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.streams_wanted = 0  # by this side
@@ -67,6 +75,11 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link {self.id} to {short_id(self.peer_id)} at {self.address[0]}:{self.address[1]}>"
+
+    @property
+    def sealed(self) -> bool:
+        """Whether its data streams are encrypted: all of a closed run are, and all that others carry."""
+        return self.party.closed or self.way is Way.RELAYED
 
     @property
     def rtt(self) -> float:

@@ -103,15 +103,17 @@ class Listener:
                 self._loop.remove_reader(self._sock.fileno())
                 self._loop.call_later(_OUT_OF_DESCRIPTORS_PAUSE_S, self._again)
                 return
-            self._admit(self._carried.socket(fileno=accepted.detach()), address[0])
+            sock = self._carried.socket(fileno=accepted.detach())
+            sock.setblocking(False)
+            guard(sock)
+            self.admit(sock, address[0])
 
     def _again(self) -> None:
         if self._sock.fileno() >= 0:
             self._loop.add_reader(self._sock.fileno(), self._accept)
 
-    def _admit(self, sock: CountedSocket, host: str) -> None:
-        sock.setblocking(False)
-        guard(sock)
+    def admit(self, sock: CountedSocket, host: str) -> None:
+        """A connection with somebody at `host`, which is to speak first."""
         surplus = self._half_open.add(sock, host)
         self._silent[sock] = self._loop.time()
         self._loop.add_reader(sock.fileno(), self._spoke, sock)

@@ -61,3 +61,20 @@ async def receive_message(sock: socket.socket) -> dict[str, Any]:
     body = await receive(sock, length)
     handshake.check_body(body, crc)
     return handshake.unpack(body)
+
+
+async def at_end(sock: socket.socket) -> None:
+    """Until the other side closes; what it says meanwhile is not kept. Raises OSError."""
+    while await asyncio.get_running_loop().sock_recv(sock, 1024):
+        pass
+
+
+_PROBES = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}  # a dead end shows within a minute
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Have the kernel find out when the other side is gone."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _PROBES.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -92,8 +92,11 @@ class StreamKeeper:
         sock: CountedSocket | None = None
         try:
             async with asyncio.timeout(wire.HANDSHAKE_S):
-                sock = await wire.dial(*link.address, self._carried.socket)
-                guard(sock)
+                if link.opener is not None:
+                    sock = await link.opener()
+                else:
+                    sock = await wire.dial(*link.address, self._carried.socket)
+                    guard(sock)
                 sock.peer = link.peer_id
                 hello = proofs.stream_hello(link.secret, number)
                 await wire.send(sock, handshake.preamble(handshake.DATA, link.party) + handshake.pack(hello))
@@ -113,7 +116,7 @@ class StreamKeeper:
             if sock is not None:
                 sock.close()
             raise
-        keys = proofs.stream_keys(link.secret, hello, answer, dialled=True) if link.party.closed else None
+        keys = proofs.stream_keys(link.secret, hello, answer, dialled=True) if link.sealed else None
         sock.hand_over()
         self._engine.attach(link.id, number, sock, keys)
         self._opened_at = time.monotonic()
@@ -151,7 +154,7 @@ async def accept_stream(
     except BaseException:
         sock.close()
         raise
-    keys = proofs.stream_keys(link.secret, hello, answer, dialled=False) if party.closed else None
+    keys = proofs.stream_keys(link.secret, hello, answer, dialled=False) if link.sealed else None
     sock.hand_over()
     engine.attach(link.id, hello["stream"], sock, keys)
     if not link.ready.done():

@@ -38,6 +38,8 @@ class Facts:
     joining: bool = False
     camp: int = 1  # how many stand there, as this peer knows
     apart: Mapping[PeerId, float] = field(default_factory=dict)  # to whom it gets no link, and since when
+    met: Collection[PeerId] = ()  # of those that nobody can dial, to whom it has a link
+    relayed: bool = False  # a third member carries our link to it
     silent: bool = False  # the link is there, but nothing is heard
     committed_at: float = 0.0  # when its pending commit was
 
@@ -81,6 +83,7 @@ class View:
         self._camps: dict[tuple[int, Lineage], dict[PeerId, Facts]] = {}  # live trainers
         self.version = 0  # counts changes of the camps
         self.claims: dict[PeerId, Facts] = {}  # who says that it gets no link to somebody
+        self.relayed: set[PeerId] = set()  # to whom a third member carries our link
 
     def __iter__(self) -> Iterator[Facts]:
         return iter(self._facts.values())
@@ -131,12 +134,16 @@ class View:
             event.total_samples,
             event.leader,
             event.upload_bps,
+            relayed=event.relayed,
         )
+        if event.relayed:
+            self.relayed.add(event.peer)
         self._enter(facts)
 
     def down(self, peer: PeerId) -> None:
         facts = self._facts.pop(peer, None)
         self.claims.pop(peer, None)
+        self.relayed.discard(peer)
         if facts is not None:
             self._leave(facts)
 
@@ -161,7 +168,7 @@ class View:
         facts.heard = True
         facts.samples, facts.rate, facts.boundary = message.samples, message.rate, message.boundary
         facts.pending, facts.leader, facts.total = message.pending, message.leader, message.total
-        facts.camp = message.camp
+        facts.camp, facts.met = message.camp, message.met
         self._claims(facts, message.apart, now)
         facts.upload_bps, facts.download_bps = message.up_bps, message.down_bps
         if not message.pending:

@@ -263,4 +263,4 @@ def test_a_view_finds_everybody_who_stands_somewhere() -> None:
 
 
 def progress(epoch: int, lineage: bytes, *, joining: bool) -> Progress:
-    return Progress(epoch, lineage, 1, 1.0, False, False, joining, 1, 1, 0.1, 1, None, 0.0, 0.0, ())
+    return Progress(epoch, lineage, 1, 1.0, False, False, joining, 1, 1, 0.1, 1, None, 0.0, 0.0, (), ())

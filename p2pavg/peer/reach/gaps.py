@@ -6,25 +6,15 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
 
-from p2pavg.errors import ProtocolError, UnreachableError
-from p2pavg.identity import PEER_ID_BYTES
+from p2pavg.errors import UnreachableError
+from p2pavg.peer.reach.errands import KNOWS
 from p2pavg.rounds.loop.hello import trains
 from p2pavg.transport.links.link import Link
 
-KNOWS = "knows"  # asks a peer whether it has a link to another
 ASKED = 3
 ANSWER_S = 2.0
 AGAIN_S = 3.0  # a peer that died meanwhile is no gap
-
-
-def answer(link: Link, message: Mapping[str, Any], links: Mapping[bytes, Link]) -> None:
-    """Somebody asks whether we have a link to a peer. Raises ProtocolError."""
-    peer = message.get("peer")
-    if not isinstance(peer, bytes) or len(peer) != PEER_ID_BYTES:
-        raise ProtocolError("a question about a peer without its id")
-    link.reply(message, {"t": KNOWS, "linked": peer in links})
 
 
 class Gaps:

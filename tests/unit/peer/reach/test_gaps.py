@@ -11,7 +11,8 @@ import pytest
 
 from p2pavg.errors import ProtocolError, UnreachableError
 from p2pavg.peer.dialling import SILENT_S, Dialler
-from p2pavg.peer.gaps import KNOWS, Gaps, answer
+from p2pavg.peer.reach.errands import KNOWS, Errands
+from p2pavg.peer.reach.gaps import Gaps
 from p2pavg.transport.links import pairing
 from tests.unit.transport.endpoints import Host
 
@@ -55,13 +56,17 @@ async def test_others_are_asked_whether_it_lives(said: list[Any], apart: bool) -
 async def test_a_question_is_answered() -> None:
     """A peer says whether it has a link to another; what is no question ends the link."""
     said: list[Any] = []
-    link: Any = SimpleNamespace(reply=lambda request, message: said.append(message["linked"]))
-    answer(link, {"t": KNOWS, "peer": A}, {A: link})
-    answer(link, {"t": KNOWS, "peer": B}, {A: link})
-    assert said == [True, False]
+    link: Any = SimpleNamespace(rtt=0.5, reply=lambda request, message: said.append(message))
+    errands = Errands({A: link}, SimpleNamespace(open=True))
+    errands.knows(link, {"t": KNOWS, "peer": A})
+    errands.knows(link, {"t": KNOWS, "peer": B})
+    assert said == [
+        {"t": KNOWS, "linked": True, "rtt": 0.5, "relays": True},
+        {"t": KNOWS, "linked": False},
+    ]
     for nonsense in (None, b"short", "a" * 20):
         with pytest.raises(ProtocolError):
-            answer(link, {"t": KNOWS, "peer": nonsense}, {})
+            errands.knows(link, {"t": KNOWS, "peer": nonsense})
 
 
 class Dialled:
@@ -80,7 +85,8 @@ async def test_a_silent_link_gets_another_beside_it(monkeypatch: pytest.MonkeyPa
     info = SimpleNamespace(client_only=False, role="trainer", addresses=(("somewhere", 1),))
     endpoint = Dialled()
     view = SimpleNamespace(peers={A: info}, addresses_to_dial=lambda info: info.addresses)
-    dialler = Dialler(endpoint, view, lambda *_: None, lambda _: None)  # type: ignore[arg-type]
+    nothing: Any = lambda *_: None  # noqa: E731
+    dialler = Dialler(endpoint, view, nothing, nothing)  # type: ignore[arg-type]
     now = time.monotonic()
     monkeypatch.setattr("p2pavg.peer.dialling.time.monotonic", lambda: now)
     dialler.beat({A})

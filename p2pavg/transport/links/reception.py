@@ -1,0 +1,122 @@
+"""Being dialled: what becomes of a connection on which the other side speaks first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from p2pavg.credentials import Tls
+from p2pavg.errors import P2PAvgError, ProtocolError
+from p2pavg.identity import Identity
+from p2pavg.transport.engine import Engine
+from p2pavg.transport.links import greeting, handshake, observing
+from p2pavg.transport.links import raw_socket as wire
+from p2pavg.transport.links.budget import Budget
+from p2pavg.transport.links.carried import CountedSocket, Way
+from p2pavg.transport.links.greeting import Met
+from p2pavg.transport.links.handshake import Hello, Party, Refusal
+from p2pavg.transport.links.link import Link
+from p2pavg.transport.links.pairing import Pairing
+from p2pavg.transport.links.stream_keeper import accept_stream
+
+logger = logging.getLogger("p2pavg.transport")
+
+Tunnels = Callable[[CountedSocket], Awaitable[None]]
+
+
+class House(Protocol):
+    """What the endpoint offers."""
+
+    identity: Identity
+    party: Party
+
+    @property
+    def pairing(self) -> Pairing: ...
+
+    def tls(self, way: Way) -> Tls | None: ...
+
+    def make_hello(self) -> Hello: ...
+
+    def check(self, mine: Hello, theirs: Hello) -> None: ...
+
+    def establish(self, met: Met, address: tuple[str, int], *, dialled: bool, way: Way) -> Link: ...
+
+
+class Reception:
+    """Makes links, data streams and answers of the connections that come in."""
+
+    def __init__(self, house: House, budget: Budget, by_tag: Mapping[bytes, Link], engine: Engine) -> None:
+        self._house = house
+        self._budget = budget
+        self._by_tag = by_tag
+        self._engine = engine
+        self.tunnels: Tunnels | None = None  # takes connections that a relay is to join; None: this is none
+
+    async def welcome(self, sock: CountedSocket) -> None:
+        """Serve one connection until it is a link, a data stream, answered or refused. Never raises."""
+        accepted_at, house = time.monotonic(), self._house
+        try:
+            async with asyncio.timeout(wire.HANDSHAKE_S):
+                kind = await self._kind(sock)
+                if kind == handshake.DATA:
+                    await accept_stream(sock, self._by_tag, self._engine, house.party, self._admits_stream)
+                    return
+                address = self._address(sock)
+                if kind != handshake.CONTROL:
+                    await self._answer(sock, kind)
+                    return
+                mine, way = house.make_hello(), sock.way
+                met = await greeting.as_listener(
+                    sock,
+                    house.identity,
+                    mine,
+                    lambda theirs: house.check(mine, theirs),
+                    lambda theirs: house.pairing.as_listener(theirs, accepted_at),
+                    house.tls(way),
+                )
+            sock.peer = met.dialler.peer_id
+            house.establish(met, (address, met.dialler.port), dialled=False, way=way)
+        except Refusal as refusal:
+            logger.debug("refused a connection: %s", refusal.text)
+        except (P2PAvgError, OSError, TimeoutError) as error:
+            logger.debug("a connection ended before its handshake: %s", error)
+
+    async def _answer(self, sock: CountedSocket, kind: int) -> None:
+        try:
+            if kind == handshake.OBSERVE:
+                await observing.tell(sock, self._house.party)
+            elif self.tunnels is not None:
+                await self.tunnels(sock)
+                return
+        except BaseException:
+            sock.close()
+            raise
+        sock.close()
+
+    def _address(self, sock: socket.socket) -> str:
+        """The other side's. Raises ProtocolError, and closes the socket, when it comes too often."""
+        address: str = sock.getpeername()[0]
+        if not self._budget.admits_handshake(address, time.monotonic()):
+            sock.close()
+            raise ProtocolError("too many handshakes from one address")
+        return address
+
+    def _admits_stream(self, link: Link) -> bool:
+        return self._budget.admits_stream(link.peer_id, time.monotonic())
+
+    async def _kind(self, sock: socket.socket) -> int:
+        try:
+            raw = await wire.receive(sock, handshake.PREAMBLE_BYTES)
+            return handshake.parse_preamble(raw, self._house.party)
+        except Refusal as refusal:
+            answer = handshake.preamble(handshake.CONTROL, self._house.party)
+            await wire.send(sock, answer + handshake.pack(refusal.message()))
+            sock.close()
+            raise
+        except BaseException:
+            sock.close()
+            raise
