@@ -10,6 +10,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from p2pavg.errors import ConfigurationError
+from p2pavg.optim.shown_schedule import ShownSchedule
 from tests.unit.optim.fake_swarm import FakeSwarm
 from tests.unit.optim.test_optimizer import loss_of, net, vector, wrap
 
@@ -103,3 +104,19 @@ def test_a_word_that_is_no_target_is_refused() -> None:
     """Of texts, target_batch_size takes "step" alone."""
     with pytest.raises(ConfigurationError, match='"step"'):
         wrap(net(), sgd, target_batch_size="epoch")
+
+
+def test_what_stands_for_a_scheduler_tells_the_last_steps_rate(swarm: FakeSwarm) -> None:
+    """A framework reads the rate between step() and the scheduler's step(): that of the step just made."""
+    model = net()
+    inner = sgd(model.parameters())
+    schedule = LambdaLR(inner, lambda count: 0.5**count)
+    with wrap(model, lambda params: inner, target_batch_size=4, scheduler=schedule) as opt:
+        shown = ShownSchedule(opt)
+        for epoch in range(3):
+            loss_of(model, [epoch]).backward()
+            opt.step()
+            assert shown.get_last_lr() == [0.05 * 0.5**epoch]
+            shown.step()
+        assert shown.get_last_lr() == [0.05 * 0.5**3]
+        assert shown.state_dict() == {}

@@ -1,0 +1,199 @@
+"""transformers' Trainer in a swarm: `Trainer(model=…, train_dataset=…, **trainer_kwargs(opt, args))`.
+
+Trainer counts its own steps. Here its `global_step` is the swarm's epoch: it stops, evaluates, logs and saves
+by that, on a peer that came later as well. Imported by nobody in this package; needs `p2pavg[hf]`.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
+
+from p2pavg.errors import ConfigurationError
+from p2pavg.optim.optimizer import CollaborativeOptimizer
+from p2pavg.optim.shown_schedule import ShownSchedule
+
+log = logging.getLogger("p2pavg.hf")
+
+ENDLESS = 1 << 40  # steps of this peer: the swarm's epochs end the training
+LOGGED = ("peers", "samples", "samples_per_second", "seconds_communication", "egress_bytes_per_hour")
+
+
+def trainer_kwargs(opt: CollaborativeOptimizer, args: TrainingArguments) -> dict[str, Any]:
+    """What a Trainer needs to train as a peer: args=, optimizers= and callbacks=.
+
+    opt: wrapped around an optimizer of the model's parameters, with its schedule as scheduler= and its
+    clipping as max_grad_norm=. args: max_steps are epochs of the swarm; batch size and accumulation are this
+    peer's. Each process shuffles with a seed of its own, and a resumed one goes on with another order.
+
+    Your own callbacks go behind these: `callbacks=[*kwargs.pop("callbacks"), mine]`. Raises
+    ConfigurationError for settings that would train something else than one process with the swarm's batch.
+    """
+    _check(opt, args)
+    ours = copy.copy(args)
+    ours.max_steps = ENDLESS
+    ours.max_grad_norm = 0.0  # the average is clipped
+    ours.data_seed = int.from_bytes(opt.peer.peer_id[:4], "big")
+    ours.ignore_data_skip = True
+    ours.dataloader_drop_last = True  # all steps bring the same number of samples
+    opt.samples_per_step = args.train_batch_size * args.gradient_accumulation_steps
+    reporters = [kind() for kind in get_reporting_integration_callbacks(args.report_to)]
+    ours.report_to = []  # they come after our callback, which adds to what they report
+    return {
+        "args": ours,
+        "optimizers": (opt, ShownSchedule(opt)),
+        "callbacks": [SwarmCallback(opt, args.max_steps), *reporters],
+    }
+
+
+def _check(opt: CollaborativeOptimizer, args: TrainingArguments) -> None:
+    if not isinstance(opt, CollaborativeOptimizer):
+        raise ConfigurationError(f"trainer_kwargs() takes a CollaborativeOptimizer, not {type(opt).__name__}")
+    if args.max_steps <= 0:
+        raise ConfigurationError(
+            "set TrainingArguments(max_steps=…), the swarm's epochs: num_train_epochs would count passes of "
+            "this peer alone over its data"
+        )
+    clips = opt.options.max_grad_norm or 0.0
+    if args.max_grad_norm and args.max_grad_norm != clips:
+        raise ConfigurationError(
+            f"TrainingArguments(max_grad_norm={args.max_grad_norm}) would clip sums of microbatches: pass "
+            f"max_grad_norm={args.max_grad_norm} to CollaborativeOptimizer, which clips the average, or "
+            f"max_grad_norm=0 to TrainingArguments"
+        )
+    if args.fsdp or args.deepspeed:
+        raise ConfigurationError(
+            "FSDP and DeepSpeed take the optimizer apart: leave fsdp= and deepspeed= out; where one GPU is "
+            "too small, shard the model yourself and train a whole node as one peer, with node_group="
+        )
+    if args.world_size > 1:
+        raise ConfigurationError(
+            f"{args.world_size} processes were started together, and Trainer would average between them: "
+            "start each peer by itself, without torchrun or accelerate launch"
+        )
+    if args.auto_find_batch_size:
+        raise ConfigurationError(
+            "auto_find_batch_size changes the samples of a step in the middle of a run: find the size "
+            "beforehand, and set per_device_train_batch_size"
+        )
+    per_step = args.train_batch_size * args.gradient_accumulation_steps
+    if opt.samples_per_step not in (None, args.train_batch_size, per_step):
+        raise ConfigurationError(
+            f"CollaborativeOptimizer(batch_size_per_step={opt.samples_per_step}), and TrainingArguments make "
+            f"{per_step} samples a step: leave batch_size_per_step out, it is told by trainer_kwargs()"
+        )
+    if opt.options.scheduler is None and args.lr_scheduler_type not in ("constant", None):
+        log.warning(
+            "the learning rate stays constant: the schedule of TrainingArguments (%s) is not used, pass one "
+            "as CollaborativeOptimizer(scheduler=get_scheduler(…, inner, num_training_steps=%d))",
+            getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),
+            args.max_steps,
+        )
+
+
+class SwarmCallback(TrainerCallback):
+    """Makes `state.global_step` the swarm's epoch, and says what the swarm measured."""
+
+    def __init__(self, opt: CollaborativeOptimizer, epochs: int) -> None:
+        self._opt = opt
+        self._epochs = epochs
+        self._before = 0  # the epoch before this step
+        self._steps = self._steps_logged = self._pass_steps = 0
+        self._logged = self._began = 0
+        self._whole_steps: int | None = None  # of a pass over the data, where a rest is left; None: no rest
+        self._norm: torch.Tensor | None = None
+        self._logs_at = 1
+        opt.inner.register_step_pre_hook(self._measure)
+
+    def _measure(self, inner: torch.optim.Optimizer, *_: Any) -> None:
+        """The averaged gradient's norm, in an epoch that is logged."""
+        if (self._opt.epoch + 1) % self._logs_at == 0:
+            params = (param for group in inner.param_groups for param in group["params"])
+            grads = [param.grad for param in params if param.grad is not None]
+            self._norm = torch.nn.utils.get_total_norm(grads)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        held = {id(param) for group in self._opt.param_groups for param in group["params"]}
+        if not all(id(param) in held for param in kwargs["model"].parameters() if param.requires_grad):
+            raise ConfigurationError(
+                "the model has trainable parameters that the optimizer does not hold: build the optimizer "
+                "from this very model, after adapters were added and layers frozen"
+            )
+        loader = kwargs["train_dataloader"]
+        batches = len(loader) if hasattr(loader, "__len__") else None
+        every = args.gradient_accumulation_steps
+        if batches is not None and batches < every:
+            raise ConfigurationError(
+                f"the data fill {batches} batches, and a step takes {every} whole ones: use a smaller batch "
+                "or less accumulation"
+            )
+        self._whole_steps = batches // every if batches is not None and batches % every else None
+        state.max_steps = self._epochs
+        state.compute_steps(args, self._epochs)
+        self._logs_at = max(1, state.logging_steps)
+        state.global_step = self._before = self._began = self._logged = self._opt.epoch
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._pass_steps = 0
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._before = state.global_step
+        state.global_step = self._opt.epoch - 1  # Trainer adds one
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        self._steps += 1
+        self._pass_steps += 1
+        if self._pass_steps == self._whole_steps:
+            control.should_epoch_stop = True  # the rest of the data would make a step of fewer samples
+        for strategy, every, flag in (
+            (args.logging_strategy, state.logging_steps, "should_log"),
+            (args.eval_strategy, state.eval_steps, "should_evaluate"),
+            (args.save_strategy, state.save_steps, "should_save"),
+        ):
+            if self._before == state.global_step:
+                setattr(control, flag, False)  # no epoch ended
+            elif strategy == "steps" and every and state.global_step // every > self._before // every:
+                setattr(control, flag, True)  # several at once, perhaps
+        return control
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:
+        if "loss" in logs:  # Trainer divided a sum over steps by epochs
+            steps = self._steps - self._steps_logged
+            logs["loss"] *= (state.global_step - self._logged) / max(1, steps)
+            self._steps_logged, self._logged = self._steps, state.global_step
+            logs.update(self._measured())
+        if "train_loss" in logs:
+            logs["train_loss"] *= max(state.global_step - self._began, 1e-3) / max(1, self._steps)
+            seconds = max(logs.get("train_runtime", 0.0), 1e-9)
+            logs["train_samples_per_second"] = self._steps * (self._opt.samples_per_step or 0) / seconds
+        if state.log_history:
+            state.log_history[-1].update(logs)
+
+    def _measured(self) -> Mapping[str, float]:
+        report = self._opt.last_report
+        numbers = {} if report is None else report.flat()
+        found = {f"swarm/{name}": numbers[name] for name in LOGGED if name in numbers}
+        if self._norm is not None:
+            found["grad_norm"] = float(self._norm)  # of the average, as it was stepped with
+        return found
