@@ -12,7 +12,7 @@ from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View
 from p2pavg.membership.table.address import Address, wildcard
 from p2pavg.monitor.picture import Picture
-from p2pavg.peer.dialling import DIAL_TIMEOUT_S, Dialler
+from p2pavg.peer.dialling import DIAL_TIMEOUTS_S, Dialler
 from p2pavg.rounds.measure.status import WATCH
 from p2pavg.transport.engine import NoEvents
 from p2pavg.transport.links.endpoint import Endpoint
@@ -80,7 +80,7 @@ class Watcher:
         """Nobody of the run is in view: perhaps because it is closed, or we are the ones with credentials."""
         for host, port in initial_peers:
             try:
-                await self._endpoint.connect(host, port, timeout=DIAL_TIMEOUT_S)
+                await self._endpoint.connect(host, port, timeout=DIAL_TIMEOUTS_S[-1])
             except CredentialError:
                 await self.close()
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Container
@@ -20,8 +21,10 @@ from p2pavg.transport.ways import punching
 
 logger = logging.getLogger("p2pavg.peer.peer")
 
-DIAL_TIMEOUT_S = 5.0
+DIAL_TIMEOUTS_S = (1.5, 2.5, 5.0)  # in turn: a kernel that is not answered pauses longer than most cuts last
 DIAL_BACKOFF_S = (0.2, 5.0)
+LOST_BACKOFF_S = 1.0  # the longest pause for a peer whose link was lost less than so long ago:
+LOST_S = 60.0
 SHORTEST_LINK_S = 1.0  # seconds: a link that ends sooner counts as a failed dial, and the next waits longer
 MOST_FAILED = 8  # failed dials in a row, beyond which the pause before the next one grows no more
 JOIN_TIMEOUT_S = 10.0
@@ -72,6 +75,7 @@ class Dialler:
         self._untried: dict[bytes, asyncio.Future[None]] = {}
         self._brief: dict[bytes, int] = {}  # links in a row that ended at once: to whom is dialled less often
         self._silent_since: dict[bytes, float] = {}
+        self._lost_at: dict[bytes, float] = {}
         self._closed = False
 
     @property
@@ -122,7 +126,10 @@ class Dialler:
 
     def link_down(self, link: Link) -> None:
         """A link ended."""
-        if time.monotonic() - link.established_at >= SHORTEST_LINK_S:
+        now = time.monotonic()
+        self._lost_at = {peer: at for peer, at in self._lost_at.items() if now < at + LOST_S}
+        self._lost_at[link.peer_id] = now
+        if now - link.established_at >= SHORTEST_LINK_S:
             self._brief.pop(link.peer_id, None)
         elif link.peer_id in self._brief or len(self._brief) < MAX_LINKS:
             self._brief[link.peer_id] = min(self._brief.get(link.peer_id, 0) + 1, MOST_FAILED)
@@ -172,22 +179,24 @@ class Dialler:
 
     async def _dial(self, peer_id: bytes, anew: bool) -> None:
         pause, most = DIAL_BACKOFF_S
+        tries = itertools.cycle(DIAL_TIMEOUTS_S)
         brief = self._brief.get(peer_id, 0)
         try:
             if brief:
                 await asyncio.sleep(min(pause * 2.0 ** (brief - 1), most))
             while self._wanted(peer_id, anew):
-                if await self._try(peer_id, anew):
+                if await self._try(peer_id, anew, next(tries)):
                     return
                 self._dials[peer_id].failed = True
                 self._tried(peer_id)
-                await asyncio.sleep(pause)
+                lost = anew or time.monotonic() < self._lost_at.get(peer_id, -LOST_S) + LOST_S
+                await asyncio.sleep(min(pause, LOST_BACKOFF_S) if lost else pause)
                 pause = min(2 * pause, most)
         finally:
             self._dials.pop(peer_id, None)
             self._tried(peer_id)
 
-    async def _try(self, peer_id: bytes, anew: bool) -> bool:
+    async def _try(self, peer_id: bytes, anew: bool, timeout: float) -> bool:
         """Its addresses, one after the other. True: there is no more to try."""
         info = self._view.peers.get(peer_id)
         if info is None:
@@ -199,7 +208,7 @@ class Dialler:
                 return False
         for host, port in self._view.addresses_to_dial(info):
             try:
-                await self._endpoint.connect(host, port, expect=peer_id, timeout=DIAL_TIMEOUT_S, anew=anew)
+                await self._endpoint.connect(host, port, expect=peer_id, timeout=timeout, anew=anew)
                 return True
             except (IncompatiblePeerError, CredentialError, IdentityInUseError) as error:
                 self._refused(peer_id, error)

@@ -86,10 +86,8 @@ class Joining:
 
     async def run(self) -> None:
         """Raises StateError when nobody can give what is missing."""
-        trainers = [p for p, link in self._links.items() if link.hello.get("role") == Role.TRAINER.value]
-        donors = list(dict.fromkeys([*self._action.donors, *trainers]))  # later links serve, too
         have = self._session.standing if self._action.results_do else None
-        offers = await self._downloader.offers(donors, self._links, have)
+        offers = await self._downloader.offers(self._candidates, self._links, have)
         self._donors = offers.donors
         rtts = [self._links[donor].rtt_min for donor in self._donors if donor in self._links]
         self._projection.swarm(offers.epoch_s, max(rtts, default=0.0))
@@ -118,6 +116,11 @@ class Joining:
             for donor in self._donors:
                 if donor in self._links:
                     self._links[donor].send({"t": "state-done"})
+
+    def _candidates(self) -> list[bytes]:
+        """Who may give the state; links that came since serve, too."""
+        trainers = [p for p, link in self._links.items() if link.hello.get("role") == Role.TRAINER.value]
+        return list(dict.fromkeys([*self._action.donors, *trainers]))
 
     async def _came(self, head: ResultHead, result: EncodedResult) -> None:
         """The next result is here. Once there is a state that they can be applied to, the training thread is

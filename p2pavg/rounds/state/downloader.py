@@ -7,7 +7,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,9 @@ MAX_DONORS = 4
 ASK_TIMEOUT_S = 60.0  # a donor copies and hashes its state first
 BUSY_TRIES = 60
 GRACE_S = 0.3  # how much longer than the first manifest the others may take, at least
+LOOK_S = 0.25  # between two looks whether those that were asked are still heard
+HEARD_S, HEARD_TRIPS = 2.0, 4  # pings come each second: who is not heard for longer is not waited for
+NOBODY_S = 3.0  # how long it waits though it hears nobody that was asked
 MOST_WORDS = 200  # of a donor, why it does not give its state
 
 
@@ -76,33 +79,52 @@ class Downloader:
     # ---------------------------------------------------------------------------------- offers
 
     async def offers(
-        self, donors: Sequence[bytes], links: Mapping[bytes, Link], have: tuple[int, bytes] | None
+        self,
+        donors: Callable[[], Sequence[bytes]],
+        links: Mapping[bytes, Link],
+        have: tuple[int, bytes] | None,
     ) -> Offers:
-        """Ask all donors at once; go on with those that answer about as fast as the first.
+        """Ask some donors at once; go on with those that answer about as fast as the first. When none of
+        those that have yet to answer is heard any more, ask others.
 
-        have: (epoch, lineage) of our own state, where results on top of it are enough. Raises StateError when
-        no donor has anything.
+        donors: who may have it, the best first, as it is now. have: (epoch, lineage) of our own state, where
+        results on top of it are enough. Raises StateError when no donor has anything.
         """
-        there = [donor for donor in donors if donor in links][:MAX_DONORS]
-        request = {
-            "t": "state",
-            "have": None if have is None else list(have),
-            "root": b"" if self._partial is None else self._partial.manifest.root,
-            "aligned": len(there) > 1,
-        }
-        asked = {d: asyncio.ensure_future(self._ask(links[d], request)) for d in there}
+        asked: dict[bytes, asyncio.Task[dict[str, Any]]] = {}
+
+        def ask_more() -> None:
+            there = [donor for donor in donors() if donor in links and donor not in asked]
+            there = sorted(there, key=lambda donor: not _is_heard(links[donor]))[:MAX_DONORS]
+            request = {
+                "t": "state",
+                "have": None if have is None else list(have),
+                "root": b"" if self._partial is None else self._partial.manifest.root,
+                "aligned": len(there) > 1,
+            }
+            for donor in there:
+                asked[donor] = asyncio.ensure_future(self._ask(links[donor], request))
+
+        ask_more()
         answered: dict[bytes, dict[str, Any]] = {}
         manifests: dict[bytes, Manifest] = {}
         whys: list[str] = []
         start, deadline = time.monotonic(), None
+        heard_at = start
         try:
             while pending := [d for d in asked if d not in answered]:
-                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+                timeout = LOOK_S if deadline is None else max(0.0, deadline - time.monotonic())
                 done, _ = await asyncio.wait(
                     [asked[d] for d in pending], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
-                if not done:
+                if not done and deadline is not None:
                     break
+                if any(_is_heard(links.get(donor)) for donor in pending):
+                    heard_at = time.monotonic()
+                elif not done:
+                    ask_more()
+                    if time.monotonic() > heard_at + NOBODY_S:
+                        whys.append("nobody that was asked is heard any more")
+                        break
                 for donor in [d for d in pending if asked[d] in done]:
                     answered[donor] = {}
                     try:
@@ -188,6 +210,10 @@ class Downloader:
                 f"the state has {manifest.total_bytes / 1e6:.0f} MB, for which there is no memory; free some"
             ) from None
         return _Partial(manifest, blob, bytearray(manifest.chunks))
+
+
+def _is_heard(link: Link | None) -> bool:
+    return link is not None and link.quiet_s < HEARD_S + HEARD_TRIPS * link.rtt_min
 
 
 def _seconds(value: object) -> float:

@@ -23,7 +23,11 @@ logger = logging.getLogger("p2pavg.transport")
 
 MOST_ACCEPTED = 256  # streams of one link that a peer accepts from the other side
 _BACKOFF_S = (0.1, 5.0)
+_SOON_S = 0.5  # the longest pause while the control connection works, which is heard each second
+_ATTEMPT_S, _ATTEMPT_TRIPS = 2.0, 4  # how long a stream may take to open; each third time, as any handshake:
+_LONG = 3  # the kernel's own pauses between two tries last longer than most cuts
 _QUIET_S = 0.05  # a stream that received nothing for so long, while nothing is transferred, may be closed
+HEARD_S = 1.5  # pings and their answers come each second
 _LASTING_S = 1.0  # a stream that closes sooner has failed to open
 
 
@@ -68,8 +72,15 @@ class StreamKeeper:
         jobs = self._engine.running()
         return self._engine.receives_blobs or any(self._link.id in job.links for job in jobs)
 
+    def _patience(self) -> float:
+        if self._failures % _LONG == _LONG - 1:
+            return wire.HANDSHAKE_S
+        return min(wire.HANDSHAKE_S, _ATTEMPT_S + _ATTEMPT_TRIPS * self._link.rtt)
+
     def _pause(self) -> float:
         first, most = _BACKOFF_S
+        if self._link.quiet_s < HEARD_S:
+            most = _SOON_S
         return min(first * 2.0 ** (self._failures - 1), most) * random.uniform(0.5, 1.0)
 
     def _close_quiet(self, surplus: int) -> bool:
@@ -91,7 +102,7 @@ class StreamKeeper:
         link = self._link
         sock: CountedSocket | None = None
         try:
-            async with asyncio.timeout(wire.HANDSHAKE_S):
+            async with asyncio.timeout(self._patience()):
                 if link.opener is not None:
                     sock = await link.opener()
                 else:

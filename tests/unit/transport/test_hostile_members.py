@@ -263,6 +263,7 @@ async def test_a_state_larger_than_memory(monkeypatch: pytest.MonkeyPatch) -> No
 
     class Donor:
         hello: ClassVar = {"key": donor.public_key}
+        quiet_s = rtt_min = 0.0
 
         async def request(self, message: object, timeout: float) -> dict[str, object]:
             return manifest.to_message()
@@ -273,6 +274,6 @@ async def test_a_state_larger_than_memory(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(downloader.np, "empty", empty)
     fetching = downloader.Downloader(None, None)  # type: ignore[arg-type]
     links: Any = {donor.peer_id: Donor()}
-    offers = await fetching.offers([donor.peer_id], links, None)
+    offers = await fetching.offers(lambda: [donor.peer_id], links, None)
     with pytest.raises(StateError, match="has 68719 MB"):
         await fetching.fetch(manifest, offers, links)

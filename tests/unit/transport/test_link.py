@@ -486,6 +486,22 @@ class TestStreams:
         a.endpoint.set_streams(link, 2)
         await poll(lambda: len(a.engine.streams(link.id)) == len(b.engine.streams(back.id)) == 2)
 
+    async def test_streams_are_opened_soon_again_while_the_control_connection_works(self, hosts):
+        """Pauses between attempts grow only while nothing is heard; an attempt is broken off early twice of
+        three times, since kernels pause longer than most cuts last.
+        """
+        a, b = await hosts(streams=1), await hosts(streams=1)
+        link = await a.connect(b)
+        await poll(lambda: len(a.engine.streams(link.id)) == 1)
+        keeper = a.endpoint._keepers[link.id]
+        keeper._failures = 20
+        assert keeper._pause() <= stream_keeper._SOON_S
+        patience = []
+        for failures in range(6):
+            keeper._failures = failures
+            patience.append(keeper._patience())
+        assert patience[2] == patience[5] == wire.HANDSHAKE_S > 3 * max(patience[0], patience[1], patience[3])
+
     async def test_no_stream_is_closed_that_may_bring_a_blob(self, hosts, monkeypatch):
         """While a blob is open here, chunks may be on their way on any stream: a surplus one waits."""
         a, b = await hosts(streams=3), await hosts(streams=3)

@@ -121,3 +121,37 @@ async def test_only_a_quiet_link_is_replaced(monkeypatch: pytest.MonkeyPatch) ->
     finally:
         await one.close()
         await two.close()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_peer_whose_link_was_lost_is_dialled_often(
+    lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pauses grow to five seconds, and only to one for a peer that had a link a moment ago. A dial that the
+    kernel would leave waiting is broken off and begun anew, now and then after longer.
+    """
+    timeouts: list[float] = []
+    pauses: list[float] = []
+
+    async def connect(host: str, port: int, *, timeout: float, **options: Any) -> None:
+        timeouts.append(timeout)
+        raise UnreachableError("nobody answers")
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 7:
+            dialler.close()
+
+    info = SimpleNamespace(client_only=False, role="trainer")
+    view: Any = SimpleNamespace(peers={A: info}, addresses_to_dial=lambda info: [("host", 1)])
+    endpoint: Any = SimpleNamespace(links={}, connect=connect, peer_id=B)
+    dialler = Dialler(endpoint, view, lambda peer, error: None, lambda peers: None)
+    if lost:
+        dialler.link_down(SimpleNamespace(peer_id=A, established_at=0.0))  # type: ignore[arg-type]
+    monkeypatch.setattr("p2pavg.peer.dialling.asyncio.sleep", sleep)
+    dialler.look()
+    (dial,) = dialler._dials.values()
+    async with asyncio.timeout(10):
+        await asyncio.wait((dial.task,))
+    assert timeouts == [1.5, 2.5, 5.0, 1.5, 2.5, 5.0, 1.5]
+    assert pauses == pytest.approx([0.2, 0.4, 0.8, *([1.0] * 4 if lost else [1.6, 3.2, 5.0, 5.0])])

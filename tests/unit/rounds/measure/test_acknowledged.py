@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from p2pavg.rounds.measure import beat as pulse
+from p2pavg.rounds.measure.acknowledged import Acknowledged
 from p2pavg.rounds.measure.beat import Pulse
 from p2pavg.transport.engine import LinkHealth, StreamStats
 
@@ -89,3 +90,11 @@ def test_a_stream_in_the_place_of_another_is_no_word(monkeypatch: pytest.MonkeyP
     link.beats(1.0, acknowledged=0)
     link.stream, link.sent, link.under_way = 2, 0, 0
     assert link.beats(1.0, acknowledged=0)[-1] == pytest.approx(2.0, abs=0.11)
+
+
+def test_a_link_without_data_streams_carries_no_round() -> None:
+    """A control connection alone does not do: the peer counts as silent until a stream is open again."""
+    acknowledged, stream = Acknowledged(100.0), StreamStats(0, 0, 0, 0.1, 0, 0.0, 0, 0.0)
+    assert acknowledged.age(100.5, []) == 0.5
+    assert acknowledged.age(101.0, [stream]) == 0.0
+    assert acknowledged.age(104.0, []) == 3.0

@@ -1,0 +1,92 @@
+"""Whom a newcomer asks for the state, and how long it waits for those that are not heard any more."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from p2pavg.errors import StateError
+from p2pavg.identity import Identity
+from p2pavg.rounds.state import downloader as module
+from p2pavg.rounds.state import manifest as state
+from p2pavg.rounds.state.downloader import MAX_DONORS, Downloader
+
+
+class Member:
+    """A link to one; `answers` at once, or when it is set."""
+
+    rtt_min = 0.0
+
+    def __init__(self, *, quiet_s: float = 0.0, answers: bool = False) -> None:
+        self.identity = Identity.generate()
+        self.hello = {"key": self.identity.public_key}
+        self.quiet_s = quiet_s
+        self.answers = asyncio.Event()
+        self.asked = asyncio.Event()
+        if answers:
+            self.answers.set()
+
+    async def request(self, message: Any, timeout: float) -> dict[str, object]:
+        self.asked.set()
+        async with asyncio.timeout(timeout):
+            await self.answers.wait()
+        made = state.Manifest(3, bytes(32), 0, 64, bytes(state.HASH_BYTES)).signed(self.identity.sign)
+        return {**made.to_message(), "epoch_s": 0.5}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "NOBODY_S", 0.05)
+
+
+def asking(members: dict[bytes, Member]) -> asyncio.Task[Any]:
+    links: Any = members
+    fetching = Downloader(None, None)  # type: ignore[arg-type]
+    return asyncio.ensure_future(fetching.offers(lambda: list(members), links, None))
+
+
+async def test_who_is_heard_is_asked_first() -> None:
+    """Members that stopped, or were cut off, stand behind those that can answer."""
+    members = {bytes([n]) * 20: Member(quiet_s=9.0) for n in range(MAX_DONORS)}
+    members[b"z" * 20] = Member(answers=True)
+    async with asyncio.timeout(10):
+        offers = await asking(members)
+    assert offers.donors == (b"z" * 20,)
+    assert offers.epoch_s == 0.5
+
+
+async def test_others_are_asked_when_those_asked_are_not_heard_any_more() -> None:
+    """All that were asked fall silent; somebody comes, is asked, and answers."""
+    members = {bytes([n]) * 20: Member() for n in range(MAX_DONORS)}
+    offers = asking(members)
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(member.asked.wait() for member in members.values()))
+        for member in members.values():
+            member.quiet_s = 9.0
+        members[b"z" * 20] = Member(answers=True)
+        assert (await offers).donors == (b"z" * 20,)
+
+
+async def test_who_is_heard_may_take_its_time() -> None:
+    """A member that copies a large state is waited for, and nobody else has to copy."""
+    slow, other = Member(), Member()
+    members = {b"a" * 20: slow}
+    offers = asking(members)
+    async with asyncio.timeout(10):
+        await slow.asked.wait()
+        members[b"b" * 20] = other
+        done, _ = await asyncio.wait((offers,), timeout=4 * module.NOBODY_S)
+        assert not done
+        slow.answers.set()
+        assert (await offers).donors == (b"a" * 20,)
+    assert not other.asked.is_set()
+
+
+async def test_a_newcomer_that_hears_nobody_begins_anew() -> None:
+    """It says so after a while, instead of waiting a minute for somebody who is gone."""
+    async with asyncio.timeout(10):
+        with pytest.raises(StateError, match="heard any more"):
+            await asking({b"a" * 20: Member(quiet_s=9.0)})
