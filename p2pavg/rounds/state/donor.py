@@ -188,8 +188,13 @@ class Donor:
     # What happens meanwhile.
 
     def applied(self) -> None:
-        """The training thread stands at another epoch."""
+        """The training thread stands at another epoch. If results of rounds that this peer was not in led
+        there, the chain is broken: nobody gets further with it.
+        """
         self._epochs_at.append(time.monotonic())
+        end = self._retained.end
+        if end is not None and end[0] < self._live.standing[0]:
+            self.stop("this peer went on by the results of others")
         self._moved.set()
 
     def committed(self, head: ResultHead, data: U8) -> None:

@@ -290,6 +290,21 @@ async def test_who_has_a_state_of_the_chain_needs_results_only() -> None:
     assert offer.results == tuple(made[1:])
 
 
+async def test_a_donor_that_follows_others_offers_no_chain_that_ends_too_early() -> None:
+    """It was not in a round, and has its result from others: whoever stands where it stood needs more than it
+    has kept, and gets a state. Whoever was at it is told.
+    """
+    engine = Engine()
+    giver = donor(engine, None)
+    assert (await giver.offer(1)) is not None
+    engine.live.standing = (4, head(3, b"l" * 32).lineage)
+    giver.applied()
+    assert [message["t"] for _, message in engine.told] == ["state-gone"]
+    offered = await giver.offer(2, have=(3, b"l" * 32))
+    assert offered is not None
+    assert offered.manifest is not None
+
+
 async def test_a_donor_that_changes_its_state_says_so() -> None:
     """Whoever downloads hears that what it downloads is not to be had any more, and gets nothing of it."""
     engine = Engine()
