@@ -120,7 +120,13 @@ def check_float64() -> None:
     """The encoding error on 16 million normal values is what the documentation of the codecs allows."""
     x = torch.randn(1 << 24, device="cuda")
     reference = x.double() * float(np.float32(0.7))
-    for name, bound in (("none", 2.0**-24), ("fp16", 2.0**-11), ("bf16", 2.0**-8), ("int8", 1 / 254)):
+    for name, bound in (
+        ("none", 2.0**-24),
+        ("fp16", 2.0**-11),
+        ("bf16", 2.0**-8),
+        ("int8", 1 / 254),
+        ("int4", 1 / 14),
+    ):
         codec, chunk = codecs.get(name), 1 << 17
         data = torch.empty(
             device.encoded_bytes(codec, [(0, len(x))], chunk), dtype=torch.uint8, device="cuda"
@@ -130,7 +136,7 @@ def check_float64() -> None:
         device.decode(codec, data, y, 1.0, chunk)
         error = (y.double() - reference).abs()
         size = reference.abs()
-        if name == "int8":
+        if name in ("int8", "int4"):
             size = size.view(-1, 1024).amax(1, keepdim=True).expand(-1, 1024).reshape(-1)
         floor = size.max() * 2.0**-38 if name == "fp16" else 0.0
         assert bool((error <= size * (bound + 2.0**-23) + floor).all()), f"{name}: error above its bound"

@@ -24,7 +24,7 @@ T *pointer(uintptr_t address) {
 cudaStream_t stream_of(uintptr_t handle) { return pointer<CUstream_st>(handle); }
 
 void check_arguments(int codec, size_t chunk) {
-    if (codec < P2PAVG_NONE || codec > P2PAVG_INT8) throw nb::value_error("unknown codec; known are 0 to 3");
+    if (codec < P2PAVG_NONE || codec > P2PAVG_INT4) throw nb::value_error("unknown codec; known are 0 to 4");
     if (chunk == 0) throw nb::value_error("a chunk needs at least one element");
 }
 

@@ -18,7 +18,7 @@ using BytesOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu
 
 bool encode_feedback(int codec, Floats src, double scale, Bytes owed, double share, BytesOut dst, BytesOut kept) {
     const size_t n = src.size(), stored = p2pavg_encoded_size(P2PAVG_BF16, n);
-    if (codec < P2PAVG_NONE || codec > P2PAVG_INT8 || dst.size() < p2pavg_encoded_size(codec, n))
+    if (codec < P2PAVG_NONE || codec > P2PAVG_INT4 || dst.size() < p2pavg_encoded_size(codec, n))
         throw nb::value_error("the encoded chunk does not fit its buffer, or its codec is unknown");
     if (owed.size() < stored || kept.size() < stored)
         throw nb::value_error("the residual does not have an element for each of the chunk");

@@ -18,8 +18,8 @@ using BytesOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu
 using Indices = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void check_encoded(int codec, size_t n, size_t bytes) {
-    if (codec < P2PAVG_NONE || codec > P2PAVG_INT8)
-        throw nb::value_error(("unknown codec " + std::to_string(codec) + "; known are 0 to 3").c_str());
+    if (codec < P2PAVG_NONE || codec > P2PAVG_INT4)
+        throw nb::value_error(("unknown codec " + std::to_string(codec) + "; known are 0 to 4").c_str());
     const size_t need = p2pavg_encoded_size(codec, n);
     if (bytes < need)
         throw nb::value_error((std::to_string(n) + " elements take " + std::to_string(need) +
@@ -79,7 +79,7 @@ uint32_t crc32(Bytes data, uint32_t crc) {
 }  // namespace
 
 void bind_kernels(nb::module_ &m) {
-    m.attr("CODECS") = nb::make_tuple("none", "fp16", "bf16", "int8");  // in the order of P2pavgCodec
+    m.attr("CODECS") = nb::make_tuple("none", "fp16", "bf16", "int8", "int4");  // in the order of P2pavgCodec
     m.def("encoded_size", &p2pavg_encoded_size, "codec"_a, "n"_a);
     m.def("encode", &encode, "codec"_a, "src"_a.noconvert(), "dst"_a.noconvert(), "scale"_a);
     m.def("encode_int8_stochastic", &encode_int8_stochastic, "src"_a.noconvert(), "dst"_a.noconvert(), "scale"_a,

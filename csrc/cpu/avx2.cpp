@@ -253,16 +253,86 @@ uint32_t add_i8(const int8_t *q, size_t n, float s, float *acc) {
     return larger(reduce(m), portable_spans.add_i8(q + i, n - i, s, acc + i));
 }
 
+// 32 levels as signed bytes to 16 bytes of pairs.
+inline __m128i pair_i4(__m256i bytes) {
+    const __m256i low = _mm256_and_si256(bytes, _mm256_set1_epi8(0x0f));
+    const __m256i pairs = _mm256_and_si256(_mm256_or_si256(low, _mm256_srli_epi16(low, 4)), _mm256_set1_epi16(0x00ff));
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi16(pairs, pairs), 0xd8));
+}
+
+template <bool kPrefetch>
+void encode_i4(const float *x, size_t n, float s, uint8_t *q) {
+    const __m256 vs = _mm256_set1_ps(s);
+    size_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        if (kPrefetch) {
+            prefetch(x + i + kAhead);
+            prefetch(x + i + kAhead + 16);
+        }
+        __m256i v[4];
+        for (int k = 0; k < 4; k++)
+            v[k] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i + 8 * k), vs));
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(q + i / 2), pair_i4(pack_i8(v[0], v[1], v[2], v[3])));
+    }
+    portable_spans.encode_i4(x + i, n - i, s, q + i / 2);
+}
+
+// 16 bytes of pairs to 32 levels as signed bytes.
+inline void load_i4(const uint8_t *q, __m128i (&levels)[2]) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(q)), half = _mm_set1_epi8(0x0f);
+    const __m128i low = _mm_and_si128(bytes, half), high = _mm_and_si128(_mm_srli_epi16(bytes, 4), half);
+    const __m128i sign = _mm_set1_epi8(8);
+    levels[0] = _mm_sub_epi8(_mm_xor_si128(_mm_unpacklo_epi8(low, high), sign), sign);
+    levels[1] = _mm_sub_epi8(_mm_xor_si128(_mm_unpackhi_epi8(low, high), sign), sign);
+}
+
+// Eight of the levels, from number 8k on.
+inline __m256 float_i4(const __m128i (&levels)[2], int k) {
+    const __m128i bytes = k % 2 ? _mm_srli_si128(levels[k / 2], 8) : levels[k / 2];
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
+
+template <bool kStream>
+void decode_i4(const uint8_t *q, size_t n, float s, float *y) {
+    const __m256 vs = _mm256_set1_ps(s);
+    size_t i = kStream ? before_lines(y, n) : 0;
+    if (kStream && i % 2) return decode_i4<false>(q, n, s, y);  // pairs begin at even elements
+    if (kStream) portable_spans.decode_i4(q, i, s, y);
+    for (; i + 32 <= n; i += 32) {
+        __m128i levels[2];
+        load_i4(q + i / 2, levels);
+        for (int k = 0; k < 4; k++) store<kStream>(y + i + 8 * k, _mm256_mul_ps(float_i4(levels, k), vs));
+    }
+    portable_spans.decode_i4(q + i / 2, n - i, s, y + i);
+}
+
+uint32_t add_i4(const uint8_t *q, size_t n, float s, float *acc) {
+    const __m256 vs = _mm256_set1_ps(s);
+    __m256i m = _mm256_setzero_si256();
+    size_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        __m128i levels[2];
+        load_i4(q + i / 2, levels);
+        for (int k = 0; k < 4; k++) {
+            const __m256 v = _mm256_mul_ps(float_i4(levels, k), vs);
+            float *to = acc + i + 8 * k;
+            _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), v));
+            m = max_of(m, v);
+        }
+    }
+    return larger(reduce(m), portable_spans.add_i4(q + i / 2, n - i, s, acc + i));
+}
+
 const Spans in_cache = {
     "avx2",      max_abs,            scale_f32<false>, add_f32,          encode_f16<false>, decode_f16<false>, add_f16,
     encode_bf16, decode_bf16<false>, add_bf16,         encode_i8<false>, encode_i8_random,  decode_i8<false>,  add_i8,
-    sum_f32,     nullptr,            nullptr,
+    encode_i4<false>, decode_i4<false>, add_i4,        sum_f32,          nullptr,           nullptr,
 };
 
 const Spans streaming = {
     "avx2",      max_abs,           scale_f32<true>, add_f32,         encode_f16<true>, decode_f16<true>, add_f16,
     encode_bf16, decode_bf16<true>, add_bf16,        encode_i8<true>, encode_i8_random, decode_i8<true>,  add_i8,
-    sum_f32,     nullptr,           nullptr,
+    encode_i4<true>, decode_i4<true>, add_i4,         sum_f32,         nullptr,          nullptr,
 };
 
 }  // namespace
@@ -270,7 +340,7 @@ const Spans streaming = {
 const Spans avx2_spans = {
     "avx2",      max_abs,            scale_f32<false>, add_f32,         encode_f16<true>, decode_f16<false>, add_f16,
     encode_bf16, decode_bf16<false>, add_bf16,         encode_i8<true>, encode_i8_random, decode_i8<false>,  add_i8,
-    sum_f32,     &in_cache,          &streaming,
+    encode_i4<true>, decode_i4<false>, add_i4,        sum_f32,         &in_cache,         &streaming,
 };
 
 }  // namespace p2pavg

@@ -18,19 +18,25 @@ namespace p2pavg {
 namespace {
 
 constexpr size_t kBlock = 4096;       // elements walked at a time; one exponent each in fp16
-constexpr size_t kInt8Block = 1024;   // elements per scale in int8
+constexpr size_t kStepBlock = 1024;   // elements per step in int8 and int4
 constexpr size_t kHeaderAlign = 64;   // headers are padded so that an aligned run has an aligned body
 
 size_t blocks(size_t n, size_t block) { return (n + block - 1) / block; }
 
-size_t header_size(int codec, size_t n) {
-    const size_t used = codec == P2PAVG_FP16 ? blocks(n, kBlock) : codec == P2PAVG_INT8 ? 4 * blocks(n, kInt8Block) : 0;
-    return blocks(used, kHeaderAlign) * kHeaderAlign;
+size_t header_used(int codec, size_t n) {
+    if (codec == P2PAVG_FP16) return blocks(n, kBlock);
+    return codec == P2PAVG_INT8 || codec == P2PAVG_INT4 ? 4 * blocks(n, kStepBlock) : 0;
 }
 
-size_t element_size(int codec) { return codec == P2PAVG_NONE ? 4 : codec == P2PAVG_INT8 ? 1 : 2; }
+size_t header_size(int codec, size_t n) { return blocks(header_used(codec, n), kHeaderAlign) * kHeaderAlign; }
 
-bool known(int codec) { return codec >= P2PAVG_NONE && codec <= P2PAVG_INT8; }
+// Bytes of n elements behind the header.
+size_t body_size(int codec, size_t n) {
+    if (codec == P2PAVG_INT4) return n / 2 + n % 2;
+    return n * (codec == P2PAVG_NONE ? 4 : codec == P2PAVG_INT8 ? 1 : 2);
+}
+
+bool known(int codec) { return codec >= P2PAVG_NONE && codec <= P2PAVG_INT4; }
 
 bool runs_here(const Spans &spans) {
 #if defined(__x86_64__)
@@ -123,22 +129,27 @@ bool encode_fp16_block(const Spans &k, const float *x, size_t n, float scale, ui
     return finite;
 }
 
-bool encode_int8_block(const Spans &k, const Draws *draws, size_t at, const float *x, size_t n, float scale,
-                       uint8_t *header, int8_t *q) {
+// The blocks of int8 and int4: a step, and levels of it. `at` is the block's first element.
+bool encode_step_block(const Spans &k, const Draws *draws, size_t at, const float *x, size_t n, float scale,
+                       const Run<uint8_t> &run) {
+    uint8_t *const q = run.body + body_size(run.codec, at);
     const uint32_t raw = k.max_abs(x, n);
     const float largest = from_bits(raw) * scale;  // with the sign of scale
     const uint32_t m = std::max(raw, abs_bits(largest));
     float step = 0.0f;
     if (m >= kInfBits) {
-        step = from_bits(0x7fc00000u);  // int8 has no NaN of its own: the whole block becomes NaN
-        std::memset(q, 0, n);
-    } else if (std::min(raw, abs_bits(largest)) < kInt8MinBits) {
-        std::memset(q, 0, n);
+        step = from_bits(0x7fc00000u);  // levels have no NaN of their own: the whole block becomes NaN
+        std::memset(q, 0, body_size(run.codec, n));
+    } else if (std::min(raw, abs_bits(largest)) < kStepMinBits) {
+        std::memset(q, 0, body_size(run.codec, n));
+    } else if (run.codec == P2PAVG_INT4) {
+        step = int4_step(largest);
+        k.encode_i4(x, n, 7.0f / from_bits(raw), q);
     } else {
         step = int8_step(largest);
-        round_i8(k, draws, at, x, n, 127.0f / from_bits(raw), q);
+        round_i8(k, draws, at, x, n, 127.0f / from_bits(raw), reinterpret_cast<int8_t *>(q));
     }
-    std::memcpy(header, &step, 4);
+    std::memcpy(run.header + 4 * (at / kStepBlock), &step, 4);
     return m < kInfBits;
 }
 
@@ -164,10 +175,8 @@ bool encode_block(const Spans &k, const Draws *draws, const Run<uint8_t> &run, s
         }
         default: {
             bool finite = true;
-            for (size_t i = 0; i < n; i += kInt8Block)
-                finite &= encode_int8_block(k, draws, at + i, x + i, std::min(kInt8Block, n - i), scale,
-                                            run.header + 4 * ((at + i) / kInt8Block),
-                                            reinterpret_cast<int8_t *>(run.body) + at + i);
+            for (size_t i = 0; i < n; i += kStepBlock)
+                finite &= encode_step_block(k, draws, at + i, x + i, std::min(kStepBlock, n - i), scale, run);
             return finite;
         }
     }
@@ -175,7 +184,7 @@ bool encode_block(const Spans &k, const Draws *draws, const Run<uint8_t> &run, s
 
 int encode_run(const Spans &k, const Draws *draws, int codec, const float *src, size_t n, float scale, uint8_t *dst) {
     const Run<uint8_t> run(codec, dst, n);
-    const size_t used = codec == P2PAVG_FP16 ? blocks(n, kBlock) : codec == P2PAVG_INT8 ? 4 * blocks(n, kInt8Block) : 0;
+    const size_t used = header_used(codec, n);
     std::memset(dst + used, 0, header_size(codec, n) - used);
     bool finite = true;
     for (size_t b = 0; b * kBlock < n; b++)
@@ -204,8 +213,23 @@ uint32_t add_fp16_block(const Spans &k, const uint16_t *h, size_t n, int e, floa
 
 float block_step(const Run<const uint8_t> &run, size_t at) {
     float step;
-    std::memcpy(&step, run.header + 4 * (at / kInt8Block), 4);
+    std::memcpy(&step, run.header + 4 * (at / kStepBlock), 4);
     return step;
+}
+
+// Elements from `at` on, all of one block of int8 or int4.
+void decode_step_block(const Spans &k, const Run<const uint8_t> &run, size_t at, size_t n, float scale, float *y) {
+    const uint8_t *q = run.body + body_size(run.codec, at);
+    const float step = block_step(run, at) * scale;
+    if (run.codec == P2PAVG_INT4) k.decode_i4(q, n, step, y);
+    else k.decode_i8(reinterpret_cast<const int8_t *>(q), n, step, y);
+}
+
+uint32_t add_step_block(const Spans &k, const Run<const uint8_t> &run, size_t at, size_t n, float weight, float *acc) {
+    const uint8_t *q = run.body + body_size(run.codec, at);
+    const float step = block_step(run, at) * weight;
+    if (run.codec == P2PAVG_INT4) return k.add_i4(q, n, step, acc);
+    return k.add_i8(reinterpret_cast<const int8_t *>(q), n, step, acc);
 }
 
 void decode_block(const Spans &k, const Run<const uint8_t> &run, size_t b, size_t n, float scale, float *y) {
@@ -222,9 +246,7 @@ void decode_block(const Spans &k, const Run<const uint8_t> &run, size_t b, size_
             k.decode_bf16(reinterpret_cast<const uint16_t *>(run.body) + at, n, scale, y);
             break;
         default:
-            for (size_t i = 0; i < n; i += kInt8Block)
-                k.decode_i8(reinterpret_cast<const int8_t *>(run.body) + at + i, std::min(kInt8Block, n - i),
-                            block_step(run, at + i) * scale, y + i);
+            for (size_t i = 0; i < n; i += kStepBlock) decode_step_block(k, run, at + i, std::min(kStepBlock, n - i), scale, y + i);
     }
 }
 
@@ -240,9 +262,8 @@ uint32_t add_block(const Spans &k, const Run<const uint8_t> &run, size_t b, size
             return k.add_bf16(reinterpret_cast<const uint16_t *>(run.body) + at, n, weight, acc);
         default: {
             uint32_t m = 0;
-            for (size_t i = 0; i < n; i += kInt8Block)
-                m = std::max(m, k.add_i8(reinterpret_cast<const int8_t *>(run.body) + at + i,
-                                         std::min(kInt8Block, n - i), block_step(run, at + i) * weight, acc + i));
+            for (size_t i = 0; i < n; i += kStepBlock)
+                m = std::max(m, add_step_block(k, run, at + i, std::min(kStepBlock, n - i), weight, acc + i));
             return m;
         }
     }
@@ -274,11 +295,9 @@ void take_span(const Spans &k, const P2pavgTerm &term, size_t total, size_t at, 
             break;
         }
         default: {
-            static_assert(kSpan == kInt8Block, "a span of int8 has one step");
-            const auto *q = reinterpret_cast<const int8_t *>(run.body) + at;
-            const float step = block_step(run, at) * term.weight;
-            if (first) k.decode_i8(q, n, step, y);
-            else k.add_i8(q, n, step, y);
+            static_assert(kSpan == kStepBlock, "a span of int8 or int4 has one step");
+            if (first) decode_step_block(k, run, at, n, term.weight, y);
+            else add_step_block(k, run, at, n, term.weight, y);
         }
     }
 }
@@ -297,7 +316,7 @@ bool sum_plain(const Spans &k, const P2pavgTerm &a, const P2pavgTerm &b, size_t 
 using namespace p2pavg;
 
 size_t p2pavg_encoded_size(int codec, size_t n) {
-    return known(codec) ? header_size(codec, n) + element_size(codec) * n : 0;
+    return known(codec) ? header_size(codec, n) + body_size(codec, n) : 0;
 }
 
 int p2pavg_encode(int codec, const float *src, size_t n, float scale, uint8_t *dst) {

@@ -201,11 +201,60 @@ uint32_t add_i8(const int8_t *q, size_t n, float s, float *acc) {
     return larger(vmaxvq_u32(m), portable_spans.add_i8(q + i, n - i, s, acc + i));
 }
 
+void encode_i4(const float *x, size_t n, float s, uint8_t *q) {
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        int8x8_t v[2];
+        for (size_t k = 0; k < 2; k++)
+            v[k] = pack_i8(vcvtnq_s32_f32(vmulq_n_f32(load(x + i + 8 * k), s)),
+                           vcvtnq_s32_f32(vmulq_n_f32(load(x + i + 8 * k + 4), s)));
+        const uint8x8_t first = vreinterpret_u8_s8(vuzp1_s8(v[0], v[1])), second = vreinterpret_u8_s8(vuzp2_s8(v[0], v[1]));
+        vst1_u8(q + i / 2, vorr_u8(vand_u8(first, vdup_n_u8(0x0f)), vshl_n_u8(second, 4)));
+    }
+    portable_spans.encode_i4(x + i, n - i, s, q + i / 2);
+}
+
+// 8 bytes of pairs to 16 levels.
+inline void load_i4(const uint8_t *q, int16x8_t (&levels)[2]) {
+    const int8x8_t bytes = vreinterpret_s8_u8(vld1_u8(q));
+    const int8x8_t first = vshr_n_s8(vshl_n_s8(bytes, 4), 4), second = vshr_n_s8(bytes, 4);
+    levels[0] = vmovl_s8(vzip1_s8(first, second));
+    levels[1] = vmovl_s8(vzip2_s8(first, second));
+}
+
+void decode_i4(const uint8_t *q, size_t n, float s, float *y) {
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        int16x8_t levels[2];
+        load_i4(q + i / 2, levels);
+        for (size_t k = 0; k < 2; k++) {
+            store(y + i + 8 * k, vmulq_n_f32(low_i8(levels[k]), s));
+            store(y + i + 8 * k + 4, vmulq_n_f32(high_i8(levels[k]), s));
+        }
+    }
+    portable_spans.decode_i4(q + i / 2, n - i, s, y + i);
+}
+
+uint32_t add_i4(const uint8_t *q, size_t n, float s, float *acc) {
+    uint32x4_t m = vdupq_n_u32(0);
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        int16x8_t levels[2];
+        load_i4(q + i / 2, levels);
+        for (size_t k = 0; k < 2; k++) {
+            m = add_term(m, acc + i + 8 * k, vmulq_n_f32(low_i8(levels[k]), s));
+            m = add_term(m, acc + i + 8 * k + 4, vmulq_n_f32(high_i8(levels[k]), s));
+        }
+    }
+    return larger(vmaxvq_u32(m), portable_spans.add_i4(q + i / 2, n - i, s, acc + i));
+}
+
 }  // namespace
 
 const Spans neon_spans = {
     "neon",      max_abs,     scale_f32, add_f32,   encode_f16,       decode_f16, add_f16,
-    encode_bf16, decode_bf16, add_bf16,  encode_i8, encode_i8_random, decode_i8,  add_i8,  sum_f32, nullptr, nullptr,
+    encode_bf16, decode_bf16, add_bf16,  encode_i8, encode_i8_random, decode_i8,  add_i8,
+    encode_i4,   decode_i4,   add_i4,    sum_f32,   nullptr,          nullptr,
 };
 
 }  // namespace p2pavg

@@ -113,11 +113,34 @@ uint32_t add_i8(const int8_t *q, size_t n, float s, float *acc) {
     return m;
 }
 
+// Adding 1.5 * 2^23 as in encode_i8.
+inline uint32_t level_i4(const float *x, size_t i, float s) { return to_bits(get(x, i) * s + 0x1.8p23f); }
+
+void encode_i4(const float *x, size_t n, float s, uint8_t *q) {
+    for (size_t i = 0; i + 2 <= n; i += 2) q[i / 2] = int4_pair(level_i4(x, i, s), level_i4(x, i + 1, s));
+    if (n % 2) q[n / 2] = int4_pair(level_i4(x, n - 1, s), 0);
+}
+
+void decode_i4(const uint8_t *q, size_t n, float s, float *y) {
+    for (size_t i = 0; i < n; i++) put(y, i, static_cast<float>(int4_level(q[i / 2], i)) * s);
+}
+
+uint32_t add_i4(const uint8_t *q, size_t n, float s, float *acc) {
+    uint32_t m = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float term = static_cast<float>(int4_level(q[i / 2], i)) * s;
+        put(acc, i, get(acc, i) + term);
+        m = larger(m, abs_bits(term));
+    }
+    return m;
+}
+
 }  // namespace
 
 const Spans portable_spans = {
     "portable",  max_abs,     scale_f32, add_f32,   encode_f16,       decode_f16, add_f16,
-    encode_bf16, decode_bf16, add_bf16,  encode_i8, encode_i8_random, decode_i8,  add_i8,  sum_f32, nullptr, nullptr,
+    encode_bf16, decode_bf16, add_bf16,  encode_i8, encode_i8_random, decode_i8,  add_i8,
+    encode_i4,   decode_i4,   add_i4,    sum_f32,   nullptr,          nullptr,
 };
 
 }  // namespace p2pavg

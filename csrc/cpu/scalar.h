@@ -94,14 +94,27 @@ static inline uint32_t half_top_bits(int e) { return e == -113 ? 0x46ffe000u : 0
 // 2^e for any e of one byte; 2^128 is infinity.
 static inline float power_of_two(int e) { return std::ldexp(1.0f, e); }
 
-// Below this a block of int8 is all zeros: its step would lose precision as a denormal.
-constexpr uint32_t kInt8MinBits = 15u << 23;  // 2^-112
+// Below this a block of int8 or int4 is all zeros: its step would lose precision as a denormal.
+constexpr uint32_t kStepMinBits = 15u << 23;  // 2^-112
 
 // The step of a block of int8 whose largest magnitude is |largest|: such that 127 steps never round to infinity.
 static inline float int8_step(float largest) {
     constexpr float kMost = 0x1.020406p+121f;
     const float step = largest / 127.0f;
     return step > kMost ? kMost : step < -kMost ? -kMost : step;
+}
+
+// The step of a block of int4: 7 steps of the largest float32 are that float32 again, so none rounds to infinity.
+static inline float int4_step(float largest) { return largest / 7.0f; }
+
+// Two levels of int4, from -7 to 7, in one byte: the first in the low half.
+static inline uint8_t int4_pair(uint32_t first, uint32_t second) {
+    return static_cast<uint8_t>((first & 0xfu) | (second & 0xfu) << 4);
+}
+
+// Half `i` of a byte, with its sign: -8 to 7.
+static inline int int4_level(uint8_t pair, size_t i) {
+    return static_cast<int>((i % 2 ? pair >> 4 : pair) & 0xf) - 2 * static_cast<int>((i % 2 ? pair >> 4 : pair) & 0x8);
 }
 
 // The finaliser of splitmix64.

@@ -7,8 +7,8 @@
 namespace p2pavg {
 
 // Every function that returns uint32_t returns the largest absolute bits of the float32 values it produced
-// (before encoding), from which the caller tells whether all were finite. Encoders of float16 and int8 need finite
-// input within their range; that of bfloat16 is right when the largest absolute bits are at most kBf16MaxBits.
+// (before encoding), from which the caller tells whether all were finite. Encoders of float16, int8 and int4 need
+// finite input within their range; that of bfloat16 is right when the largest absolute bits are at most kBf16MaxBits.
 struct Spans {
     const char *name;
     uint32_t (*max_abs)(const float *x, size_t n);
@@ -25,6 +25,9 @@ struct Spans {
                              int8_t *q);                                           // q = floor(x*s + uniform)
     void (*decode_i8)(const int8_t *q, size_t n, float s, float *y);               // y = q*s
     uint32_t (*add_i8)(const int8_t *q, size_t n, float s, float *acc);            // acc += q*s
+    void (*encode_i4)(const float *x, size_t n, float s, uint8_t *q);              // q = rint(x*s), two to a byte
+    void (*decode_i4)(const uint8_t *q, size_t n, float s, float *y);              // y = q*s
+    uint32_t (*add_i4)(const uint8_t *q, size_t n, float s, float *acc);           // acc += q*s
     uint32_t (*sum_f32)(const float *x, float a, const float *y, float b, size_t n, float s,
                         float *z);                                                 // z = (x*a + y*b)*s
     const Spans *in_cache;  // the same for x that is in L1 already, so that nothing is prefetched; nullptr: itself

@@ -29,9 +29,29 @@ __device__ inline void load_words(const uint8_t *body, int count, uint32_t (&v)[
     }
 }
 
+// Sixteen levels of int4, as bits.
+template <bool VECTOR>
+__device__ inline void load_pairs(const uint8_t *body, int count, uint32_t (&v)[kPerThread]) {
+#pragma unroll
+    for (int k = 0; k < kPerThread; k++) {
+        if (VECTOR) {
+            v[k] = reinterpret_cast<const uint16_t *>(body)[threadIdx.x + kThreads * (k / 4)] >> (4 * (k % 4)) & 0xf;
+        } else {
+            const int at = static_cast<int>(threadIdx.x) + kThreads * k;
+            v[k] = at < count ? body[at / 2] >> (4 * (at % 2)) & 0xf : 0;
+        }
+    }
+}
+
+template <int CODEC>
+__device__ inline float level_of(uint32_t bits) {
+    return CODEC == P2PAVG_INT4 ? static_cast<float>(static_cast<int>(bits ^ 8u) - 8)
+                                : static_cast<float>(static_cast<int8_t>(bits));
+}
+
 template <int CODEC, bool VECTOR>
 __device__ inline void decode_block(const uint8_t *chunk, const Place &p, float scale, float (&y)[kPerThread]) {
-    const uint8_t *body = chunk + header_size(CODEC, p.chunk_len) + element_size(CODEC) * p.in_chunk;
+    const uint8_t *body = chunk + header_size(CODEC, p.chunk_len) + body_size(CODEC, p.in_chunk);
     if (CODEC == P2PAVG_NONE) {
         load_floats<VECTOR>(reinterpret_cast<const float *>(body), p.count, y);
 #pragma unroll
@@ -39,7 +59,9 @@ __device__ inline void decode_block(const uint8_t *chunk, const Place &p, float 
         return;
     }
     uint32_t v[kPerThread];
-    if (CODEC == P2PAVG_INT8)
+    if (CODEC == P2PAVG_INT4)
+        load_pairs<VECTOR>(body, p.count, v);
+    else if (CODEC == P2PAVG_INT8)
         load_words<VECTOR, uint8_t, uint32_t>(body, p.count, v);
     else
         load_words<VECTOR, uint16_t, uint2>(body, p.count, v);
@@ -54,12 +76,12 @@ __device__ inline void decode_block(const uint8_t *chunk, const Place &p, float 
     } else {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const float factor = kInt8Block * k < p.count
-                                     ? __fmul_rn(load_step<VECTOR>(chunk, p.in_chunk / kInt8Block + k), scale)
+            const float factor = kStepBlock * k < p.count
+                                     ? __fmul_rn(load_step<VECTOR>(chunk, p.in_chunk / kStepBlock + k), scale)
                                      : 0.0f;
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                y[4 * k + i] = __fmul_rn(static_cast<float>(static_cast<int8_t>(v[4 * k + i])), factor);
+                y[4 * k + i] = __fmul_rn(level_of<CODEC>(v[4 * k + i]), factor);
         }
     }
 }
@@ -113,6 +135,7 @@ cudaError_t dispatch(int codec, const uint8_t *src, const Layout &layout, float 
         case P2PAVG_FP16: return launch<P2PAVG_FP16, ADD>(src, layout, scale, dst, flag, stream);
         case P2PAVG_BF16: return launch<P2PAVG_BF16, ADD>(src, layout, scale, dst, flag, stream);
         case P2PAVG_INT8: return launch<P2PAVG_INT8, ADD>(src, layout, scale, dst, flag, stream);
+        case P2PAVG_INT4: return launch<P2PAVG_INT4, ADD>(src, layout, scale, dst, flag, stream);
         default: return cudaErrorInvalidValue;
     }
 }

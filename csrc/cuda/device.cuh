@@ -12,21 +12,27 @@ namespace p2pavg {
 
 constexpr int kThreads = 256;
 constexpr int kPerThread = 16;
-constexpr int kBlock = kThreads * kPerThread;  // elements per thread block: one exponent of fp16, four steps of int8
-constexpr int kInt8Block = 1024;
+constexpr int kBlock = kThreads * kPerThread;  // elements per thread block: one exponent of fp16, four steps of int8 or int4
+constexpr int kStepBlock = 1024;
 static_assert(kBlock == 4096, "the layout has one exponent per 4096 elements");
 
 constexpr uint32_t kInf = 0x7f800000u;
 
-__host__ __device__ inline size_t header_size(int codec, size_t n) {
-    const size_t used = codec == P2PAVG_FP16   ? (n + kBlock - 1) / kBlock
-                        : codec == P2PAVG_INT8 ? 4 * ((n + kInt8Block - 1) / kInt8Block)
-                                               : 0;
-    return (used + 63) / 64 * 64;
+__host__ __device__ inline bool has_steps(int codec) { return codec == P2PAVG_INT8 || codec == P2PAVG_INT4; }
+
+// Bytes of the header before it is padded.
+__host__ __device__ inline size_t header_used(int codec, size_t n) {
+    return codec == P2PAVG_FP16 ? (n + kBlock - 1) / kBlock
+           : has_steps(codec)   ? 4 * ((n + kStepBlock - 1) / kStepBlock)
+                                : 0;
 }
 
-__host__ __device__ inline size_t element_size(int codec) {
-    return codec == P2PAVG_NONE ? 4 : codec == P2PAVG_INT8 ? 1 : 2;
+__host__ __device__ inline size_t header_size(int codec, size_t n) { return (header_used(codec, n) + 63) / 64 * 64; }
+
+// Bytes of n elements behind the header.
+__host__ __device__ inline size_t body_size(int codec, size_t n) {
+    if (codec == P2PAVG_INT4) return n / 2 + n % 2;
+    return n * (codec == P2PAVG_NONE ? 4 : codec == P2PAVG_INT8 ? 1 : 2);
 }
 
 __host__ __device__ inline uint64_t mix64(uint64_t x) {
@@ -71,6 +77,8 @@ __device__ inline float int8_step(float largest) {
     return step > most ? most : step < -most ? -most : step;
 }
 
+__device__ inline float int4_step(float largest) { return __fdiv_rn(largest, 7.0f); }
+
 __device__ inline float uniform(uint32_t index, uint64_t key) {
     uint32_t x = index * 0x9e3779b1u + static_cast<uint32_t>(key);
     x ^= x >> 16;
@@ -94,7 +102,7 @@ struct Layout {
     uint32_t blocks_per_chunk;
 
     Layout(int codec, size_t n_, size_t chunk_)
-        : n(n_), chunk(chunk_ < n_ ? chunk_ : n_), chunk_bytes(header_size(codec, chunk) + element_size(codec) * chunk),
+        : n(n_), chunk(chunk_ < n_ ? chunk_ : n_), chunk_bytes(header_size(codec, chunk) + body_size(codec, chunk)),
           blocks_per_chunk(static_cast<uint32_t>((chunk + kBlock - 1) / kBlock)) {}
 
     size_t blocks() const {
@@ -120,7 +128,7 @@ struct Layout {
     }
 };
 
-// Element 4k + i of a thread's sixteen lies here in its block. Either way those of one k are in one block of int8.
+// Element 4k + i of a thread's sixteen lies here in its block. Either way those of one k are in one block of int8 or int4.
 template <bool VECTOR>
 __device__ inline int offset_of(int k, int i) {
     return VECTOR ? (static_cast<int>(threadIdx.x) + kThreads * k) * 4 + i
@@ -161,7 +169,7 @@ __device__ inline void store_floats(float *y, int count, const float (&v)[kPerTh
     }
 }
 
-// Step i of a chunk of int8. Chunks of odd length lie at odd addresses, which only bytes can reach.
+// Step i of a chunk of int8 or int4. Chunks of odd length lie at odd addresses, which only bytes can reach.
 template <bool VECTOR>
 __device__ inline void store_step(uint8_t *header, size_t i, float step) {
     if (VECTOR) {

@@ -60,6 +60,25 @@ __device__ inline void store_bytes(int8_t *q, int count, const int (&v)[kPerThre
     }
 }
 
+// Levels of int4, two to a byte. The neighbour of a lone element is in the next thread.
+template <bool VECTOR>
+__device__ inline void store_pairs(uint8_t *q, int count, const int (&v)[kPerThread]) {
+    if (VECTOR) {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            reinterpret_cast<uint16_t *>(q)[threadIdx.x + kThreads * k] =
+                static_cast<uint16_t>((v[4 * k] & 0xf) | (v[4 * k + 1] & 0xf) << 4 | (v[4 * k + 2] & 0xf) << 8 |
+                                      (v[4 * k + 3] & 0xf) << 12);
+    } else {
+#pragma unroll
+        for (int k = 0; k < kPerThread; k++) {
+            const int at = static_cast<int>(threadIdx.x) + kThreads * k;
+            const int next = __shfl_down_sync(0xffffffffu, v[k], 1);  // 0 beyond the end, as what was loaded there
+            if (at % 2 == 0 && at < count) q[at / 2] = static_cast<uint8_t>((v[k] & 0xf) | (next & 0xf) << 4);
+        }
+    }
+}
+
 // The key of the draws and the index of the run's first element.
 struct Key {
     uint64_t key, first;
@@ -88,9 +107,10 @@ __device__ inline bool encode_fp16(float (&v)[kPerThread], float scale, const Pl
     return bad;
 }
 
-template <bool VECTOR, bool RANDOM>
-__device__ inline bool encode_int8(const float (&v)[kPerThread], float scale, const Place &p, const Key &key,
-                                   uint8_t *header, int8_t *q) {
+template <int CODEC, bool VECTOR, bool RANDOM>
+__device__ inline bool encode_steps(const float (&v)[kPerThread], float scale, const Place &p, const Key &key,
+                                    uint8_t *header, uint8_t *q) {
+    constexpr float kTop = CODEC == P2PAVG_INT4 ? 7.0f : 127.0f;
     constexpr uint32_t kLeast = 15u << 23;  // 2^-112
     uint32_t raw[4];
 #pragma unroll
@@ -105,10 +125,11 @@ __device__ inline bool encode_int8(const float (&v)[kPerThread], float scale, co
         const float largest = __fmul_rn(__uint_as_float(raw[k]), scale);
         const uint32_t scaled = magnitude(largest);
         const bool finite = max(raw[k], scaled) < kInf, usable = finite && min(raw[k], scaled) >= kLeast;
-        const float factor = usable ? __fdiv_rn(127.0f, __uint_as_float(raw[k])) : 0.0f;
-        steps[k] = usable ? int8_step(largest) : finite ? 0.0f : __uint_as_float(0x7fc00000u);
+        const float factor = usable ? __fdiv_rn(kTop, __uint_as_float(raw[k])) : 0.0f;
+        const float step = CODEC == P2PAVG_INT4 ? int4_step(largest) : int8_step(largest);
+        steps[k] = usable ? step : finite ? 0.0f : __uint_as_float(0x7fc00000u);
         // Blocks beyond the chunk's end hold zeros, which are not its own.
-        bad |= !finite && kInt8Block * k < p.count;
+        bad |= !finite && kStepBlock * k < p.count;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (!usable) {
@@ -126,9 +147,12 @@ __device__ inline bool encode_int8(const float (&v)[kPerThread], float scale, co
     }
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        if (threadIdx.x == static_cast<unsigned>(k) && kInt8Block * k < p.count)
-            store_step<VECTOR>(header, p.in_chunk / kInt8Block + k, steps[k]);
-    store_bytes<VECTOR>(q, p.count, out);
+        if (threadIdx.x == static_cast<unsigned>(k) && kStepBlock * k < p.count)
+            store_step<VECTOR>(header, p.in_chunk / kStepBlock + k, steps[k]);
+    if (CODEC == P2PAVG_INT4)
+        store_pairs<VECTOR>(q, p.count, out);
+    else
+        store_bytes<VECTOR>(reinterpret_cast<int8_t *>(q), p.count, out);
     return bad;
 }
 
@@ -139,8 +163,8 @@ __device__ inline bool encode_block(const float *src, const Place &p, float scal
     uint8_t *body = chunk + header_size(CODEC, p.chunk_len);
     if (CODEC == P2PAVG_FP16)
         return encode_fp16<VECTOR>(v, scale, p, chunk, reinterpret_cast<uint16_t *>(body) + p.in_chunk);
-    if (CODEC == P2PAVG_INT8)
-        return encode_int8<VECTOR, RANDOM>(v, scale, p, key, chunk, reinterpret_cast<int8_t *>(body) + p.in_chunk);
+    if (has_steps(CODEC))
+        return encode_steps<CODEC, VECTOR, RANDOM>(v, scale, p, key, chunk, body + body_size(CODEC, p.in_chunk));
     bool bad = false;
     uint16_t halves[kPerThread];
 #pragma unroll
@@ -166,9 +190,7 @@ __global__ void __launch_bounds__(kThreads)
     const Place p = layout.place(blockIdx.x);
     uint8_t *chunk = dst + p.chunk_at;
     if (p.in_chunk == 0) {  // the header's padding
-        const size_t used = CODEC == P2PAVG_FP16   ? (p.chunk_len + kBlock - 1) / kBlock
-                            : CODEC == P2PAVG_INT8 ? 4 * ((p.chunk_len + kInt8Block - 1) / kInt8Block)
-                                                   : 0;
+        const size_t used = header_used(CODEC, p.chunk_len);
         if (used + threadIdx.x < header_size(CODEC, p.chunk_len)) chunk[used + threadIdx.x] = 0;
     }
     const bool bad = VECTOR && p.count == kBlock ? encode_block<CODEC, true, RANDOM>(src, p, scale, key, chunk)
@@ -189,7 +211,7 @@ cudaError_t launch(const float *src, const Layout &layout, float scale, const Ke
 
 }  // namespace
 
-size_t encoded_size(int codec, size_t n) { return header_size(codec, n) + element_size(codec) * n; }
+size_t encoded_size(int codec, size_t n) { return header_size(codec, n) + body_size(codec, n); }
 
 cudaError_t encode(int codec, const float *src, size_t n, size_t chunk, float scale, const Draws &draws, uint8_t *dst,
                    int *flag, cudaStream_t stream) {
@@ -204,6 +226,7 @@ cudaError_t encode(int codec, const float *src, size_t n, size_t chunk, float sc
         case P2PAVG_INT8:
             return draws.random ? launch<P2PAVG_INT8, true>(src, layout, scale, key, dst, flag, stream)
                                 : launch<P2PAVG_INT8, false>(src, layout, scale, key, dst, flag, stream);
+        case P2PAVG_INT4: return launch<P2PAVG_INT4, false>(src, layout, scale, key, dst, flag, stream);
         default: return cudaErrorInvalidValue;
     }
 }

@@ -10,11 +10,12 @@ little-endian; headers are padded with zeros to a multiple of 64 bytes:
 | fp16 | int8 exponent e per 4096 elements | n float16 of x·2^e | max(|x|·2^-11, m·2^-39) |
 | bf16 | – | n bfloat16, saturating | |x|·2^-8 |
 | int8 | float32 step per 1024 elements | n int8 of x/step | m/254 |
+| int4 | float32 step per 1024 elements | n levels of x/step, -7 to 7, two to a byte, low half first | m/14 |
 
 The exponent of fp16 puts the largest magnitude of a block into [2^14, 2^15): sums never overflow, small
-means never vanish. In int8, blocks whose m is under 2^-112, before or after scaling, become zeros. An
-infinity stays infinite and NaN stays NaN (in int8 their whole block becomes NaN), and `encode` and
-`decode_add` say so by returning False.
+means never vanish. In int8 and int4, blocks whose m is under 2^-112, before or after scaling, become zeros.
+An infinity stays infinite and NaN stays NaN (in int8 and int4 their whole block becomes NaN), and `encode`
+and `decode_add` say so by returning False.
 
 May import `report`, `native` and `errors`. Start reading here; `twin` is the arithmetic in NumPy, `cuda` the
 way of a gradient between a device and the host.
@@ -36,7 +37,7 @@ from p2pavg.native import Buffer, compiled
 F32: TypeAlias = npt.NDArray[np.float32]
 Indices: TypeAlias = npt.NDArray[np.int64]
 
-WIRE_IDS = {"none": twin.NONE, "fp16": twin.FP16, "bf16": twin.BF16, "int8": twin.INT8}
+WIRE_IDS = {"none": twin.NONE, "fp16": twin.FP16, "bf16": twin.BF16, "int8": twin.INT8, "int4": twin.INT4}
 
 
 @runtime_checkable
@@ -106,7 +107,7 @@ class _BuiltIn:
     @property
     def feedback(self) -> bool:
         """Whether what a contribution lost is added to the next one."""
-        return self.wire_id == twin.INT8
+        return self.wire_id in twin.LEVELS
 
     def encoded_size(self, n: int) -> int:
         return twin.encoded_size(self.wire_id, n)
@@ -194,7 +195,7 @@ _BUILT_IN: dict[str, Codec] = {
 
 
 def get(codec: str | Codec) -> Codec:
-    """The codec of this name ("none", "fp16", "bf16", "int8"), or the given object, checked."""
+    """The codec of this name ("none", "fp16", "bf16", "int8", "int4"), or the given object, checked."""
     if isinstance(codec, str):
         try:
             return _BUILT_IN[codec]
@@ -242,8 +243,13 @@ def has_feedback(codec: Codec) -> bool:
 
 
 def for_results(codec: Codec) -> Codec:
-    """What averages travel in, and sums that are handed over: nobody keeps what those lose."""
-    coarse = codec.wire_id == twin.INT8 or has_feedback(codec)
+    """What averages travel in. Nobody keeps what those lose, so it is finer than what has feedback."""
+    return get("int8") if codec.wire_id == twin.INT4 else for_handing_over(codec)
+
+
+def for_handing_over(codec: Codec) -> Codec:
+    """What sums of a peer that leaves travel in."""
+    coarse = codec.wire_id in twin.LEVELS or has_feedback(codec)
     return get("fp16") if coarse else codec
 
 

@@ -21,23 +21,28 @@ U32: TypeAlias = npt.NDArray[np.uint32]
 DrawKey: TypeAlias = tuple[int, int, int]
 """(seed, epoch, index of the first element) of stochastic rounding."""
 
-NONE, FP16, BF16, INT8 = range(4)
+NONE, FP16, BF16, INT8, INT4 = range(5)
 BLOCK = 4096
-INT8_BLOCK = 1024
+STEP_BLOCK = 1024
 PIECE = 16 * BLOCK
 INF_BITS = 0x7F800000
 INT8_TOP_STEP = np.float32(float.fromhex("0x1.020406p+121"))  # 127 of it are still finite
+LEVELS = {INT8: 127, INT4: 7}
 _ELEMENT_SIZE = {NONE: 4, FP16: 2, BF16: 2, INT8: 1}
 
 
 def _header_size(codec: int, n: int) -> int:
-    used = {FP16: -(-n // BLOCK), INT8: 4 * -(-n // INT8_BLOCK)}.get(codec, 0)
+    used = {FP16: -(-n // BLOCK), INT8: 4 * -(-n // STEP_BLOCK), INT4: 4 * -(-n // STEP_BLOCK)}.get(codec, 0)
     return -(-used // 64) * 64
 
 
 def encoded_size(codec: int, n: int) -> int:
     """Bytes of n encoded elements."""
-    return _header_size(codec, n) + _ELEMENT_SIZE[codec] * n
+    return _header_size(codec, n) + _body_size(codec, n)
+
+
+def _body_size(codec: int, n: int) -> int:
+    return -(-n // 2) if codec == INT4 else _ELEMENT_SIZE[codec] * n
 
 
 def encode(codec: int, src: F32, dst: Buffer, scale: float, draws: DrawKey | None = None) -> bool:
@@ -46,13 +51,16 @@ def encode(codec: int, src: F32, dst: Buffer, scale: float, draws: DrawKey | Non
     header[:] = 0
     finite = True
     for start, stop, block in _pieces(codec, len(src)):
-        rows, out = src[start:stop].reshape(-1, block), body[start:stop].reshape(-1, block)
+        rows = src[start:stop].reshape(-1, block)
         with np.errstate(all="ignore"):
-            if codec == INT8:
+            if codec in LEVELS:
                 uniform = None if draws is None else _uniform(draws, start, rows.size).reshape(rows.shape)
-                steps = header.view(np.float32)[start // INT8_BLOCK :][: len(rows)]
-                finite &= _encode_int8(rows, np.float32(scale), uniform, steps, out)
+                steps = header.view(np.float32)[start // STEP_BLOCK :][: len(rows)]
+                levels, fits = _levels(codec, rows, np.float32(scale), uniform, steps)
+                _put_levels(codec, levels.reshape(-1), body, start, stop)
+                finite &= fits
             else:
+                out = body[start:stop].reshape(-1, block)
                 exponents = header.view(np.int8)[start // BLOCK :][: len(rows)]
                 finite &= _encode_rows(codec, rows * np.float32(scale), exponents, out)
     return finite
@@ -83,13 +91,13 @@ def _split(codec: int, buffer: Buffer, n: int) -> tuple[U8, npt.NDArray[Any]]:
     if len(data) < size:
         raise ValueError(f"{n} elements take {size} encoded bytes, but the buffer has {len(data)}")
     at = _header_size(codec, n)
-    kind = {NONE: np.float32, FP16: np.uint16, BF16: np.uint16, INT8: np.int8}[codec]
+    kind = {NONE: np.float32, FP16: np.uint16, BF16: np.uint16, INT8: np.int8, INT4: np.uint8}[codec]
     return data[:at], data[at:size].view(kind)
 
 
 def _pieces(codec: int, n: int) -> Iterator[tuple[int, int, int]]:
     """(start, stop, elements per row): pieces of whole blocks, then what is left as one row."""
-    block = INT8_BLOCK if codec == INT8 else BLOCK
+    block = STEP_BLOCK if codec in LEVELS else BLOCK
     whole = n - n % block
     for start in range(0, whole, PIECE):
         yield start, min(start + PIECE, whole), block
@@ -160,42 +168,69 @@ def _float_of_half(halves: U16) -> F32:
     return y
 
 
-def _encode_int8(
-    x: F32, scale: np.float32, uniform: F32 | None, steps: F32, out: npt.NDArray[np.int8]
-) -> bool:
-    """The levels of a row are x·(127 / largest |x|); the scale goes, with its sign, into the step alone."""
+def _levels(
+    codec: int, x: F32, scale: np.float32, uniform: F32 | None, steps: F32
+) -> tuple[npt.NDArray[np.int8], bool]:
+    """The levels of a row are x·(127 / largest |x|), in int4 7; the scale goes, with its sign, into the step
+    alone. Also whether all are finite.
+    """
+    top = np.float32(LEVELS[codec])
     raw = _magnitude(x).max(axis=1)
     largest = raw.view(np.float32) * scale
     scaled = _magnitude(largest)
     finite = np.maximum(raw, scaled) < INF_BITS
     usable = finite & (np.minimum(raw, scaled) >= np.uint32(15 << 23))
-    step = (largest / np.float32(127)).clip(-INT8_TOP_STEP, INT8_TOP_STEP)
+    step = largest / top
+    if codec == INT8:
+        step = step.clip(-INT8_TOP_STEP, INT8_TOP_STEP)
     steps[:] = np.where(usable, step, np.where(finite, np.float32(0), np.float32(np.nan)))
-    wanted = x * np.where(usable, np.float32(127) / raw.view(np.float32), np.float32(0))[:, None]
+    wanted = x * np.where(usable, top / raw.view(np.float32), np.float32(0))[:, None]
     levels = np.rint(wanted) if uniform is None else np.floor(wanted + uniform).clip(-127, 127)
     levels[~usable] = 0
-    out[:] = levels.astype(np.int8)
-    return bool(finite.all())
+    return levels.astype(np.int8), bool(finite.all())
+
+
+def _put_levels(
+    codec: int, levels: npt.NDArray[np.int8], body: npt.NDArray[Any], start: int, stop: int
+) -> None:
+    if codec == INT8:
+        body[start:stop] = levels
+        return
+    halves = np.zeros(len(levels) + len(levels) % 2, np.uint8)
+    halves[: len(levels)] = levels.view(np.uint8) & 0xF
+    body[start // 2 : -(-stop // 2)] = halves[::2] | halves[1::2] << 4
+
+
+def _get_levels(codec: int, body: npt.NDArray[Any], start: int, stop: int) -> npt.NDArray[np.int8]:
+    if codec == INT8:
+        stored: npt.NDArray[np.int8] = body[start:stop]
+        return stored
+    pairs = body[start // 2 : -(-stop // 2)]
+    halves = np.empty(2 * len(pairs), np.uint8)
+    halves[::2], halves[1::2] = pairs & 0xF, pairs >> 4
+    levels: npt.NDArray[np.int8] = (halves[: stop - start] ^ np.uint8(8)).view(np.int8) - np.int8(8)
+    return levels
 
 
 def _decode_rows(
     codec: int, header: U8, body: npt.NDArray[Any], start: int, stop: int, block: int, scale: float
 ) -> F32:
-    rows = body[start:stop].reshape(-1, block)
     factor = np.float32(scale)
     with np.errstate(all="ignore"):
+        if codec in LEVELS:
+            first = start // STEP_BLOCK
+            levels = _get_levels(codec, body, start, stop).reshape(-1, block).astype(np.float32)
+            found: F32 = levels * (header.view(np.float32)[first : first + len(levels)] * factor)[:, None]
+            return found
+        rows = body[start:stop].reshape(-1, block)
         if codec == NONE:
             y = rows * factor
         elif codec == BF16:
             y = (rows.astype(np.uint32) << np.uint32(16)).view(np.float32) * factor
-        elif codec == FP16:
+        else:
             first = start // BLOCK
             powers = _powers(-header[first : first + len(rows)].view(np.int8).astype(np.int32))
             y = (_float_of_half(rows) * powers[:, None]) * factor
-        else:
-            first = start // INT8_BLOCK
-            steps = header.view(np.float32)[first : first + len(rows)] * factor
-            y = rows.astype(np.float32) * steps[:, None]
     result: F32 = y
     return result
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, pstdev
 
+from p2pavg import codecs
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.laws import BYTES, Job, Link, Member, Overheads, epoch, furthest, transfer
 from p2pavg.report import RoundReport
@@ -49,7 +50,7 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
     members, order = _members(rounds)
     links = _links(rounds, order)
     codec = rounds[-1].codec if rounds[-1].codec in BYTES else "fp16"
-    result = "fp16" if codec == "int8" else codec
+    result = codecs.for_results(codecs.get(codec)).name
     job = Job(
         target=float(median(report.samples for report in rounds)),
         values=_values(rounds, codec, result, len(members)),

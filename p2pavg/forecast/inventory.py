@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from p2pavg import codecs
 from p2pavg.errors import ConfigurationError
-from p2pavg.forecast.laws import Job, Link
+from p2pavg.forecast.laws import BYTES, Job, Link
 
 _STREAMS = 16  # that a long link has at least
 _MOST = 1e15
@@ -105,13 +106,13 @@ def parse(document: Mapping[str, Any], folder: Path = Path()) -> Inventory:
     job = document.get("job", {})
     _known(job, _JOB, "[job]")
     codec = job.get("codec", "fp16")
-    if codec not in ("none", "fp16", "bf16", "int8"):
-        raise ConfigurationError(f"[job] codec = {codec!r} is none of none, fp16, bf16, int8")
+    if codec not in BYTES:
+        raise ConfigurationError(f"[job] codec = {codec!r} is none of {', '.join(BYTES)}")
     made = Job(
         _number(job, "target_batch_size", "[job]"),
         _number(job, "values", "[job]"),
         codec,
-        "fp16" if codec == "int8" else codec,
+        codecs.for_results(codecs.get(codec)).name,
         bool(job.get("delayed", False)),
         _number(job, "memory_gb", "[job]") * 1e9 if "memory_gb" in job else 0.0,
     )

@@ -18,10 +18,7 @@ from p2pavg.allreduce.partition import Capacity, costs, shares
 
 CHUNK = 128 * 1024  # values, of long vectors
 FRAME_BYTES = 40  # of a chunk's header on the wire
-BYTES = {
-    name: (codecs.get(name).encoded_size(CHUNK) + FRAME_BYTES) / CHUNK
-    for name in ("none", "fp16", "bf16", "int8")
-}
+BYTES = {name: (codecs.get(name).encoded_size(CHUNK) + FRAME_BYTES) / CHUNK for name in codecs.WIRE_IDS}
 """Bytes of a value on the wire, by codec."""
 HOUR = 3600.0
 

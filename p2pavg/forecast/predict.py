@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from p2pavg import codecs
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.evidence import Evidence, from_reports
 from p2pavg.forecast.inventory import Inventory, load
@@ -93,7 +94,7 @@ def _job(job: Job, args: argparse.Namespace) -> Job:
         if not steps.isdecimal() or int(steps) < 1 or (colon and codec not in BYTES):
             raise ConfigurationError(f"--outer is H:CODEC, such as 30:int8, not {args.outer!r}")
         codec = codec or job.contribution
-        result = "fp16" if codec == "int8" else codec
+        result = codecs.for_results(codecs.get(codec)).name
         job = replace(job, target=job.target * int(steps), contribution=codec, result=result)
     return replace(job, delayed=job.delayed or args.delay)
 
@@ -238,8 +239,9 @@ def _hides_from(
 ) -> dict[str, int]:
     """For each codec, how many epochs' worth of local steps communication would hide behind."""
     found = {}
-    for codec in ("fp16", "int8"):
-        one = epoch(replace(job, contribution=codec, result="fp16"), members, links, evidence.overheads)
+    for codec in ("fp16", "int8", "int4"):
+        result = codecs.for_results(codecs.get(codec)).name
+        one = epoch(replace(job, contribution=codec, result=result), members, links, evidence.overheads)
         found[codec] = max(1, math.ceil(one.communication / one.calculation))
     return found
 

@@ -49,7 +49,7 @@ class Peer:
         client_only: others cannot open connections to this peer.
         region: where this peer is, for people and plans, such as "eu-west-1".
         name: how people call this peer in tables and in the monitor; None: the host's name.
-        compression: "none", "fp16", "bf16", "int8" or a `p2pavg.Codec`; the same on all peers.
+        compression: "none", "fp16", "bf16", "int8", "int4" or a `p2pavg.Codec`; the same on all peers.
         streams: TCP streams per link, 1 to 128, or "auto": as many as transfers call for.
         max_upload_mbps: most Mb/s that this peer sends, over all its links together; None: no limit.
         max_relay_mbps: most Mb/s that this peer carries for peers that have no way to each other; 0: none;

@@ -237,7 +237,9 @@ struct Reduction {
         for (auto &result : results) check(result == results[0], "peers hold different bits");
         double total = 0;
         for (double weight : weights) total += weight;
-        const double tolerance = codec == P2PAVG_INT8 || result_codec == P2PAVG_INT8 ? 0.03 : 0.012;
+        const double tolerance = codec == P2PAVG_INT4 || result_codec == P2PAVG_INT4 ? 0.3
+                             : codec == P2PAVG_INT8 || result_codec == P2PAVG_INT8 ? 0.03
+                                                                                   : 0.012;
         size_t at = 0;
         std::vector<float> decoded(chunk_elements);
         each_chunk([&](size_t first, size_t count) {

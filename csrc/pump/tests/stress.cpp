@@ -156,7 +156,7 @@ void hostile(Random &random) {
         wires.push_back(wire);
         Header header;
         header.kind = static_cast<Kind>(some(random, 1, 5));
-        header.codec = static_cast<uint8_t>(below(random, 5));
+        header.codec = static_cast<uint8_t>(below(random, 6));
         header.transfer = below(random, 2) ? reduction.transfer : blob;
         header.part = static_cast<uint32_t>(below(random, 3));
         header.chunk = static_cast<uint32_t>(below(random, 8));

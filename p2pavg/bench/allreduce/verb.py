@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compression",
         type=compression,
         default="fp16",
-        help="none, fp16 (default), bf16, int8, or MODULE:NAME of a Codec of your own",
+        help="none, fp16 (default), bf16, int8, int4, or MODULE:NAME of a Codec of your own",
     )
     parser.add_argument("--streams", type=_streams, default="auto", help="TCP streams per link, or auto")
     parser.add_argument(

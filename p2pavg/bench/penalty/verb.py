@@ -47,7 +47,7 @@ def register(subparsers: Any) -> None:
         "--compression",
         type=compression,
         default="fp16",
-        help="none, fp16 (default), bf16, int8, or MODULE:NAME of a Codec of your own",
+        help="none, fp16 (default), bf16, int8, int4, or MODULE:NAME of a Codec of your own",
     )
     parser.add_argument("--delay", action="store_true", help="delayed parameter updates")
     parser.add_argument("--offload", action="store_true", help="optimizer on the CPU")

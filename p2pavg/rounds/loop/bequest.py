@@ -74,7 +74,7 @@ class Bequests:
         """
         self._engine = engine
         self._links = links
-        self._codec = codecs.for_results(codec)
+        self._codec = codecs.for_handing_over(codec)
         self._numel = numel
         self._judge = judge
         self._counted = counted

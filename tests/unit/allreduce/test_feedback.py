@@ -87,7 +87,7 @@ class TestResidual:
         assert np.array_equal(sent(residual, mean, 0.5), plain)
 
     @pytest.mark.parametrize("which", IMPLEMENTATIONS)
-    @pytest.mark.parametrize("name", ["int8", "fp16"])
+    @pytest.mark.parametrize("name", ["int8", "int4", "fp16"])
     @briefly
     @given(
         x=st.one_of(runs(), runs(finite=False)), share=st.floats(1e-6, 1), scale=st.floats(-2, 2, width=32)
@@ -247,18 +247,23 @@ async def trained(kind: str, codec: codecs.Codec, feedback: bool, aborts: bool) 
 
 
 @pytest.mark.parametrize("aborts", [False, True])
-def test_jobs_remove_the_bias(aborts: bool) -> None:
-    """Over epochs of changing weights and parts, with attempts that were aborted, averages of int8 add up to
-    the gradients; the pump and its Python twin agree to the bit, and without feedback they do not add up.
+@pytest.mark.parametrize(("name", "levels", "returned"), [("int8", 127, 2.0**-12), ("int4", 7, 1 / 254)])
+def test_jobs_remove_the_bias(name: str, levels: int, returned: float, aborts: bool) -> None:
+    """Over epochs of changing weights and parts, with attempts that were aborted, averages of a coarse codec
+    add up to the gradients; the pump and its Python twin agree to the bit, and without feedback they do not
+    add up.
     """
-    found = [asyncio.run(trained(kind, INT8, True, aborts)) for kind in ENGINES]
+    codec = codecs.get(name)
+    found = [asyncio.run(trained(kind, codec, True, aborts)) for kind in ENGINES]
     for other in found[1:]:
         assert all(np.array_equal(*pair) for pair in zip(found[0], other, strict=True))
-    exact, step = 12 * gradient(1).astype(np.float64), np.abs(gradient(1)).max() / 127
+    largest = np.abs(gradient(1)).max()
+    exact, step = 12 * gradient(1).astype(np.float64), largest / levels
     off = np.abs(np.sum(found[0], axis=0, dtype=np.float64) - exact)
-    results = 12 * np.abs(gradient(1)) * 2.0**-12  # what rounding to fp16 may add up to, at the very worst
+    # what rounding results, to fp16 or int8, may add up to, at the very worst
+    results = 12 * returned * (np.abs(gradient(1)) if name == "int8" else largest + step)
     assert (off < 1.2 * step + results).all()
-    plain = asyncio.run(trained("python", INT8, False, aborts))
+    plain = asyncio.run(trained("python", codec, False, aborts))
     assert np.abs(np.sum(plain, axis=0, dtype=np.float64) - exact).max() > 2.5 * step
 
 

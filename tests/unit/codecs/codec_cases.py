@@ -30,6 +30,7 @@ def instruction_sets() -> list[str]:
 
 IMPLEMENTATIONS = [*instruction_sets(), "twin"]
 NAMES = list(WIRE_IDS)
+BLOCKS = {"fp16": 4096, "int8": 1024, "int4": 1024}
 briefly = settings(max_examples=40, deadline=None)
 
 
@@ -73,15 +74,18 @@ def reference_decode(name: str, data: U8, n: int) -> F64:
         return data.view(np.float32).astype(np.float64)
     if name == "bf16":
         return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    block = {"fp16": 4096, "int8": 1024}[name]
+    block = BLOCKS[name]
     blocks = -(-n // block)
-    header = -(-blocks * {"fp16": 1, "int8": 4}[name] // 64) * 64
+    header = -(-blocks * {"fp16": 1, "int8": 4, "int4": 4}[name] // 64) * 64
     each = np.arange(n) // block
     if name == "fp16":
         exponents = data[:blocks].view(np.int8).astype(np.float64)
         return data[header:].view(np.float16).astype(np.float64) * np.exp2(-exponents)[each]
     steps = data[: 4 * blocks].view(np.float32).astype(np.float64)
-    return data[header:].view(np.int8) * steps[each]
+    if name == "int8":
+        return data[header:].view(np.int8) * steps[each]
+    levels = [(byte >> shift & 15 ^ 8) - 8 for byte in data[header:].tolist() for shift in (0, 4)]
+    return np.array(levels[:n], np.float64) * steps[each]
 
 
 def tolerance(name: str, y: F64) -> F64:
@@ -91,12 +95,12 @@ def tolerance(name: str, y: F64) -> F64:
     if name == "bf16":
         # The last finite bfloat16 stands for all that would round to infinity.
         return np.abs(y) * 2.0**-8 + 2.0**-133
-    block = {"fp16": 4096, "int8": 1024}[name]
+    block = BLOCKS[name]
     largest = np.array([np.abs(y[i : i + block]).max() for i in range(0, len(y), block)])
     largest = np.repeat(largest, block)[: len(y)]
     if name == "fp16":
         return np.maximum(np.abs(y) * 2.0**-11, largest * 2.0**-39) + 2.0**-152
-    return largest / 254 * (1 + 1e-6) + 2.0**-111
+    return largest / {"int8": 254, "int4": 14}[name] * (1 + 1e-6) + 2.0**-111
 
 
 SPECIAL = np.array(

@@ -140,8 +140,11 @@ class TestGet:
         assert codecs.label(codec) == "sign (wire id 64)"
         assert codecs.for_results(codec) is codec
 
-    def test_coarse_codecs_return_as_fp16(self) -> None:
-        """Nobody keeps what rounding takes from a result."""
+    def test_averages_of_coarse_codecs_are_finer(self) -> None:
+        """Nobody keeps what rounding takes from a result, or from what a leaver hands over."""
+        assert codecs.for_results(codecs.get("int4")).name == "int8"
+        assert codecs.for_handing_over(codecs.get("int4")).name == "fp16"
+        assert codecs.has_feedback(codecs.get("int4"))
         for coarse in ("int8", codecs.StochasticInt8(1)):
             assert codecs.for_results(codecs.get(coarse)).name == "fp16"
             assert codecs.label(codecs.get(coarse)) == "int8"
@@ -151,7 +154,7 @@ class TestGet:
 
     def test_what_is_no_codec_is_refused(self) -> None:
         """Unknown names, incomplete objects and impossible wire ids each get an error that names the fix."""
-        with pytest.raises(ConfigurationError, match="choose one of none, fp16, bf16, int8"):
+        with pytest.raises(ConfigurationError, match="choose one of none, fp16, bf16, int8, int4"):
             codecs.get("fp8")
         with pytest.raises(ConfigurationError, match="not a Codec"):
             codecs.get(object())  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ async def _exactly(sock: socket.socket, count: int) -> bytes:
 
 
 class TestEngine:
-    @pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8"])
+    @pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8", "int4"])
     @pytest.mark.parametrize("peers", [2, 3, 5])
     async def test_mean(self, swarm_of, peers, codec):
         """N peers end with equal bits: the weighted mean of what each brought, within the codec's error."""

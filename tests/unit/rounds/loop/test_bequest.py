@@ -122,9 +122,9 @@ async def give(leaver: Side, what: Contribution | None = None, seconds: float = 
     return (await given(leaver, what, seconds)).taken
 
 
-@pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8", "int4"])
 async def test_the_heir_gets_mean_and_samples(codec: str) -> None:
-    """The heir decodes the leaver's mean, as precisely as the codec is (int8 goes as fp16)."""
+    """The heir decodes the leaver's mean, as precisely as the codec is (int8 and int4 go as fp16)."""
     leaver, heir = pair(codec=codec)
     assert await give(leaver)
     (inheritance,) = heir.taken
