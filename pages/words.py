@@ -166,7 +166,11 @@ STREAM_ANSWER = {
 FRAME: Rows = (
     ("kind", "see below"),
     ("codec", "wire id of the codec of the body (CONTRIBUTION, RESULT)"),
-    ("flags", "1: the sender knows that it sends this chunk again"),
+    (
+        "flags",
+        "1: the sender knows that it sends this chunk again; 2: the body is an LZ4 block of the chunk's "
+        "bytes, or empty when all are zero (CONTRIBUTION, RESULT)",
+    ),
     ("length", "bytes of the body"),
     ("transfer", "id of the attempt, or of the blob"),
     ("part", "index into the job's parts (CONTRIBUTION, RESULT), else 0"),

@@ -2,9 +2,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
+#include <memory>
 #include <string>
 
 #include "kernels.h"
+#include "lz4.h"
 
 namespace nb = nanobind;
 using nb::literals::operator""_a;
@@ -76,6 +79,25 @@ uint32_t crc32(Bytes data, uint32_t crc) {
     return p2pavg_crc32(crc, data.data(), data.size());
 }
 
+// None when it would take more than `room` bytes.
+nb::object lz4_pack(Bytes data, size_t room) {
+    const size_t most = std::min(room, data.size() + data.size() / 255 + 16);
+    const std::unique_ptr<uint8_t[]> packed(new uint8_t[most]);
+    size_t size;
+    {
+        nb::gil_scoped_release release;
+        size = p2pavg_lz4_pack(data.data(), data.size(), packed.get(), most);
+    }
+    return size ? nb::object(nb::bytes(reinterpret_cast<const char *>(packed.get()), size)) : nb::none();
+}
+
+bool lz4_unpack(Bytes data, BytesOut dst) {
+    nb::gil_scoped_release release;
+    return p2pavg_lz4_unpack(data.data(), data.size(), dst.data(), dst.size());
+}
+
+double lz4_sample(Bytes data) { return p2pavg_lz4_sample(data.data(), data.size()); }
+
 }  // namespace
 
 void bind_kernels(nb::module_ &m) {
@@ -89,6 +111,10 @@ void bind_kernels(nb::module_ &m) {
     m.def("decode_runs", &decode_runs, "codec"_a, "src"_a.noconvert(), "src_offsets"_a.noconvert(),
           "dst"_a.noconvert(), "dst_offsets"_a.noconvert(), "counts"_a.noconvert(), "scale"_a);
     m.def("crc32", &crc32, "data"_a.noconvert(), "crc"_a = 0u);
+    m.def("lz4_pack", &lz4_pack, "data"_a.noconvert(), "room"_a);
+    m.def("lz4_unpack", &lz4_unpack, "data"_a.noconvert(), "dst"_a.noconvert());
+    m.def("lz4_sample", &lz4_sample, "data"_a.noconvert());
+    m.def("lz4_speed", &p2pavg_lz4_speed);
     m.def("isa", &p2pavg_isa);
     m.def("select_isa", &p2pavg_select_isa, "name"_a);
 }

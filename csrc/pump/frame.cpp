@@ -48,7 +48,8 @@ const char *read_header(const uint8_t in[kHeaderBytes], Header &out, bool checke
     out.kind = static_cast<Kind>(kind);
     out.codec = in[1];
     out.flags = take<uint16_t>(in + 2);
-    if (out.flags & ~kFlagRepeat) return "a frame with unknown flags";
+    const bool chunk = out.kind == Kind::contribution || out.kind == Kind::result;
+    if (out.flags & ~(kFlagRepeat | (chunk ? kFlagPacked : 0))) return "a frame with unknown flags";
     out.length = take<uint32_t>(in + 4);
     if (out.length > kMaxBodyBytes) return "a frame body above the limit of 4 MiB";
     if ((out.kind == Kind::ping || out.kind == Kind::pong) && out.length != kHeartbeatBytes)

@@ -11,6 +11,7 @@ enum class Kind : uint8_t { contribution = 1, result = 2, blob = 3, ping = 4, po
 constexpr size_t kHeaderBytes = 40;
 constexpr uint32_t kMaxBodyBytes = 4u << 20;
 constexpr uint16_t kFlagRepeat = 1;
+constexpr uint16_t kFlagPacked = 2;  // a contribution or result as an LZ4 block; without a body, all its bytes are zero
 constexpr uint32_t kHeartbeatBytes = 16;
 
 struct Header {

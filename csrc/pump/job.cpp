@@ -179,6 +179,11 @@ bool Job::find(uint32_t part, uint32_t index, uint32_t &chunk) const {
     return true;
 }
 
+// A packed chunk is shorter than the chunk.
+bool Job::fits(const Header &header, uint32_t length) {
+    return header.flags & kFlagPacked ? header.length < length : header.length == length;
+}
+
 Job::Verdict Job::admit(const Header &header, const Link &from, uint32_t &chunk) {
     if (over.load(std::memory_order_acquire)) return Verdict::discard;
     const bool contribution = header.kind == Kind::contribution;
@@ -198,7 +203,7 @@ Job::Verdict Job::admit(const Header &header, const Link &from, uint32_t &chunk)
                header.codec != (plain ? spec.contribution_codec : spec.result_codec)) {
         why = "a chunk in another codec";
     } else if (header.count != chunks_[chunk].count ||
-               header.length != (plain ? chunks_[chunk].encoded_length : chunks_[chunk].result_length)) {
+               !fits(header, plain ? chunks_[chunk].encoded_length : chunks_[chunk].result_length)) {
         why = "a chunk of the wrong size";
     } else if (contribution && !(place(chunk).weights[rank] > 0)) {
         why = "a contribution of a member without weight";

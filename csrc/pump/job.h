@@ -134,6 +134,7 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     double subtree(const Part &part, uint32_t rank) const;
     void settle_weights();
     bool find(uint32_t part, uint32_t index, uint32_t &chunk) const;
+    static bool fits(const Header &header, uint32_t length);
     bool contributes(uint32_t rank) const { return start_.weights[rank] > 0; }
     bool supplied(uint32_t chunk) const { return chunk < supplied_.load(std::memory_order_acquire); }
     void send_contributions(uint32_t first, uint32_t end);

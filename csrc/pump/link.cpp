@@ -178,6 +178,11 @@ std::vector<std::shared_ptr<Stream>> Link::streams() const {
     return streams_;
 }
 
+size_t Link::open_streams() const {
+    std::lock_guard lock(mutex_);
+    return streams_.size();
+}
+
 std::shared_ptr<Stream> Link::find(int64_t stream) const {
     std::lock_guard lock(mutex_);
     for (const auto &candidate : streams_)

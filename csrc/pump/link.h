@@ -77,6 +77,7 @@ class Link {
     void add(std::shared_ptr<Stream> stream);
     bool remove(const Stream *stream);
     std::vector<std::shared_ptr<Stream>> streams() const;
+    size_t open_streams() const;
     std::shared_ptr<Stream> find(int64_t stream) const;
     std::pair<uint64_t, uint64_t> retired() const;  // bytes that closed streams sent and received
     Wire wire() const;  // of closed streams, too

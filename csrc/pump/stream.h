@@ -108,12 +108,15 @@ class Stream : public std::enable_shared_from_this<Stream> {
     bool fill_body();
     void end_frame();
     bool intact(uint8_t *body);
+    bool unpack();
     ssize_t read(void *body, size_t body_bytes, bool and_tail);
     void want(size_t bytes);
     // stream_send.cpp
     void transmit();
     bool load();
     void load_contribution(const Job &job, Header &header, bool &finite);
+    void pack(Header &header);
+    double link_rate() const;
     void encrypt(const Header &header);
     void delivered();
     void forget_acknowledged(size_t keep);

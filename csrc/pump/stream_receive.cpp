@@ -9,6 +9,7 @@
 #include "blob.h"
 #include "clock.h"
 #include "kernels.h"
+#include "lz4.h"
 #include "stream.h"
 #include "worker.h"
 
@@ -139,8 +140,9 @@ void Stream::route(const Header &header) {
         }
         in_.place = job->result_of(in_.slot);
     }
-    // The same chunk may already be arriving over another stream; then the later one goes through a buffer.
-    if (receiver->landing.claim(in_.slot, uid)) {
+    // The same chunk may already be arriving over another stream; then the later one goes through a buffer, as does a
+    // packed one.
+    if (!(header.flags & kFlagPacked) && receiver->landing.claim(in_.slot, uid)) {
         in_.to = To::place;
     } else {
         in_.to = To::buffer;
@@ -195,6 +197,21 @@ bool Stream::intact(uint8_t *body) {
     return true;
 }
 
+// The buffer of a packed chunk, whose count and codec were found right, <- all its bytes. header.body_crc is right
+// afterwards. False when it holds less or more.
+bool Stream::unpack() {
+    Header &header = in_.header;
+    const auto length = static_cast<uint32_t>(p2pavg_encoded_size(header.codec, header.count));
+    Buffer whole = worker_.buffers().take(length);
+    if (header.length == 0) std::memset(whole.data(), 0, length);
+    else if (!p2pavg_lz4_unpack(in_.buffer.data(), header.length, whole.data(), length)) return false;
+    worker_.buffers().give(std::move(in_.buffer));
+    in_.buffer = std::move(whole);
+    header.length = length;
+    if (header.kind == Kind::result) header.body_crc = p2pavg_crc32(0, in_.buffer.data(), length);
+    return true;
+}
+
 void Stream::end_frame() {
     using To = Incoming::To;
     in_body_ = false;
@@ -209,6 +226,16 @@ void Stream::end_frame() {
         if (placing) in_.receiver->landing.leave(in_.slot, uid);
         fail(decrypting_ ? "a frame body that is not authentic" : "a frame body whose checksum is wrong");
         return;
+    }
+    if (in_.header.flags & kFlagPacked) {
+        auto &job = static_cast<Job &>(*in_.receiver);
+        if (!unpack()) {
+            job.refuse(in_.header.sender, "a packed chunk that does not unpack to its size");
+            in_.receiver.reset();
+            worker_.buffers().give(std::move(in_.buffer));
+            return;
+        }
+        body = in_.buffer.data();
     }
     const double now = monotonic();
     switch (in_.to) {

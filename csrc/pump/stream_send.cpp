@@ -1,5 +1,7 @@
 // Sending: one frame at a time, pulled from the link when the socket takes it.
 #include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -11,6 +13,7 @@
 
 #include "clock.h"
 #include "kernels.h"
+#include "lz4.h"
 #include "stream.h"
 #include "worker.h"
 
@@ -18,6 +21,7 @@ namespace p2pavg::pump {
 
 namespace {
 
+constexpr double kWorthPacking = 0.9;  // of a chunk's bytes: what is not shorter than that goes as it is
 constexpr size_t kRemembered = 8;  // frames of a stream that are sent again when it is lost, though acknowledged
 
 float age(const std::atomic<double> &seen, double now) {
@@ -141,12 +145,45 @@ bool Stream::load() {
         if (!encrypting_) header.body_crc = p2pavg_crc32(0, out_.heartbeat, kHeartbeatBytes);
         out_.body = out_.heartbeat;
     }
+    if (item.job) pack(header);
     out_.length = header.length;
     out_.repeated = false;
     write_header(header, out_.header);
     if (encrypting_) encrypt(header);
     out_.loaded = true;
     return true;
+}
+
+// Packs the chunk in out_.body where that takes less time than it saves.
+void Stream::pack(Header &header) {
+    const double rate = shared_.limiter.on() ? 0.0 : link_rate(), speed = p2pavg_lz4_speed();
+    if (rate >= speed) return;
+    const double left = p2pavg_lz4_sample(out_.body, header.length);
+    if (left > kWorthPacking || rate >= speed * (1.0 - left)) return;
+    Buffer packed = worker_.buffers().take(header.length + kTagBytes);
+    size_t length = 0;
+    if (left > 0.0) {
+        const auto room = static_cast<size_t>(kWorthPacking * header.length);
+        length = p2pavg_lz4_pack(out_.body, header.length, packed.data(), room);
+        if (length == 0) {
+            worker_.buffers().give(std::move(packed));
+            return;
+        }
+    }
+    worker_.buffers().give(std::move(out_.buffer));
+    out_.buffer = std::move(packed);
+    out_.body = out_.buffer.data();
+    header.flags |= kFlagPacked;
+    header.length = static_cast<uint32_t>(length);
+    header.body_crc = encrypting_ ? 0 : p2pavg_crc32(0, out_.body, length);
+}
+
+// Bytes/s that all streams of the link carry, if all do as this one; 0 when it is not known yet.
+double Stream::link_rate() const {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return 0.0;
+    return static_cast<double>(info.tcpi_delivery_rate) * static_cast<double>(link_->open_streams());
 }
 
 void Stream::encrypt(const Header &header) {

@@ -68,8 +68,9 @@ class CollaborativeOptimizer(Member):
         initial_peers: "host:port" of any members; empty: start a new swarm; None: those in
             `P2PAVG_INITIAL_PEERS`.
         scheduler: an LRScheduler on `optimizer`, stepped once per epoch.
-        compression: how gradients travel: "none", "fp16", "bf16", "int8", "int4" or a `p2pavg.Codec`; the same on all
-            peers. With "int8" and "int4" each contribution also carries what rounding took from the one before.
+        compression: how gradients travel: "none", "fp16", "bf16", "int8", "int4" or a `p2pavg.Codec`; the
+            same on all peers. With "int8" and "int4" each contribution also carries what rounding took from
+            the one before.
         streams: TCP streams per link, 1 to 128, or "auto": as many as transfers call for.
         delay_updates: average and step behind the next epoch's computation, with gradients one epoch old.
         delay_warmup_epochs: epochs at the start without delay.

@@ -25,7 +25,7 @@ from p2pavg.errors import ProtocolError
 HEADER_BYTES = 40
 MAX_BODY_BYTES = 4 << 20
 REPEAT = 1  # flags: the sender knows that it sends this chunk again
-KNOWN_FLAGS = REPEAT
+PACKED = 2  # a CONTRIBUTION or RESULT as an LZ4 block; without a body, all its bytes are zero
 
 _HEADER = struct.Struct("<BBHIQIIIIII")
 _HEARTBEAT = struct.Struct("<Qff")
@@ -114,7 +114,8 @@ def parse(raw: bytes | bytearray | memoryview, *, checked: bool = False) -> Head
     kind = _KINDS.get(number)
     if kind is None:
         raise ProtocolError(f"a frame of unknown kind {number}")
-    if flags & ~KNOWN_FLAGS:
+    known = REPEAT | PACKED if kind in (Kind.CONTRIBUTION, Kind.RESULT) else REPEAT
+    if flags & ~known:
         raise ProtocolError(f"a frame with unknown flags {flags:#x}")
     if length > MAX_BODY_BYTES:
         raise ProtocolError(f"a frame body of {length} bytes, more than {MAX_BODY_BYTES}")

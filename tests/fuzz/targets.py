@@ -12,8 +12,10 @@ import time
 import zlib
 from typing import Any
 
+import lz4.block
 import msgpack
 
+from p2pavg import native
 from p2pavg.credentials import Authority, statements
 from p2pavg.errors import ProtocolError
 from p2pavg.identity import Identity
@@ -21,8 +23,10 @@ from p2pavg.membership import closed, peerinfo
 from p2pavg.membership.table import beat, record, store, wire
 from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.reading import Reading
+from p2pavg.native import compiled
 from p2pavg.transport import frames
 from p2pavg.transport.links import handshake, proofs
+from p2pavg.transport.python import packing
 from p2pavg.transport.sealing import Opener, Sealer
 from tests.fuzz import files, meetings, told
 from tests.fuzz.target import Target, quiet
@@ -153,6 +157,23 @@ def _parse_sealed(data: bytes) -> None:
     opener.body(memoryview(body), memoryview(data[40 + header.length :][:16].ljust(16, b"\0")))
 
 
+def _blocks() -> list[bytes]:
+    return [lz4.block.compress(bytes(900) + b"touched" * 14 + bytes(2), store_size=False), b""]
+
+
+def _unpack(data: bytes) -> None:
+    whole = memoryview(bytearray(1000))
+    for fits in (packing.unpack(memoryview(data), whole), native.available() and _unpack_here(data)):
+        assert fits in (True, False)
+
+
+def _unpack_here(data: bytes) -> bool:
+    room = bytearray(1064)
+    fits = compiled.lz4_unpack(data, memoryview(room)[:1000])
+    assert not any(room[1000:])
+    return fits
+
+
 # -- the table
 
 
@@ -256,6 +277,7 @@ TARGETS = {
         Target("stream", quiet(_parse_stream, ProtocolError), _streams),
         Target("frame", quiet(_parse_frame, ProtocolError), _frames),
         Target("sealed", quiet(_parse_sealed, ProtocolError), _sealed),
+        Target("packed", _unpack, _blocks),
         *told.TARGETS,
         *meetings.TARGETS,
         *files.TARGETS,

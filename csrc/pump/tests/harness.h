@@ -176,7 +176,11 @@ struct Reduction {
             voters.push_back(i < members);
             weights.push_back(i < members && below(random, 4) ? 1.0 + static_cast<double>(below(random, 9)) : 0.0);
             std::vector<float> source(numel);
-            for (float &value : source) value = static_cast<float>(below(random, 2000)) / 1000 - 1;
+            bool touched = true;  // stretches of zeros, which travel packed
+            for (float &value : source) {
+                if (below(random, 500) == 0) touched = below(random, 2) == 0;
+                value = touched ? static_cast<float>(below(random, 2000)) / 1000 - 1 : 0;
+            }
             sources.push_back(std::move(source));
             results.emplace_back(result_bytes());
         }

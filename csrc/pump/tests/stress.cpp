@@ -157,6 +157,7 @@ void hostile(Random &random) {
         Header header;
         header.kind = static_cast<Kind>(some(random, 1, 5));
         header.codec = static_cast<uint8_t>(below(random, 6));
+        header.flags = below(random, 3) ? 0 : kFlagPacked;
         header.transfer = below(random, 2) ? reduction.transfer : blob;
         header.part = static_cast<uint32_t>(below(random, 3));
         header.chunk = static_cast<uint32_t>(below(random, 8));

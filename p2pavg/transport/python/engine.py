@@ -210,7 +210,7 @@ class PythonEngine:
         while (item := outbox.take(stream.number, chunks=not wait)) is not None:
             job = self._jobs.get(item.transfer)
             try:
-                head, body = sending.frame(item, self._pool)
+                head, body = sending.frame(item, self._pool, lambda: self._rate(stream))
             except NonFiniteError as error:
                 sending.release(item, self._pool)
                 if job is not None:
@@ -222,6 +222,12 @@ class PythonEngine:
                 self._limiter.spend(len(head) + len(body))
             return item, head, body
         return None
+
+    def _rate(self, stream: Stream) -> float:
+        """Bytes/s of the stream's link, if all its streams carry as much; 0 when it is limited or unknown."""
+        if self._limiter is not None:
+            return 0.0
+        return stream.delivery_rate() / 8 * len(self._links[stream.link].open)
 
     def handed(self, stream: Stream, item: Item) -> None:
         sending.release(item, self._pool)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from p2pavg.transport.engine import U8, EngineEvents, JobProgress, Missing, Start
-from p2pavg.transport.frames import Header, Kind
+from p2pavg.transport.frames import PACKED, Header, Kind
 from p2pavg.transport.python.buffers import BufferPool
 from p2pavg.transport.python.landing import Landing
 from p2pavg.transport.python.outbox import Item, Priority
+from p2pavg.transport.python.packing import Packed
 from p2pavg.transport.python.reducer import NonFiniteError, Reducer
 from p2pavg.transport.python.stream import Destination, Fate, Stream
 
@@ -189,12 +190,20 @@ class Job:
             self._held.append(stream)  # it is added to ours
             return Fate.HOLD
         self._touch()
+        packed = header.flags & PACKED
         if header.kind is Kind.RESULT:
             if ledger.result_due(number):
-                return self._landing.expect(stream, number)
+                whole: Destination = self._landing.expect(stream, number, aside=bool(packed))
+                return self._unpacked(whole, rank, header) if packed else whole
         elif ledger.contribution_due(rank, number):
-            return _ContributionBuffer(self, rank, number, header.length, self._pool)
+            chunk, partial = ledger.chunks[number], ledger.is_partial(rank, number)
+            size = chunk.result_bytes if partial else chunk.contribution_bytes
+            whole = _ContributionBuffer(self, rank, number, size, self._pool)
+            return self._unpacked(whole, rank, header) if packed else whole
         return Fate.DROP
+
+    def _unpacked(self, whole: Destination, rank: int, header: Header) -> Packed:
+        return Packed(whole, header.length, self._pool, lambda why: self.refuse(rank, why))
 
     def contribution_landed(self, rank: int, number: int, body: U8) -> None:
         self._touch()

@@ -31,9 +31,9 @@ class Landing:
         self.accept = accept
         self.direct: dict[int, InPlace] = {}  # chunks that a stream is writing into their place
 
-    def expect(self, stream: Stream, number: int) -> InPlace | Aside:
-        """Where `stream` receives this chunk, which is due."""
-        if number in self.direct:
+    def expect(self, stream: Stream, number: int, aside: bool = False) -> InPlace | Aside:
+        """Where `stream` receives this chunk, which is due. aside: not in its place."""
+        if aside or number in self.direct:
             return Aside(self, number, self._pool)
         in_place = InPlace(self, stream, number)
         self.direct[number] = in_place

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from p2pavg.transport.engine import JobProgress, Missing, ReduceJob
-from p2pavg.transport.frames import Header, Kind
+from p2pavg.transport.frames import PACKED, Header, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,8 @@ class Ledger:
             return f"part {header.part} is not its own to return"
         if header.codec != codec:
             return f"codec {header.codec}, not {codec}"
-        if header.count != chunk.count or header.length != size:
+        fits = header.length < size if header.flags & PACKED else header.length == size
+        if header.count != chunk.count or not fits:
             return f"{header.count} elements in {header.length} bytes, not {chunk.count} in {size}"
         return None
 

@@ -297,6 +297,10 @@ class Stream:
             self.sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", most))
             self.sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, unsent)
 
+    def delivery_rate(self) -> float:
+        """bit/s, as the kernel saw it last; 0 when it does not tell."""
+        return 0.0 if self.closed else tcp_info.read(self.sock).delivery_rate_bps
+
     def wire(self) -> Wire:
         """What the connection has carried; frame bytes where the kernel does not tell."""
         if self.closed:

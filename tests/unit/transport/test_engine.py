@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 
+import lz4.block
 import numpy as np
 import pytest
 
@@ -48,9 +49,14 @@ async def send(sock: socket.socket, data: bytes) -> None:
 
 
 async def read_frame(sock: socket.socket) -> tuple[Header, bytes]:
+    """Of a packed chunk what it holds."""
     async with asyncio.timeout(DEADLINE_S):
         header = frames.parse(await _exactly(sock, frames.HEADER_BYTES))
-        return header, await _exactly(sock, header.length)
+        body = await _exactly(sock, header.length)
+        if not header.flags & frames.PACKED:
+            return header, body
+        size = 4 * header.count  # of codec "none"
+        return header, lz4.block.decompress(body, uncompressed_size=size) if body else bytes(size)
 
 
 async def _exactly(sock: socket.socket, count: int) -> bytes:
