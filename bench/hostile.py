@@ -2,12 +2,15 @@
 
 Peers of a closed run train; after some quiet epochs, that many connections are kept open to one of them, and
 each is replaced when it is cut: a third sends garbage, a third nothing, a third one byte a second of a right
-beginning. Prints the median seconds of an epoch without and with them.
+beginning. With --requests, so many strangers a second ask that peer, which relays, for a tunnel, instead.
+Prints the median seconds of an epoch without and with them.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
 import itertools
 import json
 import os
@@ -27,6 +30,7 @@ from p2pavg.bench.toy import Epoch, ToyTrainer
 from p2pavg.bench.workers import Workers, serve, start_peer
 from p2pavg.credentials import new_secret
 from p2pavg.transport.links import handshake
+from p2pavg.transport.ways.relay import TOKEN_BYTES
 
 RUN = "hostile"
 NUMEL = 100_000
@@ -134,6 +138,43 @@ class Hostile(threading.Thread):
         sock.close()
 
 
+class Askers(threading.Thread):
+    """Asks for an end of a tunnel with made-up tokens, over a new connection each, so many times a second."""
+
+    def __init__(self, address: tuple[str, int], per_second: int) -> None:
+        super().__init__(daemon=True)
+        self.address, self.per_second = address, per_second
+        self.stopping = False
+        self.opened = self.cut = self.most = 0
+        preamble = handshake.preamble(handshake.TUNNEL, handshake.Party.of(RUN, closed=True))
+        self._asked = preamble + handshake.pack({"token": os.urandom(TOKEN_BYTES)})
+
+    def run(self) -> None:
+        """Until told to stop; what is left open is cut off after a second."""
+        began = time.monotonic()
+        open_: collections.deque[tuple[float, socket.socket]] = collections.deque()
+        asked: collections.deque[tuple[float, socket.socket]] = collections.deque()
+        while not self.stopping:
+            now = time.monotonic()
+            while self.opened < (now - began) * self.per_second:
+                sock = socket.socket()
+                sock.setblocking(False)
+                sock.connect_ex(self.address)
+                open_.append((now, sock))
+                asked.append((now, sock))
+                self.opened += 1
+            while asked and now - asked[0][0] > 0.02:
+                with contextlib.suppress(OSError):
+                    asked.popleft()[1].send(self._asked)
+            while open_ and now - open_[0][0] > 1.0:
+                open_.popleft()[1].close()
+                self.cut += 1
+            self.most = max(self.most, len(open_))
+            time.sleep(0.01)
+        for _, sock in open_:
+            sock.close()
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Epochs before, under and after the attack."""
     argv = [sys.executable, "-m", "bench.hostile", "--worker"]
@@ -146,7 +187,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         until = 3
         workers.all(deadline_s=DEADLINE_S, do="train", until=until)
         for phase in ("before", "under", "after"):
-            attack = Hostile((host, int(port)), args.connections) if phase == "under" else None
+            attack: Hostile | Askers | None = None
+            if phase == "under" and args.requests:
+                attack = Askers((host, int(port)), args.requests)
+            elif phase == "under":
+                attack = Hostile((host, int(port)), args.connections)
             if attack is not None:
                 attack.start()
             until += args.epochs
@@ -161,7 +206,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
     longest = max(s for answer in phases["under"] for s in answer["seconds"])
     return {
-        "connections": args.connections,
+        "connections": 0 if args.requests else args.connections,
+        "requests_per_second": args.requests,
         **told,
         "peers": args.peers,
         "epoch_seconds": medians,
@@ -177,6 +223,7 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--connections", type=int, default=1000)
+    parser.add_argument("--requests", type=int, default=0, metavar="PER_SECOND", help="for a tunnel")
     parser.add_argument("--peers", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=12, help="measured, in each of the three phases")
     parser.add_argument("--steps", type=int, default=10, help="of each peer in an epoch")

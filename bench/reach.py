@@ -199,6 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     add(
         "--early-syn", choices=("drop", "reset"), default="drop", help="what a NAT does with an uninvited SYN"
     )
+    add("--pairs", choices=("all", "direct", "relayed"), default="all", help="which; default: %(default)s")
     add("--pair", help="one pair alone, such as independent/port:port/address")
     add("--json", metavar="PATH", type=Path)
     add("--work", choices=("member", "home"), help=argparse.SUPPRESS)
@@ -206,7 +207,11 @@ def main(argv: list[str] | None = None) -> int:
     if args.work:
         asyncio.run(work(args.work == "home"))
         return 0
-    pairs = list(itertools.combinations_with_replacement(range(len(KINDS)), 2))
+    pairs = [
+        (one, other)
+        for one, other in itertools.combinations_with_replacement(range(len(KINDS)), 2)
+        if args.pairs == "all" or can_meet(KINDS[one], KINDS[other]) == (args.pairs == "direct")
+    ]
     if args.pair:
         names = [f"{nat.mapping}/{nat.filtering}" for nat in KINDS]
         one, other = sorted(names.index(name) for name in args.pair.split(":"))

@@ -226,6 +226,7 @@ class Picture:
             upload_bps=8 * sent / last.seconds_total if last is not None and last.seconds_total > 0 else 0.0,
             state=state,
             last_seen_s=max(0.0, now - seen.heard_at),
+            relayed_bytes=0 if seen.status is None else seen.status.relayed,
         )
 
     def _links(self, here: Mapping[bytes, _Seen]) -> list[LinkShown]:

@@ -52,10 +52,15 @@ def _peers(shown: Shown, width: int) -> Table:
             f"{peer.samples_per_second:.1f}",
             *([f"{peer.rate:.1f}"] if wide else []),
             rate(peer.upload_bps),
-            peer.state + quiet,
+            peer.state + quiet + _relays(peer.relayed_bytes),
         ]
         table.add_row(*map(Text, cells), style=STYLES.get(peer.state))  # as it is: others wrote some of it
     return table
+
+
+def _relays(nbytes: int) -> str:
+    """What it has carried for others."""
+    return f", relayed {nbytes / 1e6:.1f} MB" if nbytes else ""
 
 
 def _matrix(shown: Shown, ends: list[PeerShown]) -> Table:

@@ -27,6 +27,7 @@ class PeerShown:
     # does; silent; gone
     state: str
     last_seen_s: float
+    relayed_bytes: int  # that it has passed on for peers that have no way to each other
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,13 @@ class Runtime:
         driver = self.driver
         assert driver is not None
         links = driver.recorder.links()
-        return status(driver.machine, links, region=self.settings.region or "", moving=driver.moving)
+        return status(
+            driver.machine,
+            links,
+            region=self.settings.region or "",
+            moving=driver.moving,
+            relayed=self._introductions.relayed_bytes,
+        )
 
     def addresses(self) -> Sequence[tuple[str, int]]:
         """(host, port) under which others reach this peer, best first."""
@@ -237,6 +243,7 @@ class Runtime:
         )
         recorder = Recorder(run_id, self.peer_id, codec.name, meter, self._finished, region=region)
         recorder.on_trace = self.watching.event
+        recorder.relayed = lambda: self._introductions.relayed_bytes
         driver = self.driver = Driver(self, session, spec, machine, recorder)
         refusals.trains = True
         session.connect(driver)

@@ -110,6 +110,7 @@ class RoundReport:
     table_bytes_received: int = 0
     other_bytes_sent: int = 0  # to watchers, and over connections that became no link
     other_bytes_received: int = 0
+    relayed_bytes: int = 0  # passed on since the last report, for peers that have no way to each other
 
     @property
     def wire_bytes_sent(self) -> int:

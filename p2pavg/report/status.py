@@ -71,6 +71,7 @@ class Status:
     leader: bytes  # empty: nobody
     total: int
     region: str
+    relayed: int  # bytes passed on so far for peers that have no way to each other
     peers: tuple[Other, ...]
     links: tuple[LinkSeen, ...]
 
@@ -99,6 +100,7 @@ class Status:
                 leader=peer_id_or_none(message.get("leader")),
                 total=count(message.get("total")),
                 region=text(message.get("region")),
+                relayed=count(message.get("relayed")),
                 peers=tuple(map(Other.from_row, rows(message.get("peers"), len(fields(Other))))),
                 links=tuple(map(LinkSeen.from_row, rows(message.get("links"), len(fields(LinkSeen))))),
             )

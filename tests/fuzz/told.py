@@ -432,6 +432,7 @@ def _statuses() -> list[bytes]:
         "leader": PEER,
         "total": 70,
         "region": "eu",
+        "relayed": 5000,
         "peers": [[OTHER, 3, 5, 4.5, False]],
         "links": [[OTHER, 1, 0.1, 4, 1e8, 1000, 2000]],
     }

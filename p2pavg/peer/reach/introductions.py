@@ -37,6 +37,7 @@ class Introductions:
     def link_down(self, link: Link) -> None:
         """A link ended."""
         self._desk.link_down(link)
+        self._meetings.link_down(link)
 
     def message(self, link: Link, message: Message) -> bool:
         """Whether the message was one of these, and is answered. Raises ProtocolError."""

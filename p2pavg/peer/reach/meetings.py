@@ -44,6 +44,12 @@ class Meetings:
         self._errands = errands
         self._tunnels = tunnels
         self._tasks: set[asyncio.Task[None]] = set()
+        self._impassable: set[bytes] = set()  # with whom a link came about, and no data stream
+
+    def link_down(self, link: Link) -> None:
+        """A link ended; one that never had a data stream is not made that way again."""
+        if link.way is Way.PUNCHED and link.impassable:
+            self._impassable.add(link.peer_id)
 
     def close(self) -> None:
         """Meet nobody any more."""
@@ -55,7 +61,7 @@ class Meetings:
     async def meet(self, peer: bytes) -> bool:
         """Try to get a link: through the NATs, and else through a relay. Whether there is one."""
         helpers = await self.helpers(peer)
-        if helpers and hole.available():
+        if helpers and hole.available() and peer not in self._impassable:
             try:
                 await self.punch(peer, helpers[0])
                 return True

@@ -8,6 +8,7 @@ import numpy as np
 
 from p2pavg.allreduce.jobs import Jobs, NoLinkError
 from p2pavg.plan import Plan
+from p2pavg.rounds.loop.notices import RelayNotice
 from p2pavg.rounds.loop.supply import Supply
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
@@ -32,6 +33,7 @@ class Attempts:
         self._jobs = jobs
         self._supply = supply
         self._exact = exact
+        self._notice = RelayNotice(me)
 
     def open(self, action: act.OpenJob) -> ev.JobFailed | None:
         """Prepare a transfer with the links there are."""
@@ -45,6 +47,7 @@ class Attempts:
             return ev.JobFailed(action.transfer, str(error), error.rank)
         except (ValueError, MemoryError) as error:
             return ev.JobFailed(action.transfer, str(error) or "out of memory")
+        self._notice.opened(action, self._links)
         return None
 
     def begin(self, action: act.BeginJob, contribution: Contribution | None) -> ev.JobFailed | None:

@@ -1,11 +1,14 @@
-"""What a person has to hear of what the machine decided about newcomers."""
+"""What a person has to hear of what the machine decided."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from p2pavg.identity import short_id
 from p2pavg.rounds.machine import actions as act
+from p2pavg.transport.links.carried import Way
+from p2pavg.transport.links.link import Link
 
 logger = logging.getLogger("p2pavg.rounds")
 
@@ -29,3 +32,24 @@ def tell(action: act.Hold | act.Orphaned) -> None:
                 "the members that have the state of this run are gone, and this peer has none of it; it "
                 "waits for one of them to come back. To begin a run anew, start it without initial_peers"
             )
+
+
+class RelayNotice:
+    """Says once to which peers gradients take a relay, because nobody else reaches both."""
+
+    def __init__(self, me: bytes) -> None:
+        self._me = me
+        self._told: set[bytes] = set()
+
+    def opened(self, attempt: act.OpenJob, links: Mapping[bytes, Link]) -> None:
+        """A transfer is prepared."""
+        owners = {attempt.members[part.owner].peer for part in attempt.parts if part.count}
+        ends = {seat.peer for seat in attempt.members} if self._me in owners else owners
+        for peer in sorted(ends - self._told):
+            if peer in links and links[peer].way is Way.RELAYED:
+                self._told.add(peer)
+                logger.warning(
+                    "gradients between this peer and %s travel through a member that relays them within its "
+                    "cap, as nobody else reaches both; an open or forwarded port of one of the two is faster",
+                    short_id(peer),
+                )

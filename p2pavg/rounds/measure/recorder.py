@@ -39,6 +39,8 @@ class Recorder:
         self._publish = publish
         self._region = region
         self.on_trace: Callable[[str, Mapping[str, Any]], None] = lambda kind, fields: None
+        self.relayed: Callable[[], int] = lambda: 0  # bytes passed on for others so far
+        self._relayed = 0  # of these, what was reported
         self._epoch_start = time.monotonic()
         self._arrived_at: float | None = None
         self._waited = 0.0  # at boundaries of this epoch that led to no average
@@ -78,6 +80,10 @@ class Recorder:
     def links(self) -> tuple[LinkReport, ...]:
         """The links as last reported, for watchers."""
         return self._meter.current()
+
+    def _freshly_relayed(self) -> int:
+        before, self._relayed = self._relayed, self.relayed()
+        return self._relayed - before
 
     def opened(self, attempt: act.OpenJob, now: float) -> None:
         """An attempt's group is forming."""
@@ -231,6 +237,7 @@ class Recorder:
             discarded_samples=tuple(samples for samples, _ in discarded),
             failed_attempts=tuple(self._failed),
             region=self._region,
+            relayed_bytes=self._freshly_relayed(),
         )
         self._new_epoch(now)
         self._seen = (now, 0, steps)

@@ -104,8 +104,12 @@ def _plain(value: Any) -> Any:
     return str(value)[:MOST_TEXT]
 
 
-def status(machine: Machine, links: Sequence[LinkReport], *, region: str, moving: bool) -> Status:
-    """Where this member stands, whom it sees, and its links. moving: gradients flow."""
+def status(
+    machine: Machine, links: Sequence[LinkReport], *, region: str, moving: bool, relayed: int
+) -> Status:
+    """Where this member stands, whom it sees, and its links. moving: gradients flow. relayed: bytes that it
+    has passed on for others.
+    """
     core = machine.core
     others = list(core.view)[:MOST_ROWS]
     followers = sum(
@@ -122,6 +126,7 @@ def status(machine: Machine, links: Sequence[LinkReport], *, region: str, moving
         leader=core.leader() or b"",
         total=core.history.total,
         region=region,
+        relayed=relayed,
         peers=tuple(Other(f.peer, f.epoch, f.samples, f.rate, f.silent) for f in others),
         links=tuple(
             LinkSeen(

@@ -61,6 +61,7 @@ class Link:
         self.streams_asked = 0  # by the other side
         self.rtt_min = rtt_s
         self.closed = False
+        self.impassable = False  # no data stream came about in several tries
         self.slowed = False  # it has sent more than its budget, and was named for it
         self._rtt = rtt_s
         self._connection = connection

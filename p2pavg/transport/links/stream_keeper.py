@@ -28,6 +28,7 @@ _ATTEMPT_S, _ATTEMPT_TRIPS = 2.0, 4  # how long a stream may take to open; each 
 _LONG = 3  # the kernel's own pauses between two tries last longer than most cuts
 _QUIET_S = 0.05  # a stream that received nothing for so long, while nothing is transferred, may be closed
 HEARD_S = 1.5  # pings and their answers come each second
+_MOST_FAILURES = 3  # of a link that is not dialled; then another way is tried
 _LASTING_S = 1.0  # a stream that closes sooner has failed to open
 
 
@@ -59,7 +60,12 @@ class StreamKeeper:
                 if self._failures:
                     await asyncio.sleep(self._pause())
                 opened = await asyncio.gather(*(self._open(next(self._numbers)) for _ in range(lacking)))
-                self._failures = 0 if any(opened) else self._failures + 1
+                # Where others have a part in each, what did not open at once may never.
+                good = all(opened) if link.opener is not None else any(opened)
+                self._failures = 0 if good else self._failures + 1
+                if link.opener is not None and self._failures > _MOST_FAILURES and not link.ready.done():
+                    link.impassable = True
+                    link.close("no data stream gets through")
                 continue
             if lacking < 0 and self._close_quiet(-lacking):
                 await asyncio.sleep(_QUIET_S)
@@ -73,13 +79,13 @@ class StreamKeeper:
         return self._engine.receives_blobs or any(self._link.id in job.links for job in jobs)
 
     def _patience(self) -> float:
-        if self._failures % _LONG == _LONG - 1:
+        if self._failures % _LONG == _LONG - 1 or self._link.opener is not None:
             return wire.HANDSHAKE_S
         return min(wire.HANDSHAKE_S, _ATTEMPT_S + _ATTEMPT_TRIPS * self._link.rtt)
 
     def _pause(self) -> float:
         first, most = _BACKOFF_S
-        if self._link.quiet_s < HEARD_S:
+        if self._link.quiet_s < HEARD_S and self._link.opener is None:
             most = _SOON_S
         return min(first * 2.0 ** (self._failures - 1), most) * random.uniform(0.5, 1.0)
 

@@ -26,7 +26,6 @@ MOST_RTT_S = 5.0
 REFUSED_PAUSE_S = 0.02  # after an early SYN was answered by RST
 HEAD_START_S = 3.0
 MOST_ADDRESSES = 2  # of one side: outside, and inside of its NAT
-ENOUGH_STREAMS = 4  # of those that are wanted: a link that carries
 
 
 class Dependence(StrEnum):

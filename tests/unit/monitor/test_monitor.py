@@ -40,6 +40,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "leader": A,
         "total": 4000,
         "region": "eu-west-1",
+        "relayed": 0,
         "peers": [],
         "links": [],
         **changes,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from p2pavg.peer.reach.introductions import Introductions
@@ -27,3 +29,10 @@ class Introduced(Host):
     async def close(self) -> None:
         self.introductions.close()
         await super().close()
+
+
+async def until(happened: Callable[[], object]) -> None:
+    """What no event tells of."""
+    async with asyncio.timeout(20):
+        while not happened():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

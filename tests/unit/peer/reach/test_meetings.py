@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from p2pavg.credentials import Authority
-from p2pavg.transport.links.carried import Way
+from p2pavg.errors import UnreachableError
+from p2pavg.transport.links import stream_keeper
+from p2pavg.transport.links.carried import CountedSocket, Way
 from p2pavg.transport.ways import hole
-from tests.unit.peer.reach.introduced import Introduced
+from tests.unit.peer.reach.introduced import Introduced, until
 from tests.unit.transport.engine_swarm import ENGINES
 
 
@@ -43,7 +45,7 @@ async def is_whole(one: Introduced, two: Introduced, way: Way) -> None:
     assert await link.alive(5.0)
     async with asyncio.timeout(20):
         await link.ready
-    await one.until(lambda: one.engine.streams(link.id))
+    await until(lambda: one.engine.streams(link.id))
 
 
 @pytest.mark.parametrize("kind", ENGINES)
@@ -64,3 +66,51 @@ async def test_a_member_relays(closed: bool, kind: str, monkeypatch: pytest.Monk
         assert await one.introductions.meet(two.id)
         await is_whole(one, two, Way.RELAYED)
         assert member.introductions.relayed_bytes > 0
+
+
+async def test_a_link_without_data_streams_is_relayed_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the control connection passes the NATs and no data stream does, the pair is relayed then."""
+    monkeypatch.setattr(stream_keeper, "_BACKOFF_S", (0.01, 0.01))
+    async with three() as (one, two, _):
+
+        async def nothing(peer: bytes) -> CountedSocket:
+            raise UnreachableError("not through these")
+
+        monkeypatch.setattr(one.introductions._meetings, "_stream", nothing)
+        assert await one.introductions.meet(two.id)
+        await one.until(lambda: one.down)
+        assert one.down[0][1] == "no data stream gets through"
+        await two.until(lambda: one.id not in two.endpoint.links)
+        assert await one.introductions.meet(two.id)
+        await is_whole(one, two, Way.RELAYED)
+
+
+async def test_streams_are_punched_again() -> None:
+    """A data stream that ends on such a link is opened again the same way."""
+    async with three() as (one, two, _):
+        assert await one.introductions.meet(two.id)
+        await is_whole(one, two, Way.PUNCHED)
+        link = one.link_to(two)
+        await until(lambda: len(one.engine.streams(link.id)) == 2)
+        first = set(one.engine.streams(link.id))
+        two.engine.detach(two.link_to(one).id, min(first))
+        await until(lambda: len(set(one.engine.streams(link.id)) - first) == 1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"t": "punch", "at": [], "by": b"x" * 20, "rtt": 0.1},
+        {"t": "punch", "to": b"short", "at": [["127.0.0.1", 9]], "by": b"x" * 20, "rtt": 0.1},
+        {"t": "punch", "from": 5, "at": [["127.0.0.1", 9]], "by": b"x" * 20, "rtt": 0.1},
+        {"t": "knows"},
+        {"t": "relay", "to": None},
+        {"t": "tunnel", "from": b""},
+    ],
+)
+async def test_nonsense_ends_the_link(message: dict[str, object]) -> None:
+    """Who asks for a meeting or a tunnel in a way that no peer does loses the link, and nobody else does."""
+    async with three() as (one, two, member):
+        one.link_to(member).send(message)
+        await one.until(lambda: member.id not in one.endpoint.links)
+        assert await two.link_to(member).alive(10.0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from p2pavg.part import Part
@@ -54,3 +57,66 @@ def test_only_links_to_owners_are_needed(owner: int, accepts: bool) -> None:
     refused = [a.message.missing for a in actions if isinstance(a, Send) and isinstance(a.message, Refuse)]
     assert any(isinstance(action, OpenJob) for action in actions) == accepts
     assert refused == ([] if accepts else [(OTHER_HIDDEN,)])
+
+
+def standing_at(me: bytes, plan: Any, *, client_only: bool = False) -> Machine:
+    config = Config(
+        me=me, run_id="r", epoch=0, lineage=LINEAGE, target=10, plan=plan, client_only=client_only
+    )
+    return Machine(config, 0.0)
+
+
+def owners(*ups: PeerUp, told: dict[bytes, tuple[bytes, ...]]) -> tuple[bool, ...]:
+    """Who owns parts in the plan of REACHABLE, after others said whom they have met."""
+    plans: list[tuple[bool, ...]] = []
+
+    def plan(members: list[PlanMember]) -> tuple[Part, ...]:
+        plans.append(tuple(member.owns for member in members))
+        return (Part(0, 0, 5),)
+
+    machine = standing_at(REACHABLE, plan)
+    machine.core.sticky = REACHABLE
+    for up in ups:
+        machine.handle(up, 0.1)
+        own = standing_at(up.peer, plan)
+        progress = replace(own.core.progress(), leader=REACHABLE, met=told.get(up.peer, ()))
+        machine.handle(Received(up.peer, progress), 0.1)
+    machine.handle(LocalProgress(10, 1.0, at_boundary=True), 0.2)
+    return plans[-1]
+
+
+@pytest.mark.parametrize(
+    ("told", "owning"),
+    [
+        ({HIDDEN: (OTHER_HIDDEN,), OTHER_HIDDEN: (HIDDEN,)}, (True, True, True)),
+        ({HIDDEN: (OTHER_HIDDEN,)}, (True, False, False)),
+        ({}, (True, False, False)),
+    ],
+)
+def test_two_that_have_met_own_parts(told: dict[bytes, tuple[bytes, ...]], owning: tuple[bool, ...]) -> None:
+    """Of two that nobody can dial both own parts once both say that they have a link to each other."""
+    ups = [PeerUp(peer, 0, LINEAGE, client_only=True, leader=REACHABLE) for peer in (HIDDEN, OTHER_HIDDEN)]
+    assert owners(*ups, told=told) == owning
+
+
+def test_a_relay_carries_gradients_where_nobody_else_reaches_both() -> None:
+    """Two that are linked by relay alone own parts both; a third with links to both leads, and owns all."""
+    ups = [PeerUp(HIDDEN, 0, LINEAGE, relayed=True, leader=REACHABLE)]
+    assert owners(*ups, told={}) == (True, True)
+    machine = standing_at(REACHABLE, lambda members: ())
+    machine.core.sticky = REACHABLE
+    machine.handle(ups[0], 0.1)
+    assert machine.core.leader() in (REACHABLE, HIDDEN)
+    machine.handle(PeerUp(OTHER_HIDDEN, 0, LINEAGE, leader=REACHABLE), 0.2)
+    assert machine.core.leader() == OTHER_HIDDEN
+    assert machine.core.progress().apart == (HIDDEN,)
+
+
+def test_whom_it_has_met_is_told() -> None:
+    """A peer that nobody can dial tells of direct links to such peers, and counts relayed ones as lacking."""
+    machine = standing_at(HIDDEN, lambda members: (), client_only=True)
+    machine.handle(PeerUp(OTHER_HIDDEN, 0, LINEAGE, client_only=True), 0.1)
+    machine.handle(PeerUp(REACHABLE, 0, LINEAGE), 0.1)
+    assert (machine.core.progress().met, machine.core.progress().apart) == ((OTHER_HIDDEN,), ())
+    machine.handle(PeerUp(OTHER_HIDDEN, 0, LINEAGE, client_only=True, relayed=True), 0.2)
+    assert (machine.core.progress().met, machine.core.progress().apart) == ((), (OTHER_HIDDEN,))

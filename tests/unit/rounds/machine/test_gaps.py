@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from p2pavg.rounds.machine import events as ev
@@ -107,3 +110,25 @@ def test_a_gap_that_opens_in_the_middle_of_a_run() -> None:
     swarm.epochs(since + 10)
     begun = [trace for _, _, trace in swarm.traced if trace.kind == "begun"]
     assert {t.fields["contributors"] for t in begun if t.fields["epoch"] >= since} == {3}
+
+
+def relayed(swarm: Calm, pair: set[bytes]) -> None:
+    """The link between two is carried by a third member."""
+    for node in swarm.nodes:
+
+        def feed(event: ev.Event, me: bytes = node.me, feed: Callable[[ev.Event], None] = node.feed) -> None:
+            if isinstance(event, ev.PeerUp) and {event.peer, me} == pair:
+                event = replace(event, relayed=True)
+            feed(event)
+
+        node.feed = feed  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("peers", "carried"), [(3, (0, 1)), (3, (0, 2)), (3, (1, 2)), (2, (0, 1))])
+def test_a_pair_whose_link_is_relayed_averages(peers: int, carried: tuple[int, int]) -> None:
+    """Three of which two are linked by relay alone, and two that have nobody else: all contribute."""
+    swarm = Calm(peers)
+    relayed(swarm, {swarm.nodes[number].me for number in carried})
+    swarm.epochs(12)
+    begun = [trace.fields for _, _, trace in swarm.traced if trace.kind == "begun"]
+    assert {fields["contributors"] for fields in begun if fields["epoch"] >= 2} == {peers}
