@@ -244,6 +244,7 @@ PEER_INFO = {
     "report": "the compact report of its last epoch, if there is room",
     "name": "for people, at most 32 characters; several peers may have the same",
     "joining": "it has not got the run's state yet",
+    "udp": "false: UDP does not reach it, so it takes part in the table over TCP",
 }
 
 

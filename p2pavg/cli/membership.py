@@ -22,6 +22,7 @@ from p2pavg.membership.table.address import (
 from p2pavg.membership.table.dht import DHT
 from p2pavg.peer.helper import Helper
 from p2pavg.peer.settings import Settings
+from p2pavg.transport.links.table_port import TablePort
 
 DEFAULT_LISTEN = "0.0.0.0:31330"
 Result = TypeVar("Result")
@@ -108,15 +109,20 @@ def _stopped() -> asyncio.Event:
 async def _bootstrap(
     identity: Identity, host: str, port: int, initial_peers: Sequence[Address], announce: str | None
 ) -> int:
-    stop = _stopped()
-    dht = await DHT.start(identity, host=host, port=port, initial_peers=initial_peers)
-    if announce is not None:
-        dht.node.announced = frozenset([parse_host_port(announce)[0]])
+    stop, tcp = _stopped(), TablePort(host, port)
     try:
-        print(announce or format_host_port(*dht.external_addresses()[0]), flush=True)
-        await stop.wait()
+        dht = await DHT.start(
+            identity, host=host, port=tcp.port, initial_peers=initial_peers, attach=tcp.attach
+        )
+        if announce is not None:
+            dht.node.announced = frozenset([parse_host_port(announce)[0]])
+        try:
+            print(announce or format_host_port(*dht.external_addresses()[0]), flush=True)
+            await stop.wait()
+        finally:
+            await dht.stop()
     finally:
-        await dht.stop()
+        await tcp.close()
     return 0
 
 

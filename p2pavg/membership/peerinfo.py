@@ -25,7 +25,8 @@ class PeerInfo:
     `addresses` are (host, port) for TCP and UDP, best first; `lineage` and `model` (the hash of the model's
     schema) are opaque bytes of at most 32, `report` (a compact form of the last epoch's, for watchers) of at
     most 200; `name` is for people, and several peers may have the same; `joining`: it has not got the run's
-    state yet; `incarnation` tells lives of one identity apart and is filled in by the view.
+    state yet; `udp`: False where UDP does not reach it; `incarnation` tells lives of one identity apart and
+    is filled in by the view.
     """
 
     peer_id: bytes
@@ -42,6 +43,7 @@ class PeerInfo:
     report: bytes = b""
     name: str = ""
     joining: bool = False
+    udp: bool = True
 
     def differs_only_in_progress(self, other: PeerInfo) -> bool:
         """Whether nothing but epoch, lineage, rate and report tells the two apart."""
@@ -69,7 +71,7 @@ class PeerInfo:
             self.model,
             self.leaving,
         ]
-        told = [self.name[:MAX_NAME], self.joining]
+        told = [self.name[:MAX_NAME], self.joining, self.udp]
         packed: bytes = msgpack.packb([*fields, self.report[:MAX_REPORT_BYTES], *told])
         if len(packed) > MOST_WITH_REPORT:
             packed = msgpack.packb([*fields, b"", *told])
@@ -82,11 +84,11 @@ class PeerInfo:
             fields = msgpack.unpackb(value)
         except MALFORMED:
             return None
-        if not isinstance(fields, list) or len(fields) < 13 or fields[0] != _VERSION:
+        if not isinstance(fields, list) or len(fields) < 14 or fields[0] != _VERSION:
             return None
         # Later versions append more.
         _, addresses, client_only, region, epoch, lineage, rate, watcher, model, leaving = fields[:10]
-        report, name, joining = fields[10:13]
+        report, name, joining, udp = fields[10:14]
         expected = (
             (client_only, bool),
             (region, str),
@@ -99,6 +101,7 @@ class PeerInfo:
             (report, bytes),
             (name, str),
             (joining, bool),
+            (udp, bool),
         )
         if any(type(item) is not kind for item, kind in expected) or not _are_addresses(addresses):
             return None
@@ -127,6 +130,7 @@ class PeerInfo:
             report,
             printable(name),
             joining,
+            udp,
         )
 
 

@@ -77,6 +77,7 @@ def _as_json(info: PeerInfo) -> dict[str, Any]:
         "name": info.name or short_id(info.peer_id),
         "addresses": [format_host_port(*address) for address in info.addresses],
         "client_only": info.client_only,
+        "udp": info.udp,
         "region": info.region,
         "epoch": info.epoch,
         "lineage": info.lineage.hex(),
@@ -107,7 +108,7 @@ def _print_table(run_id: str, rows: list[PeerInfo]) -> None:
             short_id(info.peer_id),
             format_host_port(*info.addresses[0]) if info.addresses else "-",
             *([info.region or "-"] if regions else []),
-            "joining" if info.joining else "out only" if info.client_only else info.role,
+            _role(info),
             str(info.epoch),
             f"{info.samples_per_second:.1f}",
         )
@@ -115,5 +116,13 @@ def _print_table(run_id: str, rows: list[PeerInfo]) -> None:
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     if any(info.client_only and not info.joining for info in rows):
         print("out only: nobody can open a connection to that peer, it opens them")
+    if any(not info.udp for info in rows):
+        print("TCP: UDP does not reach that peer, so the others find it over TCP")
     if len({info.lineage for info in rows if info.epoch == max(r.epoch for r in rows)}) > 1:
         print("peers at the same epoch hold different histories: parts of the swarm have averaged apart")
+
+
+def _role(info: PeerInfo) -> str:
+    """What it does, and how it is reached where that is not the usual way."""
+    role = "joining" if info.joining else "out only" if info.client_only else info.role
+    return role if info.udp else f"{role}, TCP"

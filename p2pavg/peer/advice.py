@@ -49,7 +49,7 @@ async def knock(host: str, port: int, party: handshake.Party) -> None:
 async def silent(
     initial_peers: Iterable[Address], party: handshake.Party, told: UnreachableError
 ) -> P2PAvgError:
-    """The error for a newcomer whom no initial peer answered over UDP. told: without a closer look."""
+    """The error for a newcomer whom no initial peer's table answered. told: without a closer look."""
     for host, port in initial_peers:
         try:
             await knock(host, port, party)
@@ -57,10 +57,6 @@ async def silent(
             continue
         except P2PAvgError as error:
             return error
-        return UnreachableError(
-            f"{format_host_port(host, port)} answers over TCP but not over UDP; open its port for UDP as "
-            "well, and let this machine's own firewall pass UDP"
-        )
     return told
 
 

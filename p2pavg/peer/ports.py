@@ -56,6 +56,8 @@ async def open_ports(
                 port=endpoint.port,
                 initial_peers=settings.initial_addresses,
                 client_only=bool(settings.client_only),
+                dial=endpoint.dial,
+                attach=endpoint.attach,
             )
             return endpoint, dht
         except AddressInUseError:

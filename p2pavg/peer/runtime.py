@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from p2pavg import codecs
@@ -162,9 +163,10 @@ class Runtime:
         assert spec is not None
         addresses = self.addresses()
         machine, hidden = driver.machine, self.client_only
-        return record_of(
+        told = record_of(
             self.peer_id, self.settings, addresses, machine, spec, self._last, client_only=hidden
         )
+        return replace(told, udp=not self.dht.is_deaf)
 
     def broken(self) -> None:
         """The driver cannot go on: what others see of this peer ends."""

@@ -7,6 +7,7 @@ of memory for each byte of input, beyond `SLACK_BYTES`.
 from __future__ import annotations
 
 import functools
+import ipaddress
 import struct
 import time
 import zlib
@@ -20,7 +21,9 @@ from p2pavg.credentials import Authority, statements
 from p2pavg.errors import ProtocolError
 from p2pavg.identity import Identity
 from p2pavg.membership import closed, peerinfo
+from p2pavg.membership.reach import pcp, pmp
 from p2pavg.membership.table import beat, record, store, wire
+from p2pavg.membership.table.carrying import streams
 from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.reading import Reading
 from p2pavg.native import compiled
@@ -260,6 +263,48 @@ async def _take_answer(data: bytes) -> None:
     await reading._finish()
 
 
+def _table_frames() -> list[bytes]:
+    requests = b"".join(map(streams.pack_frame, _requests()))
+    return [streams.head(31330) + requests, streams.head(0) + requests[:-3]]
+
+
+def _take_table_frames(data: bytes) -> None:
+    """What a connection of the table brings: whole datagrams, none longer than any may be."""
+    streams.parse_head(data[: streams.HEAD_BYTES])
+    left = bytearray(data[streams.HEAD_BYTES :])
+    whole = len(left)
+    taken = b"".join(map(streams.pack_frame, streams.take_frames(left)))
+    assert len(taken) + len(left) == whole
+    assert len(left) < 2 + wire.MAX_DATAGRAM
+
+
+# -- gateways
+
+
+_PMP = (pmp.ask_address(), pmp.ask_port("tcp", 80, 81, 600))
+_PCP = pcp.ask_port("192.168.1.5", "tcp", 80, 81, 600, b"n" * pcp.NONCE_BYTES)
+
+
+def _gateway_answers() -> list[bytes]:
+    where = bytes(10) + b"\xff\xff" + bytes((203, 0, 113, 7))
+    by_pcp = (
+        struct.pack("!BBBBII12x", 2, 0x81, 0, 0, 600, 5) + _PCP[24:40] + struct.pack("!HH", 80, 81) + where
+    )
+    return [
+        struct.pack("!BBHI4s", 0, 128, 0, 5, b"\xcb\0q\x07"),
+        struct.pack("!BBHIHHI", 0, 130, 0, 5, 80, 81, 600),
+        by_pcp,
+    ]
+
+
+def _take_gateway_answer(data: bytes) -> None:
+    """What a gateway, or who pretends to be one, answers: an address that is one, and a port of 16 bits."""
+    for answer in (*(pmp.read(data, request) for request in _PMP), pcp.read(data, _PCP)):
+        if answer is not None and not answer.result:
+            assert not answer.address or ipaddress.ip_address(answer.address)
+            assert 0 <= answer.outside_port < 65536
+
+
 TARGETS = {
     target.name: target
     for target in (
@@ -272,6 +317,8 @@ TARGETS = {
         Target("peerinfo", lambda data: peerinfo.PeerInfo.decode(data, b"p" * 20, 1), _infos),
         Target("table-request", told.in_loop(_take_request), _requests),
         Target("table-answer", told.in_loop(_take_answer), _answers),
+        Target("table-frames", quiet(_take_table_frames, ValueError), _table_frames),
+        Target("gateway-answer", _take_gateway_answer, _gateway_answers),
         Target("preamble", quiet(_parse_preamble, ProtocolError, handshake.Refusal), _preambles),
         Target("hello", quiet(_parse_hello, ProtocolError, handshake.Refusal), _hellos),
         Target("stream", quiet(_parse_stream, ProtocolError), _streams),

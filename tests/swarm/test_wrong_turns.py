@@ -8,10 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,45 +106,6 @@ def newcomer(*initial_peers: str, width: int = 8, optimizer: Any = torch.optim.S
     return opt
 
 
-@contextmanager
-def tcp_alone(target: str) -> Iterator[str]:
-    """An address at which TCP reaches `target` and UDP reaches nobody."""
-    port = free_port()
-    with socket.create_server(("127.0.0.1", port)) as server:
-        server.settimeout(0.1)
-        done = threading.Event()
-        open_sockets: list[socket.socket] = []
-
-        def pump(source: socket.socket, sink: socket.socket) -> None:
-            try:
-                while data := source.recv(65536):
-                    sink.sendall(data)
-            except OSError:
-                pass
-
-        def accept() -> None:
-            while not done.is_set():
-                try:
-                    near, _ = server.accept()
-                except TimeoutError:
-                    continue
-                host, _, number = target.rpartition(":")
-                far = socket.create_connection((host, int(number)))
-                open_sockets.extend((near, far))
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=pump, args=pair, daemon=True).start()
-
-        thread = threading.Thread(target=accept)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{port}"
-        finally:
-            done.set()
-            thread.join()
-            for one in open_sockets:
-                one.close()
-
-
 def warnings(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
 
@@ -157,16 +115,6 @@ def test_wrong_address(swarm):
     nobody = f"127.0.0.1:{free_port()}"
     with pytest.raises(UnreachableError, match=rf"{nobody}.*check that one of them runs"):
         newcomer(nobody)
-
-
-def test_udp_is_blocked(swarm):
-    """A firewall that passes only TCP is told from a wrong address."""
-    with (
-        tcp_alone(swarm.address) as address,
-        pytest.raises(UnreachableError, match=r"answers over TCP but not over UDP; open its port for UDP"),
-    ):
-        newcomer(address)
-    swarm.goes_on()
 
 
 def test_tcp_is_blocked(swarms, addresses, caplog):

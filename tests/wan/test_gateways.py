@@ -7,6 +7,7 @@ import json
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -323,3 +324,41 @@ def test_simultaneous_open_passes_where_rfc_5382_says(one: str, other: str, earl
         ]
         met = {process.communicate(timeout=30)[0] for process in both}
         assert met == ({"met\n"} if one.startswith("independent") else {"missed\n"})
+
+
+MAP = """
+import asyncio, json, sys
+from p2pavg.membership.reach.port_mapping import Gateway, PortMapping
+
+async def main():
+    told = []
+    mapping = PortMapping(Gateway(sys.argv[1]), 8088, told.append, look_s=0.2)
+    print(json.dumps(await mapping.start()), flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    print(json.dumps(told[-1]), flush=True)
+    await mapping.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_mapping_follows_its_gateway_and_ends_with_its_owner(lab: Lab) -> None:
+    """A port is mapped by NAT-PMP and PCP, moves with the outside address, and is given back at the end."""
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    process = lab.spawn("laptop", python(MAP, "192.168.1.1"), text=True, **pipes)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    before = lab.outside("home")
+    assert json.loads(process.stdout.readline()) == [before, 8088]
+    assert {mapped.outside_port for mapped in lab.mappings("home") if mapped.leased} == {8088}
+    lab.set_outside("home", "10.77.1.78")
+    deadline = time.monotonic() + 20
+    while not any(mapped.leased for mapped in lab.mappings("home")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    assert json.loads(process.stdout.readline()) == ["10.77.1.78", 8088]
+    assert process.wait(10) == 0
+    assert not any(mapped.leased for mapped in lab.mappings("home"))
+    lab.set_outside("home", before)

@@ -26,6 +26,7 @@ from p2pavg.membership.table.address import (
     parse_host_port,
     resolve,
 )
+from p2pavg.membership.table.carrying.streams import Dial, Streams, Take, dial_plainly
 from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.publish import Publication
 from p2pavg.membership.table.reach import (
@@ -115,6 +116,8 @@ class DHT:
         open_endpoint: Callable[[asyncio.DatagramProtocol], Address] | None = None,
         connect: Connect = tcp_connect,
         incarnation: int | None = None,
+        dial: Dial = dial_plainly,
+        attach: Callable[[Take], None] | None = None,
     ) -> DHT:
         """Open UDP `port` (0: any free one) on `host` and join the table of any of `initial_peers`.
 
@@ -124,7 +127,9 @@ class DHT:
         none answers, `IncompatiblePeerError` when those that do are of another version. A simulation passes
         its own `clock`, `connect` and, instead of a socket, `open_endpoint`, which connects a datagram
         protocol to an address. `incarnation` tells this life of the identity from earlier ones; by default
-        milliseconds of the wall clock, and a clock that went back does no harm.
+        milliseconds of the wall clock, and a clock that went back does no harm. Where UDP does not get
+        through, connections made by `dial` carry the table; `attach` is given what takes those that come to
+        the TCP port of the same number, if this node has one.
         """
         node = Node(identity, k=k, client_only=client_only, clock=clock)
         if open_endpoint is None:
@@ -132,6 +137,10 @@ class DHT:
             await asyncio.get_running_loop().create_datagram_endpoint(lambda: node.rpc, sock=bound)
             node.whereabouts.hosts = [own for own in own_addresses(host) if is_public(own)]
             port = normalise(bound.getsockname())[1]
+            streams = Streams(node.rpc.stream_received, 0 if attach is None or client_only else port, dial)
+            node.rpc.carrier.streams = streams
+            if attach is not None:
+                attach(streams.take)
         else:
             host, port = open_endpoint(node.rpc)
         node.bound = host, port
@@ -163,13 +172,18 @@ class DHT:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes of UDP payload sent and received so far."""
-        return self.node.rpc.bytes_sent, self.node.rpc.bytes_received
+        """Bytes of payload sent and received so far, over UDP and TCP."""
+        return self.node.rpc.carrier.bytes_sent, self.node.rpc.carrier.bytes_received
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether UDP is of no use to this node, so that it takes part over TCP."""
+        return self.node.rpc.carrier.is_deaf
 
     @property
     def wire(self) -> Wire:
-        """The same with the headers of IP and UDP."""
-        return self.node.rpc.wire
+        """What went over UDP, with the headers of IP and UDP."""
+        return self.node.rpc.carrier.wire
 
     async def store(self, key: bytes, value: bytes, lifetime: float) -> bool:
         """Publish this node's record under `key`, replacing its earlier one, for `lifetime` seconds.
@@ -237,6 +251,8 @@ class DHT:
     def become_client_only(self) -> None:
         """From now on this node only asks: others no longer list it as a contact."""
         self.node.rpc.client_only = True
+        if self.node.rpc.carrier.streams is not None:
+            self.node.rpc.carrier.streams.listens_no_more()
 
     async def stop(self) -> None:
         """Close the socket and end all work. Records that this node published expire by themselves."""
@@ -282,8 +298,8 @@ class DHT:
         hint = f"; no address is known for {unresolved[0]}" if unresolved else ""
         hint += "; one of them is this peer's own" if ourselves else ""
         raise UnreachableError(
-            f"none of the initial peers answered over UDP ({names}){hint}; check that one of them runs and "
-            f"that its port is open for UDP and TCP, or start a new swarm without initial_peers"
+            f"none of the initial peers answered, over UDP or TCP ({names}){hint}; check that one of them "
+            f"runs and that its port is open, for TCP at least, or start a new swarm without initial_peers"
         )
 
     async def _first_answer(self, addresses: list[Address]) -> Contact | None:

@@ -14,6 +14,8 @@ from typing import Any, cast
 from p2pavg.identity import Identity, peer_id_of, verify
 from p2pavg.membership.table.address import Address, normalise, pack_address
 from p2pavg.membership.table.beat import BEAT_MARK
+from p2pavg.membership.table.carrying.carrier import Carrier
+from p2pavg.membership.table.carrying.streams import Write
 from p2pavg.membership.table.ledger import AMPLIFICATION, Ledger
 from p2pavg.membership.table.questions import Answer, Pending, Question, once
 from p2pavg.membership.table.serving import BEAT_WORK, Server, Service
@@ -39,7 +41,6 @@ from p2pavg.membership.table.wire import (
     other_version,
     read_head,
 )
-from p2pavg.report.wire import UDP_HEADER, Wire, packet_header
 
 logger = logging.getLogger("p2pavg.membership")
 
@@ -65,13 +66,9 @@ class Rpc(asyncio.DatagramProtocol):
         self.identity = identity
         self.client_only = client_only
         self.other_version: int | None = None  # that a node of another version was heard to speak
-        self.bytes_sent = 0
-        self.bytes_received = 0
-        self.wire = Wire()
         self._service = service
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.DatagramTransport | None = None
         self._pending: dict[bytes, Pending] = {}
         self._first: dict[
             Address, list[tuple[Question, asyncio.TimerHandle | None]]
@@ -79,24 +76,33 @@ class Rpc(asyncio.DatagramProtocol):
         self._late: OrderedDict[bytes, Pending] = OrderedDict()  # given up, but an answer still tells the RTT
         self.ledger = Ledger(clock)
         self._endpoints = Endpoints()
-        self._ipv6 = False
         self._closed = False
         self._complained: set[str] = set()
-        self._server = Server(identity, service, self.ledger, self._send, clock)
+        self.carrier = Carrier(self.ledger, clock)
+        self._server = Server(identity, service, self.ledger, clock)
 
     # asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.DatagramTransport, transport)
-        self._ipv6 = len(transport.get_extra_info("sockname")) == 4
+        self.carrier.opened(cast(asyncio.DatagramTransport, transport))
 
     def error_received(self, exc: Exception) -> None:
         logger.debug("datagram not delivered: %s", exc)
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        self.bytes_received += len(data)
-        self.wire += Wire(received=len(data) + packet_header(addr[0], UDP_HEADER))
         address = normalise(addr)
+        self.carrier.received(data, addr[0], by_tcp=False)
+        self.carrier.ways.heard()
+        self._received(data, address, None)
+
+    def stream_received(self, data: bytes, address: Address, write: Write, dialled: bool) -> None:
+        """A datagram came over a TCP connection with `address`, which is answered by `write`."""
+        self.carrier.received(data, address[0], by_tcp=True)
+        if not dialled and data[:1] == BEAT_MARK:
+            self.carrier.ways.tells_by_tcp(address)
+        self._received(data, address, write)
+
+    def _received(self, data: bytes, address: Address, write: Write | None) -> None:
         self.ledger.told(address, len(data))
         if data[:1] == BEAT_MARK:
             if self._server.admits(address, BEAT_WORK):
@@ -106,10 +112,14 @@ class Rpc(asyncio.DatagramProtocol):
         if head is None:
             self._other(data, address)
         elif head.flags & Flag.ANSWER:
+            if write is None:
+                self.carrier.answered_by_udp(head.transaction, address)
             if head.transaction in self._pending or head.transaction in self._late:
-                self._answered(data, head, address)
+                self._answered(data, head, address, by_tcp=write is not None)
+        elif write is not None:
+            self._server.requested(data, head, address, write, verified=True)
         else:
-            self._server.requested(data, head, address)
+            self._server.requested(data, head, address, lambda answer: self.carrier.send(answer, address))
 
     def _other(self, data: bytes, address: Address) -> None:
         """No message of ours. Whoever speaks another version is told so, briefly, and we remember it."""
@@ -120,12 +130,11 @@ class Rpc(asyncio.DatagramProtocol):
         self.other_version = version
         self._complainonce(address, f"is of version {version} of the table, and this is version {VERSION}")
         if len(data) > HEADER_BYTES and self._server.admits(address):
-            self._send(NOTICE, address)
+            self.carrier.send(NOTICE, address)
 
     def close(self) -> None:
         self._closed = True
-        if self._transport is not None:
-            self._transport.close()
+        self.carrier.close()
         for transaction in tuple(self._pending):
             self._give_up(transaction)
 
@@ -205,7 +214,7 @@ class Rpc(asyncio.DatagramProtocol):
 
     def send_beat(self, data: bytes, address: Address) -> None:
         """One datagram that asks for no answer."""
-        self._send(data, address)
+        self.carrier.tell(data, address)
 
     def is_proven(self, peer_id: bytes, address: Address) -> bool:
         """Whether the node at `address` has proven that it holds the key of `peer_id`."""
@@ -243,17 +252,24 @@ class Rpc(asyncio.DatagramProtocol):
             longest = FIND_BYTES if pending.data[3] == Kind.FIND else MAX_DATAGRAM
             wanted = int(min(longest // AMPLIFICATION, self.ledger.room(pending.address)))
             data = data.ljust(wanted, b"\x00")
-        if self._send(data, pending.address):
+        attempt = pending.tries - (TRIES - pending.question.tries)
+        _, at_once = self.carrier.ask(data, pending.address, attempt, transaction)
+        if at_once:
             pending.sent[pending.tries] = self._clock()
         pending.tries += 1
         pending.timer = self._loop.call_later(pending.timeout, self._transmit, transaction)
         pending.timeout = min(pending.timeout * BACKOFF, LONGEST_TIMEOUT)
 
-    def _answered(self, data: bytes, head: Head, address: Address) -> None:
+    def _answered(self, data: bytes, head: Head, address: Address, *, by_tcp: bool) -> None:
         pending = self._pending.get(head.transaction) or self._late[head.transaction]
         if pack_address(address) != pending.asked:
             self._complainonce(address, "answers a question that went to another address")
             return
+        if by_tcp:
+            began = min(pending.sent.values(), default=self._clock())
+            self.carrier.answered_by_tcp(head.transaction, address, self._clock() - began)
+        else:
+            self.carrier.ways.by_udp(address)
         message = decode(data, head)
         if message is None:
             return
@@ -326,21 +342,6 @@ class Rpc(asyncio.DatagramProtocol):
         return peer_id_of(public_key) == message.sender and verify(public_key, signed, signature)
 
     # the rest
-
-    def _send(self, data: bytes, address: Address) -> bool:
-        """Whether it went: not to an address that has not shown that it receives and has had its share."""
-        assert self._transport is not None
-        host, port = address
-        if ":" not in host:
-            host = f"::ffff:{host}" if self._ipv6 else host
-        elif not self._ipv6:
-            return False  # this node has no IPv6 socket
-        if self._transport.is_closing() or not self.ledger.spend(address, len(data)):
-            return False
-        self.bytes_sent += len(data)
-        self.wire += Wire(sent=len(data) + packet_header(host, UDP_HEADER))
-        self._transport.sendto(data, (host, port))
-        return True
 
     def _complainonce(self, address: Address, what: str) -> None:
         if address[0] not in self._complained and len(self._complained) < 256:

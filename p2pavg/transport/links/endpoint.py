@@ -13,6 +13,7 @@ from p2pavg.credentials import Credentials, SelfSigned, Tls
 from p2pavg.errors import ClosedError, P2PAvgError, ProtocolError, UnreachableError
 from p2pavg.forkguard import guard
 from p2pavg.identity import Identity, short_id
+from p2pavg.membership.table.carrying.streams import Take
 from p2pavg.report.wire import Wire
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links import greeting, handshake, listening, proofs
@@ -160,6 +161,14 @@ class Endpoint:
             logger.debug("stream %d of the link to %s closed: %s", stream, peer, reason)
         if link in self._keepers:
             self._keepers[link].check()
+
+    def attach(self, table: Take) -> None:
+        """What takes connections of the table that come to this port; till then they are closed."""
+        self.reception.table = table
+
+    async def dial(self, host: str, port: int) -> CountedSocket:
+        """A plain connection, counted with the others of this peer. Raises OSError."""
+        return await wire.dial(host, port, self._carried.socket)
 
     async def close(self) -> None:
         """Close the port and all links, without events. Idempotent."""

@@ -12,6 +12,7 @@ from typing import Protocol
 from p2pavg.credentials import Tls
 from p2pavg.errors import P2PAvgError, ProtocolError
 from p2pavg.identity import Identity
+from p2pavg.membership.table.carrying.streams import Take, is_head
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links import greeting, handshake, observing
 from p2pavg.transport.links import raw_socket as wire
@@ -54,6 +55,7 @@ class Reception:
         self._budget = budget
         self._by_tag = by_tag
         self._engine = engine
+        self.table: Take | None = None  # takes connections of the table, which share the port
         self.tunnels: Tunnels | None = None  # takes connections that a relay is to join; None: this is none
 
     async def welcome(self, sock: CountedSocket) -> None:
@@ -61,7 +63,11 @@ class Reception:
         accepted_at, house = time.monotonic(), self._house
         try:
             async with asyncio.timeout(wire.HANDSHAKE_S):
-                kind = await self._kind(sock)
+                raw = await self._first_bytes(sock)
+                if self.table is not None and is_head(raw):
+                    await self.table(sock, raw)
+                    return
+                kind = await self._kind(sock, raw)
                 if kind == handshake.DATA:
                     await accept_stream(sock, self._by_tag, self._engine, house.party, self._admits_stream)
                     return
@@ -108,9 +114,15 @@ class Reception:
     def _admits_stream(self, link: Link) -> bool:
         return self._budget.admits_stream(link.peer_id, time.monotonic())
 
-    async def _kind(self, sock: socket.socket) -> int:
+    async def _first_bytes(self, sock: socket.socket) -> bytes:
         try:
-            raw = await wire.receive(sock, handshake.PREAMBLE_BYTES)
+            return await wire.receive(sock, handshake.PREAMBLE_BYTES)
+        except BaseException:
+            sock.close()
+            raise
+
+    async def _kind(self, sock: socket.socket, raw: bytes) -> int:
+        try:
             return handshake.parse_preamble(raw, self._house.party)
         except Refusal as refusal:
             answer = handshake.preamble(handshake.CONTROL, self._house.party)

@@ -205,6 +205,7 @@ def test_a_peers_words_survive_their_encoding() -> None:
         model=b"m" * 20,
         incarnation=77,
         leaving=True,
+        udp=False,
     )
     assert PeerInfo.decode(info.encode(), info.peer_id, 77) == info
     assert len(info.encode()) < 200
