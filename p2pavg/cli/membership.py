@@ -22,7 +22,7 @@ from p2pavg.membership.table.address import (
 from p2pavg.membership.table.dht import DHT
 from p2pavg.peer.helper import Helper
 from p2pavg.peer.settings import Settings
-from p2pavg.transport.links.table_port import TablePort
+from p2pavg.transport.links.listening import TablePort
 
 DEFAULT_LISTEN = "0.0.0.0:31330"
 Result = TypeVar("Result")

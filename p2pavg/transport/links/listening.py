@@ -8,8 +8,9 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 
-from p2pavg.errors import AddressInUseError, ConfigurationError
+from p2pavg.errors import AddressInUseError, ConfigurationError, P2PAvgError
 from p2pavg.forkguard import guard
+from p2pavg.membership.table.carrying.streams import HEAD_BYTES, Take, is_head
 from p2pavg.transport.links import raw_socket
 from p2pavg.transport.links.carried import Carried, CountedSocket
 from p2pavg.transport.links.half_open import HalfOpen
@@ -170,3 +171,34 @@ class Listener:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class TablePort:
+    """The TCP port of a node that only keeps the table, and has no links."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Raises AddressInUseError, ConfigurationError."""
+        self._table: Take | None = None
+        sock = bind(host, port, port_is_default=False)
+        self._listener = Listener(sock, self._welcome, Carried())
+        self.port = self._listener.port
+
+    def attach(self, table: Take) -> None:
+        """What takes the connections; till then they are closed."""
+        self._table = table
+
+    async def _welcome(self, sock: CountedSocket) -> None:
+        try:
+            async with asyncio.timeout(raw_socket.HANDSHAKE_S):
+                raw = await raw_socket.receive(sock, HEAD_BYTES)
+        except (P2PAvgError, OSError, TimeoutError) as error:
+            logger.debug("a connection ended before it said what it is: %s", error)
+            raw = b""
+        if self._table is None or not is_head(raw):
+            sock.close()
+            return
+        await self._table(sock, raw)
+
+    async def close(self) -> None:
+        """Listen no more; connections that were passed on stay."""
+        await self._listener.close()

@@ -21,7 +21,7 @@ from p2pavg.membership.table.dht import DHT, key_of
 from p2pavg.membership.table.ledger import Ledger
 from p2pavg.membership.table.wire import MAX_DATAGRAM, Flag, Kind, decode, encode
 from p2pavg.membership.view import View
-from p2pavg.transport.links.table_port import TablePort
+from p2pavg.transport.links.listening import TablePort
 
 DEADLINE_S = 30.0
 KEY = key_of("test", "tcp")
