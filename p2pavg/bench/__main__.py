@@ -17,6 +17,7 @@ VERBS = (
     verbs.Verb("codec", "p2pavg.bench.codec.verb", "encoding kernels against a plain copy"),
     verbs.Verb("accumulate", "p2pavg.bench.accumulate", "local training with and without the optimizer"),
     verbs.Verb("penalty", "p2pavg.bench.penalty.verb", "what a real training job loses to the swarm"),
+    verbs.Verb("outer", "p2pavg.bench.outer.verb", "outer steps beside data-parallel training"),
     verbs.Verb("rounds", "p2pavg.bench.rounds.verb", "the cost of coordination alone"),
     verbs.Verb("dht", "p2pavg.bench.dht.verb", "storing and finding records"),
     verbs.Verb("join", "p2pavg.bench.join.verb", "a newcomer fetching the state while the swarm trains"),

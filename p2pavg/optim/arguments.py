@@ -97,6 +97,19 @@ def check_sizes(target_batch_size: object, batch_size_per_step: object) -> None:
         check_step_fits(batch_size_per_step, target_batch_size)
 
 
+def check_sync(target_batch_size: object, batch_size_per_step: object) -> None:
+    """Raises ConfigurationError unless Outer(sync_every=) can tell the samples of an outer step."""
+    if target_batch_size is not None:
+        raise ConfigurationError(
+            "Outer(sync_every=...) sets the samples of an outer step by the peers present: pass None as "
+            f"target_batch_size, not {target_batch_size!r}"
+        )
+    if not _is_whole(batch_size_per_step, 1):
+        raise ConfigurationError(
+            "Outer(sync_every=...) needs batch_size_per_step=, the samples of one step(), equal on all peers"
+        )
+
+
 def check_step_fits(batch_size: int, target_batch_size: int) -> None:
     """Raises ConfigurationError when one step brings more samples than an epoch has."""
     if batch_size > target_batch_size:

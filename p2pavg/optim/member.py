@@ -74,6 +74,12 @@ class Member(Wrapper):
         self._state.settle(self._training.epoch)
         self._update = self._make_update(self._training)
         self._update.join()
+        self._aim()
+
+    def _aim(self) -> None:
+        """The samples of an epoch <- those of the peers that train now, where they depend on them."""
+        if self._options.follows_peers:
+            self.peer.set_target(self._options.target_with(1 + self.peer.wait_for_peers(0)))
 
     def _load_checkpoint(self) -> Start | None:
         """The newest checkpoint of the directory, if there is one: where the run goes on."""
@@ -120,6 +126,7 @@ class Member(Wrapper):
             "max_grad_norm": str(options.max_grad_norm),
             "scheduler": type(scheduler).__name__ if scheduler is not None else "None",
             "outer": "None" if outer is None else outer.terms(),
+            **options.followed_terms(),
         }
 
     def _leave(self) -> list[str] | None:

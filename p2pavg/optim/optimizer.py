@@ -15,12 +15,13 @@ from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.membership import PeerInfo
 from p2pavg.optim import arguments, live, sigterm
 from p2pavg.optim.gradients.flat import FlatGradients
-from p2pavg.optim.gradients.layout import exchange_layout
 from p2pavg.optim.gradients.microbatches import Microbatches
 from p2pavg.optim.gradients.path import open_cuda_path
 from p2pavg.optim.gradients.uneven import Retained
 from p2pavg.optim.member import Member
 from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
+from p2pavg.optim.outer.advice import Advisor
+from p2pavg.optim.outer.fragments import fragments_of
 from p2pavg.optim.outer.local import LocalSteps
 from p2pavg.optim.outer.reference import Kept, Reference
 from p2pavg.optim.outer.settings import outer_of
@@ -62,7 +63,7 @@ class CollaborativeOptimizer(Member):
         run_id: the run's name; peers of one run_id train together.
         target_batch_size: samples per epoch, over the whole swarm; or "step", for lockstep: one `step()` of
             each peer present makes an epoch, weighted by its samples, and whoever is late or joins counts in
-            the next.
+            the next; or None, with Outer(sync_every=).
         batch_size_per_step: samples per `backward()`, in lockstep per `step()`; None: taken from the first
             `step(batch_size=n)`.
         initial_peers: "host:port" of any members; empty: start a new swarm; None: those in
@@ -139,18 +140,18 @@ class CollaborativeOptimizer(Member):
             lambda: persistent_buffers(modules),
             (lambda: _leads(me())) if options.buffers == "leader" else None,
         )
-        self._reference = None
+        self._reference, self._advisor = None, None
         if self._outer is None:
             path = open_cuda_path(options.compression)
             self._flat = FlatGradients(params, options.grad_dtype, self._buffers.size, path)
             self._flat.before_backward = self._scale.follow
             self._retained = Retained(lambda: self._flat.sums)
         else:
-            layout = exchange_layout([param.numel() for param in params], self._buffers.size)
-            self._reference = Reference(params, layout, self._outer)
-            self._flat = LocalSteps(
-                optimizer, self._reference, layout, self._outer, scheduler, options.max_grad_norm
-            )
+            sizes = [param.numel() for param in params]
+            fragments = fragments_of(sizes, self._outer.fragments, self._buffers.size)
+            self._reference = Reference(params, fragments, self._outer)
+            self._advisor = Advisor(self._outer.overlap)
+            self._flat = LocalSteps(optimizer, self._reference, self._outer, scheduler, options.max_grad_norm)
             self._step_supports_amp_scaling = False  # the scaler unscales the gradients of each local step
         if options.delay_updates or options.offload_optimizer:
             self._masters = Masters(optimizer, options.offload_optimizer)
@@ -184,7 +185,6 @@ class CollaborativeOptimizer(Member):
                 Schedule(self._options.scheduler if self._outer.schedule == "outer" else None),
                 self._outer,
                 self._reference,
-                self._flat.layout,
                 self._state,
                 training,
                 self._buffers,
@@ -268,6 +268,10 @@ class CollaborativeOptimizer(Member):
         else:
             self._update.count(samples, FOUND_INF, since)
         self.stepped = self._update.epoch != epoch
+        if self.stepped:
+            self._aim()
+        if self._advisor is not None:
+            self._advisor.step(self.stepped, lambda: self.last_report)
         self._outside.ended(self.param_groups, self.stepped)
         if self._options.lockstep:
             self._retained.keep(self._training.samples(), samples)

@@ -26,7 +26,7 @@ class TrainingOptions(PeerOptions):
 
     optimizer: torch.optim.Optimizer = field(kw_only=False)
     run_id: str = field(kw_only=False)
-    target_batch_size: int | str = field(kw_only=False)
+    target_batch_size: int | str | None = field(kw_only=False)
     batch_size_per_step: int | None = field(default=None, kw_only=False)
     scheduler: LRScheduler | None = None
     delay_updates: bool = False
@@ -48,7 +48,11 @@ class TrainingOptions(PeerOptions):
     def __post_init__(self) -> None:
         arguments.check_optimizer(self.optimizer)
         arguments.check_run_id(self.run_id)
-        arguments.check_sizes(self.target_batch_size, self.batch_size_per_step)
+        outer = outer_of(self.outer)
+        if outer is None or outer.sync_every is None:
+            arguments.check_sizes(self.target_batch_size, self.batch_size_per_step)
+        else:
+            arguments.check_sync(self.target_batch_size, self.batch_size_per_step)
         arguments.check_scheduler(self.scheduler, self.optimizer)
         arguments.check_reduction(self.loss_reduction)
         arguments.check_clipping(self.max_grad_norm)
@@ -65,7 +69,7 @@ class TrainingOptions(PeerOptions):
         if self.lockstep:
             behind = {"delay_updates": self.delay_updates, "offload_optimizer": self.offload_optimizer}
             arguments.check_lockstep(outer=self.outer, **behind)
-        if outer_of(self.outer) is not None:
+        if outer is not None:
             arguments.check_outer(
                 delay_updates=self.delay_updates,
                 offload_optimizer=self.offload_optimizer,
@@ -80,8 +84,31 @@ class TrainingOptions(PeerOptions):
 
     @property
     def target(self) -> int | None:
-        """Samples of an epoch; None: in lockstep."""
-        return None if isinstance(self.target_batch_size, str) else self.target_batch_size
+        """Samples of an epoch, which with fragments is the step of one; None: in lockstep."""
+        if self.lockstep:
+            return None
+        return self.target_with(1)
+
+    def target_with(self, peers: int) -> int:
+        """Samples of an epoch of so many peers, of which only Outer(sync_every=) takes account."""
+        outer, samples = outer_of(self.outer), self.target_batch_size
+        if outer is not None and outer.sync_every is not None:
+            samples = outer.sync_every * (self.batch_size_per_step or 1) * peers
+        assert isinstance(samples, int)
+        return samples if outer is None else -(-samples // outer.fragments)
+
+    def followed_terms(self) -> dict[str, int | str]:
+        """What peers must share where the samples of an epoch follow the peers."""
+        outer = outer_of(self.outer)
+        if outer is None or outer.sync_every is None:
+            return {}
+        return {"target_batch_size": f"{outer.sync_every} steps of {self.batch_size_per_step} a peer"}
+
+    @property
+    def follows_peers(self) -> bool:
+        """Whether the samples of an epoch grow with the peers present."""
+        outer = outer_of(self.outer)
+        return outer is not None and outer.sync_every is not None
 
     @property
     def state_upload_bps(self) -> float | None:

@@ -50,6 +50,21 @@ def test_penalty_reports_local_and_global_throughput(capsys: pytest.CaptureFixtu
     assert 0 < result["global_over_local"] <= 1.01
 
 
+@pytest.mark.timeout(240)
+def test_outer_compares_with_data_parallel_training(capsys: pytest.CaptureFixture[str]) -> None:
+    """`bench outer` trains both ways on the same tokens: losses, bytes near their formulas, equal bits."""
+    argv = ["outer", "--peers", "2", "--params", "60000", "--inner-steps", "6", "--outer-steps", "3"]
+    assert main([*argv, "--batch", "4", "--compression", "int4", "--fragments", "2", "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["bit_identical"]
+    assert result["tokens"] == 2 * 4 * 6 * 3 * 64
+    assert 2 < result["loss"] < 5.6
+    assert 2 < result["loss_data_parallel"] < 5.6
+    assert 0 < result["utilisation"] < 1
+    assert result["bytes_per_peer"] < 0.2 * result["bytes_of_data_parallel"]
+    assert result["bytes_per_peer"] > 0.9 * result["bytes_expected"]
+
+
 @pytest.mark.parametrize("verb", ["penalty", "accumulate"])
 def test_a_device_that_is_not_there_is_one_line(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Both say which device they cannot use, and end with 1."""

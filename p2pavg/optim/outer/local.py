@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from p2pavg.optim.gradients.layout import Layout
 from p2pavg.optim.outer.reference import Reference
 from p2pavg.optim.outer.settings import Outer
 from p2pavg.optim.tree import U8
@@ -30,12 +29,11 @@ class LocalSteps:
         self,
         inner: torch.optim.Optimizer,
         reference: Reference,
-        layout: Layout,
         settings: Outer,
         scheduler: LRScheduler | None,
         max_norm: float | None,
     ) -> None:
-        self.layout = layout
+        self.layout = reference.fragments
         self._inner = inner
         self._reference = reference
         self._every = settings.accumulate

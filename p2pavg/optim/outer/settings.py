@@ -30,6 +30,10 @@ class Outer:
             result: 1 keeps every sample's step exactly once.
         accumulate: calls of `step()` for one step of the inner optimizer, on the mean of their gradients.
         schedule: the `scheduler` is stepped after every "inner" step or after every "outer" one.
+        fragments: bins of whole tensors, of about equal size. Each has rounds of its own, in turn: an epoch
+            is then the outer step of one fragment, and takes a `fragments`-th of `target_batch_size`.
+        sync_every: local steps between two averages, instead of `target_batch_size`, which is then None: an
+            outer step takes sync_every · `batch_size_per_step` samples for each peer present.
 
     Raises:
         ConfigurationError: for values that cannot work.
@@ -42,6 +46,8 @@ class Outer:
     keep_local: float = 1.0
     accumulate: int = 1
     schedule: str = "inner"
+    fragments: int = 1
+    sync_every: int | None = None
 
     def __post_init__(self) -> None:
         for name, least, below in (
@@ -53,12 +59,17 @@ class Outer:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not least <= value < below or (name == "lr" and value == 0):
                 raise ConfigurationError(f"Outer({name}=...) cannot be {value!r}; {_RANGES[name]}")
-        for name, least in (("overlap", 0), ("accumulate", 1)):
+        for name, least in (("overlap", 0), ("accumulate", 1), ("fragments", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigurationError(
                     f"Outer({name}=...) is a whole number of at least {least}, not {value!r}"
                 )
+        every = self.sync_every
+        if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+            raise ConfigurationError(
+                f"Outer(sync_every=...) is a whole number of local steps, or None, not {every!r}"
+            )
         if self.schedule not in SCHEDULES:
             raise ConfigurationError(f'Outer(schedule=...) is "inner" or "outer", not {self.schedule!r}')
         if self.nesterov and self.momentum == 0:
@@ -66,7 +77,8 @@ class Outer:
 
     def terms(self) -> str:
         """What all peers must share, in words."""
-        return f"lr={self.lr} momentum={self.momentum} nesterov={self.nesterov}"
+        step = f"lr={self.lr} momentum={self.momentum} nesterov={self.nesterov}"
+        return step if self.fragments == 1 else f"{step} fragments={self.fragments}"
 
 
 _RANGES = {

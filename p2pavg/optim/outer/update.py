@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from p2pavg.errors import P2PAvgError
-from p2pavg.optim.gradients.layout import Layout
 from p2pavg.optim.gradients.store import F32
 from p2pavg.optim.gradients.vectors import all_finite
 from p2pavg.optim.interrupts import held_back
+from p2pavg.optim.outer.fragments import Fragment
 from p2pavg.optim.outer.reference import Reference
 from p2pavg.optim.outer.settings import Outer
 from p2pavg.optim.training_state import TrainingState
@@ -39,7 +39,6 @@ class Moves:
     schedule: Schedule  # of outer steps
     settings: Outer
     reference: Reference
-    layout: Layout
     state: TrainingState
     training: Training
     buffers: AveragedBuffers
@@ -59,9 +58,10 @@ class OuterUpdate:
     def __init__(self, moves: Moves) -> None:
         self._moves = moves
         self._settings = moves.settings
-        numel = moves.layout.numel
-        self._moved = np.zeros(numel, np.float32)  # Δ as it was handed in
+        self._fragments = moves.reference.fragments
+        self._moved = np.zeros(self._fragments.numel, np.float32)  # Δ of the fragment due, as handed in
         self._inherited: F32 | None = None  # sums of samples times Δ of peers that left
+        self._inherited_of: Fragment | None = None
         self._inherited_samples = 0
         self._handed = 0  # own samples in the contribution under way
         self._behind = 0  # local steps since it left
@@ -157,22 +157,25 @@ class OuterUpdate:
         self._handed = 0
         if samples == 0:
             return NOTHING
-        end = moves.layout.marks
-        moves.reference.displacement(self._moved)
+        due = self._fragments.due(moves.training.epoch)
+        end = due.stop - due.start
+        self._moved[end : self._fragments.extra] = 0
+        moves.reference.displacement(self._moved, due)
         if not all_finite(self._moved[:end]):
             log.warning("%s: %d samples are discarded, and it goes on from the swarm's", NON_FINITE, samples)
             self._forget_state()
             self._drop(NON_FINITE)
             return NOTHING
         self._handed = samples - self._inherited_samples
-        self._moved[moves.layout.extra :] = 0
         deltas = moves.buffers.deltas()
-        self._moved[moves.layout.extra :][: len(deltas)] = deltas
-        return Contribution(self._mean(samples), 1.0, samples)
+        self._moved[self._fragments.extra :][: len(deltas)] = deltas
+        return Contribution(self._mean(samples, due), 1.0, samples)
 
-    def _mean(self, samples: int) -> F32:
-        """What own samples and inherited ones moved, on average."""
-        if self._inherited is None:
+    def _mean(self, samples: int, due: Fragment) -> F32:
+        """What own samples and inherited ones moved, on average. What somebody moved in a fragment whose
+        turn is over is lost.
+        """
+        if self._inherited is None or self._inherited_of != due:
             return self._moved
         return (self._moved * np.float32(self._handed) + self._inherited) / np.float32(samples)
 
@@ -207,29 +210,31 @@ class OuterUpdate:
 
     def _step(self, average: Average) -> Mapping[str, float]:
         moves, settings = self._moves, self._settings
-        layout, reference = moves.layout, moves.reference
+        reference, fragments = moves.reference, self._fragments
+        due = fragments.due(average.epoch)
+        end = due.stop - due.start
         counted = self._handed > 0 and not average.late
-        mean = np.empty(layout.numel, np.float32)
+        mean = np.empty(fragments.numel, np.float32)
         average.result.decode_into(mean)
         on_top = None
         if not counted or self._behind:
-            on_top = np.zeros(layout.numel, np.float32)
-            reference.displacement(on_top)
+            on_top = np.zeros(end, np.float32)
+            reference.displacement(on_top, due)
             if counted:
-                on_top -= self._moved
+                on_top -= self._moved[:end]
                 on_top *= np.float32(settings.keep_local)
-        told = self._told(mean[: layout.marks]) if counted else {}
-        reference.step(mean)
+        told = self._told(mean[:end]) if counted else {}
+        reference.step(mean, due)
         if on_top is None:
-            reference.publish()
+            reference.publish(due)
         else:
-            reference.place(on_top)
-        tail = mean[layout.extra :][: layout.extra_size]
+            reference.place(on_top, due)
+        tail = mean[fragments.extra :][: fragments.extra_size]
         moves.buffers.agree(tail)
         moves.buffers.follow(tail, counted=counted)
         if counted:
             self._inherited, self._inherited_samples = None, 0
-        return {**told, "theta_sha256_low": float(int.from_bytes(reference.digest()[:_LOW_BYTES], "big"))}
+        return {**told, "theta_sha256_low": float(int.from_bytes(reference.digest(due)[:_LOW_BYTES], "big"))}
 
     def _told(self, mean: F32) -> dict[str, float]:
         """How this peer's move relates to the swarm's, for the report."""
@@ -248,13 +253,17 @@ class OuterUpdate:
     def _inherit(self, inheritance: Inheritance) -> None:
         """A peer that left gave what it moved: it counts as if this peer had moved so in as many samples."""
         moves = self._moves
-        vector = np.empty(moves.layout.numel, np.float32)
+        vector = np.empty(self._fragments.numel, np.float32)
         inheritance.result.decode_into(vector)
         if not all_finite(vector):
             log.warning("a peer that left gave a move that is not finite; it is not used")
             return
         vector *= np.float32(inheritance.samples)
-        self._inherited = vector if self._inherited is None else self._inherited + vector
+        due = self._fragments.due(moves.training.epoch)
+        if self._inherited is not None and self._inherited_of == due:
+            vector += self._inherited
+        self._inherited = vector
+        self._inherited_of = due
         self._inherited_samples += inheritance.samples
         moves.training.inherited(inheritance.samples)
 

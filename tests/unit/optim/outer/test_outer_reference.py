@@ -12,7 +12,7 @@ from torch import nn
 
 from p2pavg import native
 from p2pavg.errors import ConfigurationError, StateError
-from p2pavg.optim.gradients.layout import exchange_layout
+from p2pavg.optim.outer.fragments import fragments_of
 from p2pavg.optim.outer.reference import Kept, Reference, outer_step
 from p2pavg.optim.outer.settings import Outer, outer_of
 
@@ -74,7 +74,7 @@ def test_what_was_moved_is_told_and_put_back(dtype: torch.dtype) -> None:
     """A displacement is 0 where nothing moved, also in bfloat16; a parameter placed by it is where it was."""
     net = model().to(dtype)
     params = list(net.parameters())
-    reference = Reference(params, exchange_layout([p.numel() for p in params]), Outer())
+    reference = Reference(params, fragments_of([p.numel() for p in params], 1), Outer())
     moved = np.ones(len(reference.theta), np.float32)
     reference.theta += np.float32(1e-4)  # between two numbers of bfloat16
     reference.publish()
@@ -93,9 +93,9 @@ def test_what_was_moved_is_told_and_put_back(dtype: torch.dtype) -> None:
 def test_the_digest_is_of_the_values_alone() -> None:
     """Two references of the same values have the same digest, and one bit more changes it."""
     one, other = (list(model().parameters()) for _ in range(2))
-    layout = exchange_layout([p.numel() for p in one])
+    layout = fragments_of([p.numel() for p in one], 1)
     first, second = Reference(one, layout, Outer()), Reference(other, layout, Outer())
-    second.theta[layout.marks - 1] = 5  # between the parameters and what follows
+    second.theta[layout.offsets[-1] - 1] = 5  # between two parameters
     assert first.digest() == second.digest()
     view = second.views(second.theta)[0]
     view[0] = torch.nextafter(view[0], torch.tensor(9.0))
@@ -105,7 +105,7 @@ def test_the_digest_is_of_the_values_alone() -> None:
 def test_a_state_of_another_model_is_refused() -> None:
     """What was kept of a reference fits the same model with the same settings alone."""
     params = list(model().parameters())
-    layout = exchange_layout([p.numel() for p in params])
+    layout = fragments_of([p.numel() for p in params], 1)
     kept = Kept(Reference(params, layout, Outer()), whole=True)
     state = kept.state_dict()
     kept.load_state_dict(state)

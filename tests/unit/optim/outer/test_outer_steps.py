@@ -16,7 +16,7 @@ from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.outer.reference import outer_step
 from p2pavg.optim.outer.settings import Outer
 from p2pavg.rounds.training import Heal, Inheritance, State, copied
-from tests.unit.optim.fake_swarm import FakeSwarm, encoded
+from tests.unit.optim.fake_swarm import FakePeer, FakeSwarm, encoded
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_a_leaver_hands_over_what_it_moved(swarm: FakeSwarm) -> None:
     before = vector(model)
     numel = opt._flat.layout.numel
     given = np.full(numel, 0.25, np.float32)
-    given[opt._flat.layout.marks :] = 0
+    given[opt._flat.layout.total :] = 0
     training = swarm.joined[0]
     training.inherited = lambda samples: setattr(training, "counted", training.counted + samples)  # type: ignore
     opt._update._take(Inheritance(12, encoded(given, "none")))  # type: ignore[attr-defined]
@@ -344,9 +344,36 @@ def test_closing_leaves_the_swarms_parameters(swarm: FakeSwarm) -> None:
         ({"resync_epochs": 3}, "resync_epochs"),
         ({"grad_dtype": torch.float32}, "grad_dtype"),
         ({"outer": "adam"}, "diloco"),
+        ({"outer": Outer(sync_every=3)}, "pass None as target_batch_size"),
+        (
+            {"outer": Outer(sync_every=3), "target_batch_size": None, "batch_size_per_step": None},
+            "needs batch_size",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(swarm: FakeSwarm, options: dict[str, Any], said: str) -> None:
     """Each impossible combination is one sentence with the way out."""
     with pytest.raises(ConfigurationError, match=said):
         wrap(net(), **options)
+
+
+def test_local_steps_between_averages_can_be_said(swarm: FakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With sync_every the samples of an epoch are those of the peers that are linked, at every epoch."""
+    linked, aimed = [0, 0, 2], []
+
+    class Peer(FakePeer):
+        def wait_for_peers(self, count: int) -> int:
+            return linked[len(aimed)]
+
+        def set_target(self, samples: int) -> None:
+            aimed.append(samples)
+
+    monkeypatch.setattr("p2pavg.optim.optimizer.Peer", lambda *args, **options: Peer(swarm))
+    model = net()
+    opt = wrap(model, outer=Outer(sync_every=3), target_batch_size=None)
+    assert swarm.joined[0].spec.target_batch_size == 12
+    assert swarm.joined[0].spec.terms["target_batch_size"] == "3 steps of 4 a peer"
+    train(model, opt, range(6))
+    assert opt.epoch == 2
+    assert aimed == [12, 12, 36]
+    opt.close(0)

@@ -1,0 +1,244 @@
+"""`bench outer`: loss, bytes and utilisation of outer steps, beside data-parallel training."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
+
+from p2pavg import codecs
+from p2pavg.bench.options import at_least, positive_int
+from p2pavg.bench.outer import CONTEXT
+from p2pavg.bench.progress import progress
+from p2pavg.bench.result import add_output_options, emit
+from p2pavg.bench.workers import Workers
+from p2pavg.printable import counted
+from p2pavg.report.plot import from_zero
+
+WORKER = "p2pavg.bench.outer.worker"
+START_DEADLINE_S = 120.0
+SECONDS_A_STEP = 2.0  # that a microbatch takes at the very most, with its share of a round
+CHUNK = 1 << 17
+DATA_PARALLEL = "fp16"
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5% of t, from one degree on
+
+
+def register(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "outer",
+        help="outer steps beside data-parallel training",
+        description="Trains a small language model over bytes with real peers and outer steps, then the same "
+        "model on the same samples with data-parallel training, an average for every step. With --compute "
+        "sleep there is nothing to learn: bytes and utilisation are measured, of models of any size.",
+        epilog="example: p2pavg bench outer --peers 2 --inner-steps 30 --compression int4 --json -",
+    )
+    add = parser.add_argument
+    add("--peers", type=positive_int, default=2, help="real processes")
+    add("--lab", metavar="TOPOLOGY", help="outer steps run on the hosts of a lab topology")
+    add("--params", type=positive_int, default=100_000, help="parameters of the model, about")
+    add("--inner-steps", type=positive_int, default=30, metavar="H", help="of each peer between averages")
+    add("--outer-steps", type=positive_int, default=10, help="averages")
+    add("--batch", type=positive_int, default=8, help="samples per inner step")
+    add("--compression", choices=tuple(codecs.WIRE_IDS), default="int8", help="of outer steps")
+    add("--lr", type=at_least(0.0), default=3e-3, help="of the inner optimizer, at its peak")
+    add("--data-parallel-lr", type=at_least(0.0), help="of the data-parallel run; as --lr by default")
+    add("--outer-lr", type=at_least(0.0), default=0.7)
+    add("--momentum", type=at_least(0.0), default=0.9, help="of the outer steps")
+    add("--overlap", type=int, default=0, help="inner steps that run behind a round")
+    add("--fragments", type=positive_int, default=1, help="bins of tensors, averaged in turn")
+    add("--keep-local", type=at_least(0.0), default=1.0, help="share of them that stays on top")
+    add("--seed", type=int, default=0, help="of the model and the samples")
+    add("--seeds", type=positive_int, default=1, help="runs of both, with seeds from --seed on")
+    add("--compute", choices=("sleep", "torch"), default="torch")
+    add("--step-seconds", type=at_least(0.0), default=0.05, help="an inner step with --compute sleep")
+    add("--threads", type=positive_int, default=1, help="torch threads per peer")
+    add("--only", choices=("outer", "data-parallel"), help="leave the other run out")
+    add_output_options(parser)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb."""
+    inner = args.inner_steps * args.outer_steps
+    job = {
+        "params": args.params,
+        "batch": args.batch,
+        "lr": args.lr,
+        "seed": args.seed,
+        "compute": args.compute,
+        "step_seconds": args.step_seconds,
+        "threads": args.threads,
+        "steps": inner,
+    }
+    outer = {
+        "lr": args.outer_lr,
+        "momentum": args.momentum,
+        "overlap": args.overlap,
+        "keep_local": args.keep_local,
+        "fragments": args.fragments,
+    }
+    steps = {
+        "target": args.peers * args.batch * args.inner_steps,
+        "epochs": args.outer_steps * args.fragments,
+    }
+    each = {"target": args.peers * args.batch, "epochs": inner}
+    plain = {**job, "lr": args.lr if args.data_parallel_lr is None else args.data_parallel_lr}
+    seeds = range(args.seed, args.seed + args.seeds)
+    wanted = {**job, "outer": outer, "compression": args.compression}
+    found, reference = Runs(), Runs()
+    with ExitStack() as stack:
+        here = stack.enter_context(Workers(args.peers, WORKER, topology=args.lab))
+        if args.only != "data-parallel":
+            found = Runs([train(here, steps, {**wanted, "seed": seed}) for seed in seeds])
+        if args.only != "outer" and args.compute == "torch":
+            if args.lab is not None:
+                here = stack.enter_context(Workers(args.peers, WORKER))
+            wanted = {**plain, "outer": None, "compression": DATA_PARALLEL}
+            reference = Runs([train(here, each, {**wanted, "seed": seed}) for seed in seeds])
+    parameters = (found.runs or reference.runs)[0]["parameters"]
+    expected = args.outer_steps * bytes_of_a_round(parameters, args.peers, args.compression)
+    expected_plain = inner * bytes_of_a_round(parameters, args.peers, DATA_PARALLEL)
+    measured = reference.mean("bytes_per_peer")
+    excess = found.above(reference)
+    result = {
+        "tokens": args.peers * args.batch * inner * CONTEXT,
+        "loss": found.mean("loss"),
+        "loss_data_parallel": reference.mean("loss"),
+        "losses": found.all("loss"),
+        "losses_data_parallel": reference.all("loss"),
+        "excess": mean(excess) if excess else None,
+        "excess_interval": interval(excess),
+        "bit_identical": all(run["bit_identical"] for run in found.runs) if found.runs else None,
+        "bytes_per_peer": found.mean("bytes_per_peer"),
+        "wire_bytes_per_peer": found.mean("wire_bytes_per_peer"),
+        "utilisation": found.mean("utilisation"),
+        "seconds": found.mean("seconds"),
+        "smallest_group": min((run["smallest_group"] for run in found.runs), default=None),
+        "local_steps": found.all("local_steps"),
+        **(found.runs[-1]["verdict"] if found.runs else {}),
+        "bytes_expected": expected,
+        "bytes_of_data_parallel": expected_plain if measured is None else measured,
+        "bytes_of_data_parallel_expected": expected_plain,
+        "peers": args.peers,
+        "parameters": parameters,
+        "inner_steps": args.inner_steps,
+        "outer_steps": args.outer_steps,
+        "compression": args.compression,
+        "topology": args.lab,
+        "outer": outer,
+        **job,
+        "data_parallel_lr": plain["lr"],
+        "steps": inner,
+    }
+    emit(args, result, lines(result), lambda figure: draw(figure, result))
+    return 0
+
+
+def train(workers: Workers, run: dict[str, int], job: dict[str, Any]) -> dict[str, Any]:
+    """One run of a swarm, and what it came to. run: its target, and after how many epochs it ends."""
+    words = "data-parallel" if job["outer"] is None else "outer"
+    deadline = START_DEADLINE_S + 2 * job["steps"] * max(SECONDS_A_STEP, job["step_seconds"])
+    with progress(words, None):
+        begun = workers.join(run_id=f"bench-{words}-{job['seed']}", target=run["target"], **job)
+        workers.all(deadline_s=START_DEADLINE_S, do="gather", peers=len(begun))
+        peers = workers.all(deadline_s=deadline, do="train", epochs=run["epochs"])
+        workers.all(deadline_s=START_DEADLINE_S, do="leave")
+        verdict = workers.lab_verdict()
+    digests = {peer["digest"] for peer in peers}
+    theta: dict[str, set[float | None]] = {}
+    for peer in peers:
+        for epoch, told in peer["theta"].items():
+            theta.setdefault(epoch, set()).add(told)
+    return {
+        "loss": peers[0]["loss"],
+        "bit_identical": len(digests) == 1 and all(len(told) == 1 for told in theta.values()),
+        "bytes_per_peer": sum(peer["bytes"] for peer in peers) / len(peers),
+        "wire_bytes_per_peer": sum(peer["wire_bytes"] for peer in peers) / len(peers),
+        "utilisation": sum(peer["computing"] for peer in peers) / sum(peer["seconds"] for peer in peers),
+        "seconds": max(peer["seconds"] for peer in peers),
+        "local_steps": [peer["steps"] for peer in peers],
+        "smallest_group": min(min(peer["members"]) for peer in peers),
+        "parameters": begun[0]["parameters"],
+        "verdict": verdict,
+    }
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The same training with one seed after another."""
+
+    runs: Sequence[dict[str, Any]] = ()
+
+    def all(self, name: str) -> list[Any]:
+        """A figure of each run."""
+        return [run[name] for run in self.runs]
+
+    def mean(self, name: str) -> float | None:
+        """Of a figure; None where no run has it."""
+        values = [value for value in self.all(name) if value is not None]
+        return mean(values) if values else None
+
+    def above(self, others: Runs) -> list[float]:
+        """By how much each loss is above that of the other training with the same seed, relative to it."""
+        pairs = zip(self.all("loss"), others.all("loss"), strict=False)
+        return [one / other - 1 for one, other in pairs if one is not None and other is not None]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Where the mean is with 95% confidence, by Student's t; None: too few values."""
+    if not 2 <= len(values) <= len(STUDENT) + 1:
+        return None
+    half = STUDENT[len(values) - 2] * stdev(values) / math.sqrt(len(values))
+    return mean(values) - half, mean(values) + half
+
+
+def bytes_of_a_round(parameters: int, peers: int, compression: str) -> float:
+    """Of each peer, on the average: its contributions to the others' parts, and its part's result to them."""
+    codec = codecs.get(compression)
+    values = sum(one.encoded_size(CHUNK) for one in (codec, codecs.for_results(codec))) / CHUNK
+    return (peers - 1) / peers * parameters * values
+
+
+def lines(result: dict[str, Any]) -> list[str]:
+    """For people."""
+    told = [
+        f"{counted(result['peers'], 'peer')}, {result['parameters'] / 1e6:.2f}M parameters, "
+        f"{result['inner_steps']} inner steps, {result['compression']}: {result['tokens'] / 1e6:.2f}M tokens"
+    ]
+    if result["loss"] is not None or result["loss_data_parallel"] is not None:
+        shown = [f"{loss:.4f}" if loss is not None else "-" for loss in _losses(result)]
+        spread = ""
+        if result["excess_interval"] is not None:
+            low, high = result["excess_interval"]
+            spread = f", 95% {100 * low:+.2f}% to {100 * high:+.2f}%"
+        excess = "" if result["excess"] is None else f" ({100 * result['excess']:+.2f}%{spread})"
+        told.append(f"loss {shown[0]}{excess}, of data-parallel training {shown[1]}")
+    if result["bytes_per_peer"] is not None:
+        told.append(
+            f"{result['bytes_per_peer'] / 1e6:.3f} MB sent per peer, a "
+            f"{result['bytes_of_data_parallel'] / result['bytes_per_peer']:.0f}th of data-parallel's; it "
+            f"computes {100 * result['utilisation']:.1f}% of the time; "
+            f"{'equal' if result['bit_identical'] else 'NOT equal'} to the bit"
+        )
+    return told
+
+
+def _losses(result: dict[str, Any]) -> tuple[float | None, float | None]:
+    return result["loss"], result["loss_data_parallel"]
+
+
+def draw(figure: Any, result: dict[str, Any]) -> None:
+    """The bytes of both, on one scale."""
+    axes = figure.subplots()
+    axes.bar(
+        ["outer steps", "data-parallel"],
+        [(result["bytes_per_peer"] or 0) / 1e6, result["bytes_of_data_parallel"] / 1e6],
+    )
+    axes.set_ylabel("MB sent per peer")
+    axes.set_title(f"{counted(result['peers'], 'peer')}, {result['tokens'] / 1e6:.1f}M tokens")
+    from_zero(axes)

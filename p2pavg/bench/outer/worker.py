@@ -1,0 +1,110 @@
+"""One peer of `bench outer`."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from p2pavg.bench.outer.model import Language, Sleeper, factor
+from p2pavg.bench.workers import own_host, serve
+from p2pavg.optim.optimizer import CollaborativeOptimizer
+from p2pavg.optim.outer.settings import Outer
+from p2pavg.report import RoundReport
+
+
+class Clock:
+    """Seconds of the inner optimizer's own steps, wherever they are taken."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.seconds = 0.0
+        self._begun = 0.0
+        inner.register_step_pre_hook(self._begin)
+        inner.register_step_post_hook(self._end)
+
+    def _begin(self, *_: object) -> None:
+        self._begun = time.perf_counter()
+
+    def _end(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._begun
+
+
+class OuterPeer:
+    """The worker's commands."""
+
+    def start(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Join the swarm: with outer steps, or without, where "outer" is null."""
+        torch.set_num_threads(config["threads"])
+        if config["compute"] == "sleep":
+            self.job: Language | Sleeper = Sleeper(config["params"], config["step_seconds"])
+            inner: torch.optim.Optimizer = torch.optim.SGD(self.job.model.parameters(), lr=1e-3)
+        else:
+            self.job = Language(config["params"], config["batch"], config["seed"], config["index"])
+            inner = torch.optim.AdamW(self.job.model.parameters(), lr=config["lr"], weight_decay=0.01)
+        self._inner, self._clock = inner, Clock(inner)
+        self._reports: list[RoundReport] = []
+        steps = config["steps"]
+        self.opt = CollaborativeOptimizer(
+            inner,
+            config["run_id"],
+            config["target"],
+            config["batch"],
+            initial_peers=config["initial_peers"],
+            scheduler=LambdaLR(inner, lambda step: factor(step, steps)),
+            compression=config["compression"],
+            outer=None if config["outer"] is None else Outer(**config["outer"]),
+            listen=f"{own_host()}:0",
+            on_round=self._reports.append,
+        )
+        parameters = sum(param.numel() for param in self.job.model.parameters())
+        return {"address": self.opt.peer.address, "parameters": parameters}
+
+    def gather(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Wait until all others are linked."""
+        self.opt.peer.wait_for_peers(command["peers"] - 1)
+        return {}
+
+    def train(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Train until the swarm has taken so many epochs."""
+        opt, computing, steps = self.opt, 0.0, 0
+        begun, inner = time.perf_counter(), self._clock.seconds
+        while opt.epoch < command["epochs"]:
+            start = time.perf_counter()
+            self.job.backward()
+            computing += time.perf_counter() - start
+            opt.step()
+            opt.zero_grad()
+            steps += 1
+        seconds = time.perf_counter() - begun
+        computing += self._clock.seconds - inner
+        with opt.averaged():
+            loss = self.job.loss()
+            state = b"".join(param.detach().numpy().tobytes() for param in self.job.model.parameters())
+        counted = [report for report in self._reports if report.members]
+        links = [link for report in counted for link in report.links]
+        return {
+            "loss": loss,
+            "digest": hashlib.sha256(state).hexdigest(),
+            "theta": {report.epoch: report.extra.get("theta_sha256_low") for report in counted},
+            "steps": steps,
+            "seconds": seconds,
+            "computing": computing,
+            "rounds": len(counted),
+            "bytes": sum(link.bytes_sent for link in links),
+            "wire_bytes": sum(link.wire_bytes_sent for link in links),
+            "members": [len(report.members) for report in counted],
+        }
+
+    def leave(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Close the optimizer."""
+        self.opt.close()
+        return {}
+
+
+if __name__ == "__main__":
+    peer = OuterPeer()
+    sys.exit(serve(peer.start, peer.gather, peer.train, peer.leave))
