@@ -84,17 +84,19 @@ class Downloader:
         links: Mapping[bytes, Link],
         have: tuple[int, bytes] | None,
     ) -> Offers:
-        """Ask some donors at once; go on with those that answer about as fast as the first. When none of
-        those that have yet to answer is heard any more, ask others.
+        """Ask some donors at once; go on with those that answer about as fast as the first. Until one does,
+        others are asked in place of those that are not heard any more, and when they come.
 
         donors: who may have it, the best first, as it is now. have: (epoch, lineage) of our own state, where
         results on top of it are enough. Raises StateError when no donor has anything.
         """
         asked: dict[bytes, asyncio.Task[dict[str, Any]]] = {}
+        answered: dict[bytes, dict[str, Any]] = {}
 
         def ask_more() -> None:
             there = [donor for donor in donors() if donor in links and donor not in asked]
-            there = sorted(there, key=lambda donor: not _is_heard(links[donor]))[:MAX_DONORS]
+            heard = sum(donor not in answered and _is_heard(links.get(donor)) for donor in asked)
+            there = sorted(there, key=lambda donor: not _is_heard(links[donor]))[: MAX_DONORS - heard]
             request = {
                 "t": "state",
                 "have": None if have is None else list(have),
@@ -104,12 +106,11 @@ class Downloader:
             for donor in there:
                 asked[donor] = asyncio.ensure_future(self._ask(links[donor], request))
 
-        ask_more()
-        answered: dict[bytes, dict[str, Any]] = {}
         manifests: dict[bytes, Manifest] = {}
         whys: list[str] = []
         start, deadline = time.monotonic(), None
         heard_at = start
+        ask_more()
         try:
             while pending := [d for d in asked if d not in answered]:
                 timeout = LOOK_S if deadline is None else max(0.0, deadline - time.monotonic())
@@ -118,13 +119,13 @@ class Downloader:
                 )
                 if not done and deadline is not None:
                     break
-                if any(_is_heard(links.get(donor)) for donor in pending):
-                    heard_at = time.monotonic()
-                elif not done:
+                if not done:
                     ask_more()
-                    if time.monotonic() > heard_at + NOBODY_S:
-                        whys.append("nobody that was asked is heard any more")
-                        break
+                if done or any(_is_heard(links.get(donor)) for donor in asked if donor not in answered):
+                    heard_at = time.monotonic()
+                elif time.monotonic() > heard_at + NOBODY_S:
+                    whys.append("nobody that was asked is heard any more")
+                    break
                 for donor in [d for d in pending if asked[d] in done]:
                     answered[donor] = {}
                     try:

@@ -71,18 +71,27 @@ async def test_others_are_asked_when_those_asked_are_not_heard_any_more() -> Non
 
 
 async def test_who_is_heard_may_take_its_time() -> None:
-    """A member that copies a large state is waited for, and nobody else has to copy."""
-    slow, other = Member(), Member()
-    members = {b"a" * 20: slow}
+    """Members that copy a large state are waited for, and only so many have to copy."""
+    members = {bytes([n]) * 20: Member() for n in range(MAX_DONORS)}
     offers = asking(members)
     async with asyncio.timeout(10):
-        await slow.asked.wait()
-        members[b"b" * 20] = other
+        await asyncio.gather(*(member.asked.wait() for member in members.values()))
+        other = members[b"z" * 20] = Member()
         done, _ = await asyncio.wait((offers,), timeout=4 * module.NOBODY_S)
         assert not done
-        slow.answers.set()
-        assert (await offers).donors == (b"a" * 20,)
+        members[bytes(20)].answers.set()
+        assert (await offers).donors == (bytes(20),)
     assert not other.asked.is_set()
+
+
+async def test_who_comes_while_few_are_asked_is_asked_too() -> None:
+    """A newcomer whose first link is the slow one of a swarm does not wait for it alone."""
+    members = {b"a" * 20: Member()}
+    offers = asking(members)
+    async with asyncio.timeout(10):
+        await members[b"a" * 20].asked.wait()
+        members[b"z" * 20] = Member(answers=True)
+        assert (await offers).donors == (b"z" * 20,)
 
 
 async def test_a_newcomer_that_hears_nobody_begins_anew() -> None:
