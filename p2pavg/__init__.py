@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from p2pavg.codecs import Codec, StochasticInt8
+    from p2pavg.data.sampler import SwarmSampler, SwarmShards
     from p2pavg.errors import P2PAvgError
     from p2pavg.optim.optimizer import CollaborativeOptimizer
     from p2pavg.optim.outer.settings import Outer
@@ -23,6 +24,8 @@ __all__ = [
     "Peer",
     "RoundReport",
     "StochasticInt8",
+    "SwarmSampler",
+    "SwarmShards",
     "__version__",
 ]
 
@@ -34,6 +37,8 @@ _HOME = {
     "Peer": "p2pavg.peer.peer",
     "RoundReport": "p2pavg.report",
     "StochasticInt8": "p2pavg.codecs",
+    "SwarmSampler": "p2pavg.data.sampler",
+    "SwarmShards": "p2pavg.data.sampler",
 }
 
 

@@ -114,13 +114,19 @@ OTHERS = {
     ),
     "bequest": (
         "a peer that leaves → each heir in turn",
-        "`epoch`, `lineage`, `samples`, `bytes` and `hash` of the encoded sum of its gradients",
+        "`epoch`, `lineage`, `samples`, `bytes` and `hash` of the encoded sum of its gradients; `note`: "
+        "which samples they are",
         "`transfer`: send it as blob frames; or `taken` false, with `why`",
     ),
     "bequest-end": (
         "the same → that heir",
         "`transfer`",
         "`taken`: whether the heir counts these samples now",
+    ),
+    "claims": (
+        "each side of a link → the other, when it comes up and when they change",
+        "`runs`: positions of the data that it draws without a lease, as distances and lengths",
+        "",
     ),
     "knows": (
         "a peer that gets no link to a third → a member",

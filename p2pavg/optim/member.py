@@ -18,6 +18,7 @@ from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.outer.local import LocalSteps
 from p2pavg.optim.outer.settings import outer_of
 from p2pavg.optim.resume import Resumable
+from p2pavg.optim.sampling import Sampling
 from p2pavg.optim.training_options import TrainingOptions
 from p2pavg.optim.training_state import TrainingState
 from p2pavg.optim.updates.buffers import AveragedBuffers
@@ -41,6 +42,7 @@ class Member(Wrapper):
     _update: Update
     _flat: FlatGradients | LocalSteps
     _state: TrainingState
+    _sampling: Sampling
     _leave_notice_s: float
     _build_peer: Callable[..., Peer]
     _options: TrainingOptions
@@ -70,6 +72,7 @@ class Member(Wrapper):
         self.peer = self._build_peer() if known is None else self._build_peer(initial_peers=known)
         self._held[:] = [self._flat, self.peer]
         self.peer.start()
+        self._sampling.enter(self.peer.peer_id, lambda: self.peer.peers, self._claimed)
         self._training = self.peer.training(self._specify(start))
         self._state.settle(self._training.epoch)
         self._update = self._make_update(self._training)
@@ -113,6 +116,7 @@ class Member(Wrapper):
             outline=self._outline,
             exact=partial(_exact, self._flat, self._resync),
             terms=self._terms(),
+            drawing=self._sampling.draws,
             allocate=self._flat.allocate,
         )
 
@@ -126,8 +130,14 @@ class Member(Wrapper):
             "max_grad_norm": str(options.max_grad_norm),
             "scheduler": type(scheduler).__name__ if scheduler is not None else "None",
             "outer": "None" if outer is None else outer.terms(),
+            "sampler": self._sampling.terms,
             **options.followed_terms(),
         }
+
+    def _claimed(self) -> None:
+        """The sampler draws what it has no lease for."""
+        if hasattr(self, "_training"):
+            self._training.claimed()
 
     def _leave(self) -> list[str] | None:
         """Leave the run, to enter it anew. Returns the addresses of the members; None: it knows nobody."""
@@ -180,6 +190,7 @@ class Member(Wrapper):
             with suppress(Exception):  # it was raised before, from step()
                 self._update.settle()
             self._training.discard("closed between backward() and step()")
+            self._sampling.dropped()
             self._flat.clear()
         if notice_s > 0:
             try:

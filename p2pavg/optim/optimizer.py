@@ -28,6 +28,7 @@ from p2pavg.optim.outer.settings import outer_of
 from p2pavg.optim.outer.update import Moves, OuterUpdate
 from p2pavg.optim.outside import Outside
 from p2pavg.optim.resume import SOFTWARE, Resumable, saving
+from p2pavg.optim.sampling import Sampling
 from p2pavg.optim.training_options import TrainingOptions
 from p2pavg.optim.training_state import TrainingState, outline, parameters_of, schema
 from p2pavg.optim.updates import options
@@ -46,7 +47,7 @@ from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.checkpoints import About
 
 log = logging.getLogger("p2pavg.optim")
-OUTER = "p2pavg.outer"  # beside the user's extras
+OUTER, SAMPLER = "p2pavg.outer", "p2pavg.sampler"  # beside the user's extras
 
 
 class CollaborativeOptimizer(Member):
@@ -104,6 +105,8 @@ class CollaborativeOptimizer(Member):
         on_round: called with each `RoundReport`, on a background thread.
         model: the module whose buffers belong to the state; None: found through the parameters it owns.
         extras: by name, what else belongs to the run and has a `state_dict()`: a GradScaler, a sampler.
+        sampler: a `p2pavg.SwarmSampler` or `p2pavg.SwarmShards` from which this peer's loader draws: each
+            sample of a pass is in exactly one average. None: each peer draws its own.
         outer: a `p2pavg.Outer`, or "diloco": every `step()` steps the inner optimizer at once, on this peer's
             gradient alone, and an epoch averages how far the peers have moved. None: an epoch averages
             gradients.
@@ -120,6 +123,8 @@ class CollaborativeOptimizer(Member):
         optimizer, scheduler, extras = options.optimizer, options.scheduler, dict(options.extras or {})
         params = parameters_of(optimizer)
         live.check_free(params)
+        self._sampling = Sampling(options.sampler)
+        self._sampling.claim(self)
         super().__init__(optimizer)
         self._options = options
         self.run_id = options.run_id
@@ -158,6 +163,8 @@ class CollaborativeOptimizer(Member):
         self._mirror_inner()
         self._resync = Resync(optimizer, options.resync_epochs)
         self._places = places_of(self._flat.params, modules)
+        if options.sampler is not None:
+            extras[SAMPLER] = options.sampler
         kept, whole, values = extras, dict(extras), None
         if self._reference is not None:
             kept[OUTER], whole[OUTER] = (Kept(self._reference, whole=it) for it in (False, True))
@@ -188,6 +195,7 @@ class CollaborativeOptimizer(Member):
                 self._state,
                 training,
                 self._buffers,
+                self._sampling,
             )
             return OuterUpdate(moves)
         assert isinstance(self._flat, FlatGradients)
@@ -205,6 +213,7 @@ class CollaborativeOptimizer(Member):
             self._resync,
             self._agreement,
             Overshoot(self._options.target),
+            self._sampling,
         )
         if self._masters is None:
             return WaitingUpdate(shared)
@@ -245,6 +254,7 @@ class CollaborativeOptimizer(Member):
         if self._outer is None:
             self._outside.begins(self.param_groups)
         samples = self._microbatches.take(batch_size, self._flat.passes)
+        self._sampling.trained(samples)
         if self._options.lockstep:
             self._retained.weigh(self._training.samples(), samples)
         epoch = self._update.epoch
@@ -328,6 +338,7 @@ class CollaborativeOptimizer(Member):
         else:
             self._update.settle()
             self._training.discard("discard() was called")
+            self._sampling.dropped()
         self._flat.clear()
 
     @property

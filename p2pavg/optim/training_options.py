@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from p2pavg.data.sampler import SwarmSampler, SwarmShards
 from p2pavg.optim import arguments, preflight
 from p2pavg.optim.outer.settings import Outer, outer_of
 from p2pavg.optim.resume import Stateful, check_fresh
@@ -43,6 +44,7 @@ class TrainingOptions(PeerOptions):
     leave_notice_s: float = 30
     model: nn.Module | None = None
     extras: Mapping[str, Stateful] | None = None
+    sampler: SwarmSampler | SwarmShards | None = None
     outer: Outer | str | None = None
 
     def __post_init__(self) -> None:

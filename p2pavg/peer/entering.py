@@ -10,6 +10,7 @@ from p2pavg.errors import ProtocolError
 from p2pavg.rounds.loop.planning import planner
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.rules.notes import of_leader
 from p2pavg.rounds.protocol.roles import Role
 from p2pavg.rounds.training import Start, TrainingSpec
 from p2pavg.transport.links import handshake
@@ -45,6 +46,7 @@ def build_machine(
             plan=planner(lambda: spec.exact(machine.epoch) or spec.numel),
             client_only=client_only,
             weighted=spec.weighted,
+            combine=of_leader if spec.drawing is None else spec.drawing.combine,
             lockstep=spec.lockstep,
             life=time.time_ns(),
         ),

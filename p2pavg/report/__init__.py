@@ -111,6 +111,11 @@ class RoundReport:
     other_bytes_sent: int = 0  # to watchers, and over connections that became no link
     other_bytes_received: int = 0
     relayed_bytes: int = 0  # passed on since the last report, for peers that have no way to each other
+    # With a sampler: (pass, first, end) of positions that this round consumed, of all members; and so far
+    consumed: tuple[tuple[int, int, int], ...] = ()
+    passes: float = 0.0  # over the data
+    blocks_consumed: int = 0
+    blocks_returned: int = 0  # whose samples this peer drew, and which are in no average
 
     @property
     def wire_bytes_sent(self) -> int:
@@ -210,6 +215,7 @@ class RoundReport:
             )
             for name in ("discarded_why", "failed_members", "causes"):
                 made[name] = _texts(data.get(name, ()))
+            made["consumed"] = tuple(_run(row) for row in data.get("consumed", ()))
             made["discarded_samples"] = tuple(int(count) for count in data.get("discarded_samples", ()))
             return cls(**made)
         except (TypeError, KeyError, ValueError, AttributeError):
@@ -239,6 +245,11 @@ def _texts(values: Sequence[Any]) -> tuple[str, ...]:
     if not all(isinstance(value, str) for value in values):
         raise TypeError(values)
     return tuple(values)
+
+
+def _run(row: Any) -> tuple[int, int, int]:
+    number, first, end = row
+    return int(number), int(first), int(end)
 
 
 def _link(row: Mapping[str, Any]) -> LinkReport:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from p2pavg.errors import ClosedError
@@ -32,6 +32,8 @@ class LoopSide(Protocol):
     """What the session asks of the driver. Each method runs on the loop thread."""
 
     def progress(self) -> None: ...
+
+    def claimed(self) -> None: ...
 
     def arrived(self, contribution: Contribution, answer: Future[Outcome]) -> None: ...
 
@@ -190,6 +192,11 @@ class Session:
             return answer.result(REPORT_TIMEOUT_S)
         except TimeoutError:
             raise ClosedError("this peer is closed; build a new optimizer to train on") from None
+
+    def claimed(self) -> None:
+        """This peer draws samples that no peer leased: the others are told. Any thread."""
+        with suppress(ClosedError):
+            self._post("claimed")
 
     def inherited(self, samples: int) -> None:
         """Another peer's sums are in ours."""

@@ -21,7 +21,7 @@ from p2pavg.allreduce.encoded import EncodedResult
 from p2pavg.allreduce.encoding import Encodable
 from p2pavg.codecs import Codec
 from p2pavg.errors import StateError
-from p2pavg.rounds.protocol.ballot import Note
+from p2pavg.rounds.protocol.ballot import Note, PeerId
 from p2pavg.rounds.protocol.roles import Generation
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ class Inheritance:
 
     samples: int
     result: EncodedResult  # the mean over its samples
+    note: Note = b""  # that went with them
 
 
 Outcome = KeepGoing | Average | Heal | Inheritance
@@ -222,6 +223,43 @@ class Start:
     history: tuple[Generation, ...] = ()
 
 
+class Figures(Protocol):
+    """What a report says of the data in a round."""
+
+    @property
+    def consumed(self) -> Sequence[tuple[int, int, int]]:
+        """(pass, first, end) of positions, of all members."""
+
+    @property
+    def passes(self) -> float:
+        """Passes over the data, as far as they are consumed."""
+
+    @property
+    def blocks_consumed(self) -> int: ...
+
+    @property
+    def blocks_returned(self) -> int:
+        """That this peer drew, and whose samples are in no average."""
+
+
+class Drawing(Protocol):
+    """Which samples this peer draws, where a sampler of the swarm decides. Any thread may ask."""
+
+    def combine(
+        self, said: Mapping[PeerId, Note], members: Sequence[PeerId], leader: PeerId
+    ) -> tuple[Note, frozenset[PeerId]]:
+        """As the leader: the round's note from those of contributions, and whose cannot be counted."""
+
+    def claims(self) -> list[int]:
+        """What this peer draws without a lease."""
+
+    def heard(self, peer: PeerId, claims: Any) -> None:
+        """Another peer told its claims. Raises ValueError for what is none."""
+
+    def figures(self, note: Note) -> Figures:
+        """Of the round with this note."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingSpec:
     """What all peers of a run must agree on, and what this one brings."""
@@ -246,4 +284,5 @@ class TrainingSpec:
     # Epoch -> elements of the vector when it goes uncompressed, state behind the gradient; 0: it does not.
     exact: Callable[[int], int] = lambda epoch: 0
     allocate: Callable[[int], U8] | None = None  # host memory for results: uint8[n]; None: ordinary memory
+    drawing: Drawing | None = None  # a sampler shares the data out between the peers
     feedback: bool = False  # what a coarse codec took from a contribution is added to the next one

@@ -245,7 +245,14 @@ class _Line:
 
 
 def _bequests() -> list[bytes]:
-    offer = {"epoch": 3, "lineage": LINEAGE, "samples": 12, "hash": DIGEST, "offered": [[7, 12]]}
+    offer = {
+        "epoch": 3,
+        "lineage": LINEAGE,
+        "samples": 12,
+        "note": b"n",
+        "hash": DIGEST,
+        "offered": [[7, 12]],
+    }
     return _packed(
         {"t": "bequest", **offer, "bytes": _CODEC.encoded_size(_NUMEL)}, {"t": "bequest-end", "transfer": 0}
     )

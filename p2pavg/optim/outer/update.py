@@ -19,6 +19,7 @@ from p2pavg.optim.interrupts import held_back
 from p2pavg.optim.outer.fragments import Fragment
 from p2pavg.optim.outer.reference import Reference
 from p2pavg.optim.outer.settings import Outer
+from p2pavg.optim.sampling import SPOILED, Sampling
 from p2pavg.optim.training_state import TrainingState
 from p2pavg.optim.updates.buffers import AveragedBuffers
 from p2pavg.optim.updates.schedule import Schedule
@@ -42,6 +43,7 @@ class Moves:
     state: TrainingState
     training: Training
     buffers: AveragedBuffers
+    sampling: Sampling
 
 
 class OuterUpdate:
@@ -153,6 +155,8 @@ class OuterUpdate:
 
     def _contribution(self) -> Contribution:
         moves = self._moves
+        if moves.sampling.is_spoiled(moves.training.samples()):
+            self._drop(SPOILED)
         samples = moves.training.samples()
         self._handed = 0
         if samples == 0:
@@ -169,7 +173,7 @@ class OuterUpdate:
         self._handed = samples - self._inherited_samples
         deltas = moves.buffers.deltas()
         self._moved[self._fragments.extra :][: len(deltas)] = deltas
-        return Contribution(self._mean(samples, due), 1.0, samples)
+        return Contribution(self._mean(samples, due), 1.0, samples, note=moves.sampling.note(b"", samples))
 
     def _mean(self, samples: int, due: Fragment) -> F32:
         """What own samples and inherited ones moved, on average. What somebody moved in a fragment whose
@@ -196,6 +200,7 @@ class OuterUpdate:
                 if isinstance(outcome, Average):
                     extra = self._step(outcome)
                     epoch = outcome.epoch + 1
+                    self._moves.sampling.committed(outcome, self._handed > 0 and not outcome.late)
                 else:
                     self._load(outcome)
                     epoch = outcome.state.epoch
@@ -246,6 +251,7 @@ class OuterUpdate:
     def _load(self, heal: Heal) -> None:
         moves = self._moves
         moves.state.load(heal.state.meta, heal.state.buffers)
+        moves.sampling.dropped()
         self._inherited, self._inherited_samples = None, 0
         moves.reference.publish()
         moves.buffers.restore()
@@ -257,6 +263,8 @@ class OuterUpdate:
         inheritance.result.decode_into(vector)
         if not all_finite(vector):
             log.warning("a peer that left gave a move that is not finite; it is not used")
+            return
+        if not moves.sampling.takes(inheritance):
             return
         vector *= np.float32(inheritance.samples)
         due = self._fragments.due(moves.training.epoch)
@@ -272,6 +280,7 @@ class OuterUpdate:
     def _drop(self, why: str) -> None:
         moves = self._moves
         moves.training.discard(why)
+        moves.sampling.dropped()
         self._inherited, self._inherited_samples = None, 0
         moves.reference.publish()
         moves.buffers.restore()

@@ -243,6 +243,7 @@ class BehindUpdate:
                 extra = self._step(unapplied, vector)
                 self._failure = shared.schedule.step()
                 shared.state.settle(average.epoch + 1)
+                shared.sampling.committed(average, unapplied.counted)
         except BaseException:
             if versions(shared.inner) != before:
                 self._unapplied, self._half = None, True
@@ -279,7 +280,7 @@ class BehindUpdate:
         assert self._moved is not None
         self._masters.wait_published()
         extra = shared.reset()
-        with shared.agreement.heeded(unapplied.average.note, unapplied.counted):
+        with shared.agreement.heeded(shared.sampling.inner(unapplied.average), unapplied.counted):
             self._masters.step(vector, shared.flat.layout)
         shared.buffers.agree(self._moved)
         return extra

@@ -21,6 +21,7 @@ from p2pavg.optim.gradients.microbatches import Microbatches
 from p2pavg.optim.gradients.store import F32, Vector
 from p2pavg.optim.gradients.vectors import MOST, SURELY, all_finite, flat, tail
 from p2pavg.optim.interrupts import held_back
+from p2pavg.optim.sampling import SPOILED, Sampling
 from p2pavg.optim.training_state import TrainingState
 from p2pavg.optim.updates.agreement import Agreement
 from p2pavg.optim.updates.buffers import AveragedBuffers
@@ -60,6 +61,7 @@ class Shared:
     resync: Resync
     agreement: Agreement
     overshoot: Overshoot
+    sampling: Sampling
     leaving: bool = False  # what is handed in now goes to a peer that stays
     told_of_non_finite: bool = False
     averaged_state: F32 | None = None  # averaged parameters and state, for the coming step
@@ -67,8 +69,8 @@ class Shared:
     def contribution(self, vector: Vector, factor: float, samples: int) -> Contribution:
         """The vector as the rounds take it, and what goes with it in this epoch."""
         if self.leaving:
-            return Contribution(self.offer(vector), factor, samples)
-        note = self.agreement.say()
+            return Contribution(self.offer(vector), factor, samples, note=self.sampling.note(b"", samples))
+        note = self.sampling.note(self.agreement.say(), samples)
         if self.resync.due(self.training.epoch):
             return Contribution(self.resync.extended(vector, factor), 1.0, samples, note=note)
         return Contribution(self.offer(vector), factor, samples, note=note)
@@ -115,6 +117,7 @@ class Shared:
         self.state.load(state.meta, state.buffers)
         self.buffers.restore()
         self.flat.clear()
+        self.sampling.dropped()
         self.schedule.loaded()
         self.agreement.mended()
         self.state.settle(state.epoch)
@@ -126,6 +129,8 @@ class Shared:
         if not all_finite(vector):
             log.warning("a peer that left gave a gradient that is not finite; it is not used")
             return
+        if not self.sampling.takes(inheritance):
+            return
         self.flat.add(vector, 1.0 / self.factor(inheritance.samples))
         self.training.inherited(inheritance.samples)
 
@@ -135,6 +140,7 @@ class Shared:
         since: except so many that came after the sums were cleared already.
         """
         self.training.discard(why, since)
+        self.sampling.dropped(since)
         if not since:
             self.flat.clear()
 
@@ -143,6 +149,8 @@ class Shared:
         since = self.scale.settle()
         if since is not None:
             self.drop(FOUND_INF, since)
+        if self.sampling.is_spoiled(self.training.samples()):
+            self.drop(SPOILED)
         return self.training.samples()
 
     def drop_non_finite(self) -> None:
@@ -340,6 +348,7 @@ class WaitingUpdate:
                     failure = shared.schedule.step()
                     synchronize(shared.inner)
                     shared.state.settle(unapplied.average.epoch + 1)
+                    shared.sampling.committed(unapplied.average, unapplied.counted)
                 self._unapplied = None
                 shared.training.applied(time.perf_counter() - begun, extra=extra)
         except BaseException:
@@ -361,7 +370,7 @@ class WaitingUpdate:
         keep = average.late or unapplied.decoded
         with shared.flat.averaged(decode, keep=keep, max_norm=shared.max_grad_norm):
             extra = shared.reset()
-            with shared.agreement.heeded(average.note, unapplied.counted):
+            with shared.agreement.heeded(shared.sampling.inner(average), unapplied.counted):
                 shared.inner.step()
         shared.buffers.agree(moved[0])
         shared.buffers.follow(moved[0], counted=unapplied.counted)

@@ -22,6 +22,7 @@ from p2pavg.identity import short_id
 from p2pavg.part import Part
 from p2pavg.rounds.machine.departure import Verdict
 from p2pavg.rounds.machine.events import Bequeathed
+from p2pavg.rounds.protocol.fields import MAX_NOTE
 from p2pavg.rounds.state.manifest import CHUNK_BYTES
 from p2pavg.rounds.training import Contribution, Inheritance
 from p2pavg.transport.engine import Engine
@@ -47,6 +48,7 @@ class _Arriving:
     standing: Standing
     offered: Offers
     samples: int
+    note: bytes
     hash: bytes
     data: U8
     missing: int
@@ -122,6 +124,7 @@ class Bequests:
             "epoch": standing[0],
             "lineage": standing[1],
             "samples": what.samples,
+            "note": what.note,
             "offered": [list(each) for each in offered],
             "bytes": data.nbytes,
             "hash": digest,
@@ -239,12 +242,15 @@ class Bequests:
     def _offered(self, link: Link, message: Mapping[str, Any]) -> dict[str, Any]:
         epoch, lineage, samples = message.get("epoch"), message.get("lineage"), message.get("samples")
         digest, offered = message.get("hash"), _offers(message.get("offered"))
+        note = message.get("note")
         sound = (
             type(epoch) is int
             and isinstance(lineage, bytes)
             and type(samples) is int
             and samples > 0
             and isinstance(digest, bytes)
+            and isinstance(note, bytes)
+            and len(note) <= MAX_NOTE
             and offered is not None
             and all(had <= samples for _, had in offered)
             and message.get("bytes") == self.nbytes
@@ -255,6 +261,7 @@ class Bequests:
         assert isinstance(lineage, bytes)
         assert isinstance(samples, int)
         assert isinstance(digest, bytes)
+        assert isinstance(note, bytes)
         assert offered is not None
         verdict = self._judge(epoch, lineage, dict(offered))
         if verdict is not Verdict.TAKEN:
@@ -270,7 +277,7 @@ class Bequests:
         data = np.empty(self.nbytes, np.uint8)
         chunks = -(-data.nbytes // CHUNK_BYTES)
         standing = epoch, lineage
-        self._arriving[transfer] = _Arriving(link, standing, offered, samples, digest, data, chunks)
+        self._arriving[transfer] = _Arriving(link, standing, offered, samples, note, digest, data, chunks)
         self._engine.open_blob(transfer, memoryview(data), CHUNK_BYTES)
         return {"transfer": transfer}
 
@@ -302,7 +309,7 @@ class Bequests:
         if verdict is Verdict.TAKEN:
             self._bequeathed.add(link.id)
             layout = Layout((Part(0, 0, self._numel),), self._numel, self._codec)
-            inheritance = Inheritance(arriving.samples, EncodedResult(layout, arriving.data))
+            inheritance = Inheritance(arriving.samples, EncodedResult(layout, arriving.data), arriving.note)
             self._take(inheritance, arriving.standing[0], offered)
             logger.info(
                 "took over %d samples of peer %s, which leaves",

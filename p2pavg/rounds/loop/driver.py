@@ -22,6 +22,8 @@ from p2pavg.rounds.loop import bequest, notices
 from p2pavg.rounds.loop.attempts import Attempts
 from p2pavg.rounds.loop.backlog import Backlog
 from p2pavg.rounds.loop.bequest import Bequests, Offers
+from p2pavg.rounds.loop.claims import KINDS as CLAIMS
+from p2pavg.rounds.loop.claims import Claims
 from p2pavg.rounds.loop.deliveries import Deliveries
 from p2pavg.rounds.loop.farewell import Farewell
 from p2pavg.rounds.loop.feeder import Feeder
@@ -41,7 +43,16 @@ from p2pavg.rounds.protocol.causes import Loss
 from p2pavg.rounds.protocol.roles import Generation, Role
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.exchange import KINDS
-from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome, TrainingSpec
+from p2pavg.rounds.training import (
+    Average,
+    Contribution,
+    Figures,
+    Heal,
+    Inheritance,
+    KeepGoing,
+    Outcome,
+    TrainingSpec,
+)
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.carried import Way
 from p2pavg.transport.links.handshake import minor_ahead
@@ -120,6 +131,7 @@ class Driver:
             self.broken,
         )
         self.farewell = Farewell(session, self._deliveries, self.bequests, self._pulse, self.feed)
+        self._claims = Claims(peer.links, spec.drawing)
         self._serving: asyncio.Task[None] | None = None  # whoever downloads from us while we leave
         self._closed = False
         session.standing = session.next_standing = (machine.epoch, machine.lineage)
@@ -185,6 +197,11 @@ class Driver:
         """The training thread counted; tell the machine."""
         if not self._closed:
             self.feed(self._local(at_boundary=self._deliveries.waiting))
+
+    @guarded
+    def claimed(self) -> None:
+        """The training thread draws samples without a lease."""
+        self._claims.tell()
 
     @guarded
     def arrived(self, contribution: Contribution, answer: Future[Outcome]) -> None:
@@ -267,7 +284,14 @@ class Driver:
         if commit is not None and isinstance(outcome, Average):
             discarded, steps = tuple(self._discarded), self._session.steps
             report = self.recorder.finished(
-                commit, seconds_update, extra, steps, discarded, self._peer.links, waited
+                commit,
+                seconds_update,
+                extra,
+                steps,
+                discarded,
+                self._peer.links,
+                waited,
+                self._figures(commit),
             )
             self._discarded.clear()
             self.states.applied(commit.ballot.epoch + 1)
@@ -286,6 +310,9 @@ class Driver:
         recorded.set_result(report)
         self._peer.standing_changed()
         self.progress()
+
+    def _figures(self, commit: act.Commit) -> Figures | None:
+        return None if self._spec.drawing is None else self._spec.drawing.figures(commit.note)
 
     @guarded
     def discarded(self, samples: int, why: str) -> None:
@@ -344,6 +371,7 @@ class Driver:
     def link_up(self, link: Link) -> None:
         """A control link is ready."""
         self.feed(introduced(link.peer_id, link.hello, link.rtt, relayed=link.way is Way.RELAYED))
+        self._claims.meet(link)
 
     @guarded
     def link_down(self, link: Link, reason: str) -> None:
@@ -361,6 +389,8 @@ class Driver:
             self.states.message(link, message)
         elif kind in bequest.KINDS:
             self.bequests.message(link, message)
+        elif kind in CLAIMS:
+            self._claims.message(link, message)
         elif minor > 0:
             logger.debug("a later version's message %r counts for nothing here", kind)
         else:

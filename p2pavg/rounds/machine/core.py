@@ -21,6 +21,7 @@ from p2pavg.rounds.machine.memory.standing import EpochState, Standing
 from p2pavg.rounds.machine.rules.camps import Camp, Facts, Gap, View, ends, gaps
 from p2pavg.rounds.machine.rules.deadlines import Deadlines, Timer
 from p2pavg.rounds.machine.rules.election import rendezvous
+from p2pavg.rounds.machine.rules.notes import Combine, of_leader
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Lineage, PeerId
 from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.lineage import History
@@ -52,6 +53,7 @@ class Config:
     client_only: bool = False  # others cannot dial this peer
     patience_s: float | None = None  # how long stragglers are waited for; None: from measurements
     lockstep: bool = False  # one step of each peer present closes a round, however many samples that is
+    combine: Combine = of_leader
     weighted: bool = False  # contributions have weights of their own; else each weighs as much as its samples
     life: int = 0
 

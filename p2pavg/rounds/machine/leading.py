@@ -245,19 +245,21 @@ class Leading:
             core.arm(Timer.PATIENCE, due)
             return
         core.disarm(Timer.PATIENCE, Timer.PROMISE)
-        if not contributes:
+        notes = {peer: ready.note for peer, ready in proposal.ready.items()}
+        note, refused = core.config.combine(notes, proposal.members, core.me) if notes else (b"", frozenset())
+        nothing = Ready(proposal.ballot, 0, 0, 0.0, b"")
+        ready = {peer: ready for peer, ready in proposal.ready.items() if peer not in refused}
+        counted = [ready.get(peer, nothing) for peer in proposal.members]
+        if not any(each.weight > 0 for each in counted):
             core.epoch_state.end_begun()
             self.abort(Cause.NOTHING_TO_AVERAGE, ())
             return
         proposal.begun = True
         proposal.heard = dict.fromkeys(proposal.voting, core.now)
         self.machine.transfer.watch()
-        nothing = Ready(proposal.ballot, 0, 0, 0.0, b"")
-        counted = [proposal.ready.get(peer, nothing) for peer in proposal.members]
-        proposal.samples = tuple(ready.samples for ready in counted)
-        proposal.weights = tuple(ready.weight for ready in counted)
-        waits = tuple(ready.wait for ready in counted)
-        note = proposal.ready[core.me if core.me in proposal.ready else min(proposal.ready)].note
+        proposal.samples = tuple(each.samples for each in counted)
+        proposal.weights = tuple(each.weight for each in counted)
+        waits = tuple(each.wait for each in counted)
         message = Begin(proposal.ballot, proposal.weights, proposal.samples, waits, note)
         for peer in proposal.members:
             core.send(peer, message)

@@ -11,6 +11,7 @@ from p2pavg.identity import short_id
 from p2pavg.report import AttemptReport, LinkReport, MemberReport, RoundReport, phases
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.measure.link_meter import LinkMeter, Moved
+from p2pavg.rounds.training import Figures
 from p2pavg.transport.engine import JobProgress
 from p2pavg.transport.links.link import Link
 
@@ -183,11 +184,12 @@ class Recorder:
         discarded: tuple[tuple[int, str], ...],
         links: Mapping[bytes, Link],
         waited: float | None,
+        figures: Figures | None = None,
     ) -> RoundReport:
         """The epoch was applied: its report, also handed to `publish`.
 
         waited: seconds that the training thread waited, when round and update ran behind it; None: it waited
-        all the while.
+        all the while. figures: of the data, with a sampler.
         """
         now = time.monotonic()
         total = now - self._epoch_start
@@ -227,6 +229,7 @@ class Recorder:
             seconds_update=spent.update,
             seconds_total=total,
             **_bytes(moved),
+            **_data(figures),
             codec=self._codec,
             first_byte_at=self._moved[0],
             last_byte_at=self._moved[1],
@@ -243,6 +246,17 @@ class Recorder:
         self._seen = (now, 0, steps)
         self._publish(report)
         return report
+
+
+def _data(figures: Figures | None) -> dict[str, Any]:
+    if figures is None:
+        return {}
+    return {
+        "consumed": tuple(figures.consumed),
+        "passes": figures.passes,
+        "blocks_consumed": figures.blocks_consumed,
+        "blocks_returned": figures.blocks_returned,
+    }
 
 
 def _bytes(moved: Moved) -> dict[str, Any]:

@@ -1,0 +1,230 @@
+"""What this peer holds of the data: positions that it may draw, has given out, has trained on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from p2pavg.data import notes
+from p2pavg.data.ledger import Ledger
+from p2pavg.data.notes import Said
+from p2pavg.data.runs import Run, Runs, by_pass, difference, head, intersection, packed, size, union, unpacked
+from p2pavg.errors import ConfigurationError
+
+AHEAD = 2.0  # a peer holds leases for so many epochs like its last one
+MOST_CLAIM_RUNS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """For the report of a round."""
+
+    consumed: Sequence[tuple[int, int, int]]  # (pass, first, end) of positions, of all members
+    passes: float  # over the data, as far as they are consumed
+    blocks_consumed: int
+    blocks_returned: int  # that this peer drew, and whose samples are in no average
+
+
+class Draws:
+    """A position goes from held to given out (to the loader), to trained (counted by a step()), to consumed.
+
+    The training thread and the thread of delayed updates both come here. A peer never waits for a lease: when
+    its own are used up it claims positions behind all that it knows to be held, and says so with its next
+    contribution. Should two peers draw the same position all the same, the leader counts one of the two, and
+    the other's accumulation is `spoiled`.
+    """
+
+    def __init__(self, length: int, block: int) -> None:
+        """length: positions of a pass. block: how many are claimed at a time."""
+        self.length = length
+        self._block = block
+        self._lock = threading.RLock()
+        self._me: bytes | None = None
+        self._peers: Callable[[], Collection[bytes]] = tuple
+        self._tell: Callable[[], None] = lambda: None
+        self._claims: dict[bytes, Runs] = {}  # what others hold without a lease, by name
+        self.ledger = Ledger()
+        self._held: Runs = ()  # leases and claims, whatever became of them until they are consumed
+        self._ready: Runs = ()  # of those, what was not given out
+        self._out: tuple[Run, ...] = ()  # in the order in which it was given out
+        self._trained: tuple[Run, ...] = ()  # in the order in which it was trained
+        self._declared = 0  # positions in the contribution under way
+        self._epoch_drew = 0  # positions in the last contribution that was counted
+        self._inherited: Runs = ()  # of those trained, what was leased to a peer that left
+        self._returned = 0
+        self._claimed = 0  # claims since the last round
+
+    def attach(self, me: bytes, peers: Callable[[], Collection[bytes]], tell: Callable[[], None]) -> None:
+        """This peer's id is known. peers: the ids of the others. tell: called when `claims` has changed."""
+        with self._lock:
+            self._me, self._peers, self._tell = notes.name(me), peers, tell
+            self._refresh()
+
+    # ---------------------------------------------------------------------- the loader
+
+    def begin(self) -> None:
+        """A loader begins anew: what an earlier one was given and no step() counted is given out again."""
+        with self._lock:
+            self._out = ()
+            self._refresh()
+
+    def next_run(self, current_pass: int | None, most: Callable[[int], int]) -> Run | None:
+        """The next positions to draw, which are now given out; None when they belong to another pass than
+        that.
+
+        most: at most how many positions from this one on, all of its pass.
+        """
+        with self._lock:
+            if self._me is None:
+                raise ConfigurationError(
+                    "this sampler draws for no run yet: pass it as CollaborativeOptimizer(..., sampler=) "
+                    "before a loader iterates it"
+                )
+            if not self._ready:
+                self._claim()
+            first, end = self._ready[0]
+            if current_pass is not None and first // self.length != current_pass:
+                return None
+            run = first, min(end, first + most(first))
+            self._ready = difference(self._ready, (run,))
+            self._out = _appended(self._out, run)
+            return run
+
+    def _claim(self) -> None:
+        """Behind all that is known to be held; where several claim at once, each at its own place."""
+        held = self._held, self._out, self._trained, *self._claims.values()
+        used = union(self.ledger.consumed, *self.ledger.leases.values(), *held)
+        place = 0
+        if not self._claimed:
+            place = sum(notes.name(peer) < (self._me or b"") for peer in self._peers())
+        first = (-(-(used[-1][1] if used else 0) // self._block) + place) * self._block
+        self._claimed += 1
+        self._held = union(self._held, ((first, first + self._block),))
+        self._refresh()
+        self._tell()
+
+    # ---------------------------------------------------------------------- the training loop
+
+    def trained(self, samples: int) -> None:
+        """A step() counted so many samples: the next ones that were given out. Raises ConfigurationError."""
+        with self._lock:
+            if size(self._out) < samples:
+                raise ConfigurationError(
+                    f"step() counts {samples} samples, but the sampler gave out only {size(self._out)} "
+                    "that are not counted yet: count each batch of its loader once, and nothing else"
+                )
+            gone, self._out = head(self._out, samples)
+            self._trained += gone
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether another peer's samples are among those that this one accumulated."""
+        with self._lock:
+            return bool(intersection(union(self._trained), self._elsewhere()))
+
+    def say(self, inner: bytes, samples: int) -> bytes:
+        """The note of a contribution with so many samples, around the optimizer's own."""
+        with self._lock:
+            self._declared = samples
+            drawn = union(head(self._trained, samples)[0])
+            most = max(samples, self._epoch_drew)
+            wanted = size(self._out) + size(self._trained) - samples + int(AHEAD * most)
+            return notes.say(inner, Said(drawn, self._unleased(), wanted))
+
+    def combine(
+        self, said: Mapping[bytes, bytes], members: Sequence[bytes], leader: bytes
+    ) -> tuple[bytes, frozenset[bytes]]:
+        """As the leader: see `notes.combine`."""
+        with self._lock:
+            return notes.combine(said, members, leader, self.ledger.consumed, self._claims)
+
+    def committed(self, note: bytes, epoch: int, counted: bool) -> None:
+        """The average of `epoch` is in the parameters. counted: with this peer's contribution."""
+        with self._lock:
+            if counted:
+                self._trained = head(self._trained, self._declared)[1]
+                self._epoch_drew = self._declared
+            self._declared = self._claimed = 0
+            self.ledger.commit(epoch, notes.understand(note)[1])
+            self._refresh()
+
+    def dropped(self, since: int = 0) -> None:
+        """All accumulated samples but the last `since` are discarded: they are drawn again."""
+        with self._lock:
+            gone, self._trained = head(self._trained, size(self._trained) - since)
+            self._returned += size(gone)
+            self._refresh()
+
+    def inherited(self, note: bytes) -> bool:
+        """Take over the samples of a peer that leaves. False: some are known here already."""
+        understood = notes.heard(note)
+        with self._lock:
+            known = union(self.ledger.consumed, self._trained, self._out)
+            if understood is None or intersection(understood[1].drawn, known):
+                return False
+            drawn = understood[1].drawn
+            self._held = union(self._held, drawn)
+            self._inherited = union(self._inherited, drawn)
+            self._trained += drawn
+            return True
+
+    # ---------------------------------------------------------------------- others
+
+    def claims(self) -> list[int]:
+        """What this peer holds without a lease, for the others; packed."""
+        with self._lock:
+            return packed(self._unleased())
+
+    def heard(self, peer: bytes, claims: Any) -> None:
+        """Another peer told its `claims`. Raises ValueError for what is none."""
+        runs = unpacked(claims, MOST_CLAIM_RUNS)
+        with self._lock:
+            if notes.name(peer) in self._claims or len(self._claims) < notes.MOST_MEMBERS:
+                self._claims[notes.name(peer)] = runs
+
+    def figures(self, note: bytes) -> Figures:
+        """What a report says of a round."""
+        with self._lock:
+            consumed = by_pass(notes.understand(note)[1].consumed, self.length)
+            done = size(self.ledger.consumed)
+            return Figures(consumed, done / self.length, done // self._block, self._returned // self._block)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The ledger, which belongs to the swarm's state."""
+        with self._lock:
+            return self.ledger.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Another state of the swarm took the place of this peer's; `dropped` tells what that cost.
+        Raises StateError.
+        """
+        with self._lock:
+            self.ledger.load_state_dict(state)
+            self._refresh()
+
+    def _elsewhere(self) -> Runs:
+        """What is consumed, or another peer's to draw."""
+        leased = self.ledger.leased_to_others(self._me or b"")
+        return union(self.ledger.consumed, difference(leased, self._inherited))
+
+    def _unleased(self) -> Runs:
+        lease = self.ledger.leases.get(self._me or b"", ())
+        return difference(union(self._held, self._out, self._trained), union(lease, self.ledger.consumed))
+
+    def _refresh(self) -> None:
+        """The ledger or what was given out changed: what is this peer's to give out now."""
+        lease = self.ledger.leases.get(self._me or b"", ())
+        self._inherited = intersection(self._inherited, union(self._trained))
+        self._held = difference(union(self._held, lease), self._elsewhere())
+        self._ready = difference(self._held, union(self._out, self._trained))
+        left = {peer: difference(runs, self.ledger.consumed) for peer, runs in self._claims.items()}
+        self._claims = {peer: runs for peer, runs in left.items() if runs}
+
+
+def _appended(runs: tuple[Run, ...], run: Run) -> tuple[Run, ...]:
+    """In order; a run that goes on where the last one ended makes it longer."""
+    if runs and runs[-1][1] == run[0]:
+        return (*runs[:-1], (runs[-1][0], run[1]))
+    return (*runs, run)

@@ -1,0 +1,107 @@
+"""Sets of positions, as sorted half-open runs (first, end) that neither touch nor overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Run = tuple[int, int]
+Runs = tuple[Run, ...]
+
+MAX_POSITION = 1 << 62
+
+
+def union(*sets: Iterable[Run]) -> Runs:
+    """Positions that are in any of the sets."""
+    merged: list[Run] = []
+    for first, end in sorted(run for runs in sets for run in runs):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((first, end))
+    return tuple(merged)
+
+
+def difference(runs: Runs, without: Runs) -> Runs:
+    """Positions of `runs` that are not in `without`."""
+    left: list[Run] = []
+    at = 0
+    for first, end in runs:
+        while at < len(without) and without[at][1] <= first:
+            at += 1
+        k = at
+        while k < len(without) and without[k][0] < end:
+            if first < without[k][0]:
+                left.append((first, without[k][0]))
+            first = max(first, without[k][1])
+            k += 1
+        if first < end:
+            left.append((first, end))
+    return tuple(left)
+
+
+def intersection(one: Runs, other: Runs) -> Runs:
+    """Positions that are in both sets."""
+    return difference(one, difference(one, other))
+
+
+def size(runs: Iterable[Run]) -> int:
+    """How many positions there are."""
+    return sum(end - first for first, end in runs)
+
+
+def head(runs: Iterable[Run], count: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """The first `count` positions in the given order, and the rest; runs may be in any order."""
+    taken: list[Run] = []
+    rest: list[Run] = []
+    for first, end in runs:
+        cut = min(end, first + count)
+        if first < cut:
+            taken.append((first, cut))
+        if cut < end:
+            rest.append((cut, end))
+        count -= cut - first
+    return tuple(taken), tuple(rest)
+
+
+def lowest_free(used: Runs, count: int) -> Runs:
+    """The `count` lowest positions that are not in `used`."""
+    return head(difference(((0, (used[-1][1] if used else 0) + count),), used), count)[0]
+
+
+def packed(runs: Iterable[Run]) -> list[int]:
+    """A flat list for msgpack: of each run, how far it begins behind the one before, and its length."""
+    flat: list[int] = []
+    at = 0
+    for first, end in runs:
+        flat += [first - at, end - first]
+        at = end
+    return flat
+
+
+def unpacked(value: Any, most: int) -> Runs:
+    """What `packed` made of a set of at most `most` runs. Raises ValueError for anything else."""
+    if type(value) is not list or len(value) % 2 or len(value) > 2 * most:
+        raise ValueError("runs of positions are malformed")
+    runs: list[Run] = []
+    at = 0
+    for gap, length in zip(value[::2], value[1::2], strict=True):
+        if type(gap) is not int or type(length) is not int or gap < (1 if runs else 0) or length < 1:
+            raise ValueError("runs of positions are malformed")
+        first, at = at + gap, at + gap + length
+        if at > MAX_POSITION:
+            raise ValueError("a position is too large")
+        runs.append((first, at))
+    return tuple(runs)
+
+
+def by_pass(runs: Iterable[Run], length: int) -> Sequence[tuple[int, int, int]]:
+    """(pass, first, end) of each run, cut where passes of `length` positions end."""
+    cut: list[tuple[int, int, int]] = []
+    for first, end in runs:
+        while first < end:
+            number = first // length
+            stop = min(end, (number + 1) * length)
+            cut.append((number, first - number * length, stop - number * length))
+            first = stop
+    return cut

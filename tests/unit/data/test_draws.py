@@ -1,0 +1,272 @@
+"""Leases and consumption: whatever becomes of rounds and peers, no position is in two averages."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from p2pavg.data.draws import Draws
+from p2pavg.data.ledger import LAPSES_AFTER
+from p2pavg.data.notes import understand
+from p2pavg.data.runs import Runs, by_pass, difference, head, intersection, packed, size, union, unpacked
+from p2pavg.errors import ConfigurationError, StateError
+
+LENGTH, BLOCK = 200, 8
+
+
+class Member:
+    """A peer of a modelled swarm: it draws, trains and contributes as an optimizer does."""
+
+    def __init__(self, name: int, swarm: Swarm) -> None:
+        self.id = name.to_bytes(32, "big")[::-1]
+        self.draws = Draws(LENGTH, BLOCK)
+        self.accumulated: list[int] = []
+        self.draws.attach(self.id, swarm.others, lambda: swarm.told(self))
+
+    def train(self, samples: int) -> None:
+        while size(self.draws._out) < samples:
+            self.draws.next_run(None, lambda first: min(3, LENGTH - first % LENGTH))
+        positions = [p for run in head(self.draws._out, samples)[0] for p in range(*run)]
+        self.draws.trained(samples)
+        self.accumulated += positions
+
+    def drop(self) -> None:
+        self.draws.dropped()
+        self.accumulated.clear()
+
+
+class Swarm:
+    """Peers and the rounds that they make; which samples each committed average really holds."""
+
+    def __init__(self, seed: int, lonely: bool = False, whole: bool = False) -> None:
+        self.rng = random.Random(seed)
+        self.whole = whole  # nobody misses a round
+        self.lonely = lonely  # nobody answers who asks what others hold: claims collide
+        self.names = iter(range(1, 1 << 20))
+        self.members: list[Member] = []
+        self.members += [Member(next(self.names), self) for _ in range(self.rng.randint(1, 4))]
+        self.epoch = 0
+        self.averaged: Counter[int] = Counter()
+        self.spoiled = 0
+
+    def others(self) -> list[bytes]:
+        return [] if self.lonely else [member.id for member in self.members]
+
+    def told(self, who: Member) -> None:
+        if not self.lonely:
+            for member in self.members:
+                if member is not who:
+                    member.draws.heard(who.id, who.draws.claims())
+
+    def met(self, newcomer: Member) -> None:
+        if not self.lonely:
+            for member in self.members:
+                newcomer.draws.heard(member.id, member.draws.claims())
+
+    def round(self, present: list[Member], ready: list[Member], commits: bool = True) -> None:
+        notes = {}
+        for member in ready:
+            if member.draws.spoiled:
+                self.spoiled += len(member.accumulated)
+                member.drop()
+            notes[member.id] = member.draws.say(b"inner", len(member.accumulated))
+        leader = self.rng.choice(ready)
+        note, refused = leader.draws.combine(notes, [m.id for m in present], leader.id)
+        if not commits:
+            return
+        for member in present:
+            counted = member in ready and member.id not in refused
+            if counted:
+                self.averaged.update(member.accumulated)
+                member.accumulated.clear()
+            member.draws.committed(note, self.epoch, counted)
+        self.epoch += 1
+        for member in self.members:
+            if member not in present:  # it missed the round, and takes the swarm's state
+                member.drop()
+                member.draws.load_state_dict(present[0].draws.state_dict())
+
+    def event(self) -> None:
+        what = self.rng.random()
+        for member in self.members:
+            member.train(self.rng.randint(0, 6))
+        if what < 0.6:
+            self.round(self.members, self.some(), commits=self.rng.random() < 0.8)
+        elif what < 0.7 and not self.whole:
+            self.partial()
+        elif what < 0.8 and len(self.members) < 6:
+            newcomer = Member(next(self.names), self)
+            newcomer.draws.load_state_dict(self.members[0].draws.state_dict())
+            self.met(newcomer)
+            self.members.append(newcomer)
+        elif what < 0.86 and len(self.members) > 1:
+            self.members.remove(self.rng.choice(self.members))  # killed
+        elif what < 0.93 and len(self.members) > 1:
+            self.leave()
+        elif what < 0.97:
+            self.rng.choice(self.members).drop()
+        else:
+            self.rng.choice(self.members).draws.begin()
+
+    def some(self) -> list[Member]:
+        return self.rng.sample(self.members, self.rng.randint(1, len(self.members)))
+
+    def partial(self) -> None:
+        """A round of some, which the others miss."""
+        present = self.some()
+        self.round(present, self.rng.sample(present, self.rng.randint(1, len(present))))
+
+    def leave(self) -> None:
+        leaver, heir = self.rng.sample(self.members, 2)
+        if leaver.draws.spoiled:
+            leaver.drop()
+        if heir.draws.inherited(leaver.draws.say(b"", len(leaver.accumulated))):
+            heir.accumulated += leaver.accumulated
+        self.members.remove(leaver)
+
+
+@pytest.mark.parametrize("lonely", [False, True])
+def test_no_position_is_averaged_twice_and_none_is_forgotten(lonely: bool) -> None:
+    """Random rounds, aborts, kills, joins, departures, discards: each position is averaged at most once."""
+    for seed in range(60):
+        swarm = Swarm(seed, lonely)
+        for _ in range(60):
+            swarm.event()
+        states = [member.draws.state_dict() for member in swarm.members]
+        assert all(state == states[0] for state in states), seed
+        assert set(swarm.averaged.values()) <= {1}, seed
+        consumed = swarm.members[0].draws.ledger.consumed
+        assert {p for run in consumed for p in range(*run)} == set(swarm.averaged), seed
+        for _ in range(4 * LENGTH):  # undisturbed: the pool of all that returned empties
+            for member in swarm.members:
+                member.train(2)
+            swarm.round(swarm.members, swarm.members)
+            if intersection(swarm.members[0].draws.ledger.consumed, ((0, LENGTH),)) == ((0, LENGTH),):
+                break
+        else:
+            pytest.fail(f"positions of the first pass are never drawn again (seed {seed})")
+        assert set(swarm.averaged.values()) == {1}, seed
+
+
+def test_peers_that_know_each_other_spoil_little() -> None:
+    """Where peers hear what others hold and nobody misses a round, next to nothing is drawn by two."""
+    spoiled = averaged = 0
+    for seed in range(30):
+        swarm = Swarm(seed, whole=True)
+        for _ in range(60):
+            swarm.event()
+        spoiled, averaged = spoiled + swarm.spoiled, averaged + sum(swarm.averaged.values())
+    assert spoiled <= 0.01 * averaged, (spoiled, averaged)
+
+
+def test_a_lease_of_a_peer_that_is_gone_returns() -> None:
+    """What a killed peer held is drawn by others after it was missing from two rounds."""
+    swarm = Swarm(0)
+    swarm.members = [Member(1, swarm), Member(2, swarm)]
+    for member in swarm.members:
+        member.train(5)
+    swarm.round(swarm.members, swarm.members)
+    gone = swarm.members.pop()
+    lease = gone.draws.ledger.leases[gone.id[:8]]
+    (left,) = swarm.members
+    for missed in range(LAPSES_AFTER):
+        assert gone.id[:8] in left.draws.ledger.leases, missed
+        left.train(3)
+        swarm.round([left], [left])
+    assert gone.id[:8] not in left.draws.ledger.leases
+    for _ in range(30):
+        left.train(3)
+        swarm.round([left], [left])
+    assert difference(lease, left.draws.ledger.consumed) == ()
+
+
+def test_a_straggler_keeps_its_lease() -> None:
+    """A member that computes on for many rounds keeps what it drew."""
+    swarm = Swarm(0)
+    slow, fast = swarm.members = [Member(1, swarm), Member(2, swarm)]
+    slow.train(7)
+    for _ in range(10):
+        fast.train(4)
+        swarm.round(swarm.members, [fast])
+    assert not slow.draws.spoiled
+    swarm.round(swarm.members, [slow, fast])
+    assert sum(swarm.averaged.values()) == 47
+
+
+def test_a_contribution_costs_few_bytes() -> None:
+    """What a contribution says of its samples has at most 100 bytes per run of positions."""
+    swarm = Swarm(3)
+    for _ in range(40):
+        swarm.event()
+    for member in swarm.members:
+        member.train(4)
+        said = member.draws.say(b"", len(member.accumulated))
+        drawn = union(*[((p, p + 1),) for p in member.accumulated])
+        runs = len(drawn) + len(unpacked(member.draws.claims(), 4096))
+        assert len(said) <= 100 * max(1, runs)
+
+
+def test_prefetched_samples_are_given_out_again() -> None:
+    """What a loader was given and no step() counted comes first when a loader begins anew."""
+    swarm = Swarm(0)
+    member = Member(1, swarm)
+    given = member.draws.next_run(None, lambda _: 4)
+    member.draws.trained(2)
+    member.draws.begin()
+    assert given is not None
+    assert member.draws.next_run(None, lambda _: 2) == (given[0] + 2, given[1])
+
+
+def test_counting_what_was_not_given_out_is_refused() -> None:
+    """step() with more samples than the sampler gave out names both numbers."""
+    member = Member(1, Swarm(0))
+    member.draws.next_run(None, lambda _: 4)
+    with pytest.raises(ConfigurationError, match="counts 5 samples, but the sampler gave out only 4"):
+        member.draws.trained(5)
+
+
+def test_a_note_that_is_none_tells_nothing() -> None:
+    """Whatever bytes a leader sends, they are understood or tell nothing; nobody's peer ends."""
+    rng = random.Random(1)
+    for _ in range(2000):
+        inner, told = understand(rng.randbytes(rng.randint(0, 40)))
+        assert isinstance(inner, bytes)
+        assert told.consumed == () or told.said
+
+
+def test_a_broken_ledger_is_refused() -> None:
+    """load_state_dict() of something else raises StateError, and changes nothing."""
+    member = Member(1, Swarm(0))
+    before = member.draws.state_dict()
+    for broken in (
+        {},
+        {**before, "consumed": [5]},
+        {**before, "leases": {"zz": []}},
+        {**before, "epoch": "x"},
+    ):
+        with pytest.raises(StateError, match="ledger"):
+            member.draws.load_state_dict(broken)
+    assert member.draws.state_dict() == before
+
+
+def test_runs_are_sets() -> None:
+    """union, difference, intersection and packing are those of sets of numbers."""
+    rng = random.Random(2)
+
+    def some() -> tuple[set[int], Runs]:
+        numbers = {rng.randrange(60) for _ in range(rng.randrange(40))}
+        return numbers, union((n, n + 1) for n in numbers)
+
+    def numbers(runs: Runs) -> set[int]:
+        return {n for run in runs for n in range(*run)}
+
+    for _ in range(500):
+        (one, a), (other, b) = some(), some()
+        assert numbers(union(a, b)) == one | other
+        assert numbers(difference(a, b)) == one - other
+        assert numbers(intersection(a, b)) == one & other
+        assert unpacked(packed(a), 60) == a
+        assert sum(end - first for _, first, end in by_pass(a, 7)) == len(one)
+        assert all(0 <= first < end <= 7 for _, first, end in by_pass(a, 7))
