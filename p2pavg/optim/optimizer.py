@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -107,6 +109,7 @@ class CollaborativeOptimizer(Member):
         extras: by name, what else belongs to the run and has a `state_dict()`: a GradScaler, a sampler.
         sampler: a `p2pavg.SwarmSampler` or `p2pavg.SwarmShards` from which this peer's loader draws: each
             sample of a pass is in exactly one average. None: each peer draws its own.
+        node_group: a torch.distributed group whose ranks are one peer: see `p2pavg.node`.
         outer: a `p2pavg.Outer`, or "diloco": every `step()` steps the inner optimizer at once, on this peer's
             gradient alone, and an epoch averages how far the peers have moved. None: an epoch averages
             gradients.
@@ -117,6 +120,15 @@ class CollaborativeOptimizer(Member):
         UnreachableError: when none of the initial peers answers.
         IncompatiblePeerError: when the swarm trains another model, or on other terms.
     """
+
+    def __new__(cls, *args: Any, node_group: object = None, **options: Any) -> Any:
+        """With a node_group a `p2pavg.node.NodeOptimizer`, whose first rank builds one of these."""
+        if node_group is None:
+            return super().__new__(cls)
+        first = ("optimizer", "run_id", "target_batch_size", "batch_size_per_step")
+        options.update(zip(first, args, strict=False))
+        node = importlib.import_module("p2pavg.node")  # a floor above, and torch.distributed with it
+        return node.NodeOptimizer(options.pop("optimizer"), node_group, **options)
 
     @takes(TrainingOptions)
     def __init__(self, options: TrainingOptions) -> None:
@@ -291,6 +303,30 @@ class CollaborativeOptimizer(Member):
             sigterm.obey()
         return loss
 
+    def note(self, samples: int) -> bool:
+        """For a node, whose gradients accumulate elsewhere: count a step of all its ranks. True: `meet` is to
+        be called now, with their sums.
+        """
+        if self._closed:
+            raise ClosedError("this optimizer was closed; build a new one to go on training")
+        if self._update.lost:
+            self._enter_again()
+        if sigterm.asked():
+            sigterm.obey()
+        assert isinstance(self._update, WaitingUpdate | BehindUpdate)
+        return self._update.note(samples)
+
+    def meet(self, sums: Sequence[torch.Tensor | None]) -> None:
+        """Average with the swarm.
+
+        sums: by parameter, the gradient's over all samples that were noted since the last call; None: no
+        backward pass reached it.
+        """
+        assert isinstance(self._flat, FlatGradients)
+        assert isinstance(self._update, WaitingUpdate | BehindUpdate)
+        self._flat.add_each(sums)
+        self._update.meet()
+
     def _follow_model(self) -> None:
         """No backward pass reached our parameters: load_state_dict(assign=True) may have replaced them."""
         old = self._flat.params
@@ -454,6 +490,11 @@ class CollaborativeOptimizer(Member):
     def last_report(self) -> RoundReport | None:
         """The report of the last epoch that this peer finished; None: there was none."""
         return self._training.last_report
+
+
+CollaborativeOptimizer.__new__.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+    CollaborativeOptimizer.__init__
+)
 
 
 def _describe(optimizer: torch.optim.Optimizer) -> list[str]:

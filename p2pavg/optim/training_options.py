@@ -46,6 +46,7 @@ class TrainingOptions(PeerOptions):
     extras: Mapping[str, Stateful] | None = None
     sampler: SwarmSampler | SwarmShards | None = None
     outer: Outer | str | None = None
+    node_group: object = None
 
     def __post_init__(self) -> None:
         arguments.check_optimizer(self.optimizer)

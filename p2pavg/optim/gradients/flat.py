@@ -115,6 +115,16 @@ class FlatGradients(Accumulation):
             self._reached.touch(index)
         self._filled()
 
+    def add_each(self, sums: Sequence[torch.Tensor | None]) -> None:
+        """Add sums that accumulated elsewhere, one for each parameter; None: no backward pass reached it."""
+        self.repair()
+        for index, total in enumerate(sums):
+            if total is not None:
+                ours = self._store.slice(index)
+                ours.add_(total.reshape(-1).to(ours.device, ours.dtype))
+                self._reached.touch(index)
+        self._filled()
+
     def recycle(self, taken: Taken) -> None:
         """Keep the memory of sums that were averaged. May run on another thread."""
         taken.store.zero()

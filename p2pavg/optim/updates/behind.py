@@ -79,19 +79,33 @@ class BehindUpdate:
             due = self._shared.training.count(samples)
         if drop:
             self._shared.drop(drop, since)
+        if self._is_due(samples, due):
+            self.meet()
+
+    def note(self, samples: int) -> bool:
+        """Like `count`, of samples whose sums are elsewhere. True: they are to be here for `meet`, now."""
+        with self._counting:
+            due = self._shared.training.count(samples)
+        return self._is_due(samples, due)
+
+    def _is_due(self, samples: int, due: bool) -> bool:
+        """due: the swarm waits for this peer. Brings model and sums up to date, if it can without waiting."""
         self._since += samples  # first of all: an error from below must leave this microbatch counted
         self._try_again()
         if self._job is not None and self._job.done():
             self._finish()
         elif self._job is not None:
             if self._since < self._share:
-                return
+                return False
             self._finish()
             due = True  # what was counted meanwhile is a whole share
-        if due:
-            self._hand_in()
-            if not self._delay or self._epoch < self._warmup:
-                self._finish()
+        return due or self._shared.training.catching_up
+
+    def meet(self) -> None:
+        """Hand in, so that the average and the step are made behind the next epoch."""
+        self._hand_in()
+        if not self._delay or self._epoch < self._warmup:
+            self._finish()
         while self._shared.training.catching_up:
             if self._job is None:
                 self._hand_in()

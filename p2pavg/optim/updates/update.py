@@ -247,9 +247,19 @@ class WaitingUpdate:
             self._shared.drop(drop, since)
         self.settle()
         if due:
+            self.meet()
+
+    def note(self, samples: int) -> bool:
+        """Like `count`, of samples whose sums are elsewhere. True: they are to be here for `meet`, now."""
+        due = self._shared.training.count(samples)
+        self.settle()
+        return due
+
+    def meet(self) -> None:
+        """Average with the others, and step."""
+        self._arrive()
+        while self._shared.training.catching_up:
             self._arrive()
-            while self._shared.training.catching_up:
-                self._arrive()
 
     def settle(self) -> None:
         """Step with what an exception kept the optimizer from stepping with."""

@@ -1,0 +1,61 @@
+"""The examples of the integrations, as a person starts them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.swarm.scripts import Terminal
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def start() -> Iterator[Terminal]:
+    with Terminal() as terminal:
+        yield terminal
+
+
+def needs(*names: str) -> None:
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+
+
+def test_a_language_model_with_trainer(start: Terminal, tmp_path: Path) -> None:
+    """Two Trainers join by the printed line and both end at the swarm's last epoch, with a lower loss."""
+    needs("transformers", "accelerate")
+    words = ("examples/hf_trainer.py", "--epochs", "60", "--output", str(tmp_path / "first"))
+    first = start(*words)
+    printed = first.line_with("--initial-peers").split()
+    second = start(*words[:-1], str(tmp_path / "second"), *printed[-2:])
+    for script in (first, second):
+        last = script.end().splitlines()[-1]
+        assert last.startswith("epoch 60: loss")
+        assert float(last.split()[-1]) < 4.5  # 5.5 before training
+
+
+def test_digits_with_lightning(start: Terminal) -> None:
+    """Two Lightning trainers train one model, which reads digits."""
+    needs("lightning")
+    first = start("examples/lightning_digits.py", "--epochs", "150")
+    printed = first.line_with("--initial-peers").split()
+    second = start("examples/lightning_digits.py", "--epochs", "150", *printed[-2:])
+    for script in (first, second):
+        last = script.end().splitlines()[-1]
+        assert last.startswith("epoch 150: ")
+        assert float(last.split(": ")[1].split("%")[0]) > 80
+
+
+def test_a_node_of_two_ranks_and_a_single_peer(start: Terminal) -> None:
+    """torchrun's two ranks are one peer, a third process is another one, and both read digits."""
+    node = start("-m", "torch.distributed.run", "--nproc-per-node", "2", "examples/ddp_node.py")
+    printed = node.line_with("--initial-peers").split()
+    single = start("examples/ddp_node.py", *printed[-2:])
+    node.line_with("peers: 2")
+    for script in (node, single):
+        last = script.end().splitlines()[-1]
+        assert float(last.split(": ")[1].split("%")[0]) > 85

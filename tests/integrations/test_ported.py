@@ -1,0 +1,46 @@
+"""Scripts of others' style, with two lines added: in lockstep they train as they did in one process."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.swarm.scripts import Script, Terminal
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(200)]
+
+
+@pytest.fixture
+def start() -> Iterator[Terminal]:
+    with Terminal() as terminal:
+        yield terminal
+
+
+@pytest.mark.parametrize("name", ["nanogpt", "ppo", "imagenet", "accelerate_loop", "ddp_tutorial"])
+def test_a_ported_script_trains_as_it_did_alone(start: Terminal, name: str) -> None:
+    """Two parts end with equal bits; losses, learning rates and steps are those of the script alone with the
+    batches of both, and no warning is drawn.
+    """
+    if name == "accelerate_loop" and importlib.util.find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed")
+    script = f"examples/ported/{name}.py"
+    whole = start(script, "--alone")
+    first = start(script)
+    address = first.line_with("join with").split()[-1]
+    second = start(script, "--part", "1", "--initial-peers", address)
+    alone, one, other = (_told(made) for made in (whole, first, second))
+    assert one["digest"] == other["digest"]
+    assert one["rates"] == other["rates"] == pytest.approx(alone["rates"], rel=1e-12)
+    means = [(a + b) / 2 for a, b in zip(one["losses"], other["losses"], strict=True)]
+    assert means == pytest.approx(alone["losses"], rel=1e-5, abs=1e-6)
+    assert one["norm"] == pytest.approx(alone["norm"], rel=1e-6)
+    said = [line for made in (first, second) for line in made.lines]
+    assert not [line for line in said if "learning rate" in line or "samples" in line]
+
+
+def _told(script: Script) -> dict:
+    found: dict = json.loads(script.end().splitlines()[-1])
+    return found
