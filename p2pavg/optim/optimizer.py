@@ -98,7 +98,10 @@ class CollaborativeOptimizer(Member):
         checkpoint_epochs: epochs from one checkpoint to the next; None: 10.
         leave_notice_s: seconds that handing over what was accumulated may take, after `close()` or SIGTERM.
         listen: "host:port" to bind. With the default the next free port is taken; port 0 is any free one.
-        announce: the "host:port" at which others reach this peer, where that is not the listening one.
+        announce: the "host:port" at which others reach this peer, or several, best first, where that is not
+            what they see of it.
+        map_port: ask the gateway of this network to lead a port here (PCP, NAT-PMP, and UPnP with
+            `p2pavg[upnp]`), and give it back at the end. None: in closed runs.
         client_only: others cannot open connections to this peer.
         region: where this peer is, for people and plans, such as "eu-west-1".
         name: how people call this peer in tables and in the monitor; None: the host's name.

@@ -47,9 +47,7 @@ class Helper:
 
     def addresses(self) -> list[tuple[str, int]]:
         """(host, port) under which others reach this node, best first."""
-        if self.settings.announced is not None:
-            return [self.settings.announced]
-        return [(host, self.endpoint.port) for host, _ in self.dht.external_addresses()]
+        return list(self.settings.announced) or self.dht.external_addresses()
 
     async def close(self) -> None:
         """Leave the run, and free the ports."""

@@ -12,8 +12,8 @@ from p2pavg import codecs
 from p2pavg.errors import P2PAvgError
 from p2pavg.identity import Identity
 from p2pavg.membership import PeerInfo, View
-from p2pavg.membership.table.address import is_loopback
-from p2pavg.peer import advice, announcing
+from p2pavg.membership.table.address import Address, is_loopback
+from p2pavg.peer import advice, announcing, mapping
 from p2pavg.peer.announcing import Announcer, record_of
 from p2pavg.peer.dialling import Dialler
 from p2pavg.peer.entering import EarlyMessages, build_machine, role_among
@@ -78,10 +78,13 @@ class Runtime:
         self._spec: TrainingSpec | None = None
         self._closing: asyncio.Task[None] | None = None
         self._observer: Observer | None = None
+        self._mapping: mapping.Mapping | None = None
         self._closed = False
 
     async def start(self) -> None:
         """Open the ports and join the table. Raises P2PAvgError with what to do."""
+        wished = bool(self.settings.map_port)
+        maps_port = self.settings.maps_port and mapping.is_of_use(self.settings.bind[0], wished=wished)
         self._engine = make_engine(self, self._codec, encrypted=self.settings.membership is not None)
         try:
             self.endpoint, self.dht = await open_ports(
@@ -90,6 +93,9 @@ class Runtime:
         except BaseException:
             self._engine.close()
             raise
+        if maps_port:
+            self._mapping = mapping.Mapping(self.endpoint.port, self._mapped, wished=wished)
+            self._mapping.start()
         self._engine.set_heartbeat(HEARTBEAT_S)
         if self.settings.upload_bps is not None:
             self._engine.set_upload_limit(self.settings.upload_bps / 8)
@@ -200,9 +206,13 @@ class Runtime:
 
     def addresses(self) -> Sequence[tuple[str, int]]:
         """(host, port) under which others reach this peer, best first."""
-        if self.settings.announced is not None:
-            return [self.settings.announced]
-        return [(host, self.endpoint.port) for host, _ in self.dht.external_addresses()]
+        if self.settings.announced:
+            return self.settings.announced
+        return self.dht.external_addresses()
+
+    def _mapped(self, where: Address | None) -> None:
+        """The gateway leads another port here, or none: the view announces it with the others."""
+        self.dht.mapped = where
 
     def _is_here(self, host: str) -> bool:
         """Whether an address is one of this machine."""
@@ -268,8 +278,10 @@ class Runtime:
 
     async def _learn_reachability(self) -> None:
         """Work as client_only, and say so, when others try and cannot open a connection to this peer."""
-        if self.client_only or self.settings.announced is not None:
+        if self.client_only or self.settings.announced:
             return
+        if self._mapping is not None:
+            await self._mapping.settled()
         found = await self.dht.check_reachability()
         if found.reachable is False:
             logger.warning("%s", found.advice)
@@ -415,6 +427,8 @@ class Runtime:
         try:
             await self.view.leave()
         finally:
+            if self._mapping is not None:
+                await self._mapping.close()
             await self.endpoint.close()
             await self.dht.stop()
             self._engine.close()

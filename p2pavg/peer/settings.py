@@ -14,11 +14,12 @@ from typing import Any
 from p2pavg.codecs import Codec
 from p2pavg.credentials import Credentials, from_environment
 from p2pavg.errors import ConfigurationError, CredentialError
-from p2pavg.membership.peerinfo import MAX_NAME
+from p2pavg.membership.peerinfo import MAX_ADDRESSES, MAX_NAME
 from p2pavg.membership.table.address import (
     Address,
     initial_addresses,
     is_loopback,
+    parse_addresses,
     parse_host_port,
     wildcard,
 )
@@ -42,7 +43,8 @@ class PeerOptions:
 
     initial_peers: Sequence[str] | str | None = None
     listen: str | None = DEFAULT_LISTEN
-    announce: str | None = None
+    announce: str | Sequence[str] | None = None
+    map_port: bool | None = None
     client_only: bool = False
     region: str | None = None
     name: str | None = None
@@ -80,6 +82,8 @@ class Settings(PeerOptions):
             raise ConfigurationError(
                 f'streams must be "auto" or an int from 1 to {MOST_CHOSEN}, not {streams!r}'
             )
+        if self.map_port is not None and not isinstance(self.map_port, bool):
+            raise ConfigurationError(f"map_port must be True, False or None, not {self.map_port!r}")
         check_rate("max_upload_mbps", self.max_upload_mbps)
         if self.max_relay_mbps != 0:
             check_rate("max_relay_mbps", self.max_relay_mbps)
@@ -106,9 +110,21 @@ class Settings(PeerOptions):
         return self.listen is None or self.listen == DEFAULT_LISTEN
 
     @cached_property
-    def announced(self) -> Address | None:
-        """(host, port) that others are told; None: what they see of this peer."""
-        return None if self.announce is None else parse_host_port(self.announce)
+    def announced(self) -> tuple[Address, ...]:
+        """(host, port) that others are told, best first; none: what they see of this peer."""
+        given = [self.announce] if isinstance(self.announce, str) else self.announce or ()
+        if len(given) > MAX_ADDRESSES:
+            raise ConfigurationError(
+                f"announce= names {len(given)} addresses, and {MAX_ADDRESSES} fit; leave some out"
+            )
+        return parse_addresses(given)
+
+    @property
+    def maps_port(self) -> bool:
+        """Whether the gateway is asked for a port."""
+        if self.map_port is None:
+            return self.membership is not None and not self.announced and not self.client_only
+        return self.map_port
 
     @cached_property
     def membership(self) -> Credentials | None:

@@ -71,6 +71,20 @@ def normalise(sockaddr: tuple[object, ...]) -> Address:
     return host, port
 
 
+@functools.lru_cache(maxsize=1024)
+def is_link_local(host: str) -> bool:
+    """Whether an address holds on one link only, so that nobody elsewhere can use it."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_link_local
+    except ValueError:
+        return False
+
+
+def family_of(host: str) -> int:
+    """4 or 6, of a numeric address."""
+    return 6 if ":" in host else 4
+
+
 def is_loopback(host: str) -> bool:
     return host == "::1" or host.startswith("127.")
 
@@ -135,26 +149,33 @@ def primary_address(family: socket.AddressFamily = socket.AF_INET) -> str | None
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((_FAR[family], 9))
-            return str(probe.getsockname()[0])
+            own = str(probe.getsockname()[0])
+            return None if is_link_local(own) else own
     except OSError:
         if family == socket.AF_INET6:
             return None
-        return next((host for host in interface_addresses() if not is_loopback(host)), None)
+        usable = (host for host in interface_addresses() if ":" not in host and not is_link_local(host))
+        return next((host for host in usable if not is_loopback(host)), None)
 
 
 def wildcard() -> str:
-    """Where a peer listens unless it is told: on all IPv4 addresses, or, on a machine that has but IPv6, on
-    those.
+    """Where a peer listens unless it is told: on all addresses of both families, or, where the system has no
+    IPv6, on those of IPv4.
     """
-    only_ipv6 = primary_address() is None and primary_address(socket.AF_INET6) is not None
-    return "::" if only_ipv6 else "0.0.0.0"
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            probe.bind(("::", 0))
+    except OSError:
+        return "0.0.0.0"
+    return "::"
 
 
 def own_addresses(host: str) -> list[str]:
     """The addresses of this machine at which a socket that listens on a wildcard `host` may be reached."""
     families = (socket.AF_INET, socket.AF_INET6) if host == "::" else (socket.AF_INET,)
     found = [address for family in families if (address := primary_address(family)) is not None]
-    return found or ["::1" if host == "::" else "127.0.0.1"]
+    return found or ["127.0.0.1"]
 
 
 def interface_addresses() -> list[str]:

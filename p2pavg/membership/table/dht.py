@@ -18,6 +18,7 @@ from p2pavg.identity import Identity
 from p2pavg.membership.table.address import (
     Address,
     bind,
+    family_of,
     format_host_port,
     interface_addresses,
     is_loopback,
@@ -94,6 +95,7 @@ class DHT:
         self._grown = 0  # contacts that are new since the last refresh
         self._next_review = float("-inf")
         self._reviewing = False
+        self.mapped: Address | None = None  # a port of the gateway that leads to this node's
         self.ways_in: list[Contact] = []  # initial peers that answered
         self.observers: Callable[[], list[Contact]] = list  # peers that this one has links with
         self.is_dialled: Callable[[], bool] = lambda: False  # whether others' links to this peer are up
@@ -236,8 +238,14 @@ class DHT:
         seen = self.node.whereabouts.hosts
         hosts = [host for host in seen if not is_loopback(host)]
         if not hosts:
-            hosts = [*seen[:1], *own_addresses(self._host)]
-        return [(host, self.port) for host in dict.fromkeys(hosts)]
+            hosts = seen[:1]
+        families = {family_of(host) for host in hosts if not is_loopback(host)}
+        unseen = [own for own in own_addresses(self._host) if family_of(own) not in families]
+        if hosts:
+            unseen = [own for own in unseen if not is_loopback(own)]
+        hosts = [*hosts, *unseen]
+        mapped = [] if self.mapped is None else [self.mapped]
+        return list(dict.fromkeys([*mapped, *((host, self.port) for host in hosts)]))
 
     def review_address(self) -> None:
         """Something suggests that this machine's address changed: ask others now where they see it."""
@@ -246,6 +254,11 @@ class DHT:
 
     async def check_reachability(self) -> Reachability:
         """Have others open a TCP connection to this node's port where they see it; takes up to 3 seconds."""
+        if self.mapped is not None:
+            found = await find_reachability(self.node, self.mapped[1])
+            if found.reachable is not False:
+                return found
+            self.mapped = None  # it leads here from somewhere between this machine and the others
         return await find_reachability(self.node, self.port)
 
     def become_client_only(self) -> None:

@@ -6,15 +6,15 @@ each network of observers has one voice, and whoever has the voice keeps it as l
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
-from p2pavg.membership.table.address import is_loopback
+from p2pavg.membership.table.address import family_of, is_loopback
 from p2pavg.membership.table.wire import Contact
 from p2pavg.networks import network_of
 
 MAX_VOICES = 16
-MOST_HOSTS = 2
+MOST_HOSTS = 2  # of a family
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,14 @@ class Whereabouts:
 
     def candidate(self, own: list[str]) -> str | None:
         """A host that is to be tried, because it is not known yet and more than half of the voices, or one of
-        this machine's `own` interfaces, speak for it.
+        this machine's `own` interfaces, speak for it. A voice of IPv4 says nothing of IPv6.
         """
         votes = self._votes()
+        voters = Counter({4: 0, 6: 0})
+        for host, count in votes.items():
+            voters[family_of(host)] += count
         for host in sorted(votes, key=lambda host: (is_loopback(host), -votes[host])):
-            if host not in self.hosts and (2 * votes[host] > len(self._voices) or host in own):
+            if host not in self.hosts and (2 * votes[host] > voters[family_of(host)] or host in own):
                 return host
         return None
 
@@ -79,7 +82,11 @@ class Whereabouts:
         votes = self._votes()
         stay = [known for known in self.hosts if known != host and (keep or known in votes)]
         ranked = sorted([*stay, host], key=lambda known: (is_loopback(known), -votes.get(known, 0)))
-        self.hosts = [*stay, host][:MOST_HOSTS] if keep else ranked[:MOST_HOSTS]
+        found: list[str] = []
+        for known in [*stay, host] if keep else ranked:
+            if sum(family_of(other) == family_of(known) for other in found) < MOST_HOSTS:
+                found.append(known)
+        self.hosts = found
 
     def confirmed(self) -> list[str]:
         """The hosts for which at least two networks speak."""

@@ -13,6 +13,7 @@ from p2pavg.credentials import Credentials, SelfSigned, Tls
 from p2pavg.errors import ClosedError, P2PAvgError, ProtocolError, UnreachableError
 from p2pavg.forkguard import guard
 from p2pavg.identity import Identity, short_id
+from p2pavg.membership.table.address import normalise
 from p2pavg.membership.table.carrying.streams import Take
 from p2pavg.report.wire import Wire
 from p2pavg.transport.engine import Engine
@@ -267,7 +268,7 @@ class Endpoint:
         anew: bool = False,
         opener: Opener | None = None,
     ) -> Link:
-        remote: tuple[str, int] = sock.getpeername()[:2]
+        remote = normalise(sock.getpeername())
         mine, way = self.make_hello(), sock.way
         peer_id = b""
 

@@ -3,39 +3,81 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from p2pavg.errors import UnreachableError
 from p2pavg.transport.links import handshake
 
 Sock = TypeVar("Sock", bound=socket.socket)
+Info = tuple[int, int, int, str, Any]  # as getaddrinfo tells it
+HEAD_START_S = 0.25
 HANDSHAKE_S = 10.0  # the longest a handshake may take: round trips of the slowest path, lost packets included
 
 
 async def dial(host: str, port: int, make: Callable[[int, int, int], Sock]) -> Sock:
     """A connected non-blocking TCP socket, made by make(family, kind, protocol). Raises OSError of the last
     address tried.
+
+    A name with several addresses is tried at one after the other, IPv6 and IPv4 in turn; the next one a
+    quarter of a second after the last, or when that fails (RFC 8305). The first to answer is kept.
     """
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = in_turn(await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    waiting = iter(found)
+    under_way: set[asyncio.Task[Sock]] = set()
     error: OSError = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in found:
-        sock = make(family, kind, protocol)
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(sock, address)
-        except OSError as failure:
-            sock.close()
-            error = failure
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise error
+    try:
+        while (following := next(waiting, None)) is not None or under_way:
+            if following is not None:
+                under_way.add(asyncio.ensure_future(_connect(following, make)))
+            patience = HEAD_START_S if following is not None and following is not found[-1] else None
+            done, under_way = await asyncio.wait(
+                under_way, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+            )
+            connected = [task for task in done if task.exception() is None]
+            for surplus in connected[1:]:
+                surplus.result().close()
+            if connected:
+                return connected[0].result()
+            for task in done:
+                failure = task.exception()
+                if not isinstance(failure, OSError):
+                    raise failure or error
+                error = failure
+        raise error
+    finally:
+        for task in under_way:
+            task.cancel()
+            task.add_done_callback(_close_late)
+
+
+def in_turn(found: Sequence[Info]) -> list[Info]:
+    """Answers of getaddrinfo: the families in turn, beginning with that of the first answer."""
+    first = [info for info in found if info[0] == found[0][0]]
+    rest = [info for info in found if info[0] != found[0][0]]
+    pairs = itertools.zip_longest(first, rest)
+    return [info for pair in pairs for info in pair if info is not None]
+
+
+async def _connect(info: Info, make: Callable[[int, int, int], Sock]) -> Sock:
+    family, kind, protocol, _, address = info
+    sock = make(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _close_late(task: asyncio.Task[Sock]) -> None:
+    """Connected in the very moment in which nobody wanted it any more."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()
 
 
 async def send(sock: socket.socket, data: bytes) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 from p2pavg.credentials import Tls
 from p2pavg.errors import P2PAvgError, ProtocolError
 from p2pavg.identity import Identity
+from p2pavg.membership.table.address import normalise
 from p2pavg.membership.table.carrying.streams import Take, is_head
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links import greeting, handshake, observing
@@ -105,7 +106,7 @@ class Reception:
 
     def _address(self, sock: socket.socket) -> str:
         """The other side's. Raises ProtocolError, and closes the socket, when it comes too often."""
-        address: str = sock.getpeername()[0]
+        address, _ = normalise(sock.getpeername())
         if not self._budget.admits_handshake(address, time.monotonic()):
             sock.close()
             raise ProtocolError("too many handshakes from one address")

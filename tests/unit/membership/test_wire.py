@@ -177,17 +177,19 @@ def test_what_is_no_address_is_told(text: str, why: str) -> None:
     [
         ("10.0.0.5", None, "0.0.0.0", ["10.0.0.5"]),
         ("10.0.0.5", "2001:db8::7", "0.0.0.0", ["10.0.0.5"]),
+        ("10.0.0.5", None, "::", ["10.0.0.5"]),
+        ("10.0.0.5", "2001:db8::7", "::", ["10.0.0.5", "2001:db8::7"]),
         (None, "2001:db8::7", "::", ["2001:db8::7"]),
         (None, None, "0.0.0.0", ["127.0.0.1"]),
+        (None, None, "::", ["127.0.0.1"]),
     ],
 )
-def test_a_machine_with_but_ipv6_is_reached_by_it(
+def test_a_machine_announces_an_address_of_each_family(
     monkeypatch: pytest.MonkeyPatch, four: str | None, six: str | None, listens: str, found: list[str]
 ) -> None:
-    """By default a peer listens where its machine has addresses, and announces one of these."""
+    """A peer that listens on both families announces an address of each that its machine has."""
     have = {socket.AF_INET: four, socket.AF_INET6: six}
     monkeypatch.setattr(addresses, "primary_address", lambda family=socket.AF_INET: have[family])
-    assert addresses.wildcard() == listens
     assert addresses.own_addresses(listens) == found
 
 
