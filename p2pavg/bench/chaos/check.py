@@ -115,10 +115,13 @@ def _samples(events: Sequence[Event], surviving: Mapping[int, str]) -> tuple[int
     """(lost, doubled): counted = averaged + discarded + pending, of every process as long as it lived.
 
     Of one that was killed: at the last epoch that it applied in the surviving lineage. One that finished is
-    judged by the history that it holds: who was cut off in the last epoch has averaged alone.
+    judged by the history that it holds: who was cut off in the last epoch has averaged alone. An average that
+    it never applied may hold samples of it, too: others committed it, and it healed to what came later.
     """
     lost = doubled = 0
-    for mine in _by_process(events).values():
+    peers = {e["who"]: e["peer"] for e in events if e["t"] == "up"}
+    made = {(e["epoch"], e["lineage"]): e["members"] for e in events if e["t"] == "epoch"}
+    for who, mine in _by_process(events).items():
         ends = [
             index
             for index, e in enumerate(mine)
@@ -129,7 +132,11 @@ def _samples(events: Sequence[Event], surviving: Mapping[int, str]) -> tuple[int
         last = mine[ends[-1]]
         before = [e for e in mine[: ends[-1] + 1] if e["t"] == "epoch"]
         held = {**surviving, **{int(epoch): lineage for epoch, lineage in last.get("history", {}).items()}}
-        averaged = sum(e["local_samples"] for e in before if held.get(e["epoch"]) == e["lineage"])
+        own = {e["epoch"]: e["local_samples"] for e in before if held.get(e["epoch"]) == e["lineage"]}
+        if list(peers.values()).count(peers.get(who)) == 1:
+            for epoch in range(max(own, default=-1)):
+                own.setdefault(epoch, made.get((epoch, held.get(epoch)), {}).get(peers[who], 0))
+        averaged = sum(own.values())
         named = sum(e["discarded"] for e in mine[: ends[-1] + 1] if e["t"] in ("epoch", "finished"))
         rest = last["counted"] - averaged - named - last["pending"]
         lost += max(0, rest)

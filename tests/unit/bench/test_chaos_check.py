@@ -65,3 +65,20 @@ def test_two_that_end_apart_have_lost_nothing(last: str) -> None:
     result = summarise(sorted(events, key=lambda e: e["at"]), epochs=4, capacity=1.0)
     assert (result["samples_lost"], result["samples_doubled"]) == (0, 0)
     assert result["finished_by_all"]
+
+
+@pytest.mark.parametrize(("took_part", "lost"), [(True, 0), (False, 5)])
+def test_what_others_averaged_of_a_peer_is_not_lost(took_part: bool, lost: int) -> None:
+    """Others committed an average that a peer was in; it thought that void, averaged the same samples alone,
+    and healed to what came later.
+    """
+    events: list[dict[str, Any]] = [{"who": who, "t": "joined", "at": 0.0, "epoch": 0} for who in "ab"]
+    events += [{"who": who, "t": "up", "at": 0.0, "peer": who, "address": ""} for who in "ab"]
+    events += [applied("b", 0, WON[0], 5), applied("b", 1, "gone1", 10), applied("b", 2, WON[2], 15)]
+    events += [applied("a", epoch, WON[epoch], 5 * (epoch + 1)) for epoch in range(3)]
+    if not took_part:
+        events[-2]["members"] = {"a": 5}
+    ended = {"t": "finished", "at": 5.0, "counted": 15, "pending": 0, "discarded": 0}
+    events += [{**ended, "who": who, "history": WON} for who in "ba"]
+    result = summarise(sorted(events, key=lambda e: e["at"]), epochs=3, capacity=1.0)
+    assert (result["samples_lost"], result["samples_doubled"]) == (lost, 0)
