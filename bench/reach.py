@@ -190,6 +190,19 @@ def row(one: Nat, other: Nat, tried: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def summary(pairs: list[dict[str, Any]], way: str) -> dict[str, float]:
+    """Of pairs that are all to be linked in one way."""
+    medians = [pair["seconds_median"] for pair in pairs if pair["seconds_median"] is not None]
+    return {
+        "pairs": len(pairs),
+        "tries": sum(pair["tries"] for pair in pairs),
+        "linked": sum(pair["ways"][way] for pair in pairs),
+        "in_time": sum(pair["good"] for pair in pairs),
+        "seconds_median": round(statistics.median(medians), 3) if medians else 0.0,
+        "seconds_most": round(max((pair["seconds_most"] or 0.0 for pair in pairs), default=0.0), 3),
+    }
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run it."""
     parser = argparse.ArgumentParser(prog="python -m bench.reach", description=__doc__)
@@ -223,9 +236,10 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{pair['one']} and {pair['other']}: {pair['ways']}, median {pair['seconds_median']}")
     for possible, name in ((True, "direct"), (False, "relayed")):
         of = [pair for pair in result["pairs"] if pair["possible"] is possible]
-        good, tries = sum(pair["good"] for pair in of), sum(pair["tries"] for pair in of)
-        most = max((pair["seconds_most"] or 0.0 for pair in of), default=0.0)
-        print(f"{len(of)} pairs to be {name}: {good} of {tries} in time, at most {most:.2f} s")
+        if of:
+            found = summary(of, "punched" if possible else "relayed")
+            result |= {f"{name}_{figure}": value for figure, value in found.items()}
+            print(f"{name}: {found}")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0

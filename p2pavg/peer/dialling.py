@@ -120,7 +120,7 @@ class Dialler:
         now = time.monotonic()
         self._silent_since = {peer: self._silent_since.get(peer, now) for peer in silent}
         for peer_id, since in self._silent_since.items():
-            if now - since >= SILENT_S and peer_id not in self._dials and self._can_be_dialled(peer_id):
+            if now - since >= SILENT_S and peer_id not in self._dials and self._can_be_tried(peer_id):
                 self._start(peer_id, anew=True)
         self._look_for_gaps(now)
 
@@ -155,9 +155,9 @@ class Dialler:
             self._look_for_gaps(time.monotonic())
             await self._gaps.settled(GAPS_S)
 
-    def _can_be_dialled(self, peer_id: bytes) -> bool:
+    def _can_be_tried(self, peer_id: bytes) -> bool:
         info = self._view.peers.get(peer_id)
-        return info is not None and not info.client_only and info.role == "trainer"
+        return info is not None and info.role == "trainer" and self._is_wanted(info)
 
     def _look_for_gaps(self, now: float) -> None:
         links = self._endpoint.links
@@ -202,7 +202,7 @@ class Dialler:
         if info is None:
             return True
         if info.client_only or peer_id in self._gaps.peers:
-            if await self._arrange(peer_id):
+            if await self._arrange(peer_id, anew):
                 return True
             if info.client_only:
                 return False
@@ -217,11 +217,11 @@ class Dialler:
                 logger.debug("no link to %s at %s:%d: %s", short_id(peer_id), host, port, error)
         return False
 
-    async def _arrange(self, peer_id: bytes) -> bool:
+    async def _arrange(self, peer_id: bytes, anew: bool) -> bool:
         if self._meet is None:
             return False
         await asyncio.sleep(punching.head_start_s(self._endpoint.peer_id, peer_id, newcomer=not self._joined))
-        return peer_id in self._endpoint.links or await self._meet(peer_id)
+        return not self._wanted(peer_id, anew) or await self._meet(peer_id)
 
     def _tried(self, peer_id: bytes) -> None:
         tried = self._untried.pop(peer_id, None)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from p2pavg.errors import P2PAvgError, UnreachableError
 from p2pavg.identity import short_id
@@ -25,6 +27,8 @@ ASKED = 8  # members, the nearest ones, whether they have a link to whom we lack
 ANSWER_S = 2.0
 OBSERVED_S = 3.0
 GREETING_S = 5.0
+SILENT_S = 2.0  # a link that was not heard for so long may be dead
+IMPROVE_S = (60.0, 3600.0)  # the first pause before a relayed link is to become a direct one, and the longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ class Meetings:
             except (P2PAvgError, OSError, TimeoutError) as error:
                 logger.debug("peer %s was not met through the NATs: %s", short_id(peer), error)
         for helper in helpers:
-            if peer in self._endpoint.links:
+            link = self._endpoint.links.get(peer)
+            if link is not None and link.quiet_s < SILENT_S:
                 return True
             try:
                 await self.relay(peer, helper)
@@ -146,7 +151,22 @@ class Meetings:
         opener = partial(self._tunnel, peer, helper.link.peer_id)
         link = await self._endpoint.greet(sock, peer, opener, GREETING_S)
         logger.info("peer %s is linked through peer %s", short_id(peer), short_id(helper.link.peer_id))
+        self._spawn(self._improve(peer, link))
         return link
+
+    async def _improve(self, peer: bytes, link: Link) -> None:
+        """NATs change, and whatever hindered a meeting may be over: try again, ever more rarely."""
+        pause, most = IMPROVE_S
+        while not link.closed:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, most)
+            if link.closed or peer in self._impassable or not hole.available():
+                continue
+            for helper in (await self.helpers(peer))[:1]:
+                try:
+                    await self.punch(peer, helper)
+                except (P2PAvgError, OSError, TimeoutError) as error:
+                    logger.debug("peer %s is still out of reach: %s", short_id(peer), error)
 
     async def _tunnel(self, peer: bytes, relay: bytes) -> CountedSocket:
         """One more connection through the same relay."""
@@ -164,7 +184,10 @@ class Meetings:
         if not self._errands.admits(link):
             link.reply(message, {"t": PUNCH, "no": "busy"})
             return
-        task = asyncio.get_running_loop().create_task(self._answer(link, message, peer, offer))
+        self._spawn(self._answer(link, message, peer, offer))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -236,13 +236,14 @@ class Endpoint:
 
     async def greet(self, sock: CountedSocket, expect: bytes, opener: Opener, timeout: float) -> Link:
         """The link to a peer over a connection that came about by another way than dialling it; `sock.way`
-        tells which. The other side has given its end to `welcome`. opener: makes those of data streams.
+        tells which. The other side has given its end to `welcome`. opener: makes those of data streams. A
+        link that exists is replaced when it is silent, or when a third peer carries it and not this one.
 
         Raises like `connect`.
         """
         try:
             async with asyncio.timeout(timeout):
-                return await self._greet(sock, expect, opener=opener)
+                return await self._greet(sock, expect, opener=opener, anew=True)
         except Refusal as refusal:
             raise refusal.error() from None
         except TimeoutError:
@@ -276,7 +277,7 @@ class Endpoint:
             nonlocal peer_id
             self.check(mine, theirs, expect)
             peer_id = theirs.peer_id
-            await self._pairing.as_dialler(theirs, anew=anew)
+            await self._pairing.as_dialler(theirs, anew=anew, way=way)
 
         try:
             met = await greeting.as_dialler(sock, self.identity, mine, admit, self.tls(way))

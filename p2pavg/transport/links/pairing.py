@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from p2pavg.transport.links import handshake
+from p2pavg.transport.links.carried import Way
 from p2pavg.transport.links.handshake import Hello
 from p2pavg.transport.links.link import Link
 
@@ -25,14 +26,17 @@ class Pairing:
         self._proving: set[bytes] = set()  # peers to which a dial of ours has sent its proof
         self._arrivals: dict[bytes, asyncio.Future[Link]] = {}  # dials that wait for the other side's dial
 
-    async def as_dialler(self, theirs: Hello, *, anew: bool = False) -> None:
+    async def as_dialler(self, theirs: Hello, *, anew: bool = False, way: Way = Way.DIRECT) -> None:
         """Raises Refusal when a connection that the other side opened is kept. Then `proved` is to follow.
 
         anew: the link that there is was silent when this was dialled; unless it speaks again, it is replaced.
+        way: how this connection came about; one that nobody relays replaces one that somebody does.
         """
         existing = await self._settled(theirs)
         if existing is not None and anew and existing.quiet_s > _QUIET_S:
             existing.close("it was silent, and a new connection is not")
+        elif existing is not None and existing.way is Way.RELAYED and way is not Way.RELAYED:
+            existing.close("a connection that nobody relays takes its place")
         elif existing is not None:
             raise handshake.SUPERSEDED
         self._proving.add(theirs.peer_id)

@@ -18,7 +18,7 @@ from p2pavg.transport.links import handshake
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.carried import CountedSocket
 from p2pavg.transport.links.handshake import Party
-from p2pavg.transport.ways.turns import TURN_BYTES, Turns
+from p2pavg.transport.ways.turns import Turns
 
 logger = logging.getLogger("p2pavg.transport")
 
@@ -169,7 +169,7 @@ class Relay:
 
     def _pass_on(self, flow: _Flow) -> None:
         try:
-            data = flow.source.recv(TURN_BYTES)
+            data = flow.source.recv(self._turns.turn_bytes)
         except (BlockingIOError, InterruptedError):
             self._listen(flow)
             return

@@ -9,22 +9,25 @@ from p2pavg.transport.limiter import Limiter
 
 T = TypeVar("T")  # what stands for a flow
 
-TURN_BYTES = 64 << 10  # so much at once: a short word waits for one turn of each flow that has more to say
+TURN_S = 0.01  # of the cap: a short word waits for one turn of each flow that has more to say
+LEAST_TURN_BYTES, MOST_TURN_BYTES = 16 << 10, 256 << 10
 
 
 class Turns(Generic[T]):
-    """First come, first served; a turn is of at most TURN_BYTES."""
+    """First come, first served; a turn is of at most `turn_bytes`."""
 
     def __init__(self) -> None:
         self._waiting: deque[T] = deque()
         self._limiter: Limiter | None = None
         self._rate = 0.0
+        self.turn_bytes = LEAST_TURN_BYTES
 
     def limit(self, bytes_per_second: float, now: float) -> None:
         """From now on."""
         if bytes_per_second != self._rate:
             self._rate = bytes_per_second
             self._limiter = Limiter(bytes_per_second, now)
+            self.turn_bytes = max(LEAST_TURN_BYTES, min(int(bytes_per_second * TURN_S), MOST_TURN_BYTES))
 
     def ask(self, flow: T) -> None:
         """It has something to pass on."""

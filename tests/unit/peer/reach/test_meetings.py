@@ -10,6 +10,7 @@ import pytest
 
 from p2pavg.credentials import Authority
 from p2pavg.errors import UnreachableError
+from p2pavg.peer.reach import meetings
 from p2pavg.transport.links import stream_keeper
 from p2pavg.transport.links.carried import CountedSocket, Way
 from p2pavg.transport.ways import hole
@@ -114,3 +115,17 @@ async def test_nonsense_ends_the_link(message: dict[str, object]) -> None:
         one.link_to(member).send(message)
         await one.until(lambda: member.id not in one.endpoint.links)
         assert await two.link_to(member).alive(10.0)
+
+
+async def test_a_relayed_link_becomes_a_direct_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever could not be met at first is tried again, and a link that nobody relays takes the place."""
+    monkeypatch.setattr(meetings, "IMPROVE_S", (0.2, 0.2))
+    monkeypatch.setattr(hole, "available", lambda: False)
+    async with three() as (one, two, member):
+        assert await one.introductions.meet(two.id)
+        await is_whole(one, two, Way.RELAYED)
+        monkeypatch.setattr(hole, "available", lambda: True)
+        await until(lambda: one.endpoint.links.get(two.id) and one.link_to(two).way is Way.PUNCHED)
+        await until(lambda: two.endpoint.links.get(one.id) and two.link_to(one).way is Way.PUNCHED)
+        await is_whole(one, two, Way.PUNCHED)
+        await until(lambda: not member.introductions._desk.relay.pairs)

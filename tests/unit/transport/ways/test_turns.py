@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from p2pavg.transport.ways.turns import TURN_BYTES, Turns
+import pytest
+
+from p2pavg.transport.ways.turns import LEAST_TURN_BYTES as TURN_BYTES
+from p2pavg.transport.ways.turns import MOST_TURN_BYTES, Turns
 
 
 def test_turns_are_given_in_order_and_within_the_cap() -> None:
@@ -47,3 +50,13 @@ def test_a_flow_that_ended_gets_no_turn() -> None:
     turns.leave("gone")
     turns.leave("never")
     assert [turns.next(0.0), turns.next(0.0)] == ["here", None]
+
+
+@pytest.mark.parametrize(
+    ("rate", "nbytes"), [(1.0, TURN_BYTES), (1e6, TURN_BYTES), (5e6, 50_000), (1e9, MOST_TURN_BYTES)]
+)
+def test_a_turn_is_a_hundredth_of_a_second_of_the_cap(rate: float, nbytes: int) -> None:
+    """Within bounds: short turns for a small cap, few system calls for a large one."""
+    turns: Turns[str] = Turns()
+    turns.limit(rate, 0.0)
+    assert turns.turn_bytes == nbytes

@@ -1,0 +1,58 @@
+"""A node that only helps: members find it in the run's view, and it introduces and relays."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2pavg.credentials import Authority
+from p2pavg.identity import Identity
+from p2pavg.membership import DHT, View
+from p2pavg.peer.helper import Helper
+from p2pavg.peer.settings import Settings
+from p2pavg.transport.links.carried import Way
+from p2pavg.transport.ways import hole
+from tests.unit.peer.reach.introduced import Introduced, until
+from tests.unit.peer.reach.test_meetings import is_whole
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
+@pytest.mark.parametrize("way", [Way.PUNCHED, Way.RELAYED])
+async def test_two_peers_meet_through_a_helper(
+    closed: bool, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an open run and of a closed one; it is in the view as one that does not train."""
+    if way is Way.RELAYED:
+        monkeypatch.setattr(hole, "available", lambda: False)
+    authority = Authority.new("run") if closed else None
+    members = [None if authority is None else authority.member() for _ in range(3)]
+    settings = Settings(
+        "run",
+        listen="127.0.0.1:0",
+        initial_peers=[],
+        credentials=None if members[0] is None else members[0].to_text(),
+        max_relay_mbps=100.0,
+    )
+    helper = Helper(settings, Identity.generate())
+    await helper.start()
+    hosts: list[Introduced] = []
+    try:
+        for credentials in members[1:]:
+            identity = None if credentials is None else credentials.identity
+            hosts.append(await Introduced(identity).start(credentials=credentials))
+            await hosts[-1].endpoint.connect("127.0.0.1", helper.endpoint.port, timeout=20.0)
+        one, two = hosts
+        await until(lambda: len(helper.endpoint.links) == 2)
+        dht = await DHT.start(one.identity, host="127.0.0.1", port=0, initial_peers=helper.addresses())
+        view = View(dht, "run", credentials=members[1])
+        await view.refresh_now()
+        info = view.peers[helper.identity.peer_id]
+        assert (info.role, info.client_only) == ("watcher", False)
+        await view.leave()
+        await dht.stop()
+        assert await one.introductions.meet(two.id)
+        await is_whole(one, two, way)
+        assert bool(helper.introductions.relayed_bytes) == (way is Way.RELAYED)
+    finally:
+        for host in hosts:
+            await host.close()
+        await helper.close()
