@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -72,7 +73,8 @@ class Member(Wrapper):
         self.peer = self._build_peer() if known is None else self._build_peer(initial_peers=known)
         self._held[:] = [self._flat, self.peer]
         self.peer.start()
-        self._sampling.enter(self.peer.peer_id, lambda: self.peer.peers, self._claimed)
+        peer, claimed = self.peer, weakref.WeakMethod(self._claimed)  # a sampler keeps no optimizer alive
+        self._sampling.enter(peer.peer_id, lambda: peer.peers, lambda: (claimed() or _nothing)())
         self._training = self.peer.training(self._specify(start))
         self._state.settle(self._training.epoch)
         self._update = self._make_update(self._training)
@@ -213,3 +215,7 @@ class Member(Wrapper):
 
 def _exact(gradients: FlatGradients | LocalSteps, resync: Resync, epoch: int) -> int:
     return gradients.layout.numel + resync.size if resync.due(epoch) else 0
+
+
+def _nothing() -> None:
+    """For who is gone."""

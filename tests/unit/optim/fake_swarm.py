@@ -95,6 +95,7 @@ class FakePeer:
         self.closed = False
         self.peers: Mapping[bytes, Any] = {}
         self.address = "fake:0"
+        self.peer_id = bytes(20)
 
     def start(self) -> FakePeer:
         return self
