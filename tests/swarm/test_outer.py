@@ -35,6 +35,7 @@ class Trainer(threading.Thread):
         vanishes_after: int | None = None,
         outer: Outer = WHOLE,
         compression: str = "int8",
+        target: int | None = 256,
     ) -> None:
         super().__init__(daemon=True)
         self.ready = threading.Event()
@@ -46,6 +47,7 @@ class Trainer(threading.Thread):
         self._vanishes_after = vanishes_after
         self._outer = outer
         self._compression = compression
+        self._target = target
         self.steps = 0
         self.first_epoch = 0
 
@@ -62,7 +64,7 @@ class Trainer(threading.Thread):
         opt = CollaborativeOptimizer(
             torch.optim.AdamW(self.model.parameters(), lr=1e-2),
             "outer",
-            256,
+            self._target,
             4,
             compression=self._compression,
             outer=self._outer,
@@ -123,6 +125,24 @@ def test_theta_ref_is_equal_whatever_comes_and_goes(outer: Outer, compression: s
     for one, other in zip(fast.model.parameters(), slow.model.parameters(), strict=True):
         assert torch.equal(one, other)
     assert slow.steps < fast.steps
+
+
+@pytest.mark.timeout(200)
+def test_epochs_follow_the_peers_present() -> None:
+    """With sync_every=8 and batches of 4 an average of two peers holds 64 samples, or some steps more."""
+    how: dict[str, Any] = {"outer": Outer(sync_every=8), "target": None}
+    one = Trainer(None, 0.004, **how)
+    one.start()
+    assert one.ready.wait(DEADLINE_S)
+    other = Trainer(one.address, 0.004, **how)
+    other.start()
+    for peer in (one, other):
+        peer.join(DEADLINE_S)
+        assert not peer.is_alive(), "a peer hangs"
+        assert peer.failure is None
+    together = [report.samples for report in one.reports.values() if len(report.members) == 2]
+    assert len(together) >= 3
+    assert all(64 <= samples <= 80 for samples in together[2:])  # by then both see each other
 
 
 def test_peers_whose_outer_steps_differ_are_refused_by_name() -> None:

@@ -19,6 +19,7 @@ LAYERS = 2
 MOST_TEXT = 8 << 20
 VALIDATION = 1 << 18  # bytes at the end of the text
 EVALUATED = 512  # windows
+PIECES = 8  # tensors of a model that sleeps
 
 
 def width_of(params: int) -> int:
@@ -131,17 +132,17 @@ class Sleeper:
 
     def __init__(self, params: int, seconds: float) -> None:
         torch.manual_seed(0)
-        rows = max(1, params // 1024)
-        self.model = nn.Linear(1024, rows, bias=False)
-        self._gradient = torch.randn(rows, 1024)
+        rows = max(1, params // (PIECES * 1024))
+        self.model: nn.Module = nn.ModuleList(nn.Linear(1024, rows, bias=False) for _ in range(PIECES))
+        self._gradients = [torch.randn_like(weight) for weight in self.model.parameters()]
         self._seconds = seconds
 
     def backward(self) -> None:
         """Sleep as long as an accelerator would compute, beside the optimizer's own work."""
         end = time.monotonic() + self._seconds
-        weight = self.model.weight
-        if weight.grad is None:
-            weight.grad = self._gradient
+        for weight, gradient in zip(self.model.parameters(), self._gradients, strict=True):
+            if weight.grad is None:
+                weight.grad = gradient
         time.sleep(max(0.0, end - time.monotonic()))
 
     def loss(self) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import threading
 import time
 from typing import Any
 
@@ -15,6 +16,8 @@ from p2pavg.bench.workers import own_host, serve
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.outer.settings import Outer
 from p2pavg.report import RoundReport
+
+REPORT_DEADLINE_S = 10.0
 
 
 class Clock:
@@ -47,6 +50,7 @@ class OuterPeer:
             inner = torch.optim.AdamW(self.job.model.parameters(), lr=config["lr"], weight_decay=0.01)
         self._inner, self._clock = inner, Clock(inner)
         self._reports: list[RoundReport] = []
+        self._told = threading.Condition()
         steps = config["steps"]
         self.opt = CollaborativeOptimizer(
             inner,
@@ -58,10 +62,22 @@ class OuterPeer:
             compression=config["compression"],
             outer=None if config["outer"] is None else Outer(**config["outer"]),
             listen=f"{own_host()}:0",
-            on_round=self._reports.append,
+            on_round=self._report,
         )
         parameters = sum(param.numel() for param in self.job.model.parameters())
         return {"address": self.opt.peer.address, "parameters": parameters}
+
+    def _report(self, report: RoundReport) -> None:
+        with self._told:
+            self._reports.append(report)
+            self._told.notify()
+
+    def _all_reports(self) -> list[RoundReport]:
+        """Those of averages, when the last one is in, which another thread brings."""
+        last = self.opt.last_report
+        with self._told:
+            self._told.wait_for(lambda: last is None or last in self._reports, REPORT_DEADLINE_S)
+            return [report for report in self._reports if report.members]
 
     def gather(self, command: dict[str, Any]) -> dict[str, Any]:
         """Wait until all others are linked."""
@@ -84,7 +100,7 @@ class OuterPeer:
         with opt.averaged():
             loss = self.job.loss()
             state = b"".join(param.detach().numpy().tobytes() for param in self.job.model.parameters())
-        counted = [report for report in self._reports if report.members]
+        counted = self._all_reports()
         links = [link for report in counted for link in report.links]
         return {
             "loss": loss,
