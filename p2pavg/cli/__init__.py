@@ -16,6 +16,7 @@ DESCRIPTION = "Averages gradients between PyTorch processes that share nothing b
 
 VERBS = (
     verbs.Verb("bootstrap", "p2pavg.cli.membership", "run a DHT-only node that others name in initial_peers"),
+    verbs.Verb("reach", "p2pavg.cli.reach", "tell how others reach this machine"),
     verbs.Verb("peers", "p2pavg.monitor.peers", "list who is in a run"),
     verbs.Verb("monitor", "p2pavg.monitor.cli", "watch a run live, without slowing it"),
     verbs.Verb("report", "p2pavg.monitor.cli", "turn a run's reports into one page of plots and a summary"),

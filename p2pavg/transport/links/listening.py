@@ -180,6 +180,7 @@ class TablePort:
         """Raises AddressInUseError, ConfigurationError."""
         self._table: Take | None = None
         sock = bind(host, port, port_is_default=False)
+        self.host = host
         self._listener = Listener(sock, self._welcome, Carried())
         self.port = self._listener.port
 
