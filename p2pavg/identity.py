@@ -117,7 +117,7 @@ class Identity:
 
 
 def told_apart(names: Mapping[bytes, str]) -> dict[bytes, str]:
-    """What people call each peer id: its name, with its short id where peers share one or have none."""
+    """A name for each peer id: the peer's own, with its short id where several share a name or have none."""
     shared = Counter(names.values())
     return {
         peer: name if name and shared[name] == 1 else f"{name} {short_id(peer)}".strip()

@@ -1,4 +1,4 @@
-"""Who counts as one on the internet: a source, which is one machine or customer, and a network of many.
+"""Sources and networks: the units of the internet to which whatever a stranger takes is counted.
 
 Identities and ports are free, addresses are not; so whatever strangers may have here is counted to where they
 are. Two sizes, and no others, are used for that everywhere:
@@ -35,9 +35,9 @@ _PRIVATE = [
 
 @functools.lru_cache(maxsize=8192)
 def source_of(host: str) -> str:
-    """Whom a numeric address is counted to: itself when it is of IPv4, its /64 when it is of IPv6.
+    """The source of a numeric address: the address itself for IPv4, its /64 for IPv6.
 
-    What is no numeric address is a source of its own.
+    Any other text is a source of its own.
     """
     number = _ipv6_number(host)
     if number is None:
@@ -48,9 +48,9 @@ def source_of(host: str) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def network_of(host: str) -> str:
-    """The network of a numeric address: its /24 when it is of IPv4, its /48 when it is of IPv6.
+    """The network of a numeric address: its /24 for IPv4, its /48 for IPv6.
 
-    What is no numeric address is a network of its own.
+    Any other text is a network of its own.
     """
     number = _ipv6_number(host)
     if number is not None:

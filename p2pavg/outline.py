@@ -15,7 +15,7 @@ _MAX_LINES = 1 << 17
 
 
 def pack(lines: Sequence[str]) -> bytes:
-    """b"" when they do not fit into MAX_PACKED bytes."""
+    """The lines, packed; b"" when they do not fit into MAX_PACKED bytes."""
     different = list(dict.fromkeys(lines))
     places = {line: number for number, line in enumerate(different)}
     order = [places[line] for line in lines]
@@ -24,7 +24,7 @@ def pack(lines: Sequence[str]) -> bytes:
 
 
 def unpack(packed: object) -> list[str]:
-    """[] for what `pack` does not make, and for b""."""
+    """The lines that were packed; [] for b"", and for bytes that `pack` does not make."""
     if not isinstance(packed, bytes) or not packed or len(packed) > MAX_PACKED:
         return []
     try:
@@ -38,9 +38,9 @@ def unpack(packed: object) -> list[str]:
 
 
 def first_difference(mine: Sequence[str], theirs: Sequence[str], me: str, them: str) -> str:
-    """Words for people; "" when there is none, or nothing to compare.
+    """The first difference, in words; "" when there is none, or nothing to compare.
 
-    Lines are told by their first word and how many of that word came before.
+    A line is named by its first word and its number among the lines with that word.
     """
     if not mine or not theirs:
         return ""

@@ -1,10 +1,10 @@
-"""Text that somebody else wrote, on its way to a log or a terminal."""
+"""Text that other peers wrote, made safe for a log or a terminal."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Without what would move a cursor or end a line."""
+    """The text without characters that move the cursor or end the line."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 

@@ -51,11 +51,19 @@ def files(container: str) -> str:
         for name in names:
             path = place(container, name)
             if path.is_dir():
-                rows.append([f"**`{name}/`**", f"**{told_by(path)}**"])
-                rows += [[f"`{name}/{one.name}`", told_by(one)] for one in sorted(path.glob("[a-z]*.py"))]
+                rows += room(path, name)
             else:
                 rows.append([f"`{path.name}`", told_by(path)])
     return table(["file", "what it is for"], rows)
+
+
+def room(folder: Path, label: str) -> list[list[str]]:
+    """A row for the room, for each of its files, and for the rooms inside it."""
+    rows = [[f"**`{label}/`**", f"**{told_by(folder)}**"]]
+    rows += [[f"`{label}/{one.name}`", told_by(one)] for one in sorted(folder.glob("[a-z]*.py"))]
+    for inside in sorted(folder.glob("*/__init__.py")):
+        rows += room(inside.parent, f"{label}/{inside.parent.name}")
+    return rows
 
 
 TABLES: dict[str, Callable[[], str]] = {

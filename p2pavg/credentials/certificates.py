@@ -24,7 +24,7 @@ def _name(text: str) -> x509.Name:
 
 
 def now() -> datetime.datetime:
-    """By this machine's clock, to the second, UTC."""
+    """The time by this machine's clock, to the second, UTC."""
     return datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 
 
@@ -159,7 +159,7 @@ def check_issued(certificate: bytes, authority: bytes) -> None:
 
 
 def check_time(certificate: bytes) -> None:
-    """Raises CredentialError unless the certificate, one of p2pavg, holds by this machine's clock."""
+    """Raises CredentialError when the certificate is not valid now, by this machine's clock."""
     parsed = x509.load_der_x509_certificate(certificate)
     begin, end, clock = parsed.not_valid_before_utc, parsed.not_valid_after_utc, now()
     if not begin <= clock <= end:
@@ -175,7 +175,7 @@ def _time(moment: datetime.datetime) -> str:
 
 
 def check_own_time(certificate: bytes) -> None:
-    """`check_time` of this machine's own credentials. Raises CredentialError, which says what to do here."""
+    """`check_time` for this peer's own certificate: the CredentialError says what to do on this machine."""
     parsed, clock = x509.load_der_x509_certificate(certificate), now()
     if clock > parsed.not_valid_after_utc:
         raise CredentialError(
@@ -190,7 +190,7 @@ def check_own_time(certificate: bytes) -> None:
 
 
 def certificate_end(certificate: bytes) -> datetime.datetime:
-    """When a member's certificate ends, without the tolerance for wrong clocks."""
+    """The time at which a member's certificate ends, without the tolerance for wrong clocks."""
     try:
         return x509.load_der_x509_certificate(certificate).not_valid_after_utc - CLOCK_TOLERANCE
     except _BAD_CERTIFICATE:
@@ -198,5 +198,5 @@ def certificate_end(certificate: bytes) -> datetime.datetime:
 
 
 def pem(certificate: bytes) -> bytes:
-    """The certificate as Python's ssl reads it."""
+    """The certificate in PEM, which Python's ssl reads."""
     return x509.load_der_x509_certificate(certificate).public_bytes(serialization.Encoding.PEM)

@@ -7,14 +7,14 @@ import os
 from p2pavg.credentials import texts
 
 VARIABLE = "P2PAVG_CREDENTIALS"
-_line: str | None = None  # a secret that was there
+_line: str | None = None  # the secret line that was in the environment
 
 
 def from_environment() -> str | None:
-    """What P2PAVG_CREDENTIALS says: a path, or the line itself; None: nothing.
+    """The value of P2PAVG_CREDENTIALS: a path, or the line itself; None: not set.
 
     A line is a secret. It is taken out of the environment, so that children of this process (workers that
-    load data, shells) do not get it, and kept here for whoever asks again.
+    load data, shells) do not get it, and kept here for later calls.
     """
     global _line
     source = os.environ.get(VARIABLE)
@@ -24,5 +24,5 @@ def from_environment() -> str | None:
         _line = source
         del os.environ[VARIABLE]
     else:
-        _line = None  # a path was said later
+        _line = None  # the environment names a path since
     return source

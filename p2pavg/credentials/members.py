@@ -35,17 +35,17 @@ X509_V_FLAG_NO_CHECK_TIME = 0x200000  # of OpenSSL; Python has no name for it
 
 @dataclass(frozen=True)
 class Authority:
-    """Who lets members in. Its file is the most precious one of the run."""
+    """The authority of a run, which lets members in. Whoever has its file can let anybody in."""
 
     run_id: str
     key: Ed25519PrivateKey = field(repr=False)
     certificate: bytes = field(repr=False)
     run_key: bytes = field(repr=False)
-    revoked: bytes = field(default=b"", repr=False)  # statements, in a row
+    revoked: bytes = field(default=b"", repr=False)  # revocations, one after the other, see `statements`
 
     @classmethod
     def new(cls, run_id: str) -> Authority:
-        """For a run that begins."""
+        """A new authority, for a new run."""
         key = Ed25519PrivateKey.generate()
         return cls(
             run_id,
@@ -56,7 +56,7 @@ class Authority:
 
     @classmethod
     def load(cls, source: str | os.PathLike[str]) -> Authority:
-        """Raises CredentialError."""
+        """Read an authority from a file or text. Raises CredentialError."""
         kind, fields = texts.read(source)
         if kind != "authority":
             raise CredentialError(
@@ -74,7 +74,7 @@ class Authority:
         )
 
     def to_text(self) -> str:
-        """The secret line."""
+        """The secret line that holds this authority."""
         fields = {
             "run": self.run_id,
             "key": self.key.private_bytes_raw(),
@@ -113,7 +113,7 @@ class Authority:
         return texts.to_text("invitation", invitation)
 
     def member(self, lifetime: datetime.timedelta = DEFAULT_LIFETIME) -> Credentials:
-        """A whole identity: whoever holds it is that member."""
+        """Credentials of a new member, its private key included."""
         identity = Identity.generate()
         certificate = certificates.member_certificate(
             self.key, self.certificate, identity.public_key, lifetime
@@ -122,7 +122,7 @@ class Authority:
         return Credentials(self.run_id, identity, certificate, self.certificate, self.run_key, word)
 
     def revoke(self, peer_ids: Iterable[bytes]) -> Authority:
-        """This authority, which has said that these peers (ids of 20 bytes) are no members any more."""
+        """This authority with these peers (ids of 20 bytes) revoked as well."""
         known = {statement[:PEER_ID_BYTES] for statement in statements.split(self.revoked)}
         new = dict.fromkeys(peer_id for peer_id in peer_ids if peer_id not in known)
         return replace(
@@ -135,7 +135,7 @@ def _derive(secret: bytes, info: bytes) -> bytes:
 
 
 def new_request() -> tuple[str, str]:
-    """(what the newcomer keeps, what it sends to the authority)."""
+    """The two lines of a request: the secret one that the newcomer keeps, and the one for the authority."""
     identity, sealing = Ed25519PrivateKey.generate(), X25519PrivateKey.generate()
     sealing_key = sealing.public_key().public_bytes_raw()
     kept = {"key": identity.private_bytes_raw(), "sealing": sealing.private_bytes_raw()}
@@ -175,7 +175,7 @@ def accept(kept: str, invitation: str) -> Credentials:
 
 
 def new_secret(run_id: str) -> str:
-    """The line of a shared-secret run: every holder is a full member, and can let others in."""
+    """The secret line of a shared-secret run. Every holder is a full member, and can let others in."""
     return texts.to_text("secret", {"run": run_id, "secret": os.urandom(KEY_BYTES)})
 
 
@@ -184,14 +184,14 @@ _EPOCH = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 @dataclass(frozen=True)
 class Credentials:
-    """What one member has: its own key and certificate, the authority's certificate, the run key."""
+    """One member's own key and certificate, the authority's certificate, and the run key."""
 
     run_id: str
     identity: Identity
     certificate: bytes  # DER
     authority: bytes  # DER
     run_key: bytes
-    word: bytes  # of the authority, that this peer is a member
+    word: bytes  # the authority's signature over this peer's membership
     mutual: ClassVar[bool] = True  # both sides of its TLS connections show certificates
 
     @classmethod
@@ -237,7 +237,7 @@ class Credentials:
 
     @property
     def expires(self) -> datetime.datetime:
-        """When the certificate ends, without the tolerance for wrong clocks."""
+        """The time at which the certificate ends, without the tolerance for wrong clocks."""
         return certificates.certificate_end(self.certificate)
 
     def to_text(self) -> str:
@@ -254,7 +254,7 @@ class Credentials:
 
     @functools.cached_property
     def authority_key(self) -> Ed25519PublicKey:
-        """What the authority's statements are signed with."""
+        """The public key with which the authority's statements are checked."""
         return certificates.authority_key(self.authority)
 
     def key_for(self, purpose: bytes) -> bytes:
@@ -263,19 +263,19 @@ class Credentials:
 
     @functools.cached_property
     def server_context(self) -> ssl.SSLContext:
-        """For connections that others open. Made once: strangers may come in thousands."""
+        """The TLS context for connections that others open. Made once, as strangers may come in thousands."""
         return self.context(server=True)
 
     @functools.cached_property
     def client_context(self) -> ssl.SSLContext:
-        """For connections that this peer opens."""
+        """The TLS context for connections that this peer opens."""
         return self.context(server=False)
 
     def context(self, *, server: bool) -> ssl.SSLContext:
         """TLS 1.3, both sides with certificates of this run's authority. Raises CredentialError.
 
-        When a certificate holds is not looked at here, but by `certificates.check_time` after the handshake,
-        so that both sides can be told what the clocks say.
+        TLS does not look at the times of certificates: `certificates.check_time` does after the handshake, so
+        that both sides can be told of a wrong clock.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -284,7 +284,7 @@ class Credentials:
         context.verify_flags |= X509_V_FLAG_NO_CHECK_TIME
         if server:
             context.num_tickets = (
-                0  # who resumes a session shows no certificate, which may have ended meanwhile
+                0  # no tickets: a resumed session shows no certificate, which may have ended
             )
         chain = certificates.pem(self.certificate) + self.identity.private_pem()
         try:

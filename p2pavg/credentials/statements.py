@@ -1,8 +1,8 @@
-"""What a run's authority says of one peer, in the 64 bytes of a signature: it is a member, or no more.
+"""Statements of a run's authority about one peer, in the 64 bytes of a signature: member, or revoked.
 
-They need no clock. A certificate says the first as well, and until when, but is too long for the table. Of
-the second there is a list, which only grows: it is the same in whatever order its parts arrive, and nobody
-but the authority adds to it.
+Statements need no clock. A certificate states membership too, and until when, but is too long for the table.
+Revocations form a list that only grows: it is the same in whatever order its parts arrive, and nobody but the
+authority can add to it.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ REVOCATION_BYTES = PEER_ID_BYTES + SIGNATURE_BYTES
 
 
 def vouch(authority: Ed25519PrivateKey, peer_id: bytes) -> bytes:
-    """The authority's word that the peer is a member."""
+    """The authority's signature over the peer's membership."""
     return authority.sign(_MEMBER + peer_id)
 
 
 def is_vouched(authority: Ed25519PublicKey, peer_id: bytes, word: bytes) -> bool:
-    """Whether the authority said so of this peer."""
+    """Whether `word` is the authority's signature over this peer's membership."""
     return _is_signed(authority, word, _MEMBER + peer_id)
 
 
 def revoke(authority: Ed25519PrivateKey, peer_id: bytes) -> bytes:
-    """The authority's word that the peer is no member any more, which names it: `REVOCATION_BYTES` bytes."""
+    """The authority's revocation of a peer, `REVOCATION_BYTES` bytes: the peer's id, and a signature."""
     return peer_id + authority.sign(_REVOKED + peer_id)
 
 
 def is_revocation(authority: Ed25519PublicKey, statement: bytes) -> bool:
-    """Whether the authority said that the peer at the beginning of `statement` is no member any more."""
+    """Whether `statement` is a revocation that the authority signed."""
     peer_id, word = statement[:PEER_ID_BYTES], statement[PEER_ID_BYTES:]
     return len(statement) == REVOCATION_BYTES and _is_signed(authority, word, _REVOKED + peer_id)
 
 
 def split(statements: bytes) -> Iterable[bytes]:
-    """One revocation after the other, of those that stand there in a row."""
+    """Take apart revocations that stand one after the other."""
     return (statements[at : at + REVOCATION_BYTES] for at in range(0, len(statements), REVOCATION_BYTES))
 
 

@@ -28,7 +28,7 @@ def to_text(kind: str, fields: Mapping[str, Any]) -> str:
 
 
 def from_text(text: str) -> tuple[str, dict[str, Any]]:
-    """(kind, fields) of such a line. Raises CredentialError when it is none."""
+    """(kind, fields) of a line that `to_text` made. Raises CredentialError for other texts."""
     head, _, body = text.strip().partition(":")
     kind = head.removeprefix("p2pavg-")
     if not head.startswith("p2pavg-") or kind not in KINDS or len(text) > MAX_TEXT:
@@ -45,12 +45,12 @@ def from_text(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def is_line(text: str) -> bool:
-    """Whether it looks like such a line, rather than like a path."""
+    """Whether the text looks like a line of credentials, rather than like a path."""
     return any(text.strip().startswith(f"p2pavg-{kind}:") for kind in KINDS)
 
 
 def read(source: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
-    """From a file, or the text itself. A file that others can read is refused."""
+    """The line in a file, or the text itself when it is a line. A file that others can read is refused."""
     if not isinstance(source, (str, os.PathLike)):
         raise CredentialError(
             f"credentials are given as a path, or as the line itself, not as {type(source).__name__}"
@@ -62,11 +62,15 @@ def read(source: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     try:
         path = path.expanduser()
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode  # of what is read, whatever the name stands for later
+            mode = os.fstat(
+                file.fileno()
+            ).st_mode  # of the open file: its name may stand for another one later
             content = file.read(MAX_TEXT + 1).decode()
-    except (OSError, ValueError, RuntimeError) as error:  # not UTF-8, a path that cannot be one, no such home
+    except (OSError, ValueError, RuntimeError) as error:  # not UTF-8, an impossible path, or no such home
         why = error.strerror if isinstance(error, OSError) else "it is no text, or no path"
-        name = "" if _SECRET.search(text) else f" {path}"  # a line whose beginning is damaged may stand there
+        name = (
+            "" if _SECRET.search(text) else f" {path}"
+        )  # the "path" may be a secret line whose beginning is damaged
         raise CredentialError(f"cannot read the credentials file{name} ({why})") from None
     if mode & 0o077 and from_text(content)[0] not in ("request", "invitation"):
         raise CredentialError(f"others can read {path}; run 'chmod 600 {path}' first")
@@ -86,7 +90,7 @@ def write(path: str | os.PathLike[str], text: str) -> None:
 
 
 def field(fields: Mapping[str, Any], name: str, kind: type, size: int | None = None) -> Any:
-    """One field of such a line, of this type and length. Raises CredentialError."""
+    """One field of a line, of this type and length. Raises CredentialError."""
     value: Any = fields.get(name)
     if type(value) is not kind or (size is not None and len(fields[name]) != size):
         raise CredentialError("these credentials are damaged, or of another version of p2pavg; make new ones")
@@ -94,9 +98,7 @@ def field(fields: Mapping[str, Any], name: str, kind: type, size: int | None = N
 
 
 def replace(path: str | os.PathLike[str], text: str) -> None:
-    """Store a secret line in place of the one in a file, which is never half written. Raises
-    ConfigurationError.
-    """
+    """Replace the secret line in a file, at once or not at all. Raises ConfigurationError."""
     draft = Path(f"{os.fspath(path)}.{os.getpid()}.new")
     write(draft, text)
     try:

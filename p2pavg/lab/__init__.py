@@ -1,7 +1,7 @@
 """The planet on one machine: an emulated wide-area network, a network namespace for each host.
 
-May import the floors below it, and needs none. Start reading at docs/lab.md, then `lab`; the packets pass
-through a router in C++ (csrc/lab).
+May import the floors below it, and needs none. Start reading at docs/lab.md, then `lab`; `topology` and
+`gateways` read the files in `topologies/`. The packets pass through a router in C++ (csrc/lab).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from p2pavg.membership.roster import Member, Roster
 from p2pavg.membership.table.address import Address
 from p2pavg.membership.table.ledger import AMPLIFICATION
 from p2pavg.membership.table.node import Node
-from p2pavg.membership.table.store import PREFIX_BYTES, Held
+from p2pavg.membership.table.records.entries import PREFIX_BYTES, StoredRecord
 from p2pavg.membership.table.wire import PING_BYTES, Contact, Kind
 
 MAX_PROVING = 256
@@ -101,7 +101,7 @@ class Places:
             return found
         return [address for address in addresses if ledger.spend(address, DIAL_BYTES)]
 
-    def prove(self, info: PeerInfo, held: Held) -> None:
+    def prove(self, info: PeerInfo, held: StoredRecord) -> None:
         """Have a peer prove itself where it says that it is."""
         peer_id = info.peer_id
         full = peer_id in self._proving or len(self._proving) >= MAX_PROVING

@@ -16,7 +16,7 @@ from p2pavg.membership.table.beat import NEWS, RUN_TAG_BYTES, SAMPLED, SENDER_BY
 from p2pavg.membership.table.dht import DHT
 from p2pavg.membership.table.node import ENTRIES_BYTES
 from p2pavg.membership.table.reading import Reading
-from p2pavg.membership.table.store import PREFIX_BYTES, Held, Outcome
+from p2pavg.membership.table.records.entries import PREFIX_BYTES, Outcome, StoredRecord
 from p2pavg.membership.table.wire import Contact
 
 logger = logging.getLogger("p2pavg.membership")
@@ -211,7 +211,7 @@ class Pulse:
             self._digest(own),
         ).encode(self._beat_key)
 
-    def _digest(self, own: Held | None) -> bytes:
+    def _digest(self, own: StoredRecord | None) -> bytes:
         return self._roster.digest(
             own, 0 if self._revoking is None else self._revoking.closed_run.revoked.digest
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.membership.table.beat import DIGEST_BYTES, SENDER_BYTES
-from p2pavg.membership.table.store import PREFIX_BYTES, Held
+from p2pavg.membership.table.records.entries import PREFIX_BYTES, StoredRecord
 
 FULL_VIEW = 128
 LARGE_VIEW = 32
@@ -21,7 +21,7 @@ class Member:
     """A peer in view: what it said, how fresh that is, when to send it the next beat."""
 
     info: PeerInfo
-    held: Held
+    held: StoredRecord
     beat_due: float
     rank: int
 
@@ -67,7 +67,7 @@ class Roster:
             return False
         return len(self.members) < self._limit or self._rank(prefix) <= self._highest_rank()
 
-    def put(self, info: PeerInfo, held: Held, now: float) -> bool:
+    def put(self, info: PeerInfo, held: StoredRecord, now: float) -> bool:
         """Add or update a peer; False when there is no place for it. It may take another's place."""
         peer_id = info.peer_id
         known = self.members.get(peer_id)
@@ -123,7 +123,7 @@ class Roster:
         heard = [m for m in self.members.values() if now - m.held.refreshed <= patience]
         return self._rng.sample(heard, min(count, len(heard)))
 
-    def digest(self, own: Held | None, also: int = 0) -> bytes:
+    def digest(self, own: StoredRecord | None, also: int = 0) -> bytes:
         """What tells two peers whether they see the same records, this peer's own included. also: the digest
         of what else they must agree on.
         """

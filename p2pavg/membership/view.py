@@ -18,7 +18,7 @@ from p2pavg.membership.roster import Member, Roster
 from p2pavg.membership.table.address import Address, is_loopback
 from p2pavg.membership.table.dht import DHT, key_of
 from p2pavg.membership.table.record import SignedRecord
-from p2pavg.membership.table.store import Held
+from p2pavg.membership.table.records.entries import StoredRecord
 from p2pavg.membership.table.wire import Contact
 
 logger = logging.getLogger("p2pavg.membership")
@@ -191,7 +191,7 @@ class View:
         usable = [a for a in info.addresses if same_machine or not is_loopback(a[0])]
         return usable or list(info.addresses)
 
-    def _on_record(self, held: Held) -> None:
+    def _on_record(self, held: StoredRecord) -> None:
         peer_id = held.record.peer_id
         if peer_id == self._dht.identity.peer_id:
             return

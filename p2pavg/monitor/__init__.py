@@ -1,4 +1,4 @@
-"""`p2pavg monitor` and `p2pavg report`: a run seen by somebody who looks on, live or from its reports.
+"""`p2pavg monitor` and `p2pavg report`: a run watched live, or read back from its reports.
 
 May import every floor below the roof; nothing imports it but the command line. Start reading at `cli`,
 then `watcher` (links to the members), `picture` (what they told, as one state) and `screen` or `page` (as

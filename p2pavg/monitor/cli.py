@@ -23,7 +23,7 @@ from p2pavg.report.prices import EXAMPLE, PriceTable
 
 REFRESH_S = 1.0
 PRICES_HELP = "a price table:\n\n" + EXAMPLE
-NICENESS = 10  # a trainer on the same machine comes first
+NICENESS = 10  # of this process, so that a trainer on the same machine comes first
 
 
 def register(subparsers: Any) -> None:
@@ -146,7 +146,7 @@ async def _monitor(
 
 @contextmanager
 def _sink(jsonl: str | None) -> Iterator[Callable[[Shown], None]]:
-    """Where pictures go: a live terminal or plain lines, and JSONL where it is asked for."""
+    """Opens the outputs of pictures: a live terminal or plain lines, and a JSONL file where one is named."""
     with contextlib.ExitStack() as stack:
         sinks: list[Callable[[Shown], None]] = []
         if jsonl is not None:
@@ -178,13 +178,13 @@ def _live() -> Iterator[Callable[[Shown], None]]:
 
 
 class Lines:
-    """Plain lines: what happened, then the run."""
+    """Prints plain lines: what happened, then the state of the run."""
 
     def __init__(self) -> None:
         self._told: dict[int, str] = {}
 
     def show(self, shown: Shown) -> None:
-        """Print what is new."""
+        """Print the events since the last call, and the line of the run."""
         told = {number: words for number, _, words in shown.events}
         for number, words in told.items():
             if self._told.get(number) != words:

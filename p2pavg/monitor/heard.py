@@ -1,4 +1,4 @@
-"""Events of a member's rounds as a watcher is told them, taken apart strictly. Pure."""
+"""Events of a member's rounds in messages to watchers, parsed strictly. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from p2pavg.report.parsing import Malformed, count, peer_id, text
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Something happened in a member's rounds."""
+    """One event in a member's rounds."""
 
     kind: str
     epoch: int
     peer: bytes | None
     why: str
-    number: int  # contributors of a round, or the epoch of a state; by kind
+    number: int  # how many contribute to a round, or the epoch of a state, by kind of event
     final: bool
     attempt: int = 0
 
 
 def event(message: Mapping[str, Any]) -> Told | None:
-    """From {"t": "event", "kind": ..., "fields": {...}}; None when no correct peer says this."""
+    """Parse {"t": "event", "kind": ..., "fields": {...}}. None: no correct peer sends this."""
     fields = message.get("fields")
     try:
         if not isinstance(fields, dict):

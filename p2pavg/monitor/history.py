@@ -1,4 +1,4 @@
-"""A run's reports, read back: what they say together, as data and in words."""
+"""A run's reports, read back from files and summed up, as data and in words."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ MOST_CAUSES = 5
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All reports of one run, by epoch and then peer. cut: files whose last line is not whole.
+    """All reports of one run, by epoch and then peer. cut: files whose last line is incomplete.
 
-    A peer that leaves tells last what it discarded, in a report without members: no round ended.
+    The last report of a peer that leaves names what it discarded and has no members, as no round ended with
+    it.
     """
 
     run_id: str
@@ -36,7 +37,7 @@ class Run:
         return [report for report in self.reports if report.members]
 
     def epochs(self) -> dict[int, list[RoundReport]]:
-        """Those, by epoch."""
+        """The reports of `rounds`, by epoch."""
         found: dict[int, list[RoundReport]] = {}
         for report in self.rounds():
             found.setdefault(report.epoch, []).append(report)
@@ -69,7 +70,9 @@ def load(paths: Sequence[str | os.PathLike[str]], run_id: str | None = None) -> 
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[list[RoundReport], bool]:
-    """The reports of one file, and whether its last line is whole: a peer may have been killed at it."""
+    """The reports of one file, and whether its last line is complete: a peer may have been killed while it
+    wrote.
+    """
     name = str(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -101,7 +104,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[list[RoundReport], bool]:
 
 
 def losses(run: Run) -> list[tuple[int, float]]:
-    """(epoch, mean over the peers) of what was logged as "loss"."""
+    """(epoch, mean over the peers) of the figure that was logged as "loss"."""
     found = []
     for epoch, reports in run.epochs().items():
         values = [r.extra["loss"] for r in reports if is_number(r.extra.get("loss"))]
@@ -111,7 +114,7 @@ def losses(run: Run) -> list[tuple[int, float]]:
 
 
 def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
-    """JSON data: seconds, samples, bytes; shares are of all peers' wall clock."""
+    """Totals as JSON data: seconds, samples, bytes. Shares are of all peers' wall clock."""
     reports, epochs = run.rounds(), run.epochs()
     began = min(report.finished_at - report.seconds_total for report in reports)
     seconds = max(report.finished_at for report in reports) - began
@@ -162,7 +165,7 @@ def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
 
 
 def sent(reports: Iterable[RoundReport]) -> dict[Distance, int]:
-    """IP bytes sent by class of link, over all reports."""
+    """IP bytes that all peers sent, by class of link."""
     counts: Counter[Distance] = Counter()
     for report in reports:
         counts.update(report.sent_by_distance)
@@ -170,7 +173,7 @@ def sent(reports: Iterable[RoundReport]) -> dict[Distance, int]:
 
 
 def max_attempts(epochs: Iterable[Sequence[RoundReport]]) -> int:
-    """Attempts that came to nothing, each counted once though every member tells of it."""
+    """How many attempts failed, each counted once though every member reports it."""
     return sum(max(max(0, report.attempts - 1) for report in row) for row in epochs)
 
 

@@ -55,7 +55,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _phases(axes: Any, numbers: Sequence[int], rows: Sequence[Sequence[RoundReport]]) -> None:
-    """Seconds of an epoch by phase, mean over the peers; the line is the wall clock, below what overlaps."""
+    """Draw the seconds of an epoch by phase, mean over the peers, stacked; the line is the wall clock."""
     spent = [[_mean([getattr(r, f"seconds_{name}") for r in row]) for row in rows] for name in PHASES]
     axes.stackplot(numbers, spent, labels=PHASES, colors=[COLORS[name] for name in PHASES], step="mid")
     if any(report.overlapped for row in rows for report in row):
@@ -66,7 +66,7 @@ def _phases(axes: Any, numbers: Sequence[int], rows: Sequence[Sequence[RoundRepo
 
 
 def _bytes(axes: Any, numbers: Sequence[int], rows: Sequence[Sequence[RoundReport]]) -> None:
-    """Bytes that all peers sent per epoch, by class of link."""
+    """Draw the bytes that all peers sent per epoch, by class of link."""
     counts = [sent(row) for row in rows]
     used = [where for where in Distance if any(where in count for count in counts)]
     series = [[count.get(where, 0) / 1e6 for count in counts] for where in used]

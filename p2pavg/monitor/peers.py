@@ -62,7 +62,7 @@ def run_peers(args: argparse.Namespace) -> int:
 async def _members(
     run_id: str, initial_peers: Sequence[Address], credentials: Credentials | None
 ) -> list[PeerInfo]:
-    """Who is there. Raises CredentialError when nobody is seen because the credentials are wrong."""
+    """The records of the run. Raises CredentialError when none can be read with these credentials."""
     watcher = Watcher(Picture(run_id))
     await watcher.start(initial_peers, credentials)
     try:
@@ -112,7 +112,7 @@ def _print_table(run_id: str, rows: list[PeerInfo]) -> None:
             str(info.epoch),
             f"{info.samples_per_second:.1f}",
         )
-        table.add_row(*map(Text, cells))  # as it is: others wrote some of it
+        table.add_row(*map(Text, cells))  # Text, as peers wrote some of it: no markup is read
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     if any(info.client_only and not info.joining for info in rows):
         print("out only: nobody can open a connection to that peer, it opens them")

@@ -1,4 +1,4 @@
-"""Picture: a run as a watcher sees it, from records, links and messages. Pure: time is a parameter."""
+"""Picture: the state of a run, put together from records, links and messages. Pure: time is a parameter."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from p2pavg.report.compact import CompactReport
 from p2pavg.report.prices import PriceTable, per_hour, per_million
 from p2pavg.report.status import Other, Status
 
-WINDOW_S = 30.0  # of epochs, over which rates are averaged
+WINDOW_S = 30.0  # seconds of epochs over which rates are averaged
 MOST_REPORTS = 2000
-STALE_S = 2.5  # a member tells its status each second
-KEPT_S = 30.0  # how long a peer that is gone is shown
-HEARSAY_DELAY_S = 0.3  # seconds after our link to a peer closed: what members tell of that peer later counts
-FINDING_S = 3.0  # who comes into view so soon was there before
+STALE_S = 2.5  # seconds after which a status counts no more; members send one each second
+KEPT_S = 30.0  # seconds for which a peer that is gone is still shown
+HEARSAY_DELAY_S = 0.3  # seconds after a link closed from which on other members' words of its peer count
+FINDING_S = 3.0  # seconds: a peer that comes into view so soon was in the run before
 EVENTS_SHOWN = 8
 
 
@@ -29,13 +29,13 @@ EVENTS_SHOWN = 8
 class _Seen:
     info: PeerInfo | None = None
     status: Status | None = None
-    heard_at: float = 0.0  # anything about it, by itself
+    heard_at: float = 0.0  # when the peer itself last sent anything
     status_at: float = float("-inf")
     linked: bool = False
     gone_at: float | None = None
     silent: bool = False
     reports: deque[CompactReport] = field(default_factory=lambda: deque(maxlen=MOST_REPORTS))
-    seconds: float = 0.0  # of the reports kept
+    seconds: float = 0.0  # wall clock of the reports that are kept
     reported_at: float = float("-inf")
 
     def add(self, report: CompactReport, now: float) -> None:
@@ -49,7 +49,7 @@ class _Seen:
 
 
 class Picture:
-    """Fed by a watcher; `show` makes what is shown of it."""
+    """The state of a run. A watcher feeds it, and `show` returns what people see."""
 
     def __init__(self, run_id: str, prices: PriceTable | None = None) -> None:
         self.run_id = run_id
@@ -61,7 +61,7 @@ class Picture:
     # ------------------------------------------------------------------------------------ what is heard
 
     def listed(self, peers: Mapping[bytes, PeerInfo], now: float) -> None:
-        """The records of the run now in view."""
+        """Take the records of the run that are in view now."""
         for peer, info in peers.items():
             if info.role != "trainer":
                 continue
@@ -87,21 +87,21 @@ class Picture:
             self._found_at = now
 
     def linked(self, peer: bytes, now: float) -> None:
-        """A link to it is up."""
+        """Take note that a link to the peer is up."""
         seen = self._peers.setdefault(peer, _Seen())
         seen.linked, seen.gone_at, seen.silent, seen.heard_at = True, None, False, now
-        seen.reports.clear()  # from now on it tells every epoch; records told some
+        seen.reports.clear()  # over the link every epoch is reported; records told of some only
         seen.seconds = 0.0
 
     def unlinked(self, peer: bytes, reason: str, now: float) -> None:
-        """The link to it is gone."""
+        """Take note that the link to the peer is gone."""
         seen = self._peers.get(peer)
         if seen is not None and seen.linked:
             seen.linked = False
             self._gone(peer, seen, reason, now)
 
     def told(self, by: bytes, message: Mapping[str, Any], now: float) -> None:
-        """A member's message; what is malformed, or of an unknown kind, counts for nothing."""
+        """Take a member's message. A malformed one, or one of an unknown kind, changes nothing."""
         seen = self._peers.get(by)
         if seen is None:
             return
@@ -136,7 +136,7 @@ class Picture:
         return told_apart({p: "" if s.info is None else s.info.name for p, s in self._peers.items()})
 
     def _called(self, peer: bytes) -> str:
-        """As the subject of a sentence."""
+        """The peer's name as the subject of a sentence."""
         seen = self._peers.get(peer)
         if seen is None or seen.info is None or not seen.info.name:
             return f"peer {short_id(peer)}"
@@ -145,7 +145,7 @@ class Picture:
     # ----------------------------------------------------------------------------------- what is shown
 
     def show(self, now: float) -> Shown:
-        """Everything, as of now."""
+        """The whole state as of `now`, as plain data."""
         for peer in [p for p, s in self._peers.items() if s.gone_at is not None and now - s.gone_at > KEPT_S]:
             del self._peers[peer]
         names = self._names()
@@ -194,7 +194,7 @@ class Picture:
         return "downloading" if seen.info is not None and seen.info.joining else "training"
 
     def _by_others(self, peer: bytes, since: float) -> Other | None:
-        """The peer as the last of the others to tell, since then, sees it; None: none of them hears it."""
+        """The peer as seen by the member with the newest status since then; None: no member hears it."""
         told = [other for key, other in self._peers.items() if key != peer and other.gone_at is None]
         for other in sorted(told, key=lambda other: -other.status_at):
             if other.status is None or other.status_at < since:
@@ -248,7 +248,7 @@ class Picture:
         ]
 
     def _leader(self, here: Mapping[bytes, _Seen], now: float) -> bytes | None:
-        """Whom most members that told lately follow."""
+        """The leader that most members with a fresh status follow."""
         votes: dict[bytes, int] = {}
         for seen in here.values():
             if seen.status is not None and now - seen.status_at <= STALE_S and seen.status.leader:
@@ -264,7 +264,7 @@ class Picture:
         target: int,
         now: float,
     ) -> int:
-        """Samples of the epoch so far, moved on from when they were told."""
+        """Samples of the epoch so far: the last count, carried on to now at the run's rate."""
         seen = None if leader is None else here.get(leader)
         if seen is not None and seen.status is not None and seen.status.counted is not None:
             counted, at = seen.status.counted, seen.status_at
@@ -277,7 +277,7 @@ class Picture:
         return min(int(counted + live * min(now - at, STALE_S)), target) if target else counted
 
     def _pace(self, here: Mapping[bytes, _Seen], now: float) -> float:
-        """The run's samples/s: those of the epochs of the peer that told most, over their wall clock."""
+        """The run's samples/s: samples over wall clock, in the epochs of the peer that reported most."""
         known = max(here.values(), key=lambda seen: (seen.seconds, seen.reported_at), default=None)
         if known is None or known.seconds <= 0:
             return sum(self._rate(seen) for seen in here.values())

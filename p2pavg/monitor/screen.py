@@ -1,4 +1,4 @@
-"""How a run looks on a terminal, 80 columns or more."""
+"""The view of a run on a terminal of 80 columns or more."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rich.text import Text
 
 from p2pavg.monitor.shown import PeerShown, Shown, duration, rate, run_line
 
-WIDE = 100  # columns, from which on there is room for everything
+WIDE = 100  # columns from which on all columns of the table fit
 NAME, REGION = 20, 18
-CELL = 11  # of the matrix, with its gap
-MOST_NAME = 10  # in the matrix
+CELL = 11  # columns of a cell of the matrix, with its gap
+MOST_NAME = 10  # characters of a peer's name in the matrix
 STYLES = {"gone": "red", "silent": "yellow", "no link": "dim", "averaging": "cyan", "waiting": "blue"}
 LEGEND = "* leads.  samples: of this epoch.  samples/s: over whole epochs; computing: without waiting"
 
@@ -54,7 +54,9 @@ def _peers(shown: Shown, width: int) -> Table:
             rate(peer.upload_bps),
             peer.state + quiet + _relays(peer.relayed_bytes),
         ]
-        table.add_row(*map(Text, cells), style=STYLES.get(peer.state))  # as it is: others wrote some of it
+        table.add_row(
+            *map(Text, cells), style=STYLES.get(peer.state)
+        )  # Text, as peers wrote some of it: no markup is read
     return table
 
 
@@ -64,7 +66,9 @@ def _relays(nbytes: int) -> str:
 
 
 def _matrix(shown: Shown, ends: list[PeerShown]) -> Table:
-    """Rows send, columns receive: the fastest that the link went, and below that its round trip."""
+    """The matrix of links: rows send, columns receive. A cell has the highest rate and the round trip of a
+    link.
+    """
     cells = {(link.peer, link.other): link for link in shown.links}
     title = "links, row to column: the fastest they went, and their round trip"
     table = Table(box=None, pad_edge=False, title=title, title_justify="left")

@@ -1,4 +1,4 @@
-"""What a monitor shows at one time: plain data, and its JSON and text. Pure."""
+"""The data that a monitor shows at one time, with its JSON and text. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BAR = 24
 
 @dataclass(frozen=True, slots=True)
 class PeerShown:
-    """One peer."""
+    """One peer, as a monitor shows it."""
 
     peer: str  # hex
     name: str
@@ -64,7 +64,7 @@ class Shown:
     events: tuple[tuple[int, float, str], ...]  # (number, seconds ago, words), oldest first
 
     def to_dict(self, at: float) -> dict[str, Any]:
-        """JSON data; at: time.time() now, as events are told by when they were."""
+        """JSON data. at: time.time() now, from which the times of events are reckoned back."""
         data = {"version": VERSION, **asdict(self), "at": at}
         data["events"] = [
             {"number": number, "at": at - ago, "words": words} for number, ago, words in self.events

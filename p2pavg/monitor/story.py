@@ -1,4 +1,4 @@
-"""Story: what happened in a run, as sentences. Several members tell the same; it is said once. Pure."""
+"""Story: the events of a run as sentences, one for an event though several members tell of it. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from p2pavg.identity import short_id
 from p2pavg.monitor.heard import Told
 
-SAME_S = 10.0  # who tells the same within so long tells of the same event
+SAME_S = 10.0  # seconds within which equal events of different members are one event
 LINES = 200
 LEFT = "left the run"
-FAILED = frozenset({"excluded", "aborted"})  # what an attempt ends with that came to nothing
+FAILED = frozenset({"excluded", "aborted"})  # kinds of events that end an attempt in vain
 BREAKS = FAILED | {"down", "silent"}
 
 
@@ -24,12 +24,12 @@ class Line:
     text: str
     epoch: int
     number: int
-    broken: str = ""  # the kind of event, when the round has to do without somebody
-    went_on: int = 0  # with so many
+    broken: str = ""  # the kind of event through which a round lost a member; empty: none
+    went_on: int = 0  # members with which the round went on afterwards
 
 
 class Story:
-    """The last sentences."""
+    """The newest sentences."""
 
     def __init__(self, name: Callable[[bytes], str] = lambda peer: f"peer {short_id(peer)}") -> None:
         """name: what people call a peer."""
@@ -38,11 +38,11 @@ class Story:
         self._said: dict[tuple[object, ...], float] = {}
         self._number = 0
         self._leader: bytes | None = None
-        self._epoch = 0  # the newest that anybody told of
+        self._epoch = 0  # the newest epoch of any event
         self._round = (-1, -1)  # the newest round: epoch, attempt
 
     def told(self, by: bytes, event: Told, now: float) -> None:
-        """A member told of an event."""
+        """Take an event that a member told of."""
         self._epoch = max(self._epoch, event.epoch)
         if event.kind == "begun":
             self._begun(event)
@@ -61,13 +61,15 @@ class Story:
         self.lines.append(Line(now, text, epoch, self._number, broken))
 
     def gone(self, peer: bytes, epoch: int, why: str, now: float) -> None:
-        """The watcher itself sees that a peer is gone."""
+        """Say that a peer is gone, as the watcher itself sees it."""
         self.told(peer, Told("down", epoch, peer, why, 0, False), now)
 
     def _is_new(self, key: tuple[object, ...], now: float) -> bool:
         kind, subject, epoch = key
         assert isinstance(epoch, int)
-        near = [(kind, subject, epoch + step) for step in (-1, 0, 1)]  # who tells may be an epoch behind
+        near = [
+            (kind, subject, epoch + step) for step in (-1, 0, 1)
+        ]  # the member that tells may be an epoch behind
         before = max((self._said.get(other, float("-inf")) for other in near), default=float("-inf"))
         self._said[key] = now
         if len(self._said) > 4 * LINES:
@@ -75,9 +77,9 @@ class Story:
         return now - before >= SAME_S
 
     def _begun(self, event: Told) -> None:
-        """A round began: if somebody was lost in this epoch, it goes on without."""
+        """Take the begin of a round: a loss in this epoch was overcome with so many members."""
         if (event.epoch, event.attempt) <= self._round:
-            return  # another member told of it, or one that was stopped catches up
+            return  # told before, or by a member that was stopped and catches up
         self._round = (event.epoch, event.attempt)
         for line in reversed(self.lines):
             if line.epoch == event.epoch and line.broken:
@@ -93,7 +95,7 @@ class Story:
 
 
 def text_of(line: Line) -> str:
-    """The whole sentence."""
+    """A line's sentence, with how the round went on."""
     if not line.went_on:
         return line.text
     how = "retried" if line.broken in FAILED else "held"
@@ -101,7 +103,7 @@ def text_of(line: Line) -> str:
 
 
 def sentence(by: bytes, event: Told, name_of: Callable[[bytes], str]) -> str:
-    """An event in words; empty when it is not worth any."""
+    """An event in words; empty: it is not told."""
     name = "" if event.peer is None else name_of(event.peer)
     why = f" ({event.why})" if event.why else ""
     match event.kind:

@@ -1,4 +1,4 @@
-"""Watcher: looks on at a run over links without data streams. It contributes nothing, and nobody lists it."""
+"""Watcher: watches a run over links without data streams. A watcher contributes nothing and has no record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_LINKS = 32
 
 
 class Watcher:
-    """Feeds a picture. Runs on the current event loop."""
+    """Feeds a picture with records, links and messages. Runs on the current event loop."""
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
@@ -77,7 +77,9 @@ class Watcher:
             await self._ask(initial_peers)
 
     async def _ask(self, initial_peers: Sequence[Address]) -> None:
-        """Nobody of the run is in view: perhaps because it is closed, or we are the ones with credentials."""
+        """Ask the initial peers, as nobody of the run is in view: the run may be closed, or open while we
+        have credentials.
+        """
         for host, port in initial_peers:
             try:
                 await self._endpoint.connect(host, port, timeout=DIAL_TIMEOUTS_S[-1])
@@ -88,7 +90,7 @@ class Watcher:
                 logger.debug("%s:%d is no member of this run: %s", host, port, error)
 
     async def close(self) -> None:
-        """Look on no more. Idempotent."""
+        """Stop watching. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -100,11 +102,11 @@ class Watcher:
 
     @property
     def members(self) -> list[PeerInfo]:
-        """Who is in the run now, as the table tells."""
+        """The records of the run that the table holds now."""
         return list(self._view.peers.values())
 
     def refusal(self) -> P2PAvgError | None:
-        """Why no member wants to be watched, when that is so."""
+        """Why all members refuse to be watched; None: one does not."""
         if self._endpoint.links or not self._refused or not self._refused.keys() >= self._view.peers.keys():
             return None
         return next(iter(self._refused.values()))
@@ -118,18 +120,18 @@ class Watcher:
     # ------------------------------------------------------------------------------------ EndpointEvents
 
     def link_up(self, link: Link) -> None:
-        """Ask to be told."""
+        """Ask the member for status, events and reports."""
         self._view.report_alive(link.peer_id)
         self.picture.linked(link.peer_id, time.monotonic())
         link.send({"t": WATCH})
 
     def link_down(self, link: Link, reason: str) -> None:
-        """It died, left, or cannot be reached."""
+        """Take note that the member died, left, or cannot be reached."""
         self._view.report_dead(link.peer_id)
         self._dialler.link_down(link)
         self.picture.unlinked(link.peer_id, reason, time.monotonic())
         self._changed()
 
     def message(self, link: Link, message: Message) -> None:
-        """What a member tells; whatever else it says is not for us."""
+        """Hand a member's message to the picture."""
         self.picture.told(link.peer_id, message, time.monotonic())

@@ -1,5 +1,6 @@
 """The training loop's side: CollaborativeOptimizer around a user's optimizer.
 
-May import `peer` and the floors below. Start reading at `optimizer`; `gradients/` is the way of gradients
-to the rounds and back, `updates/` what happens at a step boundary.
+May import `peer` and the floors below. Start reading at `optimizer` and its
+`training_options`; `member` enters and leaves the run, `gradients/` is the way of gradients to the rounds and
+back, `updates/` what happens at a step boundary, `outer/` the same for outer steps.
 """

@@ -23,7 +23,7 @@ WRAPPERS = {
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raises ConfigurationError for what cannot step on averaged gradients."""
+    """Raises ConfigurationError for an optimizer that cannot step on averaged gradients."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigurationError(
             f"optimizer must be a torch.optim.Optimizer that is already built, not {type(optimizer).__name__}"
@@ -192,7 +192,7 @@ def check_buffers(buffers: object) -> None:
 
 
 def _is_whole(value: object, least: int) -> bool:
-    """True and False are no numbers here."""
+    """Whether `value` is an int of at least `least`; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

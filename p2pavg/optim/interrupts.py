@@ -1,4 +1,4 @@
-"""Ctrl-C while parameters change: it is obeyed when they are whole again."""
+"""Ctrl-C while parameters change: the interrupt waits until they are whole again."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Inside, the first Ctrl-C waits for the end; a second one interrupts at once, as always.
+    """Inside the block, the first Ctrl-C waits for the end; a second one interrupts at once.
 
-    Only the main thread gets interrupts: on others, and where Python does not handle the signal, it changes
-    nothing.
+    Only the main thread gets interrupts: on other threads, and where Python does not handle the signal, the
+    block changes nothing.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

@@ -1,4 +1,4 @@
-"""Which optimizers are open in this process, and what becomes of one that is dropped without close()."""
+"""The optimizers that are open in this process, and the end of one that is dropped without close()."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Open(Protocol):
     def run_id(self) -> str: ...
 
     def owns(self, params: Iterable[torch.Tensor]) -> bool:
-        """Whether it trains one of these now."""
+        """Whether the optimizer trains one of these parameters now."""
 
 
 class Closeable(Protocol):
-    """What an optimizer holds open."""
+    """Something that an optimizer holds open."""
 
     def close(self) -> None: ...
 
@@ -43,13 +43,13 @@ def check_free(params: Iterable[torch.Tensor]) -> None:
 
 
 def enter(optimizer: Open, held: list[Closeable]) -> None:
-    """It takes part from now on. held: what is closed when it is dropped, last first; read at that time."""
+    """Note an open optimizer. held: what to close when it is dropped, the last first; a live list."""
     _open.add(optimizer)
     weakref.finalize(optimizer, _dropped, held).atexit = False
 
 
 def _dropped(held: list[Closeable]) -> None:
-    """On whichever thread collects garbage: closing takes another one, as it waits for others."""
+    """Close what a dropped optimizer held, on a new thread: the one that collects garbage must not wait."""
     if held:
         threading.Thread(target=_close, args=(held,), name="p2pavg-dropped", daemon=True).start()
 

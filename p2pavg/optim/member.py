@@ -35,7 +35,7 @@ log = logging.getLogger("p2pavg.optim")
 
 
 class Member(Wrapper):
-    """What of a CollaborativeOptimizer has to do with coming and going."""
+    """The part of a CollaborativeOptimizer that enters the run and leaves it."""
 
     run_id: str
     peer: Peer
@@ -61,7 +61,7 @@ class Member(Wrapper):
         self._held: list[live.Closeable] = []
 
     def owns(self, params: Iterable[torch.Tensor]) -> bool:
-        """Whether it trains one of these now."""
+        """Whether this optimizer trains one of these parameters now."""
         mine = {id(param) for param in self._flat.params}
         return not self._closed and any(id(param) in mine for param in params)
 
@@ -87,7 +87,7 @@ class Member(Wrapper):
             self.peer.set_target(self._options.target_with(1 + self.peer.wait_for_peers(0)))
 
     def _load_checkpoint(self) -> Start | None:
-        """The newest checkpoint of the directory, if there is one: where the run goes on."""
+        """Load the newest checkpoint of the directory. None: there is none."""
         found = None if self._saving is None else self._saving.checkpoints.newest()
         if found is None:
             return None
@@ -123,7 +123,7 @@ class Member(Wrapper):
         )
 
     def _terms(self) -> dict[str, int | str]:
-        """What all peers of a run must have in common, beside the model and the codec."""
+        """The terms that all peers of a run share, beside the model and the codec."""
         options = self._options
         scheduler, outer = options.scheduler, outer_of(options.outer)
         return {
@@ -142,7 +142,7 @@ class Member(Wrapper):
             self._training.claimed()
 
     def _leave(self) -> list[str] | None:
-        """Leave the run, to enter it anew. Returns the addresses of the members; None: it knows nobody."""
+        """Leave the run, to enter it anew. Returns the other members' addresses; None: none is known."""
         known = [
             format_host_port(host, port)
             for info in self.peer.peers.values()
@@ -154,7 +154,9 @@ class Member(Wrapper):
         return known or None
 
     def _enter_again(self) -> None:
-        """After an exception left parameters half changed: take the swarm's state, where it has gone on."""
+        """Enter the run anew after an exception left parameters half changed, with the swarm's state if it is
+        further.
+        """
         log.warning(
             "something was raised while the parameters of epoch %d changed: this peer enters the run again, "
             "and takes the swarm's state where others are further",
@@ -168,8 +170,11 @@ class Member(Wrapper):
     def close(self, notice_s: float | None = None) -> None:
         """Leave the swarm. The model's parameters become ordinary ones, without gradients.
 
-        What this peer accumulated goes to one that stays, if that takes at most `notice_s` seconds (None:
-        leave_notice_s; 0: it is dropped); otherwise the last report names it as discarded.
+        What this peer accumulated is handed over to a peer that stays; the last report names as discarded
+        what could not be.
+
+        Args:
+            notice_s: seconds that this may take; None: `leave_notice_s`; 0: nothing is handed over.
         """
         if self._closed:
             return

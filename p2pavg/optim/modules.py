@@ -10,7 +10,7 @@ from torch import nn
 
 
 def owning_modules(params: Iterable[torch.Tensor]) -> list[nn.Module]:
-    """The largest live modules all of whose trainable parameters are among `params`, and at least one is.
+    """The largest live modules that have trainable parameters, all of them among `params`.
 
     In the order of their first parameter, so that peers that built the same model list the same modules.
     """
@@ -42,7 +42,7 @@ Places = list[tuple[nn.Module, str] | None]
 
 
 def places_of(params: Iterable[torch.Tensor], modules: Iterable[nn.Module]) -> Places:
-    """For each parameter the module and the name under which it is found, or None."""
+    """For each parameter, the module that holds it and its name there, or None."""
     found: dict[int, tuple[nn.Module, str]] = {}
     for root in modules:
         for module in root.modules():
@@ -53,7 +53,9 @@ def places_of(params: Iterable[torch.Tensor], modules: Iterable[nn.Module]) -> P
 
 
 def parameters_at(places: Places, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """What stands there now: after load_state_dict(assign=True) other tensors of the same shapes."""
+    """The parameters at these places now: other tensors of the same shapes after
+    load_state_dict(assign=True).
+    """
     now = []
     for place, param in zip(places, params, strict=True):
         there = None if place is None else place[0]._parameters.get(place[1])

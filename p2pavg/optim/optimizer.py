@@ -6,8 +6,7 @@ import importlib
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,6 @@ from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.microbatches import Microbatches
 from p2pavg.optim.gradients.path import open_cuda_path
 from p2pavg.optim.gradients.uneven import Retained
-from p2pavg.optim.member import Member
 from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
 from p2pavg.optim.outer.advice import Advisor
 from p2pavg.optim.outer.fragments import fragments_of
@@ -31,9 +29,9 @@ from p2pavg.optim.outer.update import Moves, OuterUpdate
 from p2pavg.optim.outside import Outside
 from p2pavg.optim.resume import SOFTWARE, Resumable, saving
 from p2pavg.optim.sampling import Sampling
+from p2pavg.optim.saved import Saved
 from p2pavg.optim.training_options import TrainingOptions
 from p2pavg.optim.training_state import TrainingState, outline, parameters_of, schema
-from p2pavg.optim.updates import options
 from p2pavg.optim.updates.agreement import Agreement
 from p2pavg.optim.updates.behind import BehindUpdate
 from p2pavg.optim.updates.buffers import AveragedBuffers
@@ -52,7 +50,7 @@ log = logging.getLogger("p2pavg.optim")
 OUTER, SAMPLER = "p2pavg.outer", "p2pavg.sampler"  # beside the user's extras
 
 
-class CollaborativeOptimizer(Member):
+class CollaborativeOptimizer(Saved):
     """Trains one model on many machines: peers accumulate samples, average gradients, and step together.
 
     `step()` counts this peer's samples. When the swarm has `target_batch_size` of them, it averages the
@@ -331,7 +329,10 @@ class CollaborativeOptimizer(Member):
         self._update.meet()
 
     def _follow_model(self) -> None:
-        """No backward pass reached our parameters: load_state_dict(assign=True) may have replaced them."""
+        """Take the model's parameters anew when they were replaced, as load_state_dict(assign=True) does.
+
+        Called when no backward pass has reached the parameters that are known.
+        """
         old = self._flat.params
         new = parameters_at(self._places, old)
         if all(before is after for before, after in zip(old, new, strict=True)):
@@ -409,74 +410,9 @@ class CollaborativeOptimizer(Member):
         weight = self._microbatches.weight(samples)
         return loss if weight == 1.0 else loss * weight
 
-    # ---------------------------------------------------------------- what a torch optimizer has
-
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state of the run, together with the model's `state_dict()`.
-
-        It holds the inner optimizer's state_dict and, under "p2pavg", where the run stands, with its
-        scheduler and extras. The run goes on from there though no peer lives any more. What this peer has
-        accumulated since the last step is not part of it.
-        """
-        self._update.settle()
-        return self._resumable.save(self.inner.state_dict(), self._training)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a checkpoint, and enter the run anew from there. This peer's accumulated samples are dropped.
-
-        Load the model's state_dict() first. Where the swarm is further by then, its state replaces the
-        checkpoint's. A checkpoint of the state that this peer stands at changes nothing but the options of
-        the parameter groups.
-
-        Args:
-            state_dict: what `state_dict()` returned, here or at another peer of the run.
-
-        Raises:
-            StateError: when it is of another model or optimizer, or malformed.
-        """
-        state, ours = self._resumable.parted(state_dict)
-        self._resumable.check(ours)
-        with suppress(Exception):  # it was raised before, from step()
-            self._update.settle()
-        if not self._update.lost and self._resumable.is_present(ours, self._training):
-            options.take(self.inner, state)
-            return
-        known = self._leave()
-        self.inner.load_state_dict(state)
-        self._mirror_inner()
-        if self._reference is not None:
-            self._reference.read()  # what the model holds, unless the run's part tells better
-        start = self._resumable.load(ours)
-        self._buffers.read_agreed()
-        self._flat.clear()
-        self._join(start, known)
-
-    @contextmanager
-    def swapped(self) -> Iterator[None]:
-        """Around an evaluation with other weights in the place of the run's, so that no peer gets a copy of
-        them.
-
-        Put the run's weights back before the block ends; `step()` must wait until then.
-        """
-        with self._state.swapped():
-            yield
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Inside the block, the model holds the swarm's parameters, for evaluations and for saving.
-
-        With outer steps they are θ_ref, without what this peer moved since the last outer step; otherwise
-        they are the parameters as they stand. `step()` must wait until the block has ended.
-        """
-        if not isinstance(self._flat, LocalSteps):
-            yield
-            return
-        with self._state.swapped(), self._flat.shown():
-            yield
-
     @property
     def options(self) -> TrainingOptions:
-        """What it was built with."""
+        """The options with which this optimizer was built."""
         return self._options
 
     @property

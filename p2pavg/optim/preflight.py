@@ -1,4 +1,4 @@
-"""Does offload fit? The memory that it takes, forecast before anything is allocated."""
+"""A forecast of the memory that offload takes, made before anything is allocated."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from p2pavg.codecs import cuda as device
 from p2pavg.errors import ConfigurationError
 
 PROBE = (64, 64)  # the shape of the parameter on which an optimizer shows what state it keeps
-RESIDUAL = 2 * feedback.BYTES  # of an element, as of the last commit and as of the attempt under way
-MARGIN = 1.02  # alignment, small buffers, allocators
+RESIDUAL = 2 * feedback.BYTES  # per element: one residual of the last commit, one of the attempt under way
+MARGIN = 1.02  # factor for alignment, small buffers and allocators
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Bytes that offload takes beyond what the process has now, by purpose."""
+    """Bytes that offload takes beyond the process's memory now, by purpose."""
 
     host: dict[str, int]
     device: dict[str, int]
@@ -67,7 +67,7 @@ def forecast(
 
 
 def state_bytes_per_parameter(optimizer: torch.optim.Optimizer) -> float:
-    """What the optimizer keeps for a float32 parameter of PROBE's shape once it has stepped, per element."""
+    """Bytes of state per element that the optimizer keeps for a float32 parameter of PROBE's shape."""
     param = torch.nn.Parameter(torch.zeros(PROBE, dtype=torch.float32, device="cpu"))
     param.grad = torch.ones_like(param)
     probe: Any = object.__new__(type(optimizer))
@@ -142,7 +142,9 @@ def _wire_bytes(codec: codecs.Codec) -> float:
 
 
 def _sent_bytes(codec: codecs.Codec, accelerator: bool) -> float:
-    """What is held of contributions, per parameter: on the host alone they are encoded while they leave."""
+    """Bytes of contributions that are held, per parameter; 0 on the host, which encodes them while they
+    leave.
+    """
     encoded = _wire_bytes(codec)
     if codecs.has_feedback(codec):
         return RESIDUAL + encoded + (4 if accelerator else 0)

@@ -1,4 +1,4 @@
-"""Where a run goes on: what a state_dict() says of it beside the inner optimizer's, and how it is loaded."""
+"""The run's part of a state_dict(), from which a run goes on, and how it is loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOFTWARE = f"torch {torch.__version__}"
 
 
 class Stateful(Protocol):
-    """Something of the user's that belongs to the run: a GradScaler, a sampler's position."""
+    """An object of the user's that belongs to the run, such as a GradScaler or a sampler."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -54,7 +54,7 @@ class Resumable:
         return {**inner, "param_groups": groups, MARK: self._part(training)}
 
     def _part(self, training: Training) -> dict[str, Any]:
-        """Numbers, texts, tensors, and lists and dicts of them, whatever the extras hold."""
+        """The run's part: numbers, texts, tensors, lists and dicts of them, and whatever the extras hold."""
         epoch, lineage = training.standing
         history = msgpack.packb(to_rows(training.history(), epoch))
         return {
@@ -69,7 +69,9 @@ class Resumable:
         }
 
     def parted(self, state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-        """What `save` made: the inner optimizer's state_dict(), and the run's part, if there is one."""
+        """Take apart what `save` made: the inner optimizer's state_dict(), and the run's part, if there is
+        one.
+        """
         state = dict(state_dict)
         ours = state.pop(MARK, None)
         state["state"] = numbered(state["state"]) if "state" in state else {}  # without any, nothing is saved
@@ -79,14 +81,16 @@ class Resumable:
         return state, ours
 
     def is_present(self, saved: Mapping[str, Any] | None, training: Training) -> bool:
-        """Whether it is the state that this peer stands at."""
+        """Whether the saved state is the one that this peer stands at."""
         if saved is None:
             return False
         epoch, lineage = training.standing
         return saved.get("epoch") == epoch and saved.get("lineage") == lineage.hex()
 
     def check(self, saved: Mapping[str, Any] | None) -> None:
-        """Raises StateError when it was saved with another model or optimizer; says so of another torch."""
+        """Raises StateError when the state is of another model or optimizer; warns when it is of another
+        torch.
+        """
         if saved is None:
             return
         if saved.get("schema", self.schema.hex()) != self.schema.hex():
@@ -101,7 +105,7 @@ class Resumable:
             )
 
     def load(self, saved: Mapping[str, Any] | None) -> Start | None:
-        """After the inner optimizer's part was loaded. None: nothing tells where the run stood."""
+        """Load the run's part, after the inner optimizer's. None: it does not tell where the run stood."""
         if self.masters is not None:
             self.masters.collect(None if saved is None else saved.get("masters"))
         if saved is None:
@@ -119,7 +123,7 @@ class Resumable:
 
 
 def check_fresh(optimizer: torch.optim.Optimizer, run_id: str) -> None:
-    """Raises ConfigurationError when it has loaded a state of this run: its epoch would be lost."""
+    """Raises ConfigurationError when the optimizer holds a state of this run, whose epoch would be lost."""
     for group in optimizer.param_groups:
         mark = group.get(MARK)
         if isinstance(mark, Mapping) and mark.get("run") == run_id:
@@ -131,12 +135,12 @@ def check_fresh(optimizer: torch.optim.Optimizer, run_id: str) -> None:
 
 
 def saving(directory: str | os.PathLike[str] | None, every: int | None, about: About) -> Saving | None:
-    """What checkpoint_dir and checkpoint_epochs ask for. Raises ConfigurationError."""
+    """The writing of checkpoints that the two options ask for. Raises ConfigurationError."""
     return None if directory is None else Saving(Checkpoints(directory, about), every or CHECKPOINT_EPOCHS)
 
 
 def numbered(value: Any) -> Any:
-    """With numbers as keys again: torch.distributed.checkpoint makes texts of them."""
+    """The mapping with numbers as keys again, of which torch.distributed.checkpoint makes texts."""
     if isinstance(value, Counter):
         return value
     if isinstance(value, Mapping):
@@ -148,7 +152,7 @@ def numbered(value: Any) -> Any:
 
 
 def load_extras(extras: Mapping[str, Stateful], saved: Mapping[str, Any]) -> None:
-    """Give each extra what was saved under its name, if anything was."""
+    """Load into each extra the state that was saved under its name, if there is one."""
     for name, extra in extras.items():
         if name in saved:
             if saved[name]:  # what keeps nothing may refuse to load it

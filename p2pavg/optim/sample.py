@@ -17,8 +17,8 @@ Window = tuple[int, int, int]
 
 
 def windows(sizes: Sequence[int], epoch: int) -> list[Window]:
-    """Runs of at most ELEMENTS elements of at most TENSORS tensors: others in each epoch, so that in time all
-    are looked at.
+    """Runs of at most ELEMENTS elements of at most TENSORS tensors. Each epoch has others, so that all have a
+    turn.
     """
     filled = [index for index, size in enumerate(sizes) if size]
     every = -(-len(filled) // TENSORS) or 1
@@ -68,7 +68,7 @@ class Sample:
 
 
 def of_copy(out: U8, places: Sequence[tuple[int, torch.Tensor]], epoch: int) -> bytes:
-    """What `Sample.data` is for tensors whose bytes were copied to `out`, at these places."""
+    """`Sample.data` of tensors whose bytes were copied to `out`, at these places."""
     parts = []
     for index, start, count in windows([tensor.numel() for _, tensor in places], epoch):
         at, tensor = places[index]

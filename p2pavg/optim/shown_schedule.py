@@ -1,4 +1,4 @@
-"""What stands in the place of a scheduler where a framework wants one to step."""
+"""A stand-in for a scheduler, for frameworks that want one to step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ShownSchedule(LRScheduler):
         return list(self._rates)
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty."""
+        """An empty dict."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -12,11 +12,11 @@ from types import FrameType
 from typing import Protocol
 
 EXIT_CODE = 128 + signal.SIGTERM
-SLACK_S = 2.0  # how long after the notice a training thread that calls no step() is interrupted
+SLACK_S = 2.0  # seconds after the notice until a training thread that calls no step() is interrupted
 
 
 class Leaver(Protocol):
-    """What leaves."""
+    """An optimizer that leaves its run when asked."""
 
     def close(self, notice_s: float | None = None) -> None: ...
 
@@ -28,7 +28,9 @@ _timer: threading.Timer | None = None
 
 
 def watch(leaver: Leaver, notice_s: float) -> None:
-    """Have it leave on SIGTERM. Only from the main thread, and only where nobody else handles the signal."""
+    """Let the optimizer leave on SIGTERM. Does nothing on other threads than the main one, or where the
+    signal has another handler.
+    """
     global _owner, _asked_at
     if threading.current_thread() is not threading.main_thread():
         return
@@ -40,7 +42,7 @@ def watch(leaver: Leaver, notice_s: float) -> None:
 
 
 def forget(leaver: Leaver) -> None:
-    """It left. After the last one, SIGTERM ends the process at once again."""
+    """Forget an optimizer that has left. After the last one, SIGTERM ends the process at once again."""
     known = _watched.pop(leaver, None)
     if known is not None and not _watched and signal.getsignal(signal.SIGTERM) is _on_signal:
         with contextlib.suppress(ValueError):  # only the main thread may; else the handler does it itself
@@ -48,12 +50,12 @@ def forget(leaver: Leaver) -> None:
 
 
 def asked() -> bool:
-    """SIGTERM came: call `obey` at the next boundary."""
+    """Whether SIGTERM came, so that `obey` is to be called at the next boundary."""
     return _asked_at is not None
 
 
 def obey() -> None:
-    """All leave, and the process ends with code 143, through SystemExit in the main thread."""
+    """Let all optimizers leave, and end the process with code 143, by SystemExit in the main thread."""
     assert _asked_at is not None
     if _timer is not None:
         _timer.cancel()
@@ -65,7 +67,7 @@ def obey() -> None:
 
 
 def _interrupt() -> None:
-    """The main thread gets SystemExit, whatever it does or waits for."""
+    """Raise SystemExit in the main thread, whatever it does or waits for."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 

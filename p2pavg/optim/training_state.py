@@ -28,7 +28,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def shared_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Each group's hyperparameters that all peers have in common."""
+    """The hyperparameters of each group that all peers share."""
     return [
         {key: value for key, value in group.items() if key not in LOCAL_OPTIONS}
         for group in optimizer.param_groups
@@ -86,12 +86,14 @@ class TrainingState:
         self._swaps = 0  # odd inside `swapped`
 
     def settle(self, epoch: int) -> None:
-        """The parameters are those of `epoch`, as a step or a state left them: copies are made of these."""
+        """Note that the parameters are those of `epoch`, as a step or a state left them. Copies are made of
+        these.
+        """
         self._left = Sample(self._values(), epoch)
 
     def look(self) -> tuple[bytes, bool]:
-        """At a boundary: a sample of the parameters, and whether something changed them since `settle`. From
-        here on copies are made of what is there now.
+        """Sample the parameters at a boundary; also returns whether they changed since `settle`. Later copies
+        are made of the parameters as they are now.
         """
         before = self._left
         assert before is not None, "settle() comes first"
@@ -100,12 +102,12 @@ class TrainingState:
 
     @property
     def are_swapped(self) -> bool:
-        """Inside `swapped`."""
+        """Whether a block of `swapped` is open."""
         return self._swaps % 2 == 1
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Inside, the parameters are not the run's: no copy is made."""
+        """Inside the block, the parameters are not the run's, and no copy is made of them."""
         self._swaps += 1
         try:
             yield
@@ -113,7 +115,7 @@ class TrainingState:
             self._swaps += 1
 
     def initial_digest(self) -> bytes:
-        """sha256 of all that steps depend on: peers that start alike have it in common."""
+        """SHA-256 of all values that steps depend on, which is equal on peers that start alike."""
         writer = TreeWriter()
         optimizer = self._optimizer
         parts = (
@@ -214,7 +216,7 @@ class TrainingState:
 
 
 def _check_form(parts: Mapping[str, Any]) -> None:
-    """Raises StateError unless all is where `snapshot` puts it, without what belongs to a peer alone."""
+    """Raises StateError unless the state has the form of `snapshot`, without anything of one peer alone."""
     options, states = parts["options"], parts["optimizer"]
     if not (
         isinstance(options, list)

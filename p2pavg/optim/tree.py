@@ -35,7 +35,7 @@ class TreeWriter:
         self._end = 0
 
     def pack(self, value: Any, *, depth: int = 0) -> Any:
-        """From None, bool, int, float, str, bytes, tensors, and lists, tuples and mappings of them.
+        """Pack None, bool, int, float, str, bytes, tensors, and lists, tuples and mappings of them.
 
         Raises StateError, naming the type, for anything else.
         """
@@ -74,12 +74,12 @@ class TreeWriter:
 
     @property
     def places(self) -> Sequence[tuple[int, torch.Tensor]]:
-        """The tensors in the order in which they were packed, each with where its bytes begin."""
+        """The tensors in the order of packing, each with the offset of its bytes."""
         return self._tensors
 
     @property
     def nbytes(self) -> int:
-        """Size of what `copy_to` writes."""
+        """Bytes that `copy_to` writes."""
         return self._end
 
     def copy_to(self, out: U8) -> Iterator[None]:
@@ -114,7 +114,7 @@ def _copy(place: torch.Tensor, tensor: torch.Tensor) -> Iterator[None]:
 
 
 def unpack(data: Any, buffer: U8, *, depth: int = 0) -> Any:
-    """What `TreeWriter.pack` was given. Tensors are copies on the CPU.
+    """The tree that `TreeWriter.pack` was given. Tensors are copies on the CPU.
 
     Raises StateError when `data` and `buffer` are not what a TreeWriter makes.
     """

@@ -1,4 +1,4 @@
-"""What schedulers, GradScalers and users see of an optimizer that wraps another."""
+"""An optimizer that wraps another, as schedulers, GradScalers and users see it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Wrapper(torch.optim.Optimizer):
         self._scale = LossScale()
 
     def _mirror_inner(self) -> None:
-        """Be seen as the inner optimizer: schedulers and users read and write its groups through us."""
+        """Show the inner optimizer's groups, state and defaults as this one's own."""
         groups = self.inner.param_groups
         self.param_groups = groups if self._masters is None else self._masters.groups()
         self.state = self.inner.state

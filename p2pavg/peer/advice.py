@@ -1,4 +1,6 @@
-"""What a newcomer is told when it finds nobody to train with: it asks at the TCP ports that it was given."""
+"""Why a newcomer finds nobody to train with: it asks at the TCP ports of the initial peers, and tells its
+user.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ async def silent(
 
 
 async def ask(endpoint: Endpoint, initial_peers: Iterable[Address], run_id: str) -> list[P2PAvgError]:
-    """Nobody of the run is in the table: ask at the given addresses. Why they refuse us, when they do."""
+    """Ask at the initial peers' addresses, as the table knows nobody of the run; returns why they refuse this
+    peer.
+    """
     refusals: list[P2PAvgError] = []
     own = []
     named = list(initial_peers)
@@ -98,7 +102,7 @@ async def ask(endpoint: Endpoint, initial_peers: Iterable[Address], run_id: str)
 
 
 def warn_of_unreachable(trainers: Iterable[PeerInfo], run_id: str) -> None:
-    """Trainers are in view, but no link came about."""
+    """Warn that trainers are in view and none of them could be linked."""
     addresses = [
         format_host_port(host, port)
         for info in trainers

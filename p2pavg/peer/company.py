@@ -11,15 +11,15 @@ from p2pavg.printable import counted
 
 logger = logging.getLogger("p2pavg.peer.peer")
 
-ALONE_S = 2.0  # a pause that is shorter is none
+ALONE_S = 2.0  # seconds without anybody, below which the person is told nothing
 
 
 class Company:
-    """Looks at who is heard, on the loop."""
+    """Compares who is heard now with who was heard before. Runs on the loop."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._before: Set[bytes] = frozenset()  # who was heard last
+        self._before: Set[bytes] = frozenset()  # the peers that were heard at the last look
         self._alone_since: float | None = None
         self._told = False
 

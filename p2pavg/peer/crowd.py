@@ -15,7 +15,7 @@ def threads_of_torch() -> int:
 
 
 def cores() -> int:
-    """That this process may use."""
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -29,9 +29,9 @@ SHORTEST_LINK_S = 1.0  # seconds: a link that ends sooner counts as a failed dia
 MOST_FAILED = 8  # failed dials in a row, beyond which the pause before the next one grows no more
 JOIN_TIMEOUT_S = 10.0
 LINKED_TIMEOUT_S = 1.0
-SILENT_S = 2.0  # a link on which nothing comes for so long may be dead: another is tried beside it
-HANGS_S = 1.0  # a dial that takes longer, or has failed, may have met a gap
-GAPS_S = 1.0  # how long a newcomer waits for what others say of those that it does not reach
+SILENT_S = 2.0  # seconds: a link that brings nothing for so long may be dead, and is dialled anew
+HANGS_S = 1.0  # seconds: other peers are asked about a trainer when a dial to it takes longer, or fails
+GAPS_S = 1.0  # seconds that a newcomer waits for the answers of others about trainers it cannot link to
 
 
 @dataclass(slots=True)
@@ -56,11 +56,11 @@ class Dialler:
         most: int = MAX_LINKS,
         skip: Container[bytes] = (),
     ) -> None:
-        """refused: told that a peer wants no link to this one, and why. apart: told to which trainers, that
-        others reach, no link comes about. meet: tries to get a link to a peer that cannot be dialled, and
-        tells whether there is one then; None: nobody tries. is_hidden: whether nobody can dial this peer.
-        most: of links and dials together, then nobody else is dialled. skip: peers that are not dialled, a
-        live view.
+        """refused: called with a peer that wants no link to this one, and its reason. apart: called with all
+        trainers that others reach and this peer does not. meet: tries to get a link to a peer that cannot be
+        dialled, and returns whether there is one; None: nobody tries. is_hidden: whether nobody can dial this
+        peer. most: links and dials together, beyond which nobody else is dialled. skip: a live view of peers
+        that are not dialled.
         """
         self._most = most
         self._skip = skip
@@ -73,14 +73,14 @@ class Dialler:
         self._gaps = Gaps(endpoint.links, apart)
         self._dials: dict[bytes, _Dial] = {}
         self._untried: dict[bytes, asyncio.Future[None]] = {}
-        self._brief: dict[bytes, int] = {}  # links in a row that ended at once: to whom is dialled less often
+        self._brief: dict[bytes, int] = {}  # by peer: links in a row that ended at once
         self._silent_since: dict[bytes, float] = {}
         self._lost_at: dict[bytes, float] = {}
         self._closed = False
 
     @property
     def apart(self) -> frozenset[bytes]:
-        """Trainers that others reach, and to which no link comes about."""
+        """Trainers that others reach and this peer cannot link to."""
         return self._gaps.peers
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Dialler:
             dial.task.cancel()
 
     def look(self) -> None:
-        """The view or the links changed."""
+        """Dial the trainers without a link, after the view or the links have changed."""
         if self._closed:
             return
         for peer_id, info in self._view.peers.items():
@@ -104,16 +104,18 @@ class Dialler:
             self._start(peer_id)
 
     def _is_wanted(self, info: PeerInfo) -> bool:
-        """Trainers; and, where nobody can dial this peer, whoever helps it to links. Who cannot be dialled
-        dials us, if we can.
+        """Whether to dial a peer: a trainer or, where nobody can dial this peer, also a peer that helps it to
+        links. A client_only peer dials this one, unless this one is hidden as well.
         """
         if info.client_only:
             return self._is_hidden() and info.role == "trainer"
         return info.role == "trainer" or self._is_hidden()
 
     def beat(self, silent: Collection[bytes]) -> None:
-        """Now and then. silent: peers with a link from which nothing is heard: because they stand still, or
-        because it is dead and nobody has closed it, such as when an address changed. Another link is tried.
+        """Dial anew where a link may be dead. Called several times a second.
+
+        silent: linked peers from which nothing comes. Either such a peer stands still, or its link is dead
+        and nobody has closed it, as after a change of address.
         """
         if self._closed:
             return
@@ -125,7 +127,7 @@ class Dialler:
         self._look_for_gaps(now)
 
     def link_down(self, link: Link) -> None:
-        """A link ended."""
+        """Note how long the link lasted, which has just ended."""
         now = time.monotonic()
         self._lost_at = {peer: at for peer, at in self._lost_at.items() if now < at + LOST_S}
         self._lost_at[link.peer_id] = now
@@ -135,9 +137,10 @@ class Dialler:
             self._brief[link.peer_id] = min(self._brief.get(link.peer_id, 0) + 1, MOST_FAILED)
 
     async def first_links(self, enough: Callable[[], bool]) -> None:
-        """Until everybody in view was tried once, or `enough`. Who does not answer, such as a dead peer that
-        is still in the table, holds up a newcomer that has a link for a second at most; then others are asked
-        whether it lives.
+        """Wait until every trainer in view was dialled once, or until `enough()`.
+
+        A newcomer with a link waits a second at most for one that does not answer, such as a dead peer that
+        is still in the table; then it asks others whether that peer lives.
         """
         started = time.monotonic()
         while self._untried and not enough():
@@ -197,7 +200,7 @@ class Dialler:
             self._tried(peer_id)
 
     async def _try(self, peer_id: bytes, anew: bool, timeout: float) -> bool:
-        """Its addresses, one after the other. True: there is no more to try."""
+        """Dial the peer's addresses one after the other. True: do not dial it again."""
         info = self._view.peers.get(peer_id)
         if info is None:
             return True

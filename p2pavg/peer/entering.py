@@ -20,7 +20,7 @@ EARLY_BYTES = 1 << 20  # of messages that wait for the start of the rounds
 
 
 def role_among(links: Iterable[Link], start: Start) -> Role:
-    """A joiner where a trainer that is linked stands further, or at another beginning; else a trainer."""
+    """JOINER when a linked trainer stands further than `start`, or began from another state; else TRAINER."""
     for link in links:
         facts = link.hello
         if facts.get("role") != Role.TRAINER.value:
@@ -33,7 +33,7 @@ def role_among(links: Iterable[Link], start: Start) -> Role:
 def build_machine(
     me: bytes, run_id: str, spec: TrainingSpec, start: Start, role: Role, *, client_only: bool
 ) -> Machine:
-    """The state machine of this peer's rounds, as it stands when it enters."""
+    """The state machine of the rounds, as it stands when this peer enters."""
     machine = Machine(
         Config(
             me=me,
@@ -63,13 +63,13 @@ class EarlyMessages:
         self._bytes = 0
 
     def add(self, link: Link, message: dict[str, Any]) -> None:
-        """Keep it for the start, where there is room."""
+        """Keep a message until the rounds start, unless EARLY_BYTES are kept already."""
         self._bytes += len(handshake.pack(message))
         if self._bytes <= EARLY_BYTES:
             self._waiting.append((link, message))
 
     def deliver(self, links: Mapping[bytes, Link], deliver: Callable[[Link, dict[str, Any]], None]) -> None:
-        """Hand on those whose link is still up; a link whose message is malformed is closed."""
+        """Hand on the messages whose links are still up, and close a link whose message is malformed."""
         waiting, self._waiting = self._waiting, []
         for link, message in waiting:
             if links.get(link.peer_id) is not link:

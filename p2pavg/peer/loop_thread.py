@@ -35,7 +35,7 @@ class LoopThread:
         try:
             return future.result()
         except P2PAvgError as error:
-            error.__traceback__ = None  # its sentence says it all, not where the loop was
+            error.__traceback__ = None  # a traceback into the loop would tell a user nothing
             raise error from None
         except BaseException:
             future.cancel()

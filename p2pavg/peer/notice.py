@@ -1,4 +1,4 @@
-"""What a person at a terminal wants to know without asking: a few lines, once each."""
+"""Lines for a person at a terminal about what happens in the run, each told once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ logger = logging.getLogger("p2pavg.peer")
 
 
 def tell(words: str, *values: object) -> None:
-    """At level INFO where the program has set up logging, else on stderr, where warnings go, too."""
+    """Log a line at level INFO; where the program has not set up logging, print it on stderr."""
     if logger.hasHandlers():
         logger.info(words, *values)
     elif logger.isEnabledFor(logging.WARNING):

@@ -1,4 +1,4 @@
-"""Observer: tells a person what happens around this peer and is not its own doing. On the loop."""
+"""Observer: tells a person what changes around this peer: who comes, goes and falls silent. On the loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("p2pavg.peer.peer")
 
 
 class Observer:
-    """Where this peer joined, who is heard, from where links begin, whose threads are too many."""
+    """Tells where this peer joined, who is heard, when its address moves, whose threads are too many."""
 
     def __init__(
         self,
@@ -27,25 +27,26 @@ class Observer:
         stands: Callable[[], tuple[int, bool]],
         threads: int,
     ) -> None:
-        """links: by peer, a live view. is_here: whether an address is one of this machine. stands: (epoch,
-        whether the state is missing). threads: that the training thread computes with; 0: does not matter.
+        """links: a live view, by peer. is_here: whether an address is one of this machine. stands: returns
+        this peer's epoch, and whether it still lacks the state. threads: how many the training thread
+        computes with; 0: it uses an accelerator.
         """
         self._run_id = run_id
         self._links = links
         self._stands = stands
-        self._joins = self._company_now() > 0  # else it begins the run
+        self._joins = self._company_now() > 0  # False: this peer begins the run
         self._is_here = is_here
         self._threads = threads
         self._company = Company(run_id)
-        self._left: set[bytes] = set()  # who said that it leaves
+        self._left: set[bytes] = set()  # peers that said that they leave
         self._from: dict[bytes, str] = {}  # by peer, the host of this side of the last link
-        self._moves: set[tuple[str, str]] = set()  # from where to where, as was told
+        self._moves: set[tuple[str, str]] = set()  # moves that were told: (old host, new host)
         for link in links.values():
             self.link_up(link)
         self.standing_changed()
 
     def standing_changed(self) -> None:
-        """This peer stands elsewhere, or has another role. Once it has the run's state, it has joined."""
+        """Tell once that this peer has joined, when it has the run's state."""
         epoch, missing = self._stands()
         if self._joins and not missing:
             self._joins = False
@@ -53,7 +54,7 @@ class Observer:
             tell("joined run %r at epoch %d, with %s", self._run_id, epoch, company)
 
     def beat(self, silent: Set[bytes]) -> None:
-        """Now and then. silent: peers with a link from which nothing is heard."""
+        """Compare who is heard; called several times a second. silent: linked peers that send nothing."""
         self.standing_changed()
         heard = {peer for peer, link in self._links.items() if trains(link.hello)} - silent
         self._company.look(heard, self._left)
@@ -62,19 +63,19 @@ class Observer:
         return sum(trains(link.hello) for link in self._links.values())
 
     def leaves(self, peer: bytes) -> None:
-        """It says so itself."""
+        """Note that this peer said it leaves."""
         self._left.add(peer)
         if len(self._left) > MAX_LINKS:
             self._left = {peer}
 
     def link_up(self, link: Link) -> None:
-        """A link began."""
+        """Look whether the new link shows a move of this machine, or a crowd on it."""
         self._left.discard(link.peer_id)
         self._look_for_a_move(link)
         self._look_for_a_crowd()
 
     def _look_for_a_move(self, link: Link) -> None:
-        """A link to the same peer begins at another address of this machine than the last."""
+        """Tell when links to one peer begin at another address of this machine than before."""
         moved = (self._from.get(link.peer_id, link.local_host), link.local_host)
         if len(self._from) > MAX_LINKS:
             self._from.clear()
@@ -86,7 +87,7 @@ class Observer:
             )
 
     def _look_for_a_crowd(self) -> None:
-        """Peers of this machine have too many threads: once."""
+        """Tell once that the peers of this machine compute with more threads than it has cores."""
         here = sum(trains(link.hello) and self._is_here(link.address[0]) for link in self._links.values())
         told = crowd.advice(1 + here, self._threads, crowd.cores())
         if told is not None:

@@ -308,7 +308,7 @@ class Peer:
         return Identity.generate() if path is None else Identity.load_or_create(path)
 
     def _publish(self, report: RoundReport) -> None:
-        """On the loop thread, after every epoch."""
+        """Write and hand out the report of an epoch. Runs on the loop thread."""
         if self._reports is not None:
             try:
                 with open(self._reports, "ab", buffering=0) as file:  # one write: peers may share the file
@@ -326,7 +326,7 @@ class Peer:
 
 
 def _typed() -> Callable[[], bool] | None:
-    """Whether a line, or the end, has come on stdin; None where nobody can type, such as in a notebook."""
+    """A function that says whether a line, or the end, has come on stdin; None where nobody can type."""
     try:
         descriptor = sys.stdin.fileno()
     except (AttributeError, OSError, ValueError):
@@ -349,7 +349,7 @@ def _fail(runtime: Runtime, session: Session, error: BaseException) -> None:
 
 
 def _abandon(thread: LoopThread, runtime: Runtime) -> None:
-    """The Peer was garbage-collected, or the interpreter ends, without close()."""
+    """End a Peer that was garbage-collected, or outlives the interpreter, without close()."""
     try:
         thread.run(runtime.close(1.0))
         thread.stop()

@@ -24,8 +24,8 @@ async def open_ports(
     events: EndpointEvents,
     vet: Callable[[Mapping[str, Any]], None],
 ) -> tuple[Endpoint, DHT]:
-    """Both on the port of the settings, or, when that is the default and taken, the next that is free for
-    both. vet: as of `Endpoint.start`. Raises P2PAvgError with what to do.
+    """Open the TCP and the UDP port on the number that the settings name, or on the next number that is free
+    for both, where that is the default. vet: as in `Endpoint.start`. Raises P2PAvgError with what to do.
     """
     hello: dict[str, Any] = {
         "schema": b"",

@@ -18,16 +18,17 @@ REVOKED = "the run's owner has revoked these credentials; ask the owner for a ne
 
 
 def gives_way(shut_out: int, peers: int, *, later: bool, proven: bool) -> bool:
-    """Whether this process ends when `shut_out` of `peers` keep it out for another process of its identity.
+    """Whether this process ends, as `shut_out` of `peers` refuse it for another process of its identity.
 
-    Of two such processes the one that more peers keep out ends, of equals the one that began later. Where
-    peers prove who they are, the later one ends at the first word; in an open run anybody could say so.
+    Of two such processes the one that more peers refuse ends; of equals, the one that began later. Where
+    peers prove who they are, the later one ends at the first refusal. In an open run anybody could claim the
+    identity.
     """
     return 2 * shut_out > peers or (later and (proven or 2 * shut_out == peers))
 
 
 class Refusals:
-    """What became of dials that others did not want."""
+    """What follows when other peers refuse this one's dials."""
 
     def __init__(
         self,
@@ -37,24 +38,24 @@ class Refusals:
         *,
         proven: bool,
     ) -> None:
-        """others: trainers in view or linked. incarnation: when this process began. fail: end training with
-        this error. proven: peers prove who they are.
+        """others: returns the trainers in view or linked. incarnation: returns when this process began. fail:
+        ends training with an error. proven: whether peers prove who they are.
         """
         self._others = others
         self._incarnation = incarnation
         self._fail = fail
         self._proven = proven
-        self.trains = False  # else errors are for whoever enters the run
+        self.trains = False  # False: this peer still enters, and the caller of `train` gets the errors
         self.met: list[P2PAvgError] = []
-        self.distrusted: list[P2PAvgError] = []  # of peers whose certificates, or ours, are not accepted
+        self.distrusted: list[P2PAvgError] = []  # of peers whose certificates, or this one's, are rejected
         self._former: set[bytes] = set()  # members that the run's authority has revoked
-        self._warned_of: dict[bytes, str] = {}  # what was said of a peer that cannot take part
-        self._shut_out: set[bytes] = set()  # by whom, because another process uses this one's identity
+        self._warned_of: dict[bytes, str] = {}  # by peer: the warning that was logged of it
+        self._shut_out: set[bytes] = set()  # peers that refuse this process for another one of its identity
 
     def refused(self, peer_id: bytes, error: P2PAvgError) -> None:
-        """A peer wants no link to this one, and why."""
+        """Take note that a peer wants no link to this one, and why."""
         if not self.trains and isinstance(error, CredentialError):
-            self.distrusted.append(error)  # perhaps it is no member any more: the others decide
+            self.distrusted.append(error)  # that peer may be no member any more: the other peers decide
         elif not self.trains:
             self.met.append(error)
         elif isinstance(error, IdentityInUseError):
@@ -72,7 +73,7 @@ class Refusals:
         vet(facts)
 
     def revoked(self, peer_ids: Iterable[bytes], own: bytes) -> None:
-        """The run's authority says that these are no members any more."""
+        """Take note that the run's authority has revoked these members."""
         self._former.update(peer_ids)
         for peer_id in peer_ids:
             logger.warning("peer %s is no member any more: the run's owner has revoked it", short_id(peer_id))
@@ -82,12 +83,14 @@ class Refusals:
             self._fail(error)
 
     def linked(self, peer_id: bytes) -> None:
-        """It has a link to this one after all."""
+        """Take note that this peer has a link after all."""
         self._shut_out.discard(peer_id)
 
     def _shut_out_by(self, peer_id: bytes, error: IdentityInUseError) -> None:
-        """Another process of this identity has a link to that peer: at a restart, when this process was
-        stopped for so long that it counted as dead, or when two parts of a swarm met.
+        """Take note that another process of this identity has a link to that peer.
+
+        That happens at a restart, when this process was stopped for so long that it counted as dead, or when
+        two parts of a swarm meet.
         """
         if peer_id not in self._shut_out:
             logger.warning("peer %s keeps this one out: %s", short_id(peer_id), error)

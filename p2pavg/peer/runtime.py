@@ -72,8 +72,8 @@ class Runtime:
         )
         self._early = EarlyMessages()
         self._timer: asyncio.TimerHandle | None = None
-        self._unheard = False  # there are links, and nothing comes over any
-        self.threads = 0  # that the training thread computes with; 0: does not matter
+        self._unheard = False  # there are links, and nothing comes over any of them
+        self.threads = 0  # how many the training thread computes with; 0: it uses an accelerator
         self._announcer: Announcer | None = None
         self._spec: TrainingSpec | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -129,17 +129,17 @@ class Runtime:
 
     @property
     def engine(self) -> Engine:
-        """What moves the chunks."""
+        """The engine, which moves the chunks."""
         return self._engine
 
     @property
     def engine_name(self) -> str:
-        """Which engine: "pump" or "python"."""
+        """The name of the engine: "pump" or "python"."""
         return type(self._engine).__name__.removesuffix("Engine").lower()
 
     @property
     def received_bytes(self) -> int:
-        """What the data streams of all links that are up have brought."""
+        """Bytes that came over the data streams of all links that are up."""
         return sum(self._engine.traffic(link.id)[1] for link in self.links.values())
 
     @property
@@ -148,11 +148,11 @@ class Runtime:
         return self.endpoint.links
 
     def company(self) -> int:
-        """How many others that train are linked now."""
+        """How many other trainers are linked now."""
         return sum(trains(link.hello) for link in self.links.values())
 
     def standing_changed(self) -> None:
-        """Epoch, lineage or role changed: tell newcomers and watchers."""
+        """Tell newcomers and watchers that epoch, lineage or role of this peer changed."""
         driver = self.driver
         if driver is None:
             return
@@ -175,7 +175,7 @@ class Runtime:
         return replace(told, udp=not self.dht.is_deaf)
 
     def broken(self) -> None:
-        """The driver cannot go on: what others see of this peer ends."""
+        """Leave the run at once: the driver cannot go on."""
         self._closing = asyncio.get_running_loop().create_task(self.close(0.0))
 
     def _relay_bps(self) -> float:
@@ -186,13 +186,13 @@ class Runtime:
         return measured * RELAYED_SHARE or UNMEASURED_RELAY_BPS
 
     def _finished(self, report: RoundReport) -> None:
-        """An epoch's report is made."""
+        """Keep and hand out the report of an epoch."""
         self._last = report
         self.watching.report(report)
         self._publish(report)
 
     def _status(self) -> Status:
-        """What watchers are told each second."""
+        """The status that watchers are told each second."""
         driver = self.driver
         assert driver is not None
         links = driver.recorder.links()
@@ -229,7 +229,7 @@ class Runtime:
         start = spec.start or fresh
         announcing.enter(self.endpoint.hello, spec, start)
         await asyncio.gather(self.view.refresh_now(), self._learn_reachability())
-        self._spec = spec  # from here on it dials, and tells whether it can be dialled
+        self._spec = spec  # from here on this peer dials, and learns whether it can be dialled
         self._look()
         refusals = self._refusals
         await self._dialler.first_links(lambda: bool(refusals.met))
@@ -277,7 +277,7 @@ class Runtime:
         self.standing_changed()
 
     async def _learn_reachability(self) -> None:
-        """Work as client_only, and say so, when others try and cannot open a connection to this peer."""
+        """Become client_only, with a warning, when others cannot open a connection to this peer."""
         if self.client_only or self.settings.announced:
             return
         if self._mapping is not None:
@@ -290,14 +290,16 @@ class Runtime:
             self.endpoint.hello["client_only"] = True
 
     async def set_target(self, samples: int | None) -> None:
-        """Samples that make an epoch; None: one for every trainer now linked and this peer."""
+        """Set the samples that make an epoch; None: one for each trainer that is linked now, and one for this
+        peer.
+        """
         driver = self.driver
         if driver is not None:
             trainers = sum(link.hello.get("role") == Role.TRAINER.value for link in self.links.values())
             driver.set_target(1 + trainers if samples is None else samples)
 
     def _beat(self) -> None:
-        """Look at what nobody tells: who is silent, who cannot be linked, how the state comes."""
+        """Look at what no event tells: who is silent, and who cannot be linked."""
         driver, observer = self.driver, self._observer
         if self._closed or driver is None or observer is None:
             return
@@ -311,22 +313,22 @@ class Runtime:
         self._timer = asyncio.get_running_loop().call_later(BEAT_S, self._beat)
 
     def _apart(self, peers: frozenset[bytes]) -> None:
-        """To whom this peer gets no link, though others do."""
+        """Tell the rounds which trainers this peer cannot link to, though others can."""
         if self.driver is not None:
             self.driver.feed(ev.Apart(peers))
 
     def _look(self) -> None:
-        """Dial who has no link. A peer that does not train dials nobody."""
+        """Dial the trainers without a link. A peer that does not train dials nobody."""
         if self._spec is not None:
             self._dialler.look()
 
     def _others(self) -> set[bytes]:
-        """Trainers in view, and whoever is linked."""
+        """The ids of the trainers in view and of all linked peers."""
         trainers = {peer for peer, info in self.view.peers.items() if info.role == "trainer"}
         return (trainers | self.links.keys()) - {self.peer_id}
 
     def _revoked(self, peer_ids: list[bytes]) -> None:
-        """The run's authority says that these are no members any more: their links end at once."""
+        """Close the links of members that the run's authority has revoked."""
         self._refusals.revoked(peer_ids, own=self.peer_id)
         for peer_id in peer_ids:
             if peer_id in self.links:
@@ -352,7 +354,7 @@ class Runtime:
         if self._closed:
             return
         self.view.report_dead(link.peer_id)
-        self.dht.review_address()  # it may be this machine whose address changed
+        self.dht.review_address()  # the address of this machine may have changed
         self._dialler.link_down(link)
         self._introductions.link_down(link)
         self.watching.link_down(link)

@@ -52,7 +52,7 @@ class PeerOptions:
     streams: int | str = "auto"
     max_upload_mbps: float | None = None
     max_relay_mbps: float | None = None
-    credentials: str | os.PathLike[str] | None = field(default=None, repr=False)  # it may be the secret
+    credentials: str | os.PathLike[str] | None = field(default=None, repr=False)  # may be the secret itself
     on_round: Callable[[RoundReport], None] | None = None
 
     def shared(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Settings(PeerOptions):
         if self.port_is_default or self.listen is None:
             return wildcard(), DEFAULT_PORT
         head, _, tail = self.listen.rpartition(":")
-        if tail == "0" and head:  # any free port: no address of a peer, but one to listen on
+        if tail == "0" and head:  # port 0 is no address of a peer, but one to listen on
             return parse_host_port(f"{head}:1")[0], 0
         return parse_host_port(self.listen)
 
@@ -158,7 +158,7 @@ class Settings(PeerOptions):
 
     @property
     def streams_per_link(self) -> int | None:
-        """None: as many as transfers call for."""
+        """TCP streams per link; None: as many as transfers call for."""
         return None if self.streams == "auto" else int(self.streams)
 
     @property

@@ -30,11 +30,11 @@ class NoState:
     """A peer that only averages has nothing that a newcomer needs."""
 
     def snapshot(self) -> Snapshot:
-        """Nothing."""
+        """An empty snapshot."""
         return {}, {}
 
     def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:
-        """Nothing."""
+        """Load an empty snapshot: nothing changes."""
 
 
 class Averager:
@@ -52,7 +52,7 @@ class Averager:
     def average(
         self, peer: Peer, tensors: Sequence[Any] | Any, weight: float, group_size: int | None, timeout: float
     ) -> RoundReport:
-        """Blocking; see Peer.all_reduce."""
+        """Average in place; blocks. Arguments and errors are those of `Peer.all_reduce`."""
         listed = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
         flats = [_Flat.of(tensor) for tensor in listed]
         started = time.thread_time()
@@ -153,7 +153,7 @@ class _Flat:
 
     @classmethod
     def of(cls, value: Any) -> _Flat:
-        """Wrap it; raises ConfigurationError for what is no float tensor."""
+        """Wrap a tensor or array. Raises ConfigurationError for one that holds no floats."""
         if isinstance(value, np.ndarray):
             if value.dtype not in (np.float32, np.float16) or not value.flags.writeable:
                 raise ConfigurationError(

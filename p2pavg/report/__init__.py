@@ -1,7 +1,7 @@
 """RoundReport: what one round measured, and the quantities derived from it. Pure data and functions.
 
-May import `identity`, `printable` and `errors`. Start reading here; `compact` and `status` are what
-watchers are told, `flat` what loggers are, `distance` and `prices` what links cost, `plot` draws.
+May import `identity`, `printable` and `errors`. Start reading here; `compact` and `status` travel
+to watchers, `flat` is for loggers, `distance` and `prices` tell what links cost, `plot` draws.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from p2pavg.report.flat import flat
 
 VERSION = 1  # of the JSON; grows when a field changes its meaning, not when one is added
 
-MOST = 1e18  # a number in a report is less
+MOST = 1e18  # every number in a report is smaller
 
 PHASES = ("calculation", "waiting", "matchmaking", "transfer", "commit", "update")
 
@@ -34,26 +34,26 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """What one link did during the epoch; measured while gradients flowed, where not said otherwise."""
+    """Measurements of one link during the epoch, taken while gradients flowed where not said otherwise."""
 
     peer: str
-    bytes_sent: int  # since the last report, in frames over data streams, whatever for
+    bytes_sent: int  # in all frames over data streams since the last report
     bytes_received: int
-    streams: int  # most
-    rtt_s: float  # now
-    window_bytes: int  # of one stream, most
-    rate_bps: float  # bit/s of the busier direction, most; 0.0: nothing flowed
+    streams: int  # the highest number of the epoch
+    rtt_s: float  # when the report was made
+    window_bytes: int  # of one stream, the largest of the epoch
+    rate_bps: float  # bit/s of the busier direction, the highest of the epoch; 0.0: nothing flowed
     distance: Distance = Distance.WORLD
     retransmits: int = 0  # TCP segments sent again since the streams opened
-    # IP bytes since the last report: data streams, control connection, the opening of both; headers,
-    # acknowledgements and what was sent again included. Where the kernel does not count: frames alone.
+    # IP bytes since the last report over data streams and the control connection, their opening, headers,
+    # acknowledgements and retransmissions included; where the kernel does not count them, bytes of frames.
     wire_bytes_sent: int = 0
     wire_bytes_received: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """One attempt of the epoch that came to nothing."""
+    """One attempt of the epoch that failed."""
 
     attempt: int
     leader: str  # hex
@@ -108,7 +108,7 @@ class RoundReport:
     region: str = ""
     table_bytes_sent: int = 0  # IP bytes since the last report, of the table of members
     table_bytes_received: int = 0
-    other_bytes_sent: int = 0  # to watchers, and over connections that became no link
+    other_bytes_sent: int = 0  # IP bytes to watchers, and over connections that became no link
     other_bytes_received: int = 0
     relayed_bytes: int = 0  # passed on since the last report, for peers that have no way to each other
     # With a sampler: (pass, first, end) of positions that this round consumed, of all members; and so far
@@ -152,13 +152,13 @@ class RoundReport:
 
     @property
     def egress_bytes_per_hour(self) -> float:
-        """What this peer sends over the network, at this epoch's pace."""
+        """Bytes that this peer sends over the network in an hour, at this epoch's pace."""
         return 3600 * self.wire_bytes_sent / self.seconds_total if self.seconds_total > 0 else 0.0
 
     @property
     def sent_by_distance(self) -> dict[Distance, int]:
-        """`wire_bytes_sent` by class of link; classes without bytes are missing. Those of the table, and to
-        others than members, count as sent far away.
+        """`wire_bytes_sent` by class of link; classes without bytes are missing. Bytes of the table, and to
+        peers that are no members, count as WORLD.
         """
         sent = {Distance.WORLD: self.table_bytes_sent + self.other_bytes_sent}
         for link in self.links:
@@ -223,7 +223,7 @@ class RoundReport:
 
 
 def _only(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `data` that are fields of `kind`. Raises TypeError where one is of another type."""
+    """The items of `data` that are fields of `kind`. Raises TypeError for an item of another type."""
     made = {}
     for item in fields(kind):
         if item.name not in data:
@@ -237,7 +237,7 @@ def _only(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is one that sums and ratios can be made of: neither NaN nor beyond all measure."""
+    """Whether `value` is a number below MOST, and no NaN: sums and ratios of such numbers are finite."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < MOST
 
 

@@ -28,7 +28,9 @@ _MOST = 2**53
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """What watchers are told of one epoch of one peer; names as in RoundReport, seconds to the ms."""
+    """One epoch of one peer for watchers. Names are those of RoundReport; seconds are rounded to
+    milliseconds.
+    """
 
     epoch: int
     attempts: int
@@ -45,11 +47,11 @@ class CompactReport:
     seconds_commit: float
     seconds_update: float
     seconds_overlapped: float
-    sent: dict[Distance, int] = field(default_factory=dict)  # IP bytes, all of them, by class of link
+    sent: dict[Distance, int] = field(default_factory=dict)  # all IP bytes, by class of link
 
     @classmethod
     def of(cls, report: RoundReport) -> CompactReport:
-        """The form that travels."""
+        """The compact form of a report."""
         values: dict[str, Any] = {name: getattr(report, name) for name in (*_COUNTS, *_SECONDS)}
         return cls(**{**values, "members": len(report.members)}, sent=report.sent_by_distance)
 
@@ -63,7 +65,7 @@ class CompactReport:
 
     @classmethod
     def decode(cls, data: object) -> CompactReport | None:
-        """The inverse of `encode`; None for what is of another version, or what no correct peer writes."""
+        """The inverse of `encode`. None: of another version, or no correct peer writes this."""
         if not isinstance(data, bytes) or not 0 < len(data) <= MAX_BYTES:
             return None
         try:

@@ -34,7 +34,7 @@ class Distance(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A region's name taken apart; what the name does not tell is empty."""
+    """The parts of a region's name; a part that the name does not tell is empty."""
 
     continent: str = ""
     region: str = ""
@@ -57,7 +57,7 @@ class Where:
 def distance(mine: str, theirs: str, *, same_host: bool, rtt_s: float) -> Distance:
     """The class of the link between two peers of these regions ("": not named).
 
-    What the names do not tell follows from the round trip in seconds (0.0: unknown).
+    Where the names do not tell, the round trip in seconds does (0.0: unknown).
     """
     if same_host:
         return Distance.HOST

@@ -11,7 +11,7 @@ PHASES = ("calculation", "waiting", "matchmaking", "transfer", "commit", "update
 
 
 def flat(report: RoundReport) -> dict[str, float]:
-    """What `RoundReport.flat` returns."""
+    """The numbers of a report; see `RoundReport.flat`."""
     found: dict[str, float] = {
         "epoch": report.epoch,
         "peers": len(report.members),

@@ -11,44 +11,44 @@ MOST = 10**15
 
 
 class Malformed(Exception):
-    """No correct peer says this."""
+    """The value is none that a correct peer sends."""
 
 
 def peer_id(value: object) -> bytes:
-    """PEER_ID_BYTES bytes."""
+    """The value, when it is PEER_ID_BYTES bytes."""
     if not isinstance(value, bytes) or len(value) != PEER_ID_BYTES:
         raise Malformed
     return value
 
 
 def peer_id_or_none(value: object) -> bytes:
-    """The same, or empty: nobody."""
+    """The value, when it is a peer id, or empty: nobody."""
     return b"" if value == b"" else peer_id(value)
 
 
 def count(value: object) -> int:
-    """0 <= value < MOST."""
+    """The value, when it is an int and 0 <= value < MOST."""
     if type(value) is not int or not 0 <= value < MOST:
         raise Malformed
     return value
 
 
 def number(value: object) -> float:
-    """0 <= value < MOST; what is so small that a quotient by it overflows is 0."""
+    """The value, when 0 <= value < MOST; 0 when a quotient by it would overflow."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < MOST:
         raise Malformed
     return float(value) if value * MOST > 1 else 0.0
 
 
 def text(value: object) -> str:
-    """At most MOST_TEXT characters, those that cannot be printed as spaces."""
+    """The text, cut to MOST_TEXT characters, with spaces for characters that cannot be printed."""
     if not isinstance(value, str) or len(value) > MOST_TEXT:
         raise Malformed
     return printable(value)
 
 
 def rows(value: object, columns: int) -> list[list[object]]:
-    """At most MOST_ROWS lists, each cut to so many columns: later versions append more."""
+    """At most MOST_ROWS lists, each cut to `columns` items: later versions append more."""
     if not isinstance(value, list) or len(value) > MOST_ROWS:
         raise Malformed
     if not all(isinstance(row, list) and len(row) >= columns for row in value):

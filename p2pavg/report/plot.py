@@ -8,7 +8,7 @@ from typing import Any
 
 from p2pavg.errors import ConfigurationError
 
-HEADROOM = 1.08  # above the highest line: one at the border would be cut in half
+HEADROOM = 1.08  # of an axis above its highest line, which would else be cut in half at the border
 
 
 def save_plot(

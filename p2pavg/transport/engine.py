@@ -1,4 +1,4 @@
-"""The engine: what moves chunks over data streams and reduces them.
+"""The interface of an engine, which moves chunks over data streams and reduces them.
 
 Two implementations speak the same wire format and pass the same tests: `python_engine.PythonEngine` on the
 event loop, and `pump_engine.PumpEngine` on native threads that never hold the GIL. Everything here is called
@@ -33,8 +33,8 @@ from p2pavg.report.wire import Wire
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
-SELF = -1  # the link id that stands for this peer itself
-NOBODY = -2  # a link that has no streams: to a member that nothing is exchanged with
+SELF = -1  # the link id of this peer itself
+NOBODY = -2  # the link id of a member with which this peer exchanges nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class StreamKeys:
 
 @dataclass(frozen=True, slots=True)
 class ReduceJob:
-    """One attempt to average one float32 vector: everything about it that is known at accept time.
+    """One attempt to average one float32 vector, as far as it is known when this peer promises to take part.
 
     Encoded layout (of `result` and of `encoded`): parts in order, chunks of `chunk_elements` in order (the
     last chunk of a part may be shorter), each `codec.encoded_size(elements)` bytes, without gaps.
@@ -65,19 +65,18 @@ class ReduceJob:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Those of the plan."""
+        """The parts of the plan."""
         return self.plan.parts
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is known when the round begins: who contributes with which weight."""
+    """The facts that BEGIN brings: who contributes with which weight."""
 
     weights: tuple[float, ...]  # per rank, >= 0, at least one > 0
-    scale: float  # what this peer's raw source is multiplied with, to make a local mean
-    # What this peer contributes, known only now (the job is opened while it still computes); both None when
-    # its weight is 0. float32[numel], or uint8 in the encoded layout of contribution_codec. Unchanged until
-    # the job ended.
+    scale: float  # factor that makes a local mean of this peer's raw source
+    # This peer's contribution, as float32[numel] or as uint8 in the encoded layout of contribution_codec;
+    # both None when its weight is 0. It must not change before the job has ended.
     source: F32 | None = None  # raw: the engine sends encode(source * scale)
     encoded: U8 | None = None  # or already encoded (scale is not applied)
     ready: int | None = (
@@ -87,7 +86,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Per rank, how far the exchange with that member is. Counts of chunks; monotone."""
+    """How far the exchange with each member is, by rank. Counts of chunks, which never fall."""
 
     contributions_received: tuple[int, ...]  # chunks that I reduce, from this child
     results_received: tuple[int, ...]  # result chunks that this rank, as my parent, has sent to me
@@ -99,7 +98,7 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Chunks not yet received from one rank: what to ask it to send again."""
+    """Chunks that one rank has yet to send, for a request to send them again."""
 
     contributions: tuple[tuple[int, int], ...]  # (part, chunk) of parts in which that rank is my child
     results: tuple[tuple[int, int], ...]  # (part, chunk) of parts in which it is my parent
@@ -107,7 +106,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class StreamStats:
-    """One TCP connection, from TCP_INFO and our counters."""
+    """One TCP connection, by TCP_INFO and the engine's own counters."""
 
     stream: int
     bytes_sent: int  # frame bytes handed to the kernel, headers included
@@ -115,36 +114,36 @@ class StreamStats:
     rtt_s: float  # smoothed by the kernel; 0.0 when unknown
     window_bytes: int  # snd_cwnd * mss
     delivery_rate_bps: float  # bit/s, tcpi_delivery_rate
-    unacked_bytes: int  # sent and not acknowledged: SIOCOUTQ without what is still unsent
+    unacked_bytes: int  # sent and not acknowledged: SIOCOUTQ less the unsent bytes
     last_received_at: float  # time.monotonic(), 0.0 = never
     retransmits: int = 0
-    unsent_bytes: int = 0  # handed to the kernel, and still there because window or path are full
+    unsent_bytes: int = 0  # handed to the kernel and not sent yet, as window or path are full
 
     @property
     def acked_bytes(self) -> int:
-        """Of those sent, what the other side's kernel has acknowledged; less than it has, and below 0 at
-        first, while something that is not counted as sent is under way.
+        """Bytes sent that the other side's kernel has acknowledged. Too low, at first below 0, while bytes
+        are under way that `bytes_sent` leaves out.
         """
         return self.bytes_sent - self.unacked_bytes - self.unsent_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LinkHealth:
-    """What the other side's heartbeats told. Times are seconds of our monotonic clock."""
+    """The state of the other side, by its heartbeats. Times are seconds of this machine's monotonic clock."""
 
-    last_heard_at: float  # any frame or heartbeat
-    rtt_s: float  # application-level ping; 0.0 when unknown
-    loop_age_s: float  # how long ago the other event loop was last seen turning, at its last heartbeat
-    trainer_age_s: float  # how long ago the other training thread called step()
+    last_heard_at: float  # when any frame or heartbeat came last
+    rtt_s: float  # round trip of a PING frame; 0.0 when unknown
+    loop_age_s: float  # at its last heartbeat: seconds since its event loop turned
+    trainer_age_s: float  # at its last heartbeat: seconds since its training thread called step()
 
 
 class EngineEvents(Protocol):
-    """Where an engine reports. Called on the event-loop thread; must not raise and must be quick."""
+    """Takes the reports of an engine. Called on the event-loop thread; must not raise, and must be quick."""
 
     def stream_closed(self, link: int, stream: int, reason: str) -> None: ...
 
     def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None:
-        """All results are in `result`, and all that voters need from us was handed to the kernel.
+        """All results are in `result`, and all chunks that voters need from this peer are with the kernel.
 
         digests: per part, sha256 over the little-endian CRC-32s of its encoded chunks, in order.
         """
@@ -174,7 +173,7 @@ class Engine(Protocol):
         """
 
     def detach(self, link: int, stream: int | None = None) -> None:
-        """Close one stream, or all streams of the link, without an event. Idempotent."""
+        """Close one stream, or all streams of the link. No event follows. Idempotent."""
 
     def streams(self, link: int) -> Sequence[int]: ...
 
@@ -199,14 +198,14 @@ class Engine(Protocol):
         """Forget a job or blob, at once: buffers are not touched any more after this returns. Idempotent."""
 
     def running(self) -> Sequence[ReduceJob]:
-        """Jobs that have begun, and were neither cancelled nor finished."""
+        """The transfers of jobs that have begun and were neither cancelled nor finished."""
 
     def progress(self, transfer: int) -> JobProgress: ...
 
     def missing(self, transfer: int, rank: int) -> Missing: ...
 
     def resend(self, transfer: int, rank: int, missing: Missing) -> None:
-        """Send again what `rank` says it misses from us; what was not ready yet is sent when it is."""
+        """Send again the chunks that `rank` misses; chunks that are not ready yet are sent when they are."""
 
     def finish(self, transfer: int) -> None:
         """The job is over for everybody (COMMIT): release it. Results on their way to joiners go on, from
@@ -217,7 +216,7 @@ class Engine(Protocol):
 
     @property
     def receives_blobs(self) -> bool:
-        """Blobs are open: chunks may be on their way on any stream."""
+        """Whether a blob is open, so that chunks may be on their way on any stream."""
 
     def send_blob(self, link: int, transfer: int, chunk: int, data: memoryview) -> None:
         """Queue one blob chunk (after all gradient chunks of that link)."""
@@ -228,8 +227,8 @@ class Engine(Protocol):
         """(sent, received) frame bytes over all streams that the link ever had, until `detach(link)`."""
 
     def wire(self, link: int) -> Wire:
-        """Of all connections that the link ever had as streams, their openings included, until
-        `detach(link)`. Frame bytes where the kernel does not tell.
+        """IP bytes of all connections that the link ever had as streams, their openings included, until
+        `detach(link)`. Bytes of frames where the kernel does not tell.
         """
 
     def health(self, link: int) -> LinkHealth: ...
@@ -238,10 +237,10 @@ class Engine(Protocol):
         """Send a PING on every link each interval, from a native thread where there is one."""
 
     def note_loop(self) -> None:
-        """The event loop turns (called by a timer)."""
+        """Note that the event loop turns. A timer calls this."""
 
     def note_trainer(self) -> None:
-        """The training thread called step(). May be called from any thread."""
+        """Note that the training thread called step(). May be called from any thread."""
 
     def set_upload_limit(self, bytes_per_second: float | None) -> None: ...
 

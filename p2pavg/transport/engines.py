@@ -1,4 +1,4 @@
-"""Which engine a peer runs on."""
+"""The choice of the engine on which a peer runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ logger = logging.getLogger("p2pavg.peer.peer")
 
 
 def make_engine(events: Any, codec: codecs.Codec | None = None, *, encrypted: bool = False) -> Engine:
-    """The native pump where it is built, knows the codec, and can encrypt if need be; else its Python twin.
+    """The native pump, where it is built, knows the codec and can encrypt if need be; else its Python twin.
 
-    codec: of the run; None: a built-in one.
+    codec: the run's; None: a built-in one.
     """
     foreign = [] if codec is None or codecs.is_built_in(codec) else [codec]
     if pump_engine.can_encrypt() if encrypted else pump_engine.available():

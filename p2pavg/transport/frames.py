@@ -1,4 +1,4 @@
-"""What travels on a data stream: frames of a 40-byte little-endian header and a body.
+"""The frames on a data stream: a 40-byte little-endian header, and a body.
 
 ```
 0  u8  kind        20 u32 chunk       index inside the part or blob
@@ -24,8 +24,10 @@ from p2pavg.errors import ProtocolError
 
 HEADER_BYTES = 40
 MAX_BODY_BYTES = 4 << 20
-REPEAT = 1  # flags: the sender knows that it sends this chunk again
-PACKED = 2  # a CONTRIBUTION or RESULT as an LZ4 block; without a body, all its bytes are zero
+REPEAT = 1  # flag: the sender knows that it has sent this chunk before
+PACKED = (
+    2  # flag: the body is a CONTRIBUTION or RESULT as an LZ4 block; without a body, all its bytes are zero
+)
 
 _HEADER = struct.Struct("<BBHIQIIIIII")
 _HEARTBEAT = struct.Struct("<Qff")
@@ -81,7 +83,7 @@ class Heartbeat:
 
 
 def pack(header: Header) -> bytes:
-    """40 bytes, header CRC included."""
+    """The header's 40 bytes, with its CRC."""
     raw = _HEADER.pack(
         header.kind,
         header.codec,
@@ -100,7 +102,7 @@ def pack(header: Header) -> bytes:
 
 
 def parse(raw: bytes | bytearray | memoryview, *, checked: bool = False) -> Header:
-    """raw: exactly 40 bytes. checked: it is authentic, without checksums.
+    """Read a header of exactly 40 bytes. checked: it was authenticated, and holds no checksums.
 
     Raises ProtocolError for anything that no correct peer sends.
     """

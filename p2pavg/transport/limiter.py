@@ -1,12 +1,12 @@
-"""How much may be sent now under an upload limit: a token bucket. Pure, time is a parameter."""
+"""The limit of an upload, as a token bucket. Pure: time is a parameter."""
 
 from __future__ import annotations
 
-_BURST_S = 0.2  # of the rate: what a sender may catch up after it was held up
+_BURST_S = 0.2  # seconds at the rate that a sender may catch up after a pause
 
 
 class Limiter:
-    """Frames are sent whole as soon as there is any token, and may leave a debt: the mean rate is exact."""
+    """Lets a frame go as soon as there is any token, even into debt, so that the mean rate is exact."""
 
     def __init__(self, bytes_per_second: float, now: float) -> None:
         self._rate = bytes_per_second

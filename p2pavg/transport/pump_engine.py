@@ -31,31 +31,33 @@ _ALL_CHUNKS = 2**32 - 1
 
 
 def available() -> bool:
-    """Whether the native module is there and holds the pump (Linux only)."""
+    """Whether the native module is built and contains the pump (Linux only)."""
     return native.available() and hasattr(compiled, "Pump")
 
 
 def can_encrypt() -> bool:
-    """Whether it can serve encrypted streams: the machine has libcrypto."""
+    """Whether the pump can encrypt streams, as this machine has libcrypto."""
     return available() and compiled.can_encrypt()
 
 
 class PumpEngine:
-    """Implements `engine.Engine`. Keeps what the native threads work on alive until they let go of it."""
+    """Implements `engine.Engine`. Keeps the native threads' buffers alive until they let go of them."""
 
     def __init__(self, events: EngineEvents, threads: int | None = None) -> None:
-        """Belongs to the running event loop.
+        """Make an engine of the running event loop.
 
-        threads: own the streams; None: one per core, at most MOST_THREADS.
+        threads: how many own the streams; None: one per core, at most MOST_THREADS.
         """
         self._loop = asyncio.get_running_loop()
         self._events = events
         self._pump = compiled.Pump(threads or min(MOST_THREADS, len(os.sched_getaffinity(0))))
-        self._uids: dict[int, tuple[int, int]] = {}  # of streams: link, stream
-        self._alive: dict[int, list[Any]] = {}  # by transfer
-        self._blobs: set[int] = set()  # those that are open
+        self._uids: dict[int, tuple[int, int]] = {}  # by the number of a stream: its link, its number there
+        self._alive: dict[int, list[Any]] = {}  # by transfer: buffers that the native threads use
+        self._blobs: set[int] = set()  # transfers of open blobs
         self._running: dict[int, ReduceJob] = {}
-        self._lent: dict[tuple[int, int, int], list[Any]] = {}  # blob chunks by link, transfer, chunk
+        self._lent: dict[
+            tuple[int, int, int], list[Any]
+        ] = {}  # buffers of blob chunks, by link, transfer, chunk
         self._closed = False
         self._handlers = self._make_handlers()
         self._pid = os.getpid()
@@ -271,7 +273,7 @@ def _address(array: np.ndarray[Any, Any], dtype: type[np.generic]) -> int:
 
 
 def _close_in_children(engine: PumpEngine) -> None:
-    """A forked child (a DataLoader worker) must not keep our sockets open."""
+    """Close the streams in forked children (DataLoader workers), which must not keep them open."""
     weak = weakref.ref(engine)
 
     def close() -> None:

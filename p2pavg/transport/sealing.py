@@ -29,14 +29,14 @@ def _nonce(purpose: int, frame: int) -> bytes:
 
 
 class Sealer:
-    """What one side sends over one stream."""
+    """Encrypts the frames that one side sends over one stream."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
         self._frames = 0
 
     def seal(self, header: bytes, body: memoryview) -> tuple[bytes, memoryview]:
-        """(header, body with its tag) as they travel. Raises ProtocolError when the key is used up."""
+        """The frame as it travels: (header, body with tag). Raises ProtocolError when the key is used up."""
         frame = self._frames
         if frame >= MOST_FRAMES:
             raise ProtocolError("its keys are used up")
@@ -46,7 +46,7 @@ class Sealer:
 
 
 class Opener:
-    """What one side receives over one stream: `header`, then `body` unless it is dropped, and so on."""
+    """Decrypts the frames of one stream: call `header`, then `body` unless the body is dropped, and so on."""
 
     def __init__(self, key: bytes) -> None:
         self._key = algorithms.AES(key)
@@ -55,7 +55,7 @@ class Opener:
         self._head = b""
 
     def header(self, header: memoryview) -> None:
-        """Raises ProtocolError unless it is authentic, and the next one of the stream."""
+        """Check a header. Raises ProtocolError unless it is authentic, and the next one of the stream."""
         head, frame = bytes(header), self._frames
         if frame >= MOST_FRAMES or not hmac.compare_digest(head, sign(self._cipher, frame, head)):
             raise ProtocolError("a frame header that is not authentic")
@@ -63,7 +63,7 @@ class Opener:
         self._head = head
 
     def body(self, view: memoryview, tag: memoryview) -> None:
-        """Decrypt where it lies. Raises ProtocolError, with `view` unchanged, unless it is authentic."""
+        """Decrypt a body in place. Raises ProtocolError, with `view` unchanged, unless it is authentic."""
         mode = modes.GCM(_nonce(_BODY, self._frames - 1), bytes(tag))
         decryptor = Cipher(self._key, mode).decryptor()
         decryptor.authenticate_additional_data(self._head)

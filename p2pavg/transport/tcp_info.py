@@ -1,4 +1,4 @@
-"""What the Linux kernel knows about a TCP connection."""
+"""Figures of a TCP connection, read from the Linux kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from p2pavg.report.wire import TCP_HEADER, Wire, packet_header
 
 _SIOCOUTQ = termios.TIOCOUTQ
-_ASKED_BYTES = 512  # more than any kernel's struct tcp_info; the kernel fills what it has
+_ASKED_BYTES = 512  # longer than any kernel's struct tcp_info; a kernel fills as much as it has
 # Offsets in struct tcp_info of include/uapi/linux/tcp.h. Newer kernels only append.
 _OPTIONS, _SND_MSS, _RTT_US, _SND_CWND, _TOTAL_RETRANS = 5, 16, 68, 80, 100
 _BYTES_RECEIVED, _SEGMENTS_OUT, _NOTSENT, _DELIVERY_RATE, _BYTES_SENT = 128, 136, 144, 160, 200
@@ -32,7 +32,7 @@ class TcpInfo:
 
 
 def parse(raw: bytes) -> TcpInfo:
-    """raw: struct tcp_info as far as the kernel filled it; what it lacks is 0."""
+    """Read struct tcp_info as far as the kernel filled it; figures that it lacks are 0."""
 
     def field(offset: int, fmt: str) -> int:
         if len(raw) < offset + struct.calcsize(fmt):
@@ -49,7 +49,7 @@ def parse(raw: bytes) -> TcpInfo:
 
 
 def read(sock: socket.socket) -> TcpInfo:
-    """All zero for a socket that is not TCP, or is closed."""
+    """The figures of a socket; all 0 when it is closed or no TCP socket."""
     try:
         return parse(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED_BYTES))
     except OSError:
@@ -57,8 +57,8 @@ def read(sock: socket.socket) -> TcpInfo:
 
 
 def parse_wire(raw: bytes, header_bytes: int) -> Wire | None:
-    """raw: struct tcp_info as far as the kernel filled it. None: it does not tell. header_bytes: of IP and
-    TCP.
+    """IP bytes by struct tcp_info, as far as the kernel filled it; None: the kernel does not tell.
+    header_bytes: of IP and TCP, in each packet.
     """
     if len(raw) < _BYTES_SENT + 8:
         return None
@@ -69,7 +69,7 @@ def parse_wire(raw: bytes, header_bytes: int) -> Wire | None:
 
 
 def wire(sock: socket.socket) -> Wire | None:
-    """What a connection has carried since it began; None where the kernel does not tell."""
+    """IP bytes that a connection has carried since it began; None where the kernel does not tell."""
     try:
         raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED_BYTES)
         host = "" if sock.family == socket.AF_INET else sock.getpeername()[0]

@@ -22,10 +22,11 @@ from p2pavg.errors import ProtocolError
 from p2pavg.identity import Identity
 from p2pavg.membership import closed, peerinfo
 from p2pavg.membership.reach import pcp, pmp
-from p2pavg.membership.table import beat, record, store, wire
+from p2pavg.membership.table import beat, record, wire
 from p2pavg.membership.table.carrying import streams
 from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.reading import Reading
+from p2pavg.membership.table.records import entries as store
 from p2pavg.native import compiled
 from p2pavg.transport import frames
 from p2pavg.transport.links import handshake, proofs

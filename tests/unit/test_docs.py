@@ -197,3 +197,28 @@ def test_the_states_limit_is_the_codes():
 
     page = (ROOT / "docs" / "security.md").read_text()
     assert f"{MAX_STATE_BYTES >> 30} GiB for a state" in page
+
+
+def test_the_files_to_change_are_there() -> None:
+    """Each file that the table of changes names exists, and the kinds of change are the ones that come up."""
+    page = (ROOT / "docs" / "design.md").read_text()
+    table = page.partition("<!-- changes -->")[2].partition("<!-- end of changes -->")[0]
+    rows = [row.split(" | ") for row in table.splitlines() if row.startswith("| ")][2:]
+    named = re.findall(r"`((?:p2pavg|csrc|tests|pages|docs|bench)(?:/[^`]*)?)`", table)
+    assert len(named) > 40
+    missing = [path for path in named if not (ROOT / path.split("/NAME")[0]).exists()]
+    assert not missing
+    kinds = " ".join(row[0] for row in rows)
+    common = r"codec|topology|message|timer|verb|option|mode|metric|NAT|bench|fault"
+    for kind in common.split("|"):
+        assert kind in kinds
+    for place, attribute in (
+        ("p2pavg/rounds/machine/machine.py", "_message_table"),
+        ("p2pavg/rounds/machine/machine.py", "_timer_table"),
+        ("p2pavg/optim/optimizer.py", "_make_update"),
+        ("p2pavg/optim/member.py", "_terms"),
+        ("p2pavg/transport/links/endpoint.py", "_received"),
+        ("p2pavg/bench/chaos/swarm.py", "BREAKS"),
+    ):
+        assert attribute in table
+        assert attribute in (ROOT / place).read_text()

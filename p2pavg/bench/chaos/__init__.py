@@ -1,1 +1,3 @@
-"""`bench chaos`: a swarm under injected faults. Start reading at `verb`; `check` judges the events."""
+"""`bench chaos`: a swarm under injected faults. Start reading at `verb`; `swarm` has the faults, `check`
+judges the events.
+"""

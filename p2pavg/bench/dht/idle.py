@@ -21,7 +21,7 @@ from p2pavg.membership.table import node as node_module
 from p2pavg.membership.table import record, rpc
 from p2pavg.membership.table.address import format_host_port
 from p2pavg.membership.table.dht import LONGEST_REFRESH_SECONDS
-from p2pavg.membership.table.store import PREFIX_BYTES
+from p2pavg.membership.table.records.entries import PREFIX_BYTES
 from p2pavg.membership.table.wire import Contact
 from p2pavg.membership.view import LIFETIME
 

@@ -40,7 +40,7 @@ from p2pavg.membership.table.reach import (
 )
 from p2pavg.membership.table.reading import Reading
 from p2pavg.membership.table.record import KEY_BYTES, Record, SignedRecord
-from p2pavg.membership.table.store import Held
+from p2pavg.membership.table.records.entries import StoredRecord
 from p2pavg.membership.table.wire import VERSION, Contact
 from p2pavg.networks import is_public, network_of
 from p2pavg.report.wire import Wire
@@ -210,7 +210,7 @@ class DHT:
     def watch(
         self,
         key: bytes,
-        callback: Callable[[Held], None],
+        callback: Callable[[StoredRecord], None],
         vet: Callable[[SignedRecord], bool] = lambda record: True,
     ) -> Callable[[], None]:
         """Call back whenever a new version or refresh of a record under `key` arrives; returns the

@@ -21,9 +21,10 @@ from p2pavg.membership.table.address import (
 from p2pavg.membership.table.beat import Beat, decode_beat
 from p2pavg.membership.table.lookup import Shortlist
 from p2pavg.membership.table.record import KEY_BYTES, MAX_LIFETIME, Refresh, parse_record, to_store
+from p2pavg.membership.table.records.entries import ENTRY_BYTES, PREFIX_BYTES, Outcome
+from p2pavg.membership.table.records.store import RecordStore
 from p2pavg.membership.table.routing import Contacts
 from p2pavg.membership.table.rpc import Rpc
-from p2pavg.membership.table.store import ENTRY_BYTES, PREFIX_BYTES, Outcome, RecordStore
 from p2pavg.membership.table.whereabouts import Whereabouts
 from p2pavg.membership.table.wire import (
     CONTACT_BYTES,

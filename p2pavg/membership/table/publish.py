@@ -16,7 +16,7 @@ from p2pavg.membership.table.record import (
     sign_record,
     to_store,
 )
-from p2pavg.membership.table.store import PREFIX_BYTES, Outcome
+from p2pavg.membership.table.records.entries import PREFIX_BYTES, Outcome
 from p2pavg.membership.table.wire import Contact, Kind, matches
 
 HOLDERS_SECONDS = 30.0

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from p2pavg.membership.table.address import Address, unpack_address
 from p2pavg.membership.table.node import FETCH_PREFIXES, Node
 from p2pavg.membership.table.record import Refresh, parse_record
-from p2pavg.membership.table.store import PREFIX_BYTES, Entry, Outcome, decode_entries
+from p2pavg.membership.table.records.entries import PREFIX_BYTES, Entry, Outcome, decode_entries
 from p2pavg.membership.table.wire import Contact, Kind, Message, matches
 
 LARGE_KEY = 128  # records; of a larger key only some holders are read to the end

@@ -55,8 +55,8 @@ class Accumulation:
         self._reached = Reached(len(self.params))  # shared with the hooks
         self._hooks: dict[int, tuple[Any, Any]] = {}  # index -> (AccumulateGrad node, hook handle)
         self._loose = False
-        self._spare: Store | None = None  # memory for the next sums
-        # Called with the sums once per backward, before it adds to them.
+        self._spare: Store | None = None  # buffers for the next sums
+        # Called with the sums once per backward pass, before it adds to them.
         self.before_backward: Callable[[Sequence[torch.Tensor]], None] = lambda sums: None
         self._last: list[Any] = [None, 0, -1]  # of the last hook: gradient, its version before, index
         self._quiet: list[int] = []  # the buffers' versions after the last microbatch
@@ -150,14 +150,14 @@ class Accumulation:
             self.before_backward(self._store.buffers)
 
     def _displaced(self, index: int) -> bool:
-        """Whether another gradient than our view was put there. index -1: of none."""
+        """Whether parameter `index` has another gradient than its view. index -1: no parameter."""
         grad = None if index < 0 else self.params[index].grad
         if grad is None or grad is self._store.views[index]:
             return False
         return grad.data_ptr() != self._pointers[index]
 
     def _adopt(self, index: int, incoming: torch.Tensor | None = None) -> None:
-        """Put the view back under parameter `index`, with what `.grad` holds if it holds anything."""
+        """Put the view back under parameter `index`, with the values of `.grad` where there are any."""
         param = self.params[index]
         grad = param.grad
         if incoming is not None and incoming.is_sparse:
@@ -183,14 +183,14 @@ class Accumulation:
         param.grad = view
 
     def _adds(self, index: int, grad: torch.Tensor) -> bool:
-        """Whether a gradient that stands where our view was is to be added to the sums, or replaces them."""
+        """Whether a gradient in the place of the view is added to the sums; else it replaces them."""
         if grad is self._store.views[index]:
             return False  # the view itself, whose data model.to(...) moved
         return index not in self._hooks or self._reached.adds(index, self._loose)
 
     @property
     def sums(self) -> list[torch.Tensor]:
-        """The buffers that the sums are in now."""
+        """The buffers that hold the sums now."""
         return self._store.buffers
 
     @property
@@ -217,7 +217,7 @@ class Accumulation:
         return True
 
     def tick(self) -> None:
-        """A microbatch ended. O(1), unless views were displaced or no hook ran: then they are put right."""
+        """End a microbatch. O(1), unless views were displaced or no hook ran: then the views are put back."""
         displaced = self._displaced(self._last[2])
         silent, versions = not self.pending, self._versions()
         if silent:
@@ -329,7 +329,7 @@ class Accumulation:
         """Gradients are cleared when an epoch ends."""
 
     def clear(self) -> None:
-        """Sums and marks to zero, as after an epoch or a discarded batch."""
+        """Set sums and marks to zero, as after an epoch or a discarded batch."""
         self._store.zero()
         for index, param in enumerate(self.params):
             if self._displaced(index):
@@ -338,7 +338,7 @@ class Accumulation:
         self._quiet = self._versions()
 
     def close(self) -> None:
-        """Take hooks and views away; the parameters are ordinary again, without gradients."""
+        """Remove hooks and views. The parameters are ordinary again, without gradients."""
         for _, handle in self._hooks.values():
             handle.remove()
         self._hooks.clear()

@@ -1,4 +1,4 @@
-"""Did something change the sums after a backward pass? Told by checksums, once there is a suspicion."""
+"""Changes of the sums after a backward pass, found by checksums once there is a suspicion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Edits:
         self._after: list[torch.Tensor] | None = None
 
     def reached(self) -> None:
-        """In a hook, while watching: take a checksum when this backward pass is over."""
+        """Take a checksum when this backward pass is over. Called in a hook, while watching."""
         task: int = torch._C._current_graph_task_id()
         if task == self._task:
             return
@@ -38,8 +38,8 @@ class Edits:
         engine.queue_callback(over)
 
     def found(self) -> bool:
-        """Somebody wrote to the sums after the last backward pass: whether their values changed. False the
-        first time, as there is nothing to compare with.
+        """Whether the values of the sums changed, which were written to after the last backward pass. False
+        the first time, as there is no checksum to compare with.
         """
         after, self._after = self._after, None
         self.watching[0] = True

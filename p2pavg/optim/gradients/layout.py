@@ -1,4 +1,4 @@
-"""Where each parameter's gradient stands in the one vector that peers average. Pure arithmetic."""
+"""The places of the parameters' gradients in the vector that peers average. Pure arithmetic."""
 
 from __future__ import annotations
 

@@ -81,16 +81,16 @@ class LossScale:
 
     @property
     def current(self) -> float:
-        """What the sums now carry. Waits for an accelerator."""
+        """The loss scale of the sums. Waits for an accelerator."""
         return self._current if self._held is None else float(self._held)
 
     @property
     def offered(self) -> ScaleProbe:
-        """What the scaler finds as `optimizer.grad_scale`."""
+        """The value that the scaler finds as `optimizer.grad_scale`."""
         return self._probe
 
     def give(self, value: Any) -> None:
-        """The scaler sets `optimizer.grad_scale` before step(), and None after it."""
+        """Take `optimizer.grad_scale`, which the scaler sets before step(), and to None after it."""
         self._given = value
 
     def check(self, found_inf: torch.Tensor, samples: int, sums: Sequence[torch.Tensor]) -> int | None:
@@ -121,12 +121,12 @@ class LossScale:
         return self.settle(wait=False)
 
     def settle(self, wait: bool = True) -> int | None:
-        """As `check`, for all microbatches so far. wait: False looks at what is known by now."""
+        """As `check`, for all microbatches so far. wait: False: only for those whose flag has come."""
         bad = None if self._flags is None else self._flags.take(wait)
         return None if bad is None else self._counted - bad
 
     def follow(self, sums: Sequence[torch.Tensor]) -> None:
-        """Before a backward pass adds to the sums: bring them to the scale that its loss has."""
+        """Bring the sums to the scale of the loss, before its backward pass adds to them."""
         live = self._probe.live
         if live is None:
             return

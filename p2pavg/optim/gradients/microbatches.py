@@ -1,4 +1,4 @@
-"""What each microbatch weighs: the plain arithmetic behind exact means over uneven batches."""
+"""The weights of microbatches: the arithmetic of exact means over uneven batches."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Microbatches:
 
     @property
     def per_step(self) -> int | None:
-        """The samples of a step that does not tell them."""
+        """Samples of a step that is called without a number."""
         return self._default
 
     @per_step.setter

@@ -21,7 +21,7 @@ HEADERS = 1.02  # encoded chunks have headers, whose size depends on where parts
 
 
 class GradientPath(Protocol):
-    """What an accelerator offers. float32[numel] vectors are on it."""
+    """The interface of a path. float32[numel] vectors are on the accelerator."""
 
     def allocate(self, nbytes: int) -> U8:
         """uint8[nbytes] of host memory that the accelerator reaches at full speed."""
@@ -36,7 +36,7 @@ class GradientPath(Protocol):
         """`aside` comes after what the current stream was given so far."""
 
     def aside(self) -> AbstractContextManager[None]:
-        """Inside, work goes to another stream; at the end it is done. Not for the training thread."""
+        """Run the block's work on another stream, done at its end. Not for the training thread."""
 
 
 PathOpener = Callable[[torch.device, int], GradientPath | None]
@@ -112,7 +112,7 @@ class _CudaGradient:
 
 
 def _whole(codec: Codec, numel: int) -> int:
-    """Bytes of the encoded vector, wherever parts begin."""
+    """The most bytes of the encoded vector, wherever parts begin."""
     return int(HEADERS * device.encoded_bytes(codec, [(0, numel)], 1 << 17)) + (1 << 16)
 
 

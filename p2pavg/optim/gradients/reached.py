@@ -42,19 +42,19 @@ class Reached:
 
     @property
     def alone(self) -> bool:
-        """Nothing but this microbatch is in the sums."""
+        """Whether nothing but this microbatch is in the sums."""
         return self.clock[0] - self._ended == self._empty
 
     def touched(self, index: int) -> bool:
-        """Whether a backward pass reached it since the sums were cleared."""
+        """Whether a backward pass reached the parameter since the sums were cleared."""
         return self.seen[index] >= self._cleared
 
     def touch(self, index: int) -> None:
-        """Sums of it came in another way."""
+        """Note that the parameter has sums of another origin than a backward pass."""
         self.seen[index] = max(self.seen[index], self._cleared)
 
     def assigned(self, index: int) -> None:
-        """A gradient of it was found, which counts like a backward pass's."""
+        """Note that a gradient was assigned to the parameter, which counts like a backward pass."""
         self.seen[index] = self.seen[-1] = self.clock[0] - self._ended
 
     def judge(self, one_displaced: bool) -> None:
@@ -84,18 +84,18 @@ class Reached:
         self._ended = int(ended and not self.pending and self.clock[0] > self._empty)
 
     def end(self, whole: bool) -> None:
-        """A microbatch ended. whole: all views are in place."""
+        """End a microbatch. whole: all views are in place."""
         self.clock[0] += 1
         self.repeated.clear()
         if whole:
             self._whole = self.clock[0]
 
     def installed(self) -> None:
-        """All views are in place."""
+        """Note that all views are in place."""
         self._whole = self.clock[0]
 
     def clear(self) -> None:
-        """Sums and marks are 0."""
+        """Note that sums and marks are 0."""
         self._cleared = self._empty = self._whole = self.clock[0] = self.clock[0] + 1
         self.repeated.clear()
 

@@ -73,7 +73,7 @@ class Store:
         return self.buffers[number].as_strided(tuple(param.shape), dense_stride(param), start)
 
     def renew(self, index: int, param: torch.Tensor) -> torch.Tensor:
-        """A fresh view for parameter `index`, when something swapped the old one's data or its strides."""
+        """Make a new view for parameter `index`, after the data or strides of the old one were swapped."""
         view = self.views[index] = self._view(index, param)
         return view
 
@@ -114,6 +114,6 @@ class Store:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """In pieces: what converts between dtypes makes a temporary copy on a device."""
+    """Copy in pieces, as a conversion between dtypes makes a temporary copy on a device."""
     for at in range(0, len(source), COPY):
         target[at : at + COPY].copy_(source[at : at + COPY])

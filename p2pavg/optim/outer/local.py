@@ -1,4 +1,4 @@
-"""Local steps: what stands in the place of flat gradients when peers step on their own."""
+"""Local steps: the counterpart of flat gradients when peers step on their own."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LocalSteps:
         return self._reference.params
 
     def tick(self) -> None:
-        """A microbatch ended."""
+        """End a microbatch: step, when enough of them have come."""
         self._calls += 1
         if self._calls < self._every:
             return
@@ -72,21 +72,21 @@ class LocalSteps:
                 param.grad.detach_().zero_()
 
     def check(self) -> bool:
-        """Whether something changed sums of several microbatches: here the loop may change what it likes."""
+        """False: with local steps the training loop may change gradients as it likes."""
         return False
 
     def clear(self) -> None:
-        """Go on from the swarm's parameters: what this peer moved is dropped."""
+        """Go on from the swarm's parameters, and drop how far this peer moved."""
         self._calls = 0
         self.zero_grad(set_to_none=True)
         self._reference.publish()
 
     def close(self) -> None:
-        """The model keeps the swarm's parameters, as every other peer's does."""
+        """Leave the model with the swarm's parameters, as every other peer does."""
         self.clear()
 
     def replace(self, params: Sequence[torch.Tensor]) -> None:
-        """The model has other parameters now, with the values that they should have."""
+        """Go on with other parameters of the model, which have the right values."""
         self._reference.params[:] = params
 
     def allocate(self, nbytes: int) -> U8:
@@ -95,7 +95,7 @@ class LocalSteps:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Inside, the model holds θ_ref; afterwards its own parameters, to the bit."""
+        """Inside the block, the model holds θ_ref; afterwards its own parameters, to the bit."""
         kept = [param.detach().clone() for param in self.params]
         self._reference.publish()
         try:

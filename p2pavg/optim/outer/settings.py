@@ -1,4 +1,4 @@
-"""What outer steps are: the outer optimizer, and how local steps and rounds interleave."""
+"""The options of outer steps: the outer optimizer, and how local steps and rounds interleave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local steps, and rounds over how far this peer moved: the outer way of updating."""
+"""The update of outer steps: local steps, and rounds over how far this peer moved."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LOW_BYTES = 6  # of a digest: what a float64 carries exactly
 
 @dataclass
 class Moves:
-    """What outer steps work on."""
+    """The objects that outer steps work on."""
 
     inner: torch.optim.Optimizer
     schedule: Schedule  # of outer steps
@@ -117,7 +117,7 @@ class OuterUpdate:
         self._drop(why)
 
     def replaced(self) -> None:
-        """The model has other parameters: θ_ref stays as it is."""
+        """Go on with other parameters of the model; θ_ref stays as it is."""
 
     def close(self) -> None:
         try:
@@ -131,7 +131,7 @@ class OuterUpdate:
     # ---------------------------------------------------------------------- handing in
 
     def _hand_in(self, *, empty: bool = False, wait: bool = False) -> bool:
-        """Hand in what was moved. True: something came of it already, and there may be more."""
+        """Hand in how far this peer moved. True: an outcome has come already, and there may be more."""
         contribution = NOTHING if empty else self._contribution()
         self._behind = 0
         if self._pool is None or empty or wait:
@@ -242,7 +242,7 @@ class OuterUpdate:
         return {**told, "theta_sha256_low": float(int.from_bytes(reference.digest(due)[:_LOW_BYTES], "big"))}
 
     def _told(self, mean: F32) -> dict[str, float]:
-        """How this peer's move relates to the swarm's, for the report."""
+        """Figures for the report: this peer's move beside the swarm's."""
         own = self._moved[: len(mean)]
         lengths = [float(np.sqrt(np.dot(vector, vector))) for vector in (own, mean)]
         cosine = float(np.dot(own, mean)) / (lengths[0] * lengths[1]) if all(lengths) else 0.0
@@ -257,7 +257,7 @@ class OuterUpdate:
         moves.buffers.restore()
 
     def _inherit(self, inheritance: Inheritance) -> None:
-        """A peer that left gave what it moved: it counts as if this peer had moved so in as many samples."""
+        """Take the move of a peer that left: it counts as if this peer had moved so in as many samples."""
         moves = self._moves
         vector = np.empty(self._fragments.numel, np.float32)
         inheritance.result.decode_into(vector)
@@ -286,7 +286,7 @@ class OuterUpdate:
         moves.buffers.restore()
 
     def _forget_state(self) -> None:
-        """Inner optimizer state that is not finite begins anew."""
+        """Begin the inner optimizer's state anew where it is not finite."""
         for state in self._moves.inner.state.values():
             tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
             if not all(bool(torch.isfinite(value).all()) for value in tensors if value.is_floating_point()):

@@ -1,4 +1,4 @@
-"""What happens at a step boundary: hand in the sums, get an outcome, step, at once or behind the next epoch.
+"""The work at a step boundary: hand in the sums, get an outcome, step, at once or behind the next epoch.
 
 Start reading at `update`.
 """

@@ -1,4 +1,4 @@
-"""What makes a step the same on all peers beside the average: the leader's options, and equal parameters."""
+"""Agreement on a step beside the average: all peers use the leader's options, and compare parameters."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Agreement:
             options.keep(live, copies, known)
 
     def tell_of_change(self) -> None:
-        """Something changed parameters between two steps."""
+        """Tell that something changed parameters between two steps."""
         self._tell(
             "changed",
             "parameters were changed between two calls of step(): other peers do not do so, and with "
@@ -105,7 +105,7 @@ class Agreement:
         )
 
     def mended(self) -> None:
-        """The state was replaced by the swarm's: a later difference is another one."""
+        """Note that the swarm's state was loaded: a later difference is a new one."""
         self._told.clear()
 
     def _compare(self, told: Mapping[str, Any]) -> None:
@@ -140,7 +140,7 @@ class Agreement:
 
 
 def _parsed(note: bytes, groups: int) -> dict[str, Any] | None:
-    """None for what no peer of this version says."""
+    """The parts of a note; None: no peer of this version makes such a note."""
     try:
         told = msgpack.unpackb(note)
     except (ValueError, msgpack.UnpackException):

@@ -52,7 +52,7 @@ class BehindUpdate:
         self._since = 0  # samples counted after it left
         self._moved: F32 | None = None  # by how much the last average moved the buffers
         self._counted = False  # the sums under way are in an average, and may be overwritten
-        self._host: F32 | None = None  # averages, where sums are elsewhere
+        self._host: F32 | None = None  # averages in host memory, where the sums are on a device
         self._scale = 1.0  # loss scale of the sums under way
         self._waiting_since: float | None = None
         self._unapplied: Unapplied | None = None
@@ -185,7 +185,7 @@ class BehindUpdate:
             return self._follow(self._job)
 
     def _follow(self, job: Future[Outcome]) -> Outcome:
-        """The job is done."""
+        """Bring model and sums up to date with a job that is done."""
         shared, taken = self._shared, self._taken
         self._job = self._taken = None
         try:
@@ -300,12 +300,12 @@ class BehindUpdate:
         return extra
 
     def _aside(self) -> AbstractContextManager[None]:
-        """On an accelerator: beside the training thread's work, and done at the end."""
+        """Inside the block, an accelerator works beside the training thread; its work is done at the end."""
         path = self._shared.flat.path
         return nullcontext() if path is None else path.aside()
 
     def _room(self, counted: Taken | None) -> Vector:
-        """Where the average goes: over the sums that are in it, unless their masters are elsewhere."""
+        """The memory for the average: that of the sums that are in it, unless the masters are elsewhere."""
         flat = self._shared.flat
         elsewhere = self._masters.offloaded and flat.path is not None
         if counted is not None and not elsewhere:

@@ -1,4 +1,4 @@
-"""Master parameters: what the inner optimizer steps on while the model computes with its own copy."""
+"""Master parameters: the inner optimizer steps on them while the model computes with its own copy."""
 
 from __future__ import annotations
 
@@ -133,13 +133,13 @@ class Masters:
             self._published.record()
 
     def wait_published(self) -> None:
-        """Until the last `publish` has read the masters."""
+        """Wait until the last `publish` has read the masters."""
         if self._published is not None:
             self._published.synchronize()
             self._published = None
 
     def follow(self, live: Sequence[torch.Tensor]) -> None:
-        """The model has other parameters now, with the values they should have: take them over."""
+        """Go on with other parameters of the model, which have the right values."""
         self._live = list(live)
         self._away = self.offloaded and any(param.is_cuda for param in live)
         self._rounded = [self._rounding(index) for index in range(len(live))]
@@ -153,7 +153,7 @@ class Masters:
             self.round()
 
     def copies(self) -> list[torch.Tensor] | None:
-        """What a checkpoint needs beside the model: copies of masters that are finer than the parameters."""
+        """Copies of the masters that are finer than the parameters, for a checkpoint."""
         if all(master.dtype == live.dtype for master, live in zip(self.params, self._live, strict=True)):
             return None
         return [master.clone() for master in self.params]
@@ -211,7 +211,7 @@ class GroupView(dict[str, Any]):
 
 
 def _like(value: Any, before: torch.Tensor, after: torch.Tensor) -> Any:
-    """State that is shaped like its parameter moves with it; step counters and the like stay."""
+    """Move state that is shaped like its parameter along with it; step counters and the like stay."""
     if isinstance(value, torch.Tensor) and value.device == before.device and value.dim() > 0:
         dtype = after.dtype if value.dtype == before.dtype else value.dtype
         return value.to(device=after.device, dtype=dtype)

@@ -28,7 +28,7 @@ def columns(groups: Sequence[Mapping[str, Any]]) -> Columns:
 
 
 def well_formed(value: object, groups: int) -> bool:
-    """Whether these can be columns for so many groups."""
+    """Whether the columns have the form of options for so many groups."""
     return isinstance(value, dict) and all(
         isinstance(name, str)
         and isinstance(column, list)
@@ -39,7 +39,7 @@ def well_formed(value: object, groups: int) -> bool:
 
 
 def apply(groups: Sequence[dict[str, Any]], wanted: Columns) -> None:
-    """Give every group the values that are wanted of the options that it has."""
+    """Give every group the wanted values of the options that it has."""
     for name, column in wanted.items():
         for index, group in enumerate(groups):
             value = column[index % len(column)]
@@ -60,7 +60,7 @@ def keep(groups: Sequence[dict[str, Any]], stepped: Sequence[dict[str, Any]], kn
 
 
 def take(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
-    """The options of its groups <- those of a state_dict()."""
+    """Take the options of the groups from a state_dict()."""
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         group.update({name: value for name, value in saved.items() if name not in LOCAL_OPTIONS})
 

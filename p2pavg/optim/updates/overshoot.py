@@ -1,4 +1,4 @@
-"""Averages that stay above the target: said once, since a larger batch is another training."""
+"""A warning, given once, when averages stay above the target: a larger batch is another training."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import logging
 
 log = logging.getLogger("p2pavg.optim")
 
-EPOCHS = 10  # in a row
-MORE = 1.25  # times the target
+EPOCHS = 10  # in a row, after which the warning is given
+MORE = 1.25  # an average above so many times the target counts
 
 
 class Overshoot:
     """Watches how many samples averages hold."""
 
     def __init__(self, target: int | None) -> None:
-        """target: None: there is none."""
+        """target: samples; None: epochs have no target."""
         self._target = target
         self._above: list[int] = []
         self._told = False
 
     def saw(self, samples: int) -> None:
-        """The next average holds so many."""
+        """Take the samples of the next average."""
         if self._told or self._target is None or samples < MORE * self._target:
             self._above.clear()
             return

@@ -18,11 +18,13 @@ class Schedule:
         self.loaded()
 
     def loaded(self) -> None:
-        """Its state was replaced."""
+        """Note that the scheduler's state was replaced."""
         self._at = getattr(self._scheduler, "last_epoch", None)
 
     def step(self) -> Exception | None:
-        """Returns what it raised: parameters have moved by then, so that the epoch is over all the same."""
+        """Step the scheduler. Returns the exception that it raised: the epoch is over all the same, as
+        parameters moved.
+        """
         scheduler = self._scheduler
         if scheduler is None:
             return None

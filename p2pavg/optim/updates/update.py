@@ -1,4 +1,4 @@
-"""What happens at a step boundary: hand in the sums, get an outcome, step. First the plain, waiting way."""
+"""The work at a step boundary: hand in the sums, get an outcome, step. Here the plain way, which waits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MOST_PEERS = 1024
 
 @dataclass
 class Shared:
-    """What a way of updating works on."""
+    """The objects that a way of updating works on."""
 
     inner: torch.optim.Optimizer
     schedule: Schedule
@@ -105,7 +105,9 @@ class Shared:
             result.decode_into(vector)
 
     def reset(self) -> Mapping[str, float]:
-        """Parameters and optimizer state <- their average, if it came along. What to report of it."""
+        """Replace parameters and optimizer state by their average, if it came along. Returns figures to
+        report.
+        """
         state, self.averaged_state = self.averaged_state, None
         if state is None:
             return {}
@@ -145,7 +147,7 @@ class Shared:
             self.flat.clear()
 
     def samples(self) -> int:
-        """What there is to hand in. Waits for what a GradScaler found on an accelerator."""
+        """Samples to hand in. Waits for the flags of a GradScaler on an accelerator."""
         since = self.scale.settle()
         if since is not None:
             self.drop(FOUND_INF, since)
@@ -154,7 +156,7 @@ class Shared:
         return self.training.samples()
 
     def drop_non_finite(self) -> None:
-        """Some sum is not finite, or too large to be averaged: it must not leave this peer."""
+        """Drop sums that are not finite, or too large to be averaged: they must not leave this peer."""
         log.log(
             logging.INFO if self.told_of_non_finite else logging.WARNING,
             "a gradient is not finite, or too large to be averaged: %d samples of this peer are discarded",
@@ -185,7 +187,7 @@ def versions(optimizer: torch.optim.Optimizer) -> list[tuple[int, int]]:
 
 
 def synchronize(optimizer: torch.optim.Optimizer) -> None:
-    """Wait until the devices of the parameters have done what was asked of them, so that it is timed."""
+    """Wait until the devices of the parameters have done their work, so that it is in the measured time."""
     devices = {param.device for group in optimizer.param_groups for param in group["params"]}
     for device in devices:
         if device.type != "cpu":
@@ -212,16 +214,16 @@ class Update(Protocol):
         """
 
     def settle(self) -> None:
-        """Wait for what is under way."""
+        """Wait for a round and a step that are under way."""
 
     def leave(self, notice_s: float) -> None:
         """Hand over what was accumulated. Nothing may be counted afterwards."""
 
     def replaced(self) -> None:
-        """The model has other parameters, with the values that they should have."""
+        """Go on with other parameters of the model, which have the right values."""
 
     def close(self) -> None:
-        """The peer was closed: leave model and optimizer consistent."""
+        """Leave model and optimizer consistent, after the peer was closed."""
 
 
 class WaitingUpdate:
@@ -262,7 +264,7 @@ class WaitingUpdate:
             self._arrive()
 
     def settle(self) -> None:
-        """Step with what an exception kept the optimizer from stepping with."""
+        """Step with an average that an exception kept from being applied."""
         if self._unapplied is not None:
             self._apply(self._unapplied)
 
@@ -284,7 +286,7 @@ class WaitingUpdate:
         """Nothing to do."""
 
     def _arrive(self, arrive: Callable[[Contribution], Outcome] | None = None) -> bool:
-        """Hand in what was accumulated and do what the swarm decided. True: a new epoch began."""
+        """Hand in the accumulated sums and follow the swarm's decision. True: a new epoch began."""
         shared = self._shared
         contribution = self._contribution()
         self._handed = contribution.samples > 0
@@ -308,7 +310,7 @@ class WaitingUpdate:
         return self._follow(outcome)
 
     def _follow(self, outcome: Outcome) -> bool:
-        """Do what was decided. True: a new epoch began."""
+        """Follow the swarm's decision. True: a new epoch began."""
         shared = self._shared
         if isinstance(outcome, Average):
             self._apply(Unapplied(outcome, counted=self._handed and not outcome.late))

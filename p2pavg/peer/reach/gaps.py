@@ -1,4 +1,4 @@
-"""Gaps: trainers that live, as others say, and to which this peer gets no link."""
+"""Gaps: trainers that other peers have links to, and this peer cannot link to."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from p2pavg.transport.links.link import Link
 
 ASKED = 3
 ANSWER_S = 2.0
-AGAIN_S = 3.0  # a peer that died meanwhile is no gap
+AGAIN_S = 3.0  # seconds until others are asked again: a peer that died meanwhile is no gap
 
 
 class Gaps:
-    """Asks about peers that cannot be linked to. On the loop thread."""
+    """Asks other peers about those that this one cannot link to. Runs on the loop thread."""
 
     def __init__(self, links: Mapping[bytes, Link], changed: Callable[[frozenset[bytes]], None]) -> None:
-        """links: by peer, a live view. changed: told all peers that are apart, whenever that changes."""
+        """links: a live view, by peer. changed: called with all peers behind gaps whenever they change."""
         self._links = links
         self._changed = changed
         self._asked_at: dict[bytes, float] = {}
@@ -29,7 +29,7 @@ class Gaps:
         self.peers: frozenset[bytes] = frozenset()
 
     def look(self, unlinked: Collection[bytes]) -> None:
-        """These trainers are in view, and dials to them have failed or hang."""
+        """Ask about these trainers: they are in view, and dials to them have failed or hang."""
         now = time.monotonic()
         for peer in [p for p in self._asked_at if p not in unlinked]:
             del self._asked_at[peer]
@@ -45,7 +45,7 @@ class Gaps:
         self._asking.pop(peer, None)
 
     async def settled(self, timeout: float) -> None:
-        """Until what was asked is answered."""
+        """Wait until all questions are answered, at most so many seconds."""
         if self._asking:
             await asyncio.wait(list(self._asking.values()), timeout=timeout)
 

@@ -11,17 +11,18 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from p2pavg import codecs
 from p2pavg.allreduce.jobs import Jobs
 from p2pavg.errors import ClosedError, ProtocolError
-from p2pavg.identity import Identity, short_id
+from p2pavg.identity import short_id
 from p2pavg.report import RoundReport
 from p2pavg.rounds.loop import bequest, notices
 from p2pavg.rounds.loop.attempts import Attempts
 from p2pavg.rounds.loop.backlog import Backlog
 from p2pavg.rounds.loop.bequest import Bequests, Offers
+from p2pavg.rounds.loop.boundary import Boundary
 from p2pavg.rounds.loop.claims import KINDS as CLAIMS
 from p2pavg.rounds.loop.claims import Claims
 from p2pavg.rounds.loop.deliveries import Deliveries
@@ -32,15 +33,16 @@ from p2pavg.rounds.loop.hello import introduced
 from p2pavg.rounds.loop.joining import followed
 from p2pavg.rounds.loop.state_transfer import States
 from p2pavg.rounds.loop.supply import Supply
+from p2pavg.rounds.loop.surroundings import Surroundings
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.machine.departure import Verdict
 from p2pavg.rounds.machine.machine import Machine
-from p2pavg.rounds.measure.beat import Pulse
+from p2pavg.rounds.measure.gauges import Gauges
 from p2pavg.rounds.measure.recorder import Recorder
 from p2pavg.rounds.protocol import wire
 from p2pavg.rounds.protocol.causes import Loss
-from p2pavg.rounds.protocol.roles import Generation, Role
+from p2pavg.rounds.protocol.roles import Generation
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.exchange import KINDS
 from p2pavg.rounds.training import (
@@ -53,34 +55,11 @@ from p2pavg.rounds.training import (
     Outcome,
     TrainingSpec,
 )
-from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.carried import Way
 from p2pavg.transport.links.handshake import minor_ahead
 from p2pavg.transport.links.link import Link
 
 logger = logging.getLogger("p2pavg.rounds")
-
-
-class Surroundings(Protocol):
-    """What the driver needs of the peer it lives in."""
-
-    @property
-    def peer_id(self) -> bytes: ...
-
-    @property
-    def identity(self) -> Identity: ...
-
-    @property
-    def engine(self) -> Engine: ...
-
-    @property
-    def links(self) -> Mapping[bytes, Link]: ...
-
-    def standing_changed(self) -> None:
-        """Epoch, lineage or role changed: the hello and the announcement must follow."""
-
-    def broken(self) -> None:
-        """Rounds cannot go on: leave the others to themselves."""
 
 
 class Driver:
@@ -102,8 +81,17 @@ class Driver:
         self._attempts = Attempts(peer.peer_id, peer.links, self._jobs, supply, spec.exact)
         disk = None if spec.saving is None else spec.saving.checkpoints.directory
         self._deliveries = Deliveries(session, Backlog(directory=disk))
-        self._pulse = Pulse(peer.engine, peer.links, self._jobs)
+        self._gauges = Gauges(peer.engine, peer.links, self._jobs)
         self._feeder = Feeder(machine, self._perform, self.broken)
+        self._boundary = Boundary(
+            session,
+            self._deliveries,
+            machine,
+            recorder,
+            self._gauges,
+            self.feed,
+            lambda: self.farewell.waiting,
+        )
         self._beat: asyncio.TimerHandle | None = None
         self._discarded: list[tuple[int, str]] = []
         self._dropped = 0  # samples that the training thread had when it loaded a state
@@ -126,13 +114,23 @@ class Driver:
             machine,
             self._deliveries,
             self.feed,
-            self._deliver,
+            self._boundary.deliver,
             lambda: self.moving,
             self.broken,
         )
-        self.farewell = Farewell(session, self._deliveries, self.bequests, self._pulse, self.feed)
+        self.farewell = Farewell(
+            session,
+            self._deliveries,
+            self.bequests,
+            self.states,
+            machine,
+            recorder,
+            self._gauges,
+            self._discarded,
+            self.feed,
+            self._boundary.release,
+        )
         self._claims = Claims(peer.links, spec.drawing)
-        self._serving: asyncio.Task[None] | None = None  # whoever downloads from us while we leave
         self._closed = False
         session.standing = session.next_standing = (machine.epoch, machine.lineage)
 
@@ -146,8 +144,6 @@ class Driver:
         self._feeder.close()
         if self._beat is not None:
             self._beat.cancel()
-        if self._serving is not None:
-            self._serving.cancel()
         self.farewell.close()
         self.states.close()
         self.bequests.close()
@@ -161,7 +157,7 @@ class Driver:
     @property
     def upload_bps(self) -> float:
         """What this peer sent while gradients flowed, bit/s; 0.0: not measured yet."""
-        return self._pulse.upload_bps
+        return self._gauges.upload_bps
 
     @guarded
     def tell_history(self, answer: Future[tuple[Generation, ...]]) -> None:
@@ -196,7 +192,7 @@ class Driver:
     def progress(self) -> None:
         """The training thread counted; tell the machine."""
         if not self._closed:
-            self.feed(self._local(at_boundary=self._deliveries.waiting))
+            self._boundary.tell()
 
     @guarded
     def claimed(self) -> None:
@@ -213,9 +209,9 @@ class Driver:
         deliveries = self._deliveries
         deliveries.wait(contribution, answer)
         self.recorder.arrived(time.monotonic())
-        if self._give_next() or deliveries.give_inheritance():
+        if self._boundary.give_next() or deliveries.give_inheritance():
             return
-        self.feed(self._local(at_boundary=True))
+        self._boundary.tell()
 
     @guarded
     def withdrawn(self, answer: Future[Outcome]) -> None:
@@ -224,7 +220,7 @@ class Driver:
             if not answer.done():  # it never came here
                 answer.set_result(KeepGoing())
         elif not self.machine.counted:
-            self._release()
+            self._boundary.release()
 
     @guarded
     def leaving(self, contribution: Contribution, notice_s: float, answer: Future[Outcome]) -> None:
@@ -232,39 +228,12 @@ class Driver:
         if self._closed:
             answer.set_result(KeepGoing())
             return
-        self.farewell.arrived(contribution, notice_s, answer, lambda: self._local(at_boundary=True))
+        self.farewell.arrived(contribution, notice_s, answer, self._boundary.tell)
 
     def _inherit(self, inheritance: Inheritance, epoch: int, offered: Offers) -> None:
         self.feed(ev.Inherited(epoch, offered))
         self._deliveries.put_inheritance(inheritance)
         self._deliveries.refresh_attention()
-
-    def _leave(self) -> None:
-        """Whoever downloads a state that nobody else has gets it first, within the notice."""
-        until = self.farewell.until
-        if until is None or not self.states.last_holder:
-            self._has_left()
-            return
-        logger.info("a newcomer downloads the state, which nobody else has: it gets it before this peer goes")
-        serving = self._loop.create_task(self.states.served(until))
-        serving.add_done_callback(lambda _: None if self._closed else self._has_left())
-        self._serving = serving
-
-    def _has_left(self) -> None:
-        """Nothing more to do in the rounds: name what is lost, and let the training thread go."""
-        inherited = self._deliveries.drop_inheritances()
-        if inherited:
-            behind = self.machine.role is Role.JOINER
-            self._discarded.append((inherited, Loss.LEFT_BEHIND if behind else Loss.LEFT))
-        if self._discarded:
-            self._session.left(
-                self.recorder.left(
-                    self.machine.epoch, self.machine.lineage, tuple(self._discarded), self._peer.links
-                )
-            )
-            self._discarded.clear()
-        self.farewell.left.set()
-        self._release()
 
     @guarded
     def applied(
@@ -323,21 +292,6 @@ class Driver:
             self._discarded.append((samples, why))
             self.feed(ev.Discard(why))
 
-    def _local(self, *, at_boundary: bool) -> ev.LocalProgress:
-        session = self._session
-        contribution = self._deliveries.contribution if at_boundary else None
-        return ev.LocalProgress(
-            samples=contribution.samples if contribution is not None else session.samples(),
-            samples_per_second=self.recorder.rate(session.samples(), session.steps),
-            at_boundary=at_boundary,
-            weight=contribution.weight if contribution is not None else None,
-            note=contribution.note if contribution is not None else b"",
-            step_seconds=session.step_seconds,
-            step_samples=session.step_samples,
-            upload_bps=self._pulse.upload_bps,
-            download_bps=self._pulse.download_bps,
-        )
-
     # ----------------------------------------------------------------------------------------- feeding
 
     def feed(self, event: ev.Event) -> None:
@@ -351,8 +305,8 @@ class Driver:
             return
         self._peer.engine.note_loop()
         self._session.leads = self.machine.leader == self._peer.peer_id
-        self.feed(self._pulse.health())
-        self._pulse.measure_rates()
+        self.feed(self._gauges.health())
+        self._gauges.measure_rates()
         self.recorder.observe(self._peer.links, moving=self.moving)
         for transfer in self._jobs.running():
             self._feed_job(transfer)
@@ -361,7 +315,7 @@ class Driver:
         self._beat = self._loop.call_later(self.machine.health_interval, self._beats)
 
     def _feed_job(self, transfer: int) -> None:
-        progressed = self._pulse.job(transfer)
+        progressed = self._gauges.job(transfer)
         if progressed is not None:
             self.feed(progressed)
 
@@ -402,7 +356,7 @@ class Driver:
         if self._jobs.get(transfer) is not None:
             self.recorder.moved(self._jobs.progress(transfer))
         self._feed_job(transfer)
-        self.feed(ev.JobDone(transfer, digests, self._pulse.link_bps))
+        self.feed(ev.JobDone(transfer, digests, self._gauges.link_bps))
 
     @guarded
     def blob_chunk(self, transfer: int, chunk: int) -> None:
@@ -433,7 +387,7 @@ class Driver:
                 self.recorder.opened(action, time.monotonic())
                 self._answer(self._attempts.open(action))
             case act.BeginJob():
-                self._pulse.hold_back()
+                self._gauges.hold_back()
                 self._answer(self._attempts.begin(action, self._deliveries.contribution))
             case act.CancelJob(transfer, why):
                 self._jobs.cancel(transfer)
@@ -447,7 +401,7 @@ class Driver:
                 )
                 self.recorder.round_failed(why, blamed)
                 self._deliveries.stopping = False
-                self._resume()
+                self._boundary.resume()
             case act.StartHeal():
                 self.states.heal(action)
             case act.WaitAt(others):
@@ -459,7 +413,7 @@ class Driver:
             case act.Resume():
                 self._deliveries.stopping = False
                 self._deliveries.refresh_attention()
-                self._resume()
+                self._boundary.resume()
             case act.Hold() | act.Orphaned():
                 notices.tell(action)
             case act.Blame(peer, why):
@@ -470,7 +424,7 @@ class Driver:
             case act.Bequeath():
                 self.farewell.bequeath(action)
             case act.Left():
-                self._leave()
+                self.farewell.leave(self._peer.links)
             case act.Trace(kind, fields):
                 self.recorder.trace(kind, fields, time.monotonic())
 
@@ -491,26 +445,4 @@ class Driver:
         )
         self._deliveries.put(average, commit)
         self.states.committed(commit, average)
-        self._deliver()
-
-    def _deliver(self) -> None:
-        self._give_next()
-        self._deliveries.refresh_attention()
-
-    def _give_next(self) -> bool:
-        given = self._deliveries.give()
-        if given:
-            self._deliveries.refresh_attention()
-        return given
-
-    def _resume(self) -> None:
-        what = self._deliveries.contribution
-        if what is not None and what.samples == 0 and self.machine.role is Role.JOINER:
-            return  # it has nothing to lose, and nothing to go on from: it waits for the state
-        if not self.farewell.waiting:
-            self._release()
-
-    def _release(self) -> None:
-        if self._deliveries.resume():
-            self.recorder.resumed(time.monotonic())
-            self.feed(self._local(at_boundary=False))
+        self._boundary.deliver()

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from p2pavg.rounds.loop.bequest import Bequests
 from p2pavg.rounds.loop.deliveries import Deliveries
+from p2pavg.rounds.loop.state_transfer import States
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
-from p2pavg.rounds.measure.beat import Pulse
+from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.measure.gauges import Gauges
+from p2pavg.rounds.measure.recorder import Recorder
+from p2pavg.rounds.protocol.causes import Loss
+from p2pavg.rounds.protocol.roles import Role
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import Contribution, KeepGoing, Outcome
+from p2pavg.transport.links.link import Link
 
 logger = logging.getLogger("p2pavg.rounds")
 
@@ -27,23 +33,33 @@ class Farewell:
         session: Session,
         deliveries: Deliveries,
         bequests: Bequests,
-        pulse: Pulse,
+        states: States,
+        machine: Machine,
+        recorder: Recorder,
+        gauges: Gauges,
+        discarded: list[tuple[int, str]],
         feed: Callable[[ev.Event], None],
+        release: Callable[[], None],
     ) -> None:
+        """discarded: what the last report has to name, shared with the driver. release: lets the training
+        thread go on.
+        """
         self._session = session
         self._deliveries = deliveries
         self._bequests = bequests
-        self._pulse = pulse
+        self._states = states
+        self._machine = machine
+        self._recorder = recorder
+        self._gauges = gauges
+        self._discarded = discarded
         self._feed = feed
+        self._release = release
         self._until: float | None = None  # time.monotonic() at which the notice ends
         self._action: act.Bequeath | None = None  # waits for the training thread
         self._giving: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None  # whoever downloads from us while we leave
+        self._closed = False
         self.left = asyncio.Event()
-
-    @property
-    def until(self) -> float | None:
-        """time.monotonic() at which the notice ends; None: nobody leaves."""
-        return self._until
 
     @property
     def waiting(self) -> bool:
@@ -52,17 +68,19 @@ class Farewell:
 
     def close(self) -> None:
         """Carry nothing any more."""
-        if self._giving is not None:
-            self._giving.cancel()
+        self._closed = True
+        for task in (self._giving, self._serving):
+            if task is not None:
+                task.cancel()
 
     def arrived(
         self,
         contribution: Contribution,
         notice_s: float,
         answer: Future[Outcome],
-        local: Callable[[], ev.Event],
+        tell: Callable[[], None],
     ) -> None:
-        """The training thread waits at its last boundary; local() tells the machine so."""
+        """The training thread waits at its last boundary; tell() says so to the machine."""
         if self.left.is_set():
             answer.set_result(KeepGoing())
             return
@@ -73,7 +91,7 @@ class Farewell:
             return
         if self._until is None:
             self._until = time.monotonic() + notice_s
-        self._feed(local())
+        tell()
         self._feed(ev.Leave(notice_s, hand_over=True))
         self._start()
 
@@ -90,7 +108,7 @@ class Farewell:
         self._giving = asyncio.get_running_loop().create_task(work)
 
     async def _give(self, action: act.Bequeath, what: Contribution, deadline: float) -> None:
-        rate, left, nbytes = self._pulse.upload_bps, deadline - time.monotonic(), self._bequests.nbytes
+        rate, left, nbytes = self._gauges.upload_bps, deadline - time.monotonic(), self._bequests.nbytes
         given = ev.Bequeathed(taken=False)
         if rate and 8 * nbytes > left * rate:
             logger.warning(
@@ -106,3 +124,28 @@ class Farewell:
                 action.heirs, what, self._session.standing, action.offered, deadline
             )
         self._feed(given)
+
+    def leave(self, links: Mapping[bytes, Link]) -> None:
+        """The rounds are over for this peer. Whoever downloads a state that nobody else has gets it first,
+        within the notice.
+        """
+        if self._until is None or not self._states.last_holder:
+            self._has_left(links)
+            return
+        logger.info("a newcomer downloads the state, which nobody else has: it gets it before this peer goes")
+        serving = asyncio.get_running_loop().create_task(self._states.served(self._until))
+        serving.add_done_callback(lambda _: None if self._closed else self._has_left(links))
+        self._serving = serving
+
+    def _has_left(self, links: Mapping[bytes, Link]) -> None:
+        """Name what is lost, and let the training thread go."""
+        inherited = self._deliveries.drop_inheritances()
+        if inherited:
+            behind = self._machine.role is Role.JOINER
+            self._discarded.append((inherited, Loss.LEFT_BEHIND if behind else Loss.LEFT))
+        if self._discarded:
+            lost = tuple(self._discarded)
+            self._session.left(self._recorder.left(self._machine.epoch, self._machine.lineage, lost, links))
+            self._discarded.clear()
+        self.left.set()
+        self._release()

@@ -10,25 +10,24 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from p2pavg.credentials import Credentials, SelfSigned, Tls
-from p2pavg.errors import ClosedError, P2PAvgError, ProtocolError, UnreachableError
-from p2pavg.forkguard import guard
+from p2pavg.errors import ClosedError, ProtocolError
 from p2pavg.identity import Identity, short_id
-from p2pavg.membership.table.address import normalise
 from p2pavg.membership.table.carrying.streams import Take
 from p2pavg.report.wire import Wire
 from p2pavg.transport.engine import Engine
-from p2pavg.transport.links import greeting, handshake, listening, proofs
+from p2pavg.transport.links import handshake, listening, proofs
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.budget import MAX_LINKS, Budget
 from p2pavg.transport.links.carried import Carried, CountedSocket, Way
+from p2pavg.transport.links.dials import Dials
 from p2pavg.transport.links.greeting import Met
 from p2pavg.transport.links.handshake import Hello, Refusal
 from p2pavg.transport.links.link import Link, Message, Opener
 from p2pavg.transport.links.pairing import Pairing
 from p2pavg.transport.links.reception import Reception
 from p2pavg.transport.links.repair import Repairs
-from p2pavg.transport.links.stream_keeper import MOST_ACCEPTED, StreamKeeper
-from p2pavg.transport.links.stream_tuner import StreamCounts
+from p2pavg.transport.links.streams.keeper import MOST_ACCEPTED, StreamKeeper
+from p2pavg.transport.links.streams.tuner import StreamCounts
 from p2pavg.transport.links.upkeep import keep_up
 
 logger = logging.getLogger("p2pavg.transport")
@@ -84,11 +83,11 @@ class Endpoint:
         self._by_tag: dict[bytes, Link] = {}
         self._keepers: dict[int, StreamKeeper] = {}
         self._numbers = itertools.count(1)
-        self._dials: dict[tuple[str, int], asyncio.Task[Link]] = {}
         self._pairing = Pairing(identity.peer_id, self._links)
         self._budget = Budget()
         self._vet = vet
         self._carried = Carried()
+        self._dials = Dials(self, self._carried.socket)
         self._carrying: dict[int, Link] = {}  # those with data streams
         self._counts = StreamCounts(engine, self._carrying, self.set_streams) if streams is None else None
         self._repairs = Repairs(engine, self._by_id, self._replace_stream)
@@ -177,10 +176,7 @@ class Endpoint:
             return
         self._closed = True
         self._ticker.cancel()
-        dials = list(self._dials.values())
-        for dial in dials:
-            dial.cancel()
-        await asyncio.gather(*dials, return_exceptions=True)
+        await self._dials.close()
         await self._listener.close()
         for link in list(self._links.values()):
             link.close("this peer leaves")
@@ -201,38 +197,7 @@ class Endpoint:
             raise ClosedError("this peer is closed")
         if expect is not None and expect in self._links and not anew:
             return self._links[expect]
-        address = (host, port)
-        dial = self._dials.get(address)
-        if dial is None:
-            dialled = self._dial(host, port, expect, timeout, anew)
-            dial = self._dials[address] = self._loop.create_task(dialled)
-            dial.add_done_callback(lambda done: self._dial_over(address, done))
-        return await asyncio.shield(dial)
-
-    def _dial_over(self, address: tuple[str, int], dial: asyncio.Task[Link]) -> None:
-        self._dials.pop(address, None)
-        if not dial.cancelled():
-            dial.exception()  # also when nobody waits any more
-
-    async def _dial(self, host: str, port: int, expect: bytes | None, timeout: float, anew: bool) -> Link:
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._meet(host, port, expect, anew)
-        except Refusal as refusal:
-            raise refusal.error() from None
-        except TimeoutError:
-            raise UnreachableError(f"{host}:{port} did not answer within {timeout:.3g} s") from None
-        except P2PAvgError:
-            raise
-        except OSError as error:
-            raise UnreachableError(
-                f"nobody answers at {host}:{port} ({error.strerror or error}); check address and firewall"
-            ) from None
-
-    async def _meet(self, host: str, port: int, expect: bytes | None, anew: bool) -> Link:
-        sock = await wire.dial(host, port, self._carried.socket)
-        guard(sock)
-        return await self._greet(sock, expect, anew=anew)
+        return await self._dials.connect((host, port), expect, timeout, anew=anew)
 
     async def greet(self, sock: CountedSocket, expect: bytes, opener: Opener, timeout: float) -> Link:
         """The link to a peer over a connection that came about by another way than dialling it; `sock.way`
@@ -241,16 +206,7 @@ class Endpoint:
 
         Raises like `connect`.
         """
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._greet(sock, expect, opener=opener, anew=True)
-        except Refusal as refusal:
-            raise refusal.error() from None
-        except TimeoutError:
-            who = short_id(expect)
-            raise UnreachableError(f"peer {who} did not answer within {timeout:.3g} s") from None
-        except OSError as error:
-            raise UnreachableError(f"the connection to peer {short_id(expect)} broke ({error})") from None
+        return await self._dials.greet(sock, expect, opener, timeout)
 
     def welcome(self, sock: CountedSocket) -> None:
         """Take a connection that came about by another way than the listening port; the other side speaks
@@ -261,36 +217,7 @@ class Endpoint:
         else:
             self._listener.admit(sock, sock.getpeername()[0])
 
-    async def _greet(
-        self,
-        sock: CountedSocket,
-        expect: bytes | None,
-        *,
-        anew: bool = False,
-        opener: Opener | None = None,
-    ) -> Link:
-        remote = normalise(sock.getpeername())
-        mine, way = self.make_hello(), sock.way
-        peer_id = b""
-
-        async def admit(theirs: Hello) -> None:
-            nonlocal peer_id
-            self.check(mine, theirs, expect)
-            peer_id = theirs.peer_id
-            await self._pairing.as_dialler(theirs, anew=anew, way=way)
-
-        try:
-            met = await greeting.as_dialler(sock, self.identity, mine, admit, self.tls(way))
-        except Refusal as refusal:
-            if refusal.code == handshake.SUPERSEDED.code and peer_id:
-                return await self._pairing.arrival(peer_id)
-            raise
-        finally:
-            self._pairing.proved(peer_id)
-        sock.peer = peer_id
-        return self.establish(met, remote, dialled=True, way=way, opener=opener)
-
-    # -- for the reception
+    # -- for dials and the reception
 
     def tls(self, way: Way) -> Tls | None:
         """What protects a control connection; None: nothing does, in an open run where nobody carries it."""

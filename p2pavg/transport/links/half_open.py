@@ -1,4 +1,5 @@
-"""Connections whose handshake is not over, and which of them goes when there are too many. Pure.
+"""Half-open connections, whose handshake is not over, and the choice of the one to close when there are too
+many.
 
 Places are counted to where a connection comes from. One that has not said a word yet is *silent*: members
 speak as soon as they are through, so a few silent ones are enough for a source, and its oldest one goes for
@@ -15,7 +16,7 @@ from typing import Generic, TypeVar
 from p2pavg.networks import network_of, source_of
 
 MOST = 256  # connections
-MOST_SILENT = 16  # of one source
+MOST_SILENT = 16  # silent connections of one source
 
 T = TypeVar("T", bound=Hashable)  # what stands for a connection
 
@@ -31,7 +32,7 @@ class HalfOpen(Generic[T]):
         return len(self._homes)
 
     def add(self, connection: T, host: str) -> T | None:
-        """It was accepted from there. Returns the one that goes for it, which counts until it is removed."""
+        """Add an accepted connection. Returns the one to close for it, which counts until it is removed."""
         network, source = network_of(host), source_of(host)
         own = self._networks.setdefault(network, {}).setdefault(source, {})
         goes = None
@@ -45,7 +46,7 @@ class HalfOpen(Generic[T]):
         return goes
 
     def _of_the_largest(self) -> T:
-        """Of several that are as large, one that has a silent connection to lose."""
+        """The largest group; of several, one with a silent connection."""
         most = max(self._sizes.values())
         largest = [self._networks[network] for network, size in self._sizes.items() if size == most]
         sources = next((found for found in largest if any(map(_silent, found.values()))), largest[0])
@@ -53,12 +54,12 @@ class HalfOpen(Generic[T]):
         return _first(_one(own for own in sources.values() if len(own) == most))
 
     def spoke(self, connection: T) -> None:
-        """It has begun its handshake."""
+        """Note that a connection has begun its handshake."""
         network, source = self._homes[connection]
         self._networks[network][source][connection] = False
 
     def remove(self, connection: T) -> None:
-        """Its handshake is over, or it is closed. Idempotent."""
+        """Remove a connection whose handshake is over, or which is closed. Idempotent."""
         if connection not in self._homes:
             return
         network, source = self._homes.pop(connection)

@@ -1,4 +1,4 @@
-"""One link between two peers, whoever dialled: which of two connections is kept."""
+"""The choice between two connections of the same two peers, who may both have dialled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from p2pavg.transport.links.carried import Way
 from p2pavg.transport.links.handshake import Hello
 from p2pavg.transport.links.link import Link
 
-_QUIET_S = 1.5  # pings and their answers come each second
-_ALIVE_S = 3.0  # how long an old link may take to prove that it lives, before a new one replaces it
+_QUIET_S = 1.5  # seconds without a byte after which a link counts as silent; pings come each second
+_ALIVE_S = 3.0  # seconds for an old link to prove that it lives, before a new one replaces it
 
 
 class Pairing:
@@ -23,7 +23,7 @@ class Pairing:
         """peer_id: this peer's. links: by peer, a live view."""
         self._peer_id = peer_id
         self._links = links
-        self._proving: set[bytes] = set()  # peers to which a dial of ours has sent its proof
+        self._proving: set[bytes] = set()  # peers to which a dial of this side has sent its proof
         self._arrivals: dict[bytes, asyncio.Future[Link]] = {}  # dials that wait for the other side's dial
 
     async def as_dialler(self, theirs: Hello, *, anew: bool = False, way: Way = Way.DIRECT) -> None:
@@ -42,7 +42,7 @@ class Pairing:
         self._proving.add(theirs.peer_id)
 
     def proved(self, peer_id: bytes) -> None:
-        """That dial is over."""
+        """Note that the dial which `as_dialler` let on is over."""
         self._proving.discard(peer_id)
 
     async def as_listener(self, theirs: Hello, accepted_at: float) -> None:
@@ -70,7 +70,7 @@ class Pairing:
         return self._links.get(theirs.peer_id)
 
     async def arrival(self, peer_id: bytes) -> Link:
-        """The link that the other side's own dial makes."""
+        """Wait for the link that the other side's dial makes."""
         if peer_id in self._links:
             return self._links[peer_id]
         future = self._arrivals.get(peer_id)
@@ -79,7 +79,7 @@ class Pairing:
         return await asyncio.shield(future)
 
     def arrived(self, link: Link) -> None:
-        """A link is up: whoever waits for it gets it."""
+        """Hand a link that is up to the dials that wait for it."""
         waiting = self._arrivals.pop(link.peer_id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(link)

@@ -19,7 +19,7 @@ from p2pavg.transport.sealing import KEY_BYTES
 
 
 def transcript(dialler: Hello, listener: Hello, signer: Hello) -> bytes:
-    """What `signer`, one of the two, signs."""
+    """The bytes that `signer`, one of the two, signs."""
     role = b"dial" if signer is dialler else b"listen"
     parts = [b"p2pavg link", role]
     for hello in (dialler, listener):
@@ -41,12 +41,12 @@ def link_secret(dialler: Hello, listener: Hello) -> bytes:
 
 
 def link_tag(secret: bytes) -> bytes:
-    """How a data stream names its link."""
+    """The tag by which a data stream names its link."""
     return hashlib.sha256(b"p2pavg tag" + secret).digest()[:8]
 
 
 def stream_hello(secret: bytes, stream: int) -> dict[str, Any]:
-    """What the side that opens a data stream says first."""
+    """The first message of the side that opens a data stream."""
     nonce = os.urandom(NONCE_BYTES)
     return {
         "link": link_tag(secret),
@@ -57,7 +57,7 @@ def stream_hello(secret: bytes, stream: int) -> dict[str, Any]:
 
 
 def stream_answer(secret: bytes, hello: Mapping[str, Any]) -> dict[str, Any]:
-    """What the listener answers to a right `stream_hello`. Raises ProtocolError for a wrong one."""
+    """The listener's answer to a `stream_hello`. Raises ProtocolError when the hello is wrong."""
     stream, nonce, mac = hello.get("stream"), hello.get("nonce"), hello.get("mac")
     if (
         not isinstance(stream, int)

@@ -7,52 +7,30 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
 
-from p2pavg.credentials import Tls
 from p2pavg.errors import P2PAvgError, ProtocolError
-from p2pavg.identity import Identity
 from p2pavg.membership.table.address import normalise
 from p2pavg.membership.table.carrying.streams import Take, is_head
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links import greeting, handshake, observing
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.budget import Budget
-from p2pavg.transport.links.carried import CountedSocket, Way
-from p2pavg.transport.links.greeting import Met
-from p2pavg.transport.links.handshake import Hello, Party, Refusal
+from p2pavg.transport.links.carried import CountedSocket
+from p2pavg.transport.links.handshake import Refusal
 from p2pavg.transport.links.link import Link
-from p2pavg.transport.links.pairing import Pairing
-from p2pavg.transport.links.stream_keeper import accept_stream
+from p2pavg.transport.links.owner import Owner
+from p2pavg.transport.links.streams.keeper import accept_stream
 
 logger = logging.getLogger("p2pavg.transport")
 
 Tunnels = Callable[[CountedSocket], Awaitable[None]]
 
 
-class House(Protocol):
-    """What the endpoint offers."""
-
-    identity: Identity
-    party: Party
-
-    @property
-    def pairing(self) -> Pairing: ...
-
-    def tls(self, way: Way) -> Tls | None: ...
-
-    def make_hello(self) -> Hello: ...
-
-    def check(self, mine: Hello, theirs: Hello) -> None: ...
-
-    def establish(self, met: Met, address: tuple[str, int], *, dialled: bool, way: Way) -> Link: ...
-
-
 class Reception:
     """Makes links, data streams and answers of the connections that come in."""
 
-    def __init__(self, house: House, budget: Budget, by_tag: Mapping[bytes, Link], engine: Engine) -> None:
-        self._house = house
+    def __init__(self, owner: Owner, budget: Budget, by_tag: Mapping[bytes, Link], engine: Engine) -> None:
+        self._owner = owner
         self._budget = budget
         self._by_tag = by_tag
         self._engine = engine
@@ -61,7 +39,7 @@ class Reception:
 
     async def welcome(self, sock: CountedSocket) -> None:
         """Serve one connection until it is a link, a data stream, answered or refused. Never raises."""
-        accepted_at, house = time.monotonic(), self._house
+        accepted_at, owner = time.monotonic(), self._owner
         try:
             async with asyncio.timeout(wire.HANDSHAKE_S):
                 raw = await self._first_bytes(sock)
@@ -70,23 +48,23 @@ class Reception:
                     return
                 kind = await self._kind(sock, raw)
                 if kind == handshake.DATA:
-                    await accept_stream(sock, self._by_tag, self._engine, house.party, self._admits_stream)
+                    await accept_stream(sock, self._by_tag, self._engine, owner.party, self._admits_stream)
                     return
                 address = self._address(sock)
                 if kind != handshake.CONTROL:
                     await self._answer(sock, kind)
                     return
-                mine, way = house.make_hello(), sock.way
+                mine, way = owner.make_hello(), sock.way
                 met = await greeting.as_listener(
                     sock,
-                    house.identity,
+                    owner.identity,
                     mine,
-                    lambda theirs: house.check(mine, theirs),
-                    lambda theirs: house.pairing.as_listener(theirs, accepted_at),
-                    house.tls(way),
+                    lambda theirs: owner.check(mine, theirs),
+                    lambda theirs: owner.pairing.as_listener(theirs, accepted_at),
+                    owner.tls(way),
                 )
             sock.peer = met.dialler.peer_id
-            house.establish(met, (address, met.dialler.port), dialled=False, way=way)
+            owner.establish(met, (address, met.dialler.port), dialled=False, way=way)
         except Refusal as refusal:
             logger.debug("refused a connection: %s", refusal.text)
         except (P2PAvgError, OSError, TimeoutError) as error:
@@ -95,7 +73,7 @@ class Reception:
     async def _answer(self, sock: CountedSocket, kind: int) -> None:
         try:
             if kind == handshake.OBSERVE:
-                await observing.tell(sock, self._house.party)
+                await observing.tell(sock, self._owner.party)
             elif self.tunnels is not None:
                 await self.tunnels(sock)
                 return
@@ -124,9 +102,9 @@ class Reception:
 
     async def _kind(self, sock: socket.socket, raw: bytes) -> int:
         try:
-            return handshake.parse_preamble(raw, self._house.party)
+            return handshake.parse_preamble(raw, self._owner.party)
         except Refusal as refusal:
-            answer = handshake.preamble(handshake.CONTROL, self._house.party)
+            answer = handshake.preamble(handshake.CONTROL, self._owner.party)
             await wire.send(sock, answer + handshake.pack(refusal.message()))
             sock.close()
             raise

@@ -20,7 +20,7 @@ from p2pavg.transport.links.stalls import Chunk, LinkWatch, RankWatch, patience
 
 logger = logging.getLogger("p2pavg.transport")
 
-_MOST_CHUNKS = 100_000  # in one request; more follow with the next one
+_MOST_CHUNKS = 100_000  # named in one request; the next request names the rest
 
 
 class Repairs:
@@ -37,7 +37,7 @@ class Repairs:
         self._ranks: dict[tuple[int, int], RankWatch] = {}
 
     def tick(self, now: float, jobs: Sequence[ReduceJob]) -> None:
-        """Called some times per second while jobs run, else now and then."""
+        """Look at all links and jobs. Called several times a second while jobs run, else each second."""
         for number in [number for number in self._watches if number not in self._links]:
             del self._watches[number]
         for link in list(self._links.values()):
@@ -80,11 +80,13 @@ class Repairs:
             )
 
     def asked(self, link: Link, message: Mapping[str, Any]) -> None:
-        """The other side lacks chunks. Raises ProtocolError when the request is malformed."""
+        """Send again the chunks that the other side lacks. Raises ProtocolError when the request is
+        malformed.
+        """
         contributions, results = _chunks(message.get("contributions")), _chunks(message.get("results"))
         watch, now, wait = self._watches.get(link.id), time.monotonic(), patience(link.rtt_min)
         if watch is not None and watch.moving(now, link.rtt_min):
-            return  # it is on its way, and would only be later with its duplicate before it
+            return  # the chunk is on its way, and a duplicate before it would delay it
         for job in self._engine.running():
             if job.transfer == message.get("transfer") and link.id in job.links:
                 rank = job.links.index(link.id)

@@ -12,14 +12,14 @@ from p2pavg.transport.engine import Missing, ReduceJob, StreamStats
 
 # A tick in which a stream moved less than this counts as quiet: heartbeats alone are less.
 _QUIET_BYTES = 1024
-_RTO_MIN_S = 0.2  # Linux: a retransmission timeout is the round trip plus at least this
+_RTO_MIN_S = 0.2  # Linux: a retransmission timeout is the round trip and at least so many seconds
 _GAPS = 4.0
 _AGAIN_AT_LEAST_EVERY_S = 5.0
-_STALLED_S = 0.5  # at least so long without progress, and one and a half timeouts of the kernel
+_STALLED_S = 0.5  # seconds without progress, at least, and at least 1.5 timeouts of the kernel
 _STALLED_TIMEOUTS = 1.5
-_STALLED_PAUSES = 2.0  # times the longest pause lately: a stream that moves nothing for longer has stalled
+_STALLED_PAUSES = 2.0  # a stream has stalled after so many times its longest pause lately
 _PAUSE_KEPT = 0.99  # at each tick
-_LATE_RTTS, _LATE_S = 1.25, 0.05  # an acknowledgement that takes longer follows a loss, or a long queue
+_LATE_RTTS, _LATE_S = 1.25, 0.05  # an acknowledgement that takes longer tells of a loss or a long queue
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _Stream:
 
 @dataclass(slots=True)
 class LinkWatch:
-    """What the streams of one link have done lately. Fed with their statistics at every tick."""
+    """The recent activity of a link's streams, fed with their statistics at every tick."""
 
     streams: dict[int, _Stream] = field(default_factory=dict)
     lost_at: float = 0.0  # a stream closed or was closed
@@ -117,8 +117,8 @@ class KindWatch:
     """The chunks of one kind that one member owes in one job."""
 
     arrived: int = 0
-    at: float = 0.0  # when the last one arrived
-    gap: float = 0.0  # the usual time from one to the next: on a slow path longer than any timeout
+    at: float = 0.0  # when the last chunk arrived
+    gap: float = 0.0  # usual seconds between two chunks; longer than any timeout on a slow path
 
     def tick(self, now: float, arrived: int) -> None:
         if arrived > self.arrived:
@@ -127,18 +127,20 @@ class KindWatch:
             self.arrived, self.at = arrived, now
 
     def stopped(self, now: float, wait: float) -> bool:
-        """Some came, and then none for `wait` and for several times as long as usual."""
+        """Whether chunks came, and then none for `wait` seconds and for several times the usual gap."""
         return self.arrived > 0 and now - self.at > max(wait, _GAPS * self.gap)
 
 
 @dataclass(slots=True)
 class Again:
-    """The chunks of one kind that one member was sent again in one job."""
+    """Chunks of one kind in one job that were sent to one member again."""
 
-    sent: dict[Chunk, tuple[int, float]] = field(default_factory=dict)  # how often, and when last
+    sent: dict[Chunk, tuple[int, float]] = field(
+        default_factory=dict
+    )  # by chunk: how often it was sent again, and when last
 
     def choose(self, now: float, patience: float, chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
-        """Those that were not sent again lately; after each time one waits twice as long."""
+        """The chunks that were not sent again lately. Each time doubles the wait before the next."""
         found = []
         for chunk in chunks:
             times, last = self.sent.get(chunk, (0, -math.inf))
@@ -150,7 +152,7 @@ class Again:
 
 @dataclass(slots=True)
 class RankWatch:
-    """One member of one job: whether, and what, to ask it to send again; and what it was sent again."""
+    """One member of one job: which chunks to ask of it again, and which were sent to it again."""
 
     since: float  # when the job began
     contributions: KindWatch = field(default_factory=KindWatch)
@@ -160,16 +162,14 @@ class RankWatch:
     _asked_at: float = -math.inf
 
     def suspicious(self, now: float, rtt_s: float, link: LinkWatch) -> bool:
-        """Something that was sent may not arrive: a stream closed, or went quiet after it had carried
-        chunks.
-        """
+        """Whether chunks may have been lost: a stream closed, or went quiet after it had carried chunks."""
         active = [stream.busy_at for stream in link.streams.values() if stream.busy_at > self.since]
         return link.lost_at > self.since or any(now - busy_at > patience(rtt_s) for busy_at in active)
 
     def ask(
         self, now: float, rtt_s: float, link: LinkWatch, job: ReduceJob, rank: int, missing: Missing
     ) -> Missing:
-        """What of `missing` to ask `rank` for, once things look suspicious.
+        """The chunks of `missing` to ask `rank` for, once the link looks suspicious.
 
         All of a kind of which none has arrived for a while, or all on a quiet link; else what later chunks
         have overtaken. Nothing when it was asked a moment ago.

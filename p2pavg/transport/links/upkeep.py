@@ -10,18 +10,18 @@ from collections.abc import Callable
 
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.repair import Repairs
-from p2pavg.transport.links.stream_tuner import StreamCounts
+from p2pavg.transport.links.streams.tuner import StreamCounts
 
 logger = logging.getLogger("p2pavg.transport")
 
 PING_INTERVAL_S = 1.0
-_WATCH_INTERVAL_S = 0.1  # while jobs run
+_WATCH_INTERVAL_S = 0.1  # seconds between two looks while jobs run
 
 
 async def keep_up(
     engine: Engine, ping_all: Callable[[], None], repairs: Repairs, counts: StreamCounts | None
 ) -> None:
-    """Until cancelled. counts: None where the number of streams is fixed."""
+    """Ping, repair and tune until cancelled. counts: None where the number of streams is fixed."""
     pinged_at, running = -math.inf, False
     while True:
         now = time.monotonic()
@@ -35,7 +35,7 @@ async def keep_up(
                 repairs.tick(now, jobs)
                 if counts is not None:
                     counts.tick(now, jobs)
-        except Exception:  # links must be watched on, whatever was wrong with one of them
+        except Exception:  # a fault in one link must not end the watch over the others
             logger.exception("watching the links failed")
         running = bool(jobs)
         await asyncio.sleep(min(_WATCH_INTERVAL_S, PING_INTERVAL_S))

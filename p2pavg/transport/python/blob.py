@@ -1,4 +1,4 @@
-"""A blob being received: equal chunks of one buffer, the last may be shorter."""
+"""A blob on its way in: equal chunks of one buffer, of which the last may be shorter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Blob:
     def __init__(
         self, pool: BufferPool, buffer: memoryview, chunk_bytes: int, arrived: Callable[[int], None]
     ) -> None:
-        """arrived(chunk): it is whole and in place."""
+        """arrived(chunk): called when the chunk is whole and in place."""
         if not 0 < chunk_bytes <= MAX_BODY_BYTES:
             raise ValueError(f"blob chunks of {chunk_bytes} bytes; 1 to {MAX_BODY_BYTES} fit into a frame")
         self._buffer = buffer.cast("B")
@@ -25,7 +25,7 @@ class Blob:
         self._landing = Landing(pool, self._place, lambda chunk: not self._have[chunk], self._accept)
 
     def expect(self, stream: Stream, header: Header) -> Destination | Fate:
-        """Where this BLOB frame goes. Raises ProtocolError when the blob has no such chunk."""
+        """The destination of a BLOB frame. Raises ProtocolError when the blob has no such chunk."""
         if header.chunk >= len(self._have) or header.length != len(self._place(header.chunk)):
             raise ProtocolError(
                 f"a blob chunk {header.chunk} of {header.length} bytes, which the blob has not"

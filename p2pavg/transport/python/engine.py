@@ -1,4 +1,4 @@
-"""The engine in Python, on the event loop: what runs without a compiler, and the native pump's twin."""
+"""The engine in Python, on the event loop. It needs no compiler, and is the native pump's twin."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PythonEngine:
     """Implements `engine.Engine`."""
 
     def __init__(self, events: EngineEvents, extra_codecs: Sequence[codecs.Codec] = ()) -> None:
-        """Belongs to the running event loop. extra_codecs: what jobs may name besides the built-in ones."""
+        """Make an engine of the running event loop. extra_codecs: for jobs, beside the built-in codecs."""
         self._loop = asyncio.get_running_loop()
         self._events = events
         built_in = [codecs.get(name) for name in codecs.WIRE_IDS]
@@ -102,7 +102,7 @@ class PythonEngine:
             yield from list(known.open.values())
 
     def _retire(self, known: Link, stream: Stream) -> None:
-        """A closed stream: what it had not wholly sent goes to the others."""
+        """Take leave of a closed stream; the others send the frames that it had not wholly sent."""
         known.retire(stream)
         item, stream.item = stream.item, None
         if item is not None:

@@ -1,4 +1,4 @@
-"""Heartbeats of the Python engine: what it tells the others, and what each link told."""
+"""Heartbeats of the Python engine: the state that it sends to others, and the state that others sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OwnActivity:
 
 
 class PeerActivity:
-    """What the other side's heartbeats told."""
+    """The state of the other side, by its heartbeats."""
 
     def __init__(self) -> None:
         self._rtt_s = 0.0

@@ -28,7 +28,7 @@ class Job:
         reducer: Reducer,
         put: Callable[[int, Sequence[Item]], None],
     ) -> None:
-        """put(link, items): into that link's outbox."""
+        """put(link, items): puts items into that link's outbox."""
         self.reducer = reducer
         self.spec = reducer.spec
         self._loop = loop
@@ -39,8 +39,8 @@ class Job:
         self._landing = Landing(pool, reducer.result_view, self._ledger.result_due, self._accept_result)
         self._rank_of = {link: rank for rank, link in enumerate(self.spec.links) if rank != self.spec.rank}
         self._held: list[Stream] = []
-        self._ready = 0  # chunks of our own contribution that are in place
-        self._alone: Iterator[int] = iter(())  # chunks that we reduce, and nobody else contributes to
+        self._ready = 0  # chunks of this peer's contribution that are in place
+        self._alone: Iterator[int] = iter(())  # chunks that this peer reduces and nobody else contributes to
         self._refused: set[int] = set()
         self._told_done = False
         self._over = False
@@ -57,7 +57,7 @@ class Job:
         self.supply(len(ledger.chunks) if start.ready is None else start.ready)
 
     def supply(self, ready: int) -> None:
-        """The first `ready` chunks of our contribution are in place."""
+        """Note that the first `ready` chunks of this peer's contribution are in place."""
         if not self._ledger.begun:
             raise ValueError(f"transfer {self.spec.transfer} has not begun")
         ledger, before, self._ready = self._ledger, self._ready, max(ready, self._ready)
@@ -69,7 +69,7 @@ class Job:
         self._resume_held()
 
     def end(self) -> None:
-        """Cancelled or finished: the sums are released, streams that were held go on."""
+        """Release the sums of a cancelled or finished job, and let the streams go on that it held."""
         self._over = True
         self.reducer.release()
         self._resume_held()
@@ -96,7 +96,7 @@ class Job:
         self._queue(Kind.RESULT, rank, results, repeat=True)
 
     def refuse(self, rank: int, why: str) -> None:
-        """Tell once per rank; nothing more is taken from it."""
+        """Refuse a member's contributions from now on, and report so once."""
         if rank not in self._refused:
             self._refused.add(rank)
             self._events.job_refused(self.spec.transfer, rank, why)
@@ -104,7 +104,7 @@ class Job:
     # -- work
 
     def _work_alone(self) -> None:
-        """Chunks that I reduce and nobody else contributes to, some at a time."""
+        """Reduce chunks to which nobody else contributes, a few at a time."""
         until = time.monotonic() + _LOCAL_WORK_S
         while not self._over:
             number = next(self._alone, None)
@@ -133,7 +133,7 @@ class Job:
             self._queue(Kind.CONTRIBUTION, parent, (number,))
 
     def _pass_on(self, number: int) -> None:
-        """The result of a chunk is in place: it goes down the tree."""
+        """Send a result that is in place down the tree."""
         for rank in self._ledger.children(number):
             self._queue(Kind.RESULT, rank, (number,))
         self._check_done()
@@ -161,7 +161,7 @@ class Job:
     # -- sending
 
     def leaving(self) -> None:
-        """A frame of this job is about to be handed to the kernel."""
+        """Take note that a frame of this job is about to be handed to the kernel."""
         self._touch()
 
     def handed(self, item: Item) -> None:
@@ -172,7 +172,7 @@ class Job:
     # -- receiving
 
     def expect(self, stream: Stream, header: Header) -> Destination | Fate:
-        """Where this CONTRIBUTION or RESULT frame goes."""
+        """The destination of a CONTRIBUTION or RESULT frame."""
         rank, ledger = self._rank_of.get(stream.link), self._ledger
         if rank is None or rank in self._refused:
             return Fate.DROP
@@ -187,7 +187,7 @@ class Job:
             return Fate.DROP
         assert number is not None
         if header.kind is Kind.CONTRIBUTION and self.reducer.contributes and number >= self._ready:
-            self._held.append(stream)  # it is added to ours
+            self._held.append(stream)  # until this peer's own contribution is known, to which it is added
             return Fate.HOLD
         self._touch()
         packed = header.flags & PACKED

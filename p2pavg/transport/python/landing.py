@@ -22,8 +22,8 @@ class Landing:
         due: Callable[[int], bool],
         accept: Callable[[int, int], None],
     ) -> None:
-        """place(number): where that chunk stays. due: not accepted yet. accept(number, crc): it is in
-        place.
+        """place(number): the memory of that chunk. due(number): whether it is yet to be accepted.
+        accept(number, crc): called when it is in place.
         """
         self._pool = pool
         self.place = place
@@ -32,7 +32,7 @@ class Landing:
         self.direct: dict[int, InPlace] = {}  # chunks that a stream is writing into their place
 
     def expect(self, stream: Stream, number: int, aside: bool = False) -> InPlace | Aside:
-        """Where `stream` receives this chunk, which is due. aside: not in its place."""
+        """The memory into which `stream` receives this chunk, which is due. aside: not its place."""
         if aside or number in self.direct:
             return Aside(self, number, self._pool)
         in_place = InPlace(self, stream, number)
@@ -40,7 +40,7 @@ class Landing:
         return in_place
 
     def accepted(self, number: int, crc: int, view: memoryview) -> None:
-        """A whole copy of the chunk is in `view`."""
+        """Take a whole copy of the chunk, which is in `view`."""
         if not self.due(number):
             return
         writing = self.direct.pop(number, None)

@@ -1,4 +1,4 @@
-"""Which chunks of a reduce job have come, have gone and are still due. No I/O, no arithmetic.
+"""The ledger of a reduce job: which chunks have come, have gone and are still due. No I/O, no arithmetic.
 
 A chunk is known by its number in the whole vector: the chunks of part 0, then those of part 1, and so on.
 """
@@ -15,7 +15,7 @@ from p2pavg.transport.frames import PACKED, Header, Kind
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Where one chunk lies: elements [start, start + count), and its bytes in both encoded layouts."""
+    """The place of one chunk: elements [start, start + count), and its bytes in both encoded layouts."""
 
     part: int
     index: int  # inside the part
@@ -59,36 +59,44 @@ class Ledger:
         self.result_bytes = result_at
 
         self.begun = False
-        self._weights: list[dict[int, float]] = []  # of each part I reduce, by rank: of what is added up
+        self._weights: list[
+            dict[int, float]
+        ] = []  # for each part that I reduce: weights of the contributions, by rank
         self._contributors: list[int] = []  # the same ranks as bits
         self._upward: list[float] = []  # the weight of what I send to my parent, for each part
-        self._contributed = [0] * len(self.chunks)  # of chunks that I reduce: bit per rank that is in
+        self._contributed = [0] * len(
+            self.chunks
+        )  # for each chunk that I reduce: a bit per rank whose contribution is in
         self._have_result = bytearray(len(self.chunks))
         self._crcs = [0] * len(self.chunks)  # of results
         self._results_due = len(self.chunks)
         self._contribution_gone = bytearray(len(self.chunks))
         self._contributions_to_go = 0
-        self._result_gone = [0] * len(self.chunks)  # bit per rank that it was sent to
+        self._result_gone = [0] * len(
+            self.chunks
+        )  # for each chunk: a bit per rank to which its result was sent
         self._voters = sum(1 << rank for rank, votes in enumerate(job.voters) if votes)
-        self._results_to_go = 0  # to voters
+        self._results_to_go = 0  # how many results voters are still to be sent
         self._counts = [[0] * self._members for _ in range(4)]
 
     # -- where things lie
 
     def parent(self, number: int) -> int | None:
-        """To whom the chunk's contribution goes, and from whom its result comes; None: it is mine."""
+        """The rank that takes this peer's contribution to the chunk and sends its result; None: this peer
+        owns it.
+        """
         return self._parents[self.chunks[number].part]
 
     def children(self, number: int) -> tuple[int, ...]:
-        """From whom contributions to it come, and to whom its result goes."""
+        """The ranks that contribute to the chunk at this peer, and get its result from there."""
         return self._children[self.chunks[number].part]
 
     def reduces(self, number: int) -> bool:
-        """Whether I add up what is contributed to it."""
+        """Whether this peer adds up contributions to the chunk."""
         return self._reduces[self.chunks[number].part]
 
     def is_partial(self, rank: int, number: int) -> bool:
-        """Whether what `rank` contributes to it is a partial mean, in the result codec."""
+        """Whether `rank` contributes a partial mean to the chunk, in the result codec."""
         return self._job.plan.relays(self.chunks[number].part, rank)
 
     def number(self, part: int, index: int) -> int | None:
@@ -120,7 +128,7 @@ class Ledger:
     # -- begin
 
     def begin(self, weights: Sequence[float]) -> None:
-        """weights: by rank."""
+        """Take the weights, by rank."""
         self.begun = True
         plan = self._job.plan
         for part, children in enumerate(self._children):
@@ -138,11 +146,11 @@ class Ledger:
             self._results_to_go += length * sum(self._job.voters[child] for child in children)
 
     def weight(self, rank: int, number: int) -> float:
-        """Of what `rank` contributes to a chunk that I reduce; 0: it contributes nothing."""
+        """The weight of `rank`'s contribution to a chunk that I reduce; 0: it contributes nothing."""
         return self._weights[self.chunks[number].part].get(rank, 0.0)
 
     def upward(self, number: int) -> float:
-        """Of what I send to the chunk's parent, or, of my own chunk, of all; 0: I send nothing."""
+        """The weight of what I send to the chunk's parent or, of my own chunk, of all; 0: I send nothing."""
         return self._upward[self.chunks[number].part]
 
     def only_mine(self, number: int) -> bool:
@@ -186,7 +194,7 @@ class Ledger:
         return self._contributed[number] == self._contributors[self.chunks[number].part]
 
     def take_contribution(self, rank: int, number: int) -> bool:
-        """rank's contribution to a chunk that I reduce is in (my own one too). True: it was the last."""
+        """Note that a rank's contribution to a chunk that I reduce is in. True: it was the last."""
         self._contributed[number] |= 1 << rank
         self._counts[0][rank] += 1
         return self.whole(number)
@@ -195,7 +203,7 @@ class Ledger:
         return not self._have_result[number]
 
     def take_result(self, number: int, crc: int) -> None:
-        """The encoded result of a chunk is in place: received, or for my own chunks made."""
+        """Note that the encoded result of a chunk is in place, received or made here."""
         self._have_result[number] = 1
         self._crcs[number] = crc
         self._results_due -= 1
@@ -208,7 +216,7 @@ class Ledger:
     # -- what leaves
 
     def gone(self, kind: Kind, rank: int, number: int) -> None:
-        """My contribution to, or result for, `rank` was handed to the kernel. Again changes nothing."""
+        """Note that a chunk for `rank` was handed to the kernel. May be called again."""
         if kind is Kind.CONTRIBUTION:
             if not self._contribution_gone[number]:
                 self._contribution_gone[number] = 1
@@ -221,7 +229,7 @@ class Ledger:
                 self._results_to_go -= 1
 
     def resendable(self, rank: int, missing: Missing) -> tuple[list[int], list[int]]:
-        """(contributions, results) of mine among what `rank` misses; what is not ready is left out."""
+        """My contributions and results among the chunks that `rank` misses, unless they are not ready."""
         contributions: list[int] = []
         results: list[int] = []
         for part, index in missing.contributions:
@@ -266,7 +274,7 @@ class Ledger:
         )
 
     def digests(self) -> tuple[bytes, ...]:
-        """Per part, sha256 over the little-endian CRC-32s of its encoded result chunks."""
+        """For each part, SHA-256 over the little-endian CRC-32s of its encoded result chunks."""
         return tuple(
             hashlib.sha256(
                 b"".join(

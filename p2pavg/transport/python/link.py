@@ -22,13 +22,13 @@ class Link:
         self._wire = Wire()  # of these, too
 
     def kick(self) -> None:
-        """Something may be sent: whichever stream has room asks for it."""
+        """Let every stream with room ask for a frame."""
         if self.outbox:
             for stream in self.open.values():
                 stream.want_to_send()
 
     def retire(self, stream: Stream) -> None:
-        """It is closed; what it carried still counts."""
+        """Remove a closed stream, and keep its counts."""
         self.open.pop(stream.number, None)
         self._sent += stream.bytes_sent
         self._received += stream.bytes_received

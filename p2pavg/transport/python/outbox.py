@@ -1,4 +1,4 @@
-"""What waits to be sent to one peer, in the order in which it goes out."""
+"""The frames that wait to be sent to one peer, in the order in which they go out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2pavg.transport.python.reducer import Reducer
 
 
 class Priority(IntEnum):
-    """Lower goes first. Contributions before results: the others can then reduce while results travel."""
+    """The order of frames, lowest first. Contributions precede results, so that others reduce early."""
 
     HEARTBEAT = 0
     CONTRIBUTION = 1
@@ -36,7 +36,7 @@ class Item:
     repeat: bool = False
     not_over: int | None = None  # the number of a stream: other ones send it
     stale: bool = False  # its transfer is over: nobody is told when it is gone
-    scratch: U8 | None = None  # pooled, holds the body while it is being sent
+    scratch: U8 | None = None  # a pooled buffer that holds the body while it is sent
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -58,7 +58,9 @@ class Outbox:
             yield from queue
 
     def put(self, item: Item) -> None:
-        """A job's chunk that waits already is not put twice; a newer heartbeat replaces one of its kind."""
+        """Add an item. A chunk that waits already is not put twice; a newer heartbeat replaces one of its
+        kind.
+        """
         queue = self._queues[item.priority]
         if item.priority is Priority.HEARTBEAT:
             for old in [old for old in queue if old.kind is item.kind]:
@@ -70,14 +72,14 @@ class Outbox:
         queue.append(item)
 
     def put_back(self, item: Item) -> None:
-        """Its stream closed before it was wholly handed to the kernel: it goes first."""
+        """Add first an item whose stream closed before the kernel had all of it."""
         if item.key not in self._waiting:
             self._queues[item.priority].appendleft(item)
             if Priority.HEARTBEAT < item.priority < Priority.BLOB:
                 self._waiting.add(item.key)
 
     def take(self, stream: int, chunks: bool) -> Item | None:
-        """The next that this stream sends; chunks False: only heartbeats, the upload limit is reached."""
+        """The next item for this stream. chunks=False: heartbeats alone, as the upload limit is reached."""
         for queue in self._queues if chunks else self._queues[: Priority.CONTRIBUTION]:
             for item in queue:
                 if item.not_over != stream:

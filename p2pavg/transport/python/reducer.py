@@ -12,7 +12,7 @@ from p2pavg.transport.python.ledger import Ledger
 
 
 class NonFiniteError(ValueError):
-    """A value that is not finite would enter the mean. rank: whose."""
+    """A value that is not finite would enter the mean. rank: the member that sent it."""
 
     def __init__(self, rank: int) -> None:
         super().__init__("its gradient is not finite")
@@ -20,7 +20,7 @@ class NonFiniteError(ValueError):
 
 
 class Reducer:
-    """Accumulators exist per chunk, from its first contribution until its result."""
+    """Adds up contributions, in an accumulator per chunk from its first contribution until its result."""
 
     def __init__(
         self, job: ReduceJob, contribution: Codec, result: Codec, exact: Codec, pool: BufferPool
@@ -39,7 +39,7 @@ class Reducer:
             raise ValueError(f"the job's result has {len(job.result)} bytes, not {self.ledger.result_bytes}")
 
     def begin(self, start: Start) -> None:
-        """Raises ValueError when the weights or buffers do not fit the job."""
+        """Take the weights and this peer's contribution. Raises ValueError when they do not fit the job."""
         job, weights = self.spec, start.weights
         numel = sum(part.count for part in job.parts)
         if len(weights) != len(job.links):
@@ -63,8 +63,8 @@ class Reducer:
     # -- contributions
 
     def contribution(self, number: int, scratch: U8) -> memoryview:
-        """The encoded chunk to send: in `scratch`, or where it was encoded beforehand. Of a chunk that I
-        relay the partial mean.
+        """The encoded chunk to send, in `scratch` or where it was encoded beforehand. Of a chunk that this
+        peer relays, that is the partial mean.
 
         Raises NonFiniteError.
         """
@@ -128,7 +128,7 @@ class Reducer:
     # -- results
 
     def finish_chunk(self, number: int) -> None:
-        """All contributions are in: divide, encode into `result`, or as a partial mean, and forget the sum.
+        """Divide and encode a sum that is complete, into `result` or as a partial mean, and forget it.
 
         Raises NonFiniteError.
         """

@@ -62,7 +62,7 @@ def _chunk_frame(item: Item, reducer: Reducer, pool: BufferPool, rate: float) ->
 
 
 def release(item: Item, pool: BufferPool) -> None:
-    """Give back what `frame` took."""
+    """Give back the buffer that `frame` took."""
     if item.scratch is not None:
         pool.give(item.scratch)
         item.scratch = None

@@ -26,7 +26,7 @@ from p2pavg.transport.python.outbox import Item
 from p2pavg.transport.sealing import TAG_BYTES
 
 _READS_PER_TURN = 8
-_UNSENT_BYTES = 256 << 10  # what may wait unsent in the kernel: a stalled stream holds back no more than this
+_UNSENT_BYTES = 256 << 10  # unsent bytes in the kernel: a stalled stream holds back no more
 _LEAST_UNSENT, _HELD_S = 16 << 10, 0.05  # of a stream that is paced
 _UNLIMITED = 1e15  # bytes/s
 _TRASH_BYTES = 64 << 10
@@ -39,28 +39,30 @@ class Fate(Enum):
 
 
 class Destination(Protocol):
-    """Where one body goes. Exactly one of `landed` and `lost` is called."""
+    """The destination of one body. Exactly one of `landed` and `lost` is called."""
 
     view: memoryview  # length of the body
 
     def landed(self, crc: int) -> None:
-        """The body is whole and right, and this its CRC-32. May raise ProtocolError: the stream closes."""
+        """Take a body that is whole and right, with its CRC-32. May raise ProtocolError, which closes the
+        stream.
+        """
 
     def lost(self) -> None:
-        """The rest of the body will not be written here."""
+        """Take note that the rest of the body will not be written here."""
 
 
 class Owner(Protocol):
     def route(self, stream: Stream, header: Header) -> Destination | Fate: ...
 
     def next_frame(self, stream: Stream) -> tuple[Item, bytes, memoryview] | None:
-        """What this stream, which has room, sends next: (item, header, body)."""
+        """The next frame for a stream that has room: (item, header, body)."""
 
     def handed(self, stream: Stream, item: Item) -> None:
-        """All bytes of the frame were handed to the kernel."""
+        """Take note that the kernel has all bytes of the frame."""
 
     def broken(self, stream: Stream, reason: str) -> None:
-        """The stream closed itself."""
+        """Take note that the stream has closed itself."""
 
 
 class Stream:
@@ -188,14 +190,14 @@ class Stream:
         destination.landed(crc)
 
     def _drop(self, rest: int) -> None:
-        """Read and forget so much of the body, and its tag."""
+        """Read and drop so many bytes of the body, and its tag."""
         self._unwanted = rest + TAG_BYTES - self._tail_have
         self._tail_have = TAG_BYTES
         if not self._unwanted:
             self._header = None
 
     def resume(self) -> None:
-        """Ask again what is to be done with the frame that was held."""
+        """Ask the owner again for the destination of the frame that was held."""
         if self._held and not self.closed and self._header is not None:
             self._held = False
             self._loop.add_reader(self._fd, self._readable)
@@ -205,7 +207,7 @@ class Stream:
                 self._break(str(error))
 
     def forget_destination(self) -> None:
-        """Write no more into the place of the body under way; read the rest of it and drop it."""
+        """Read and drop the rest of the body under way, without writing into its destination."""
         if self._destination is not None:
             destination, self._destination = self._destination, None
             self._drop(len(self._rest))
@@ -219,7 +221,7 @@ class Stream:
     # -- sending
 
     def want_to_send(self) -> None:
-        """There is something in the outbox: ask for it once the kernel has room."""
+        """Ask the owner for a frame once the kernel has room."""
         if not self._armed and not self.closed:
             self._armed = True
             self._loop.add_writer(self._fd, self._writable)
@@ -274,8 +276,8 @@ class Stream:
             self._handed.popleft()
 
     def unacknowledged(self) -> list[Item]:
-        """Chunks that the other side's kernel does not have yet, the one under way included, last first. Each
-        is told once, and what came here from another stream is not.
+        """Chunks that the other side's kernel has not acknowledged, the one under way included, the last
+        first. Each is named once, and chunks that came here from another stream are not.
         """
         self._forget_acknowledged()
         items = [item for _, item in self._handed]
@@ -286,11 +288,11 @@ class Stream:
         return items[::-1]
 
     def keep_own_copy(self) -> None:
-        """The buffer of the frame under way is about to change: send the rest of it from a copy."""
+        """Send the rest of the frame under way from a copy, as its buffer is about to change."""
         self._out_body = memoryview(bytes(self._out_body))
 
     def pace(self, bytes_per_second: float) -> None:
-        """Send at most so much, and hold little more than that soon sends."""
+        """Limit the rate of this stream, and keep little more in the kernel than that rate sends soon."""
         if self.sock.family in _INTERNET:
             unsent = int(max(_LEAST_UNSENT, min(bytes_per_second * _HELD_S, _UNSENT_BYTES)))
             most = int(bytes_per_second) if bytes_per_second < _UNLIMITED else 2**64 - 1
@@ -302,7 +304,7 @@ class Stream:
         return 0.0 if self.closed else tcp_info.read(self.sock).delivery_rate_bps
 
     def wire(self) -> Wire:
-        """What the connection has carried; frame bytes where the kernel does not tell."""
+        """IP bytes that the connection has carried; bytes of frames where the kernel does not tell."""
         if self.closed:
             return self._carried
         return tcp_info.wire(self.sock) or Wire(self.bytes_sent, self.bytes_received)
@@ -334,7 +336,7 @@ _SEND_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 def _tune(sock: socket.socket) -> None:
-    """Never SO_SNDBUF or SO_RCVBUF: setting them turns the kernel's autotuning off."""
+    """Set the socket's options. SO_SNDBUF and SO_RCVBUF stay: setting them ends the kernel's autotuning."""
     if sock.family not in _INTERNET:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -7,13 +7,14 @@ import hashlib
 import pytest
 
 from p2pavg.identity import Identity
-from p2pavg.membership.table import store
 from p2pavg.membership.table.beat import BEAT_BYTES, BEAT_MARK
 from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.record import Chain, Refresh, sign_record, to_store
+from p2pavg.membership.table.records import store
+from p2pavg.membership.table.records.entries import Outcome
+from p2pavg.membership.table.records.store import RecordStore
 from p2pavg.membership.table.routing import Contacts
 from p2pavg.membership.table.serving import BEAT_WORK, REQUESTS_AT_ONCE
-from p2pavg.membership.table.store import Outcome, RecordStore
 from p2pavg.membership.table.throttle import Throttle
 from p2pavg.membership.table.wire import Contact
 

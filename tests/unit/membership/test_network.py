@@ -14,7 +14,7 @@ from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View, key_of
 from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.record import Chain, Refresh, sign_record
-from p2pavg.membership.table.store import Entry
+from p2pavg.membership.table.records.entries import Entry
 from p2pavg.membership.table.wire import Kind
 
 KEY = key_of("test")

@@ -20,7 +20,8 @@ from p2pavg.membership.table.address import Address, pack_address
 from p2pavg.membership.table.beat import Beat
 from p2pavg.membership.table.ledger import MAX_PROVED_OF_NETWORK, MAX_PROVED_OF_SOURCE, Ledger
 from p2pavg.membership.table.record import Chain, Refresh, SignedRecord, sign_record, to_store
-from p2pavg.membership.table.store import Outcome, RecordStore
+from p2pavg.membership.table.records.entries import Outcome
+from p2pavg.membership.table.records.store import RecordStore
 from p2pavg.membership.table.wire import Contact, Flag, Kind, decode, encode, pack_contacts
 from tests.unit.membership.test_strangers import (
     KEY,

@@ -6,7 +6,7 @@ import itertools
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.membership.roster import Roster
 from p2pavg.membership.table.record import Refresh, SignedRecord
-from p2pavg.membership.table.store import Held
+from p2pavg.membership.table.records.entries import StoredRecord
 
 OWN = b"o" * 20
 
@@ -15,10 +15,10 @@ def peer(number: int) -> bytes:
     return hashlib.sha256(b"%d" % number).digest()[:20]
 
 
-def held(peer_id: bytes, now: float = 0.0, sequence: int = 1) -> Held:
+def held(peer_id: bytes, now: float = 0.0, sequence: int = 1) -> StoredRecord:
     record = SignedRecord(bytes(20), bytes(32), peer_id, 1, sequence, 15.0, b"a" * 10, b"", b"")
     digest = int.from_bytes(hashlib.sha256(peer_id + bytes([sequence])).digest()[:8], "big")
-    return Held(record, Refresh(0, b"a" * 10), now, now + 15.0, digest)
+    return StoredRecord(record, Refresh(0, b"a" * 10), now, now + 15.0, digest)
 
 
 def filled(count: int, limit: int = 128, own: bytes = OWN) -> Roster:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from p2pavg.identity import Identity
 from p2pavg.membership.table.record import Chain, Refresh, SignedRecord, sign_record
-from p2pavg.membership.table.store import ENTRY_BYTES, Held, Outcome, RecordStore, decode_entries
+from p2pavg.membership.table.records.entries import ENTRY_BYTES, Outcome, StoredRecord, decode_entries
+from p2pavg.membership.table.records.store import RecordStore
 
 KEY = b"k" * 20
 WHERE = ("192.0.2.1", 31330)
@@ -162,7 +163,7 @@ def test_memory_is_bounded() -> None:
 def test_watchers_hear_of_versions_and_refreshes() -> None:
     """A watcher is called for a new version and for each refresh, and no more once it has stopped."""
     store, publisher = RecordStore(), Publisher()
-    heard: list[Held] = []
+    heard: list[StoredRecord] = []
     stop = store.watch(KEY, heard.append)
     record = publisher.sign()
     offer(store, record, 0.0)

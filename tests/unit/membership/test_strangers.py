@@ -16,7 +16,8 @@ from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View, key_of
 from p2pavg.membership.table.address import Address, pack_address
 from p2pavg.membership.table.record import Chain, Refresh, SignedRecord, sign_record, to_store
-from p2pavg.membership.table.store import Outcome, RecordStore
+from p2pavg.membership.table.records.entries import Outcome
+from p2pavg.membership.table.records.store import RecordStore
 from p2pavg.membership.table.whereabouts import Whereabouts
 from p2pavg.membership.table.wire import Contact, Flag, Kind, Message, decode, encode
 

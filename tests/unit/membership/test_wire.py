@@ -24,7 +24,7 @@ from p2pavg.membership.table.address import (
 )
 from p2pavg.membership.table.beat import BEAT_BYTES, Beat, decode_beat
 from p2pavg.membership.table.record import Refresh
-from p2pavg.membership.table.store import ENTRY_BYTES
+from p2pavg.membership.table.records.entries import ENTRY_BYTES
 from p2pavg.membership.table.wire import (
     CONTACT_BYTES,
     MAX_DATAGRAM,

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from p2pavg.errors import InternalError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.updates import behind
-from p2pavg.rounds.loop.driver import Driver
+from p2pavg.rounds.loop.boundary import Boundary
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import Contribution, Outcome
@@ -217,10 +217,10 @@ def broken_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def broken_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
-    def local(driver: Driver, *, at_boundary: bool) -> Any:
+    def local(boundary: Boundary, *, at_boundary: bool) -> Any:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(Driver, "_local", local)
+    monkeypatch.setattr(Boundary, "local", local)
 
 
 def broken_begin(monkeypatch: pytest.MonkeyPatch) -> None:

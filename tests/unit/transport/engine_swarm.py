@@ -279,10 +279,18 @@ class Reduction:
         for rank in range(len(self.sources)) if ranks is None else ranks:
             swarm.engines[rank].begin(self.transfer, self.begin(rank))
 
+    def go(self, swarm: Swarm, ranks: Sequence[int] | None = None) -> None:
+        """Open the job and begin it."""
+        self.open(swarm, ranks)
+        self.start(swarm, ranks)
+
     async def through(self, swarm: Swarm) -> None:
         """Open, begin, wait until all are done, and check what everybody got."""
-        self.open(swarm)
-        self.start(swarm)
+        self.go(swarm)
+        await self.succeeded(swarm)
+
+    async def succeeded(self, swarm: Swarm) -> None:
+        """Wait until all are done, and check what everybody got."""
         await self.finished(swarm)
         self.check(swarm)
 

@@ -20,7 +20,8 @@ from p2pavg.errors import CredentialError, P2PAvgError, UnreachableError
 from p2pavg.identity import Identity
 from p2pavg.membership.table import record as records
 from p2pavg.membership.table.record import Refresh, SignedRecord, has_valid_signature
-from p2pavg.membership.table.store import Outcome, RecordStore
+from p2pavg.membership.table.records.entries import Outcome
+from p2pavg.membership.table.records.store import RecordStore
 from p2pavg.peer.peer import Peer
 from p2pavg.rounds.machine import leading, member
 from p2pavg.rounds.machine.actions import Blame, CancelJob, Commit, Send
@@ -33,7 +34,7 @@ from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.carried import Carried
 from p2pavg.transport.links.control import ControlConnection
 from p2pavg.transport.links.link import Link
-from p2pavg.transport.links.stream_keeper import accept_stream
+from p2pavg.transport.links.streams.keeper import accept_stream
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 from tests.unit.membership.test_store import KEY, Publisher, offer, values

@@ -21,8 +21,9 @@ from p2pavg.errors import (
     UnreachableError,
 )
 from p2pavg.identity import Identity
-from p2pavg.transport.links import half_open, handshake, listening, proofs, stream_keeper
+from p2pavg.transport.links import half_open, handshake, listening, proofs
 from p2pavg.transport.links import raw_socket as wire
+from p2pavg.transport.links.streams import keeper as stream_keeper
 from tests.unit.transport.endpoints import DEADLINE_S, Host
 from tests.unit.transport.engine_swarm import KINDS, poll
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pavg.transport.engine import SELF, JobProgress, StreamStats
-from p2pavg.transport.links.stream_count import (
+from p2pavg.transport.links.streams.count import (
     MOST_SOCKETS,
     StreamCount,
     Transfer,
@@ -20,7 +20,7 @@ from p2pavg.transport.links.stream_count import (
     most_streams,
     useful_streams,
 )
-from p2pavg.transport.links.stream_tuner import StreamCounts
+from p2pavg.transport.links.streams.tuner import StreamCounts
 
 MB = 1e6
 

@@ -11,8 +11,8 @@ import pytest
 from p2pavg.credentials import Authority
 from p2pavg.errors import UnreachableError
 from p2pavg.peer.reach import meetings
-from p2pavg.transport.links import stream_keeper
 from p2pavg.transport.links.carried import CountedSocket, Way
+from p2pavg.transport.links.streams import keeper as stream_keeper
 from p2pavg.transport.ways import hole
 from tests.unit.peer.reach.introduced import Introduced, until
 from tests.unit.transport.engine_swarm import ENGINES

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from p2pavg.rounds.measure import beat as pulse
+from p2pavg.rounds.measure import gauges
 from p2pavg.rounds.measure.acknowledged import Acknowledged
-from p2pavg.rounds.measure.beat import Pulse
+from p2pavg.rounds.measure.gauges import Gauges
 from p2pavg.transport.engine import LinkHealth, StreamStats
 
 
@@ -28,8 +28,8 @@ class Clock:
             health=lambda link: LinkHealth(self.now, 4.0, 0.0, 0.0),
         )
         links: Any = {b"p": SimpleNamespace(id=1, last_heard=self.now, rtt=4.0, rtt_min=0.1)}
-        monkeypatch.setattr(pulse.time, "monotonic", lambda: self.now)
-        self._pulse = Pulse(engine, links, SimpleNamespace(running=list))  # type: ignore[arg-type]
+        monkeypatch.setattr(gauges.time, "monotonic", lambda: self.now)
+        self._gauges = Gauges(engine, links, SimpleNamespace(running=list))  # type: ignore[arg-type]
 
     def _stats(self, stream: int, sent: int, under_way: int, unsent: int) -> StreamStats:
         return StreamStats(stream, sent, 0, 0.1, 0, 0.0, under_way, 0.0, unsent_bytes=unsent)
@@ -41,7 +41,7 @@ class Clock:
             self.now += 0.1
             self.sent += 50
             self.under_way = max(0, self.under_way + 50 - acknowledged)
-            (health,) = self._pulse.health().peers
+            (health,) = self._gauges.health().peers
             assert health.rtt_s == 0.1  # of the kernel: the heartbeats' own holds how long a cut lasted
             ages.append(health.heard_s)
         return ages

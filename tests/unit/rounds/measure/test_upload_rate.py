@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from p2pavg.rounds.measure import beat as pulse
-from p2pavg.rounds.measure.beat import Pulse
+from p2pavg.rounds.measure import gauges
+from p2pavg.rounds.measure.gauges import Gauges
 from p2pavg.transport.engine import StreamStats
 
 UP = {1: 1.5e6 / 8, 2: 28.5e6 / 8}  # bytes/s
@@ -21,7 +21,7 @@ def measured(
     unsent: tuple[int, int] = (0, 0),
     sent: tuple[int, int] = (9, 9),
     arrived: tuple[int, int] = (9, 9),
-) -> Pulse:
+) -> Gauges:
     """One second over links 1 and 2, each with nine chunks of contributions in either direction."""
     now = 0.0
     engine: Any = SimpleNamespace(
@@ -36,8 +36,8 @@ def measured(
     jobs: Any = SimpleNamespace(
         running=lambda: [7], get=lambda transfer: job, progress=lambda transfer: progress
     )
-    monkeypatch.setattr(pulse.time, "monotonic", lambda: now)
-    meters = Pulse(engine, links, jobs)
+    monkeypatch.setattr(gauges.time, "monotonic", lambda: now)
+    meters = Gauges(engine, links, jobs)
     for tick in range(11):
         now = tick / 10
         meters.measure_rates()

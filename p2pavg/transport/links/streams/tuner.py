@@ -11,26 +11,26 @@ from p2pavg.identity import short_id
 from p2pavg.transport import tcp_info
 from p2pavg.transport.engine import SELF, Engine, ReduceJob, StreamStats
 from p2pavg.transport.links.link import Link
-from p2pavg.transport.links.stream_count import StreamCount, Transfer
+from p2pavg.transport.links.streams.count import StreamCount, Transfer
 
 logger = logging.getLogger("p2pavg.transport")
 
-_ACTIVE_BYTES = 4096  # sent between two ticks: more than heartbeats
+_ACTIVE_BYTES = 4096  # sent between two ticks by an active stream; heartbeats are fewer
 _BUSY_STREAMS = 0.75  # of a link's, with something unsent in the kernel: threads fill one after the other
 
 
 @dataclass(slots=True)
 class _Meter:
-    """What one job sends over one link, while it runs. The other side measures what it sends itself."""
+    """Measures what one job sends over one link while it runs. The other side measures its own bytes."""
 
     streams: int
     base: int  # bytes that the link had sent when the job was first seen
     last: int
-    looks: int = 0  # at which it moved
-    busy: int = 0  # of these: more streams would have had something to send, too
+    looks: int = 0  # ticks at which the job moved
+    busy: int = 0  # of these: ticks at which more streams would have been of use
     nbytes: int = 0
     seconds: float = 0.0
-    rtt_s: float = 0.0  # the longest under load
+    rtt_s: float = 0.0  # the longest round trip under load
 
     def tick(self, now: float, sent: int, stats: Sequence[StreamStats], first_byte_at: float) -> None:
         self.streams = min(self.streams, len(stats))
@@ -61,7 +61,7 @@ class StreamCounts:
         self._window_limit = tcp_info.window_limit_bytes()
 
     def links_changed(self) -> None:
-        """A link came or went: everybody's share is another."""
+        """Share the sockets out anew after a link came or went."""
         for number in [number for number in self._counts if number not in self._links]:
             del self._counts[number]
         for link in list(self._links.values()):
@@ -73,7 +73,7 @@ class StreamCounts:
         self._set_streams(link, self._counts[link.id].wanted(len(self._links)))
 
     def tick(self, now: float, jobs: Sequence[ReduceJob]) -> None:
-        """Called some times per second while jobs run, and once after."""
+        """Look at all links. Called several times a second while jobs run, and once after."""
         current = {(job.transfer, link): job for job in jobs for link in job.links if link != SELF}
         for key in [key for key in self._meters if key not in current]:
             self._over(now, key[1], self._meters.pop(key))

@@ -1,4 +1,4 @@
-"""What is measured at every beat: the links' health, the rates of the network, how far a job is."""
+"""Gauges, read at every beat: the links' health, the rates of the network, how far a job is."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from p2pavg.transport.engine import Engine, StreamStats
 from p2pavg.transport.links.link import Link
 
 
-class Pulse:
-    """Reads links, engine and jobs, and makes events of what they tell. On the loop thread."""
+class Gauges:
+    """Reads links, engine and jobs, and makes events of their figures. On the loop thread."""
 
     def __init__(self, engine: Engine, links: Mapping[bytes, Link], jobs: Jobs) -> None:
         """links: by peer, a live view."""

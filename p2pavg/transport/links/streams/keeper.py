@@ -44,7 +44,7 @@ class StreamKeeper:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def check(self) -> None:
-        """The wanted number changed, or a stream closed."""
+        """Open or close streams after the wanted number changed, or a stream closed."""
         self._changed.set()
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class StreamKeeper:
                 continue
             await self._changed.wait()
             if time.monotonic() - self._opened_at < _LASTING_S:
-                self._failures += 1  # it did not last: do not reopen at once, over and over
+                self._failures += 1  # the stream did not last: the next one is opened after a pause
 
     def _at_work(self) -> bool:
         jobs = self._engine.running()
@@ -149,7 +149,7 @@ async def accept_stream(
     party: Party,
     admits: Callable[[Link], bool],
 ) -> None:
-    """The other side of opening one. links: by tag. admits: whether a link may have another now.
+    """Accept a data stream that the other side opens. links: by tag. admits: whether a link may have another.
 
     Raises ProtocolError, UnreachableError, OSError.
     """

@@ -1,130 +1,37 @@
-"""The records that this node knows, whoever told it: bounded, expiring, and never going backwards."""
+"""The store of a node: records that it knows, from whomever; bounded, expiring, and never going backwards."""
 
 from __future__ import annotations
 
 import bisect
-import enum
-import hashlib
-import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from p2pavg.membership.table.address import Address
-from p2pavg.membership.table.record import LINK_BYTES, Record, Refresh, SignedRecord, has_valid_signature
-from p2pavg.membership.table.shares import Shares
+from p2pavg.membership.table.record import Refresh, SignedRecord, has_valid_signature
+from p2pavg.membership.table.records.entries import (
+    DIGEST_BYTES,
+    PREFIX_BYTES,
+    Entry,
+    Outcome,
+    StoredRecord,
+    digest_of,
+)
+from p2pavg.membership.table.records.shares import Shares
 from p2pavg.networks import network_of
 
-PREFIX_BYTES = 8
-DIGEST_BYTES = 8
 MAX_RECORDS = 16384
 MAX_RECORDS_PER_KEY = 8192
 TOMBSTONE_SECONDS = 600.0
 LOOK_SECONDS = 1.0  # between two looks of a full store for what has expired
-
-_ENTRY = struct.Struct(f">{PREFIX_BYTES}sHIIB{LINK_BYTES}sH")
-ENTRY_BYTES = _ENTRY.size
-
-
-class Outcome(enum.IntEnum):
-    """What became of a record that was offered to a store."""
-
-    NEW = 0
-    REFRESHED = 1
-    KNOWN = 2
-    STALE = 3
-    UNKNOWN = 4
-    REFUSED = 5
-    FOREIGN = 6
-
-
-@dataclass(slots=True)
-class Held:
-    """A record as held: after `expires` it is a tombstone that keeps replays of it from coming back to
-    life. `proved_at` is where its publisher has proven itself to this node, `told_at` where another node says
-    that it has to that node, and `told_by` which.
-    """
-
-    record: SignedRecord
-    refresh: Refresh
-    refreshed: float
-    expires: float
-    digest: int
-    proved_at: Address | None = None
-    told_at: Address | None = None
-    told_by: bytes = b""
-    own: bool = False
-
-    @property
-    def is_served(self) -> bool:
-        """Whether others are told of it: what nobody has proven here goes no further."""
-        return self.own or self.proved_at is not None
-
-    def as_entry(self, now: float) -> Entry:
-        r = self.record
-        return Entry(r.peer_id[:PREFIX_BYTES], r.incarnation, r.sequence, self.refresh, self.expires - now)
-
-    def as_record(self, now: float) -> Record:
-        r = self.record
-        return Record(
-            r.peer_id,
-            r.public_key,
-            r.value,
-            self.expires - now,
-            r.incarnation,
-            r.sequence,
-            self.refresh.step,
-        )
-
-
-class Entry(NamedTuple):
-    """One line of a key's index: which version of whose record, its newest refresh, seconds left."""
-
-    prefix: bytes
-    incarnation: int
-    sequence: int
-    refresh: Refresh
-    remaining: float
-
-    @property
-    def version(self) -> tuple[int, int]:
-        return self.incarnation, self.sequence
-
-    def encode(self) -> bytes:
-        return _ENTRY.pack(
-            self.prefix,
-            self.incarnation >> 32,
-            self.incarnation & 0xFFFFFFFF,
-            self.sequence,
-            self.refresh.step,
-            self.refresh.link,
-            min(65535, max(0, int(self.remaining * 100))),
-        )
-
-
-def decode_entries(data: bytes) -> list[Entry] | None:
-    """The entries packed into `data`, or None when it is no whole number of them."""
-    if len(data) % ENTRY_BYTES:
-        return None
-    return [
-        Entry(prefix, high << 32 | low, sequence, Refresh(step, link), centiseconds / 100)
-        for prefix, high, low, sequence, step, link, centiseconds in _ENTRY.iter_unpack(data)
-    ]
-
-
-def _digest_of(record: SignedRecord) -> int:
-    named = struct.pack(">20sQI", record.peer_id, record.incarnation, record.sequence)
-    return int.from_bytes(hashlib.blake2b(named, digest_size=DIGEST_BYTES).digest(), "big")
 
 
 class _Key:
     """The records under one key, also in the order of their prefixes for paging."""
 
     def __init__(self) -> None:
-        self.held: dict[bytes, Held] = {}
+        self.held: dict[bytes, StoredRecord] = {}
         self.order: list[bytes] = []
         self.shares = Shares()
-        self.watchers: list[Callable[[Held], None]] = []
+        self.watchers: list[Callable[[StoredRecord], None]] = []
         self.vet: Callable[[SignedRecord], bool] = lambda record: True
 
 
@@ -147,7 +54,7 @@ class RecordStore:
     def watch(
         self,
         key: bytes,
-        callback: Callable[[Held], None],
+        callback: Callable[[StoredRecord], None],
         vet: Callable[[SignedRecord], bool] = lambda record: True,
     ) -> Callable[[], None]:
         """Call back on every new version and refresh under `key`; returns the function that ends it.
@@ -159,7 +66,7 @@ class RecordStore:
         entry.vet = vet
         return lambda: self._unwatch(key, callback)
 
-    def _unwatch(self, key: bytes, callback: Callable[[Held], None]) -> None:
+    def _unwatch(self, key: bytes, callback: Callable[[StoredRecord], None]) -> None:
         entry = self._keys[key]
         entry.watchers.remove(callback)
         entry.vet = lambda record: True
@@ -168,12 +75,12 @@ class RecordStore:
         entry = self._keys.get(key)
         return entry is not None and bool(entry.watchers)
 
-    def lookup(self, key: bytes, prefix: bytes) -> Held | None:
+    def lookup(self, key: bytes, prefix: bytes) -> StoredRecord | None:
         """What is held of the peer whose id starts with `prefix`, tombstones included."""
         entry = self._keys.get(key)
         return entry.held.get(prefix) if entry else None
 
-    def live(self, key: bytes, now: float) -> list[Held]:
+    def live(self, key: bytes, now: float) -> list[StoredRecord]:
         """The unexpired records under `key`."""
         entry = self._keys.get(key)
         return [h for h in entry.held.values() if h.expires > now] if entry else []
@@ -248,14 +155,14 @@ class RecordStore:
             if held.expires > now:
                 proved_at = proved_at or held.proved_at  # who was there a version ago
         expires = now + min(remaining, record.lifetime)
-        digest = _digest_of(record)
-        fresh = Held(record, refresh, now, expires, digest, proved_at, told_at, told_by, own)
+        digest = digest_of(record)
+        fresh = StoredRecord(record, refresh, now, expires, digest, proved_at, told_at, told_by, own)
         entry.held[prefix] = fresh
         self._take(record.key, entry, fresh)
         self._tell(entry, fresh)
         return Outcome.NEW
 
-    def prove(self, held: Held, proved_at: Address) -> None:
+    def prove(self, held: StoredRecord, proved_at: Address) -> None:
         """The publisher of a record has proven itself, at this address."""
         entry = self._keys.get(held.record.key)
         if entry is not None and entry.held.get(held.record.peer_id[:PREFIX_BYTES]) is held:
@@ -266,7 +173,7 @@ class RecordStore:
 
     def _again(
         self,
-        held: Held,
+        held: StoredRecord,
         refresh: Refresh,
         remaining: float,
         now: float,
@@ -309,7 +216,7 @@ class RecordStore:
     def _refresh(
         self,
         key: bytes,
-        held: Held,
+        held: StoredRecord,
         refresh: Refresh,
         remaining: float,
         now: float,
@@ -335,19 +242,19 @@ class RecordStore:
             self._tell(self._keys[key], held)
         return Outcome.REFRESHED
 
-    def _tell(self, entry: _Key, held: Held) -> None:
+    def _tell(self, entry: _Key, held: StoredRecord) -> None:
         for watcher in tuple(entry.watchers):
             watcher(held)
 
     # room
 
-    def _take(self, key: bytes, entry: _Key, held: Held) -> None:
+    def _take(self, key: bytes, entry: _Key, held: StoredRecord) -> None:
         place = (key, held.record.peer_id[:PREFIX_BYTES])
         network = _network_of(held)
         entry.shares.add(network, place)
         self._shares.add(network, place)
 
-    def _give_back(self, key: bytes, entry: _Key, held: Held) -> None:
+    def _give_back(self, key: bytes, entry: _Key, held: StoredRecord) -> None:
         place = (key, held.record.peer_id[:PREFIX_BYTES])
         network = _network_of(held)
         entry.shares.remove(network, place)
@@ -402,5 +309,5 @@ class RecordStore:
         return iter(tuple(self._keys))
 
 
-def _network_of(held: Held) -> str:
+def _network_of(held: StoredRecord) -> str:
     return "" if held.proved_at is None else network_of(held.proved_at[0])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from p2pavg.rounds.machine.rules.deadlines import LOOP_LIMIT
-from p2pavg.rounds.measure import beat as pulse
-from p2pavg.rounds.measure.beat import Pulse
+from p2pavg.rounds.measure import gauges
+from p2pavg.rounds.measure.gauges import Gauges
 from p2pavg.transport.engine import LinkHealth
 
 NOW = 100.0
@@ -26,8 +26,8 @@ def loop_age(monkeypatch: pytest.MonkeyPatch, heartbeat_s: float, control_s: flo
         health=lambda link: LinkHealth(NOW, 0.1, heartbeat_s, 0.0),
     )
     links: Any = {b"p": SimpleNamespace(id=1, last_heard=NOW - control_s, rtt=0.1)}
-    monkeypatch.setattr(pulse.time, "monotonic", lambda: NOW)
-    (health,) = Pulse(engine, links, SimpleNamespace(running=list)).health().peers  # type: ignore[arg-type]
+    monkeypatch.setattr(gauges.time, "monotonic", lambda: NOW)
+    (health,) = Gauges(engine, links, SimpleNamespace(running=list)).health().peers  # type: ignore[arg-type]
     return health.loop_s
 
 

@@ -1,4 +1,4 @@
-"""How many data streams a link should have. Pure: measurements in, a number out.
+"""The number of data streams that a link should have. Pure: measurements in, a number out.
 
 One TCP stream carries W/RTT, where W is the window it gets: what the kernels' buffer limits and the path
 allow. So k streams carry min(k W/RTT, the rate of the path), and the useful number is
@@ -29,22 +29,22 @@ import math
 from dataclasses import dataclass, field
 
 MOST_SOCKETS = 256  # data sockets of one peer
-LEAST_IN_ALL = 4  # fewer would leave the threads that serve them idle
+LEAST_IN_ALL = 4  # over all links: fewer would leave threads of the engine idle
 
 PRIOR_RATE_BPS = 1e9  # bit/s of a machine, all its links together, until measured
-PRIOR_WINDOW_BYTES = 2.5e6  # what clouds give a stream; this machine's own limits may allow less
+PRIOR_WINDOW_BYTES = 2.5e6  # the usual window of a stream in clouds; this machine's limits may be lower
 _ANY_RATE_BPS = 2e10  # no path is faster
 _CONTINENTS_RTT_S = 0.1  # seconds: a link with at least this round trip joins continents
 _CONTINENTS_STREAMS = 16  # the fewest on such a link: one stream gets a tenth of its rate at most
-_HEADROOM = 1.25  # streams are not all equally fast
+_HEADROOM = 1.25  # more streams than k*, as streams are not equally fast
 
-_CLEARLY = 1.06  # this much more goodput makes more streams worth it
-_NEARLY = 0.97  # and this share of the best is as good as the best
+_CLEARLY = 1.06  # more streams are worth it when goodput grows by this factor
+_NEARLY = 0.97  # a number of streams with this share of the best goodput counts as good as the best
 _OTHER_PATH = 0.6  # share of what as many streams reached: less, several times in a row, is another path
 _OTHER_PATH_TIMES = 8  # transfers in a row
 _TRANSFERS = 5  # of each number that a search tries; the first search, which knows nothing, tries in haste
-_REST_S = 120.0  # for each stream that a search opened: both sides search
-_TRIAL_S = 900.0  # without a sign that the path has changed
+_REST_S = 120.0  # seconds between searches, for each stream that the last one opened
+_TRIAL_S = 900.0  # seconds until another search without a sign that the path has changed
 _BUSY = 0.5  # of a transfer's looks: streams that had nothing to send for longer measure nothing
 _QUEUE_S, _QUEUE_RTTS = 0.002, 0.03  # shorter queues are jitter
 _SHORT_RTTS = 2.0  # a transfer shorter than that measures nothing
@@ -52,12 +52,12 @@ _SHORT_RTTS = 2.0  # a transfer shorter than that measures nothing
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What one transfer over a link measured, of what this side sent."""
+    """The measurement of one transfer over a link, of the bytes that this side sent."""
 
     streams: int
     nbytes: int
     seconds: float  # from its first byte to its last
-    rtt_s: float  # the least known of the link
+    rtt_s: float  # the shortest round trip known of the link
     busy: float  # share of the looks at it at which its streams had more to send than their windows took
     queue_s: float = 0.0  # how much longer round trips were under load
 
@@ -67,7 +67,7 @@ class Transfer:
 
     @property
     def queued(self) -> bool:
-        """Bytes waited in a queue: not the windows were the limit, but the path."""
+        """Whether bytes waited in a queue, so that the path was the limit and not the windows."""
         return self.queue_s > max(_QUEUE_S, _QUEUE_RTTS * self.rtt_s)
 
 
@@ -89,18 +89,18 @@ def useful_streams(rate_bps: float, rtt_s: float, window_bytes: float) -> int:
 class StreamCount:
     """The number of streams of one link."""
 
-    rtt_s: float  # the least known
+    rtt_s: float  # the shortest round trip known
     window_limit_bytes: float  # the most that this machine's settings allow a stream
     _tried: dict[int, float] = field(default_factory=dict)  # streams: bit/s, in this search
-    _settled: int = 0  # 0: not yet
+    _settled: int = 0  # streams that the last search settled on; 0: none has ended
     _last: int = 0  # streams of the transfer before
     _worse: int = 0  # transfers in a row that were much worse than the same number once was
     _searching: bool = True
     _seen: int = 0  # transfers over the number that the search tries now
-    _opened: int = 0  # streams, by this search
-    _rest_until: float = -math.inf  # whatever happens
-    _trial_at: float = math.inf  # before the end of the first search
-    _downward: bool = False  # the last trial
+    _opened: int = 0  # streams that this search has opened
+    _rest_until: float = -math.inf  # no search begins before
+    _trial_at: float = math.inf  # when to search without a sign; infinite before the end of the first search
+    _downward: bool = False  # whether the last search began with fewer streams
 
     @property
     def rate_bps(self) -> float:
@@ -125,12 +125,12 @@ class StreamCount:
         return self._within(useful_streams(rate, self.rtt_s, self._window), links)
 
     def _within(self, streams: int, links: int) -> int:
-        """The nearest number that such a path, and so many links, allow."""
+        """The nearest number of streams that the path, and the number of links, allow."""
         least = max(least_streams(links), _CONTINENTS_STREAMS if self.rtt_s >= _CONTINENTS_RTT_S else 1)
         return min(most_streams(links), max(least, streams))
 
     def measured(self, transfer: Transfer, links: int, now: float) -> None:
-        """A transfer over this link is over. now: seconds of any monotonic clock."""
+        """Take the measurement of a transfer that is over. now: seconds of any monotonic clock."""
         streams = transfer.streams
         if self._window / max(transfer.rtt_s, 1e-9) * 8.0 > _ANY_RATE_BPS:
             return  # one stream can fill any path so short
@@ -157,7 +157,7 @@ class StreamCount:
 
     @property
     def _due_at(self) -> float:
-        """When the next search may begin."""
+        """The time at which the next search may begin."""
         return self._rest_until if self._worse >= _OTHER_PATH_TIMES else max(self._rest_until, self._trial_at)
 
     def _note(self, streams: int, goodput: float) -> None:
@@ -169,7 +169,9 @@ class StreamCount:
         self._tried[streams] = max(goodput, (goodput + old) / 2)  # waiting for others makes goodput less
 
     def _search_anew(self, streams: int, goodput: float) -> None:
-        """Begin among fewer, where the last search began with more; on a worse path as on a strange one."""
+        """Begin a search, with fewer streams where the last one began with more; on a worse path as on a new
+        one.
+        """
         changed, self._worse = self._worse >= _OTHER_PATH_TIMES, 0
         self._searching, self._seen, self._opened, self._tried = True, 1, 0, {streams: goodput}
         if not changed:
@@ -190,7 +192,7 @@ class StreamCount:
         self._searching = False
 
     def _rest(self, now: float) -> None:
-        """A search is over."""
+        """End a search."""
         if self._trial_at < math.inf:  # the first one's are free
             self._rest_until = now + _REST_S * self._opened
         self._trial_at = now + _TRIAL_S

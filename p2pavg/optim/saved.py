@@ -1,0 +1,81 @@
+"""The state of an optimizer in a run: saved and loaded, and shown to evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from p2pavg.optim.member import Member
+from p2pavg.optim.outer.local import LocalSteps
+from p2pavg.optim.outer.reference import Reference
+from p2pavg.optim.updates import options
+
+
+class Saved(Member):
+    """The part of a CollaborativeOptimizer that saves, loads and shows its state."""
+
+    _reference: Reference | None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state of the run, together with the model's `state_dict()`.
+
+        It holds the inner optimizer's state_dict and, under "p2pavg", where the run stands, with its
+        scheduler and extras. The run goes on from there though no peer lives any more. What this peer has
+        accumulated since the last step is not part of it.
+        """
+        self._update.settle()
+        return self._resumable.save(self.inner.state_dict(), self._training)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a checkpoint, and enter the run anew from there. This peer's accumulated samples are dropped.
+
+        Load the model's state_dict() first. Where the swarm is further by then, its state replaces the
+        checkpoint's. A checkpoint of the state that this peer stands at changes nothing but the options of
+        the parameter groups.
+
+        Args:
+            state_dict: what `state_dict()` returned, here or at another peer of the run.
+
+        Raises:
+            StateError: when it is of another model or optimizer, or malformed.
+        """
+        state, ours = self._resumable.parted(state_dict)
+        self._resumable.check(ours)
+        with suppress(Exception):  # it was raised before, from step()
+            self._update.settle()
+        if not self._update.lost and self._resumable.is_present(ours, self._training):
+            options.take(self.inner, state)
+            return
+        known = self._leave()
+        self.inner.load_state_dict(state)
+        self._mirror_inner()
+        if self._reference is not None:
+            self._reference.read()  # what the model holds, unless the run's part tells better
+        start = self._resumable.load(ours)
+        self._buffers.read_agreed()
+        self._flat.clear()
+        self._join(start, known)
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Around an evaluation with other weights in the place of the run's, so that no peer gets a copy of
+        them.
+
+        Put the run's weights back before the block ends; `step()` must wait until then.
+        """
+        with self._state.swapped():
+            yield
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside the block, the model holds the swarm's parameters, for evaluations and for saving.
+
+        With outer steps they are θ_ref, without what this peer moved since the last outer step; otherwise
+        they are the parameters as they stand. `step()` must wait until the block has ended.
+        """
+        if not isinstance(self._flat, LocalSteps):
+            yield
+            return
+        with self._state.swapped(), self._flat.shown():
+            yield
