@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from p2pavg.errors import ProtocolError
+from p2pavg.membership.table.address import normalise
 from p2pavg.transport.links import handshake
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.handshake import Party
@@ -12,9 +13,7 @@ from p2pavg.transport.links.handshake import Party
 
 async def tell(sock: socket.socket, party: Party) -> None:
     """Tell the other side its address, and keep the connection, and with it its mapping, until it closes."""
-    host, port = sock.getpeername()[:2]
-    plain = host.removeprefix("::ffff:") if "." in host else host  # IPv4 at a socket of both families
-    answer = handshake.pack({"at": [plain, port]})
+    answer = handshake.pack({"at": list(normalise(sock.getpeername()))})
     await wire.send(sock, handshake.preamble(handshake.OBSERVE, party) + answer)
     await wire.at_end(sock)
 
