@@ -30,12 +30,15 @@ FAULTS = (
     *("corrupt", "duplicate", "cut", "cut-one-way", "slow"),
 )
 LAB_FAULTS = ("cut", "cut-one-way", "slow")
-BREAKS: dict[str, tuple[str, float]] = {  # what becomes of the paths of a host
-    "cut": ("down", 1),
-    "cut-one-way": ("down", 1),
-    "slow": ("rate_mbps", 0.008),
-    "corrupt": ("corrupt", 0.01),
+BREAKS: dict[str, dict[str, float]] = {  # what becomes of the paths of a host
+    "cut": {"down": 1},
+    "cut-one-way": {"down": 1},
+    "slow": {"rate_mbps": 0.008, "queue_kb": 2},
+    "corrupt": {"corrupt": 0.01},
 }
+DRAINS_S = {
+    "slow": 2.0
+}  # what waits in such a queue leaves at its pace, also when the rate is the usual one again
 RUN = "chaos"
 START_S = 60.0
 STOP_S = (0.5, 8.0)
@@ -312,21 +315,21 @@ class Swarm(AbstractContextManager["Swarm"]):
     def _break_link(self, name: str, victim: Member) -> None:
         """Break all paths from and to a host for a while; of "cut-one-way" either."""
         seconds = self._random.uniform(*CUT_S)
-        setting, value = BREAKS[name]
-        self._log(name, victim.who, seconds)
+        settings = BREAKS[name]
+        self._log(name, victim.who, seconds + DRAINS_S.get(name, 0.0))
         paths = [pair for pair in self._lab.topology.paths if victim.host in pair]
         broken = paths
         if name == "cut-one-way":
             side = self._random.randrange(2)
             broken = [pair for pair in paths if pair[side] == victim.host]
         for pair in broken:
-            self._lab.set(*pair, **{setting: value})
+            self._lab.set(*pair, **settings)
         victim.stopped_until = time.monotonic() + seconds
 
         def mend() -> None:
             for pair in broken:
-                usual = getattr(self._lab.topology.paths[pair], setting, 0)
-                self._lab.set(*pair, **{setting: usual})
+                usual = self._lab.topology.paths[pair]
+                self._lab.set(*pair, **{setting: getattr(usual, setting, 0) for setting in settings})
             victim.heard_at = time.monotonic()
             victim.stopped_until = 0.0
 
