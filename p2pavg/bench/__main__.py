@@ -19,6 +19,7 @@ VERBS = (
     verbs.Verb("penalty", "p2pavg.bench.penalty.verb", "what a real training job loses to the swarm"),
     verbs.Verb("outer", "p2pavg.bench.outer.verb", "outer steps beside data-parallel training"),
     verbs.Verb("rounds", "p2pavg.bench.rounds.verb", "the cost of coordination alone"),
+    verbs.Verb("input", "p2pavg.bench.input.verb", "what binds an input pipeline"),
     verbs.Verb("dht", "p2pavg.bench.dht.verb", "storing and finding records"),
     verbs.Verb("join", "p2pavg.bench.join.verb", "a newcomer fetching the state while the swarm trains"),
     verbs.Verb("chaos", "p2pavg.bench.chaos.verb", "a swarm under injected faults"),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
@@ -16,6 +14,7 @@ from p2pavg.printable import counted
 from p2pavg.report import PHASES, RoundReport, is_number
 from p2pavg.report.distance import Distance
 from p2pavg.report.prices import PriceTable, per_hour, per_million
+from p2pavg.report.reading import read_reports
 
 MOST_CAUSES = 5
 
@@ -49,7 +48,7 @@ def load(paths: Sequence[str | os.PathLike[str]], run_id: str | None = None) -> 
     reports: list[RoundReport] = []
     cut = []
     for path in paths:
-        found, whole = _read(path)
+        found, whole = read_reports(path)
         reports += found
         if not whole:
             cut.append(str(path))
@@ -67,40 +66,6 @@ def load(paths: Sequence[str | os.PathLike[str]], run_id: str | None = None) -> 
             f"no epoch of run {chosen!r} ended with an average, so there is nothing to report"
         )
     return Run(chosen, tuple(sorted(mine, key=lambda r: (r.epoch, r.peer, r.finished_at))), tuple(cut))
-
-
-def _read(path: str | os.PathLike[str]) -> tuple[list[RoundReport], bool]:
-    """The reports of one file, and whether its last line is complete: a peer may have been killed while it
-    wrote.
-    """
-    name = str(path)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {name!r}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{name!r} holds no reports: it is not text") from None
-    lines = text.split("\n")
-    reports = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            data = json.loads(line)
-            if not isinstance(data, dict):
-                raise ValueError
-            reports.append(RoundReport.from_dict(data))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"line {number} of {name!r}: {error}") from None
-        except (ValueError, RecursionError):
-            if number == len(lines) and reports:
-                return reports, False
-            raise ConfigurationError(f"line {number} of {name!r} is no JSON of a report") from None
-    if not reports:
-        raise ConfigurationError(
-            f"{name!r} is empty: peers write there with P2PAVG_REPORTS={name}, a line after every epoch"
-        )
-    return reports, True
 
 
 def losses(run: Run) -> list[tuple[int, float]]:

@@ -1,0 +1,73 @@
+"""Where raw samples come from: the files of a glob, and the members of those that are tar archives."""
+
+from __future__ import annotations
+
+import glob
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+from p2pavg.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One raw sample."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Source:
+    """The samples of a dataset, in the order of its files."""
+
+    files: Sequence[str]
+    count: int  # samples in all
+    nbytes: int  # of all files
+
+    @classmethod
+    def of(cls, pattern: str) -> Source:
+        """The files that match. Raises ConfigurationError when there are none, or one cannot be read."""
+        files = sorted(name for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
+        if not files:
+            raise ConfigurationError(f"no file matches --data {pattern!r}")
+        try:
+            count = sum(_members(name) for name in files)
+            nbytes = sum(Path(name).stat().st_size for name in files)
+        except (OSError, tarfile.TarError) as error:
+            raise ConfigurationError(f"--data {pattern!r} cannot be read: {error}") from None
+        if not count:
+            raise ConfigurationError(f"the files of --data {pattern!r} hold no sample")
+        return cls(files, count, nbytes)
+
+    def __iter__(self) -> Iterator[Sample]:
+        for name in self.files:
+            if not _is_tar(name):
+                yield Sample(name, Path(name).read_bytes())
+                continue
+            with tarfile.open(name) as archive:
+                for member in archive:
+                    file = archive.extractfile(member) if member.isfile() else None
+                    if file is not None:
+                        yield Sample(f"{name}:{member.name}", file.read())
+
+    def some(self, count: int) -> list[Sample]:
+        """So many samples, spread over the whole: a dataset is often sorted."""
+        if count >= self.count:
+            return list(islice(cycle(self), count)) if self.count else []
+        stride = self.count // count
+        return list(islice(islice(self, 0, None, stride), count))
+
+
+def _is_tar(name: str) -> bool:
+    return name.endswith((".tar", ".tar.gz", ".tgz"))
+
+
+def _members(name: str) -> int:
+    if not _is_tar(name):
+        return 1
+    with tarfile.open(name) as archive:
+        return sum(member.isfile() for member in archive)

@@ -1,0 +1,89 @@
+"""The user's steps: functions that turn a sample's bytes into what training takes, one after the other."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from p2pavg.bench.input.source import Sample
+from p2pavg.errors import ConfigurationError
+
+Step = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The steps in order. From the first that has an attribute `online = True` on, all stay online."""
+
+    steps: Sequence[Step]
+
+    @classmethod
+    def of(cls, text: str) -> Pipeline:
+        """MODULE:NAME of a list of functions. Raises ConfigurationError."""
+        module, colon, name = text.partition(":")
+        if not (module and colon and name):
+            raise ConfigurationError(f"{text!r} is no MODULE:NAME of a list of steps")
+        sys.path.insert(0, "")  # the user's module is in the folder where the command runs
+        try:
+            steps = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise ConfigurationError(f"cannot import the steps {text!r}: {error}") from None
+        finally:
+            sys.path.remove("")
+        if not isinstance(steps, list | tuple) or not steps or not all(map(callable, steps)):
+            raise ConfigurationError(f"{text} is no list of functions, each from a sample to a sample")
+        return cls(tuple(steps))
+
+    @property
+    def names(self) -> list[str]:
+        """What the steps are called."""
+        return [getattr(step, "__name__", type(step).__name__) for step in self.steps]
+
+    @property
+    def offline(self) -> int:
+        """How many of the first steps may be done once, beforehand."""
+        return next(
+            (k for k, step in enumerate(self.steps) if getattr(step, "online", False)), len(self.steps)
+        )
+
+    def run(self, value: Any, first: int, end: int, name: str = "") -> Any:
+        """The value after the steps first .. end - 1. Raises ConfigurationError that names step and
+        sample.
+        """
+        for number in range(first, end):
+            try:
+                value = self.steps[number](value)
+            except Exception as error:
+                raise ConfigurationError(
+                    f"step {number + 1} ({self.names[number]}) raised {type(error).__name__} "
+                    f"on {name}: {error}"
+                ) from None
+        return value
+
+    def check_repeatable(self, sample: Sample) -> None:
+        """Raises ConfigurationError when an offline step gives two results for one sample."""
+        value: Any = sample.data
+        for number in range(self.offline):
+            one, other = (packed(self.run(value, number, number + 1, sample.name)) for _ in range(2))
+            if one != other:
+                raise ConfigurationError(
+                    f"step {number + 1} ({self.names[number]}) gives two results for one sample: it is "
+                    f"random, so set {self.names[number]}.online = True, and all that follow stay online"
+                )
+            value = unpacked(one)
+
+
+def packed(value: Any) -> bytes:
+    """What stands in a shard for a value: bytes as they are behind one byte, anything else pickled."""
+    if isinstance(value, bytes):
+        return b"\0" + value
+    return b"\1" + pickle.dumps(value, protocol=5)
+
+
+def unpacked(data: bytes) -> Any:
+    """The inverse. Only for what this process, or its user, wrote: it is a pickle."""
+    return data[1:] if data[:1] == b"\0" else pickle.loads(memoryview(data)[1:])

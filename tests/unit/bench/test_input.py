@@ -1,0 +1,162 @@
+"""bench input: what is measured, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tarfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pavg.bench import __main__ as bench
+from p2pavg.bench.input import measure, verdict
+from p2pavg.bench.input.measure import Split
+from p2pavg.bench.input.steps import packed, unpacked
+from p2pavg.bench.input.verdict import Limits
+
+NAMES = ["decode", "resize", "crop"]
+
+
+def split(
+    offline: int, sps: float, kb: float = 100.0, steps: tuple[float, ...] = (), codec: str = "none"
+) -> Split:
+    steps = steps or (0.001,) * (3 - offline)
+    return Split(offline, codec, sps, sps, sps, 2 * sps, kb, 60.0 * offline, 1e9 * offline, steps, 0.0001)
+
+
+def test_the_roofline_is_the_slower_of_workers_and_storage() -> None:
+    """min(workers / time, storage / size); what fits into memory is read once."""
+    fast = split(1, 1000, kb=500)
+    assert verdict.rate(fast, 10, Limits()) == 2000
+    assert verdict.rate(fast, 10, Limits(disk_mbps=100)) == 200
+    assert verdict.rate(fast, 10, Limits(disk_mbps=100, memory_gb=0.01)) == 2000
+    assert verdict.binds(fast, NAMES, 10, Limits(disk_mbps=100)) == "storage"
+
+
+def test_the_published_order_of_a_vision_pipeline() -> None:
+    """Where storage decides, resized offline beats everything and nothing offline (PRESTO's CV table)."""
+    # Samples/s and GB for the same 1.3 million images, as published; storage of 910 MB/s on 8 threads.
+    count, limits = 1_281_167, Limits(disk_mbps=910)
+    table = [
+        split(0, 107 / 2, 146e6 / count),
+        split(1, 1789 / 2, 494e6 / count),
+        split(2, 1e6, 1535e6 / count),
+    ]
+    rates = [verdict.rate(each, count, limits) for each in table]
+    assert rates[1] > rates[2] > rates[0]
+    assert verdict.binds(table[2], NAMES, count, limits) == "storage"
+    assert verdict.best(table, count, limits) is table[1]
+
+
+def test_the_slowest_step_binds() -> None:
+    """Which online step takes longest is named by number and name."""
+    assert verdict.binds(split(1, 500, steps=(0.001, 0.004)), NAMES, 10, Limits()) == "step 3 (crop)"
+
+
+def test_less_work_beforehand_wins_a_tie() -> None:
+    """A split that is hardly faster is not worth its offline work."""
+    assert verdict.best([split(0, 1000), split(1, 1020)], 10, Limits()).offline == 0
+
+
+@pytest.mark.parametrize(
+    ("need", "said"),
+    [
+        (100, "leave all online, and it keeps up with 2 such trainers, not with 3"),
+        (205, "all online is borderline"),
+        (500, "do that, and it keeps up with 4 such trainers, not with 5"),
+        (2000, "that is borderline"),
+        (5000, "no split keeps up"),
+    ],
+)
+def test_the_verdict_answers_the_question(need: float, said: str) -> None:
+    """One sentence: what binds, what would help at what cost, and whether that is needed."""
+    words = verdict.verdict([split(0, 100), split(1, 1000)], NAMES, 10, Limits(), need)
+    assert words.startswith(
+        "step 1 (decode) binds at 200 samples/s; decode offline with none (1.0 GB, 60.0 s once)"
+    )
+    assert said in words
+
+
+def test_values_come_back() -> None:
+    """Bytes and any other value survive packing."""
+    for value in (b"", b"\1x", [1, "a"], {"k": 2.5}):
+        assert unpacked(packed(value)) == value
+
+
+MODULE = """
+import random, zlib
+def inflate(data): return zlib.decompress(data)
+def count(text): return sum(text)
+def jitter(n): return n + random.random()
+jitter.online = True
+steps = [inflate, count, jitter]
+def shaky(text): return random.random()
+shaking = [inflate, shaky]
+def fail(text): raise ValueError("no")
+failing = [inflate, fail]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "madeup.py").write_text(MODULE)
+    rng = random.Random(0)
+    with tarfile.open(tmp_path / "data.tar", "w") as archive:
+        for number in range(20):
+            file = tmp_path / "sample"
+            file.write_bytes(zlib.compress(rng.randbytes(2000)))
+            archive.add(file, f"{number}.z")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measure, "LEAST_S", 0.0)
+    monkeypatch.setitem(sys.modules, "madeup", None)
+    del sys.modules["madeup"]
+    return tmp_path
+
+
+def test_all_splits_are_measured_and_the_best_is_written(folder: Path) -> None:
+    """Every split up to the random step with every codec; shards hold each sample once, after the steps."""
+    arguments = [
+        "input",
+        "madeup:steps",
+        "--data",
+        "*.tar",
+        "--workers",
+        "2",
+        "--json",
+        "out.json",
+        "--write",
+        "shards",
+    ]
+    assert bench.main(arguments) == 0
+    result: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    assert result["samples"] == 20
+    assert {row["offline"] for row in result["splits"]} == {0, 1, 2}
+    assert len({(row["offline"], row["codec"]) for row in result["splits"]}) == len(result["splits"])
+    if result["best"]["split"] != "all online":
+        with tarfile.open(folder / "shards" / "shard-00000.tar") as archive:
+            assert len(archive.getnames()) == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["madeup:shaking", "--data", "*.tar"], "step 2 (shaky) gives two results for one sample"),
+        (["madeup:failing", "--data", "*.tar"], "step 2 (fail) raised ValueError on data.tar:"),
+        (["madeup:steps", "--data", "nothing*"], "no file matches"),
+        (["madeup:none", "--data", "*.tar"], "cannot import the steps"),
+        (["madeup", "--data", "*.tar"], "is no MODULE:NAME"),
+        (["madeup:steps", "--data", "*.tar", "--write", "no/where"], "does not exist"),
+    ],
+)
+def test_a_wrong_pipeline_gets_one_sentence(
+    folder: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    """What cannot be measured ends with exit code 1 and a line that names it."""
+    assert bench.main(["input", *arguments, "--workers", "1"]) == 1
+    error = capfd.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
