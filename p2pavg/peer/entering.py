@@ -20,12 +20,16 @@ EARLY_BYTES = 1 << 20  # of messages that wait for the start of the rounds
 
 
 def role_among(links: Iterable[Link], start: Start) -> Role:
-    """JOINER when a linked trainer stands further than `start`, or began from another state; else TRAINER."""
+    """JOINER when a linked peer stands further than `start`, though it may download a later state itself, or
+    when a trainer began from another state; else TRAINER.
+    """
     for link in links:
         facts = link.hello
-        if facts.get("role") != Role.TRAINER.value:
+        trains = facts.get("role") == Role.TRAINER.value
+        if not trains and facts.get("role") != Role.JOINER.value:
             continue
-        if facts["epoch"] > start.epoch or (start.epoch == 0 and facts["lineage"] != start.lineage):
+        elsewhere = trains and start.epoch == 0 and facts["lineage"] != start.lineage
+        if facts["epoch"] > start.epoch or elsewhere:
             return Role.JOINER
     return Role.TRAINER
 
