@@ -62,6 +62,7 @@ class Job:
     layout: Layout
     result: U8
     exact: bool
+    epoch: int = 0
     begun: bool = False
     weights: tuple[float, ...] = ()
     codec: codecs.Codec = field(default_factory=lambda: codecs.get("none"))  # of contributions
@@ -101,15 +102,16 @@ class Jobs:
         codec: codecs.Codec,
         numel: int,
         allocate: Callable[[int], U8] | None = None,
-        feedback: bool = False,
+        feedback: int = 0,
     ) -> None:
-        """allocate: host memory for results, uint8[n]; None: ordinary memory. feedback: add to contributions
-        what the codec took from earlier ones, where it takes that much.
+        """allocate: host memory for results, uint8[n]; None: ordinary memory. feedback: of so many
+        vectors, which take turns epoch by epoch, add to contributions what the codec took from earlier ones,
+        where it takes that much.
         """
         self._engine = engine
         self.codec = codec
         self._result_codec = codecs.for_results(codec)
-        self._residual = Residual(numel) if feedback and codecs.has_feedback(codec) else None
+        self._residuals = [Residual(numel) for _ in range(feedback if codecs.has_feedback(codec) else 0)]
         self._outgoing = ResultMemory()
         self._numel = numel
         self._open: dict[int, Job] = {}
@@ -130,7 +132,7 @@ class Jobs:
         epoch: int = 0,
     ) -> Job:
         """members: (peer id, votes) in rank order. exact: the vector goes uncompressed, with more behind it.
-        epoch: what chance is drawn for.
+        epoch: what chance is drawn for, and which vector's turn it is.
         Raises NoLinkError when a member with which we exchange something has no link to us.
         """
         peers = tuple(peer for peer, _ in members)
@@ -156,7 +158,7 @@ class Jobs:
         chunk = chunk_elements([part.count for part in plan.parts])
         layout = Layout(plan.parts, chunk, result_codec)
         result, rank = self._memory.take(layout.nbytes), peers.index(me)
-        job = Job(transfer, rank, tuple(ids), peers, voters, plan, layout, result, exact, codec=codec)
+        job = Job(transfer, rank, tuple(ids), peers, voters, plan, layout, result, exact, epoch, codec=codec)
         job.count()
         self._engine.open_reduce(
             ReduceJob(
@@ -179,7 +181,8 @@ class Jobs:
 
         When all parts are our own and the gradient is here, nothing is rounded, and the residual waits.
         """
-        job, residual = self._open[transfer], self._residual
+        job = self._open[transfer]
+        residual = self._residual(job)
         alone = all(part.owner == job.rank for part in job.layout.parts if part.count)
         if job.exact or (alone and isinstance(gradient, np.ndarray)):
             return gradient
@@ -240,14 +243,19 @@ class Jobs:
         """The attempt was committed."""
         self._engine.finish(transfer)
         job = self._open.pop(transfer)
-        if self._residual is not None and isinstance(job.growing, HostEncoding) and job.growing.whole():
-            self._residual.commit()
+        residual = self._residual(job)
+        if residual is not None and isinstance(job.growing, HostEncoding) and job.growing.whole():
+            residual.commit()
         return job
 
     def healed(self) -> None:
         """This peer loaded another one's state."""
-        if self._residual is not None:
-            self._residual.forget()
+        for residual in self._residuals:
+            residual.forget()
+
+    def _residual(self, job: Job) -> Residual | None:
+        """That of the vector whose turn the job's epoch is."""
+        return self._residuals[job.epoch % len(self._residuals)] if self._residuals else None
 
     def cancel_all(self) -> None:
         """Forget every attempt."""

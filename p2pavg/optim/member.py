@@ -101,6 +101,7 @@ class Member(Wrapper):
         return Start(found.state.epoch, found.state.lineage, found.history)
 
     def _specify(self, start: Start | None) -> TrainingSpec:
+        outer = outer_of(self._options.outer)
         return TrainingSpec(
             target_batch_size=self._options.target or 1,
             lockstep=self._options.lockstep,
@@ -108,7 +109,7 @@ class Member(Wrapper):
             schema=self._resumable.schema,
             initial_digest=self._state.initial_digest(),
             compression=self._options.compression,
-            feedback=True,
+            feedback=1 if outer is None else outer.fragments,
             state=self._state,
             inherits=True,
             saving=self._saving,

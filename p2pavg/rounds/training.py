@@ -285,4 +285,6 @@ class TrainingSpec:
     exact: Callable[[int], int] = lambda epoch: 0
     allocate: Callable[[int], U8] | None = None  # host memory for results: uint8[n]; None: ordinary memory
     drawing: Drawing | None = None  # a sampler shares the data out between the peers
-    feedback: bool = False  # what a coarse codec took from a contribution is added to the next one
+    # Vectors that take turns, epoch by epoch: what a coarse codec took from a contribution is added to the
+    # next one of the same vector. 0: it is lost.
+    feedback: int = 0

@@ -163,7 +163,8 @@ class OuterUpdate:
             return NOTHING
         due = self._fragments.due(moves.training.epoch)
         end = due.stop - due.start
-        self._moved[end : self._fragments.extra] = 0
+        if len(self._fragments.each) > 1:
+            self._moved[: self._fragments.extra] = 0  # gaps hold what another fragment had there
         moves.reference.displacement(self._moved, due)
         if not all_finite(self._moved[:end]):
             log.warning("%s: %d samples are discarded, and it goes on from the swarm's", NON_FINITE, samples)
@@ -177,10 +178,13 @@ class OuterUpdate:
 
     def _mean(self, samples: int, due: Fragment) -> F32:
         """What own samples and inherited ones moved, on average. What somebody moved in a fragment whose
-        turn is over is lost.
+        turn is over is lost: its samples count as if they had moved nothing.
         """
-        if self._inherited is None or self._inherited_of != due:
+        if self._inherited is None:
             return self._moved
+        if self._inherited_of != due:
+            self._inherited[: self._fragments.extra] = 0
+            self._inherited_of = due
         return (self._moved * np.float32(self._handed) + self._inherited) / np.float32(samples)
 
     # ---------------------------------------------------------------------- what came of it
@@ -268,7 +272,9 @@ class OuterUpdate:
             return
         vector *= np.float32(inheritance.samples)
         due = self._fragments.due(moves.training.epoch)
-        if self._inherited is not None and self._inherited_of == due:
+        if self._inherited is not None:
+            if self._inherited_of != due:
+                self._inherited[: self._fragments.extra] = 0
             vector += self._inherited
         self._inherited = vector
         self._inherited_of = due

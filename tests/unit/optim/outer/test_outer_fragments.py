@@ -13,7 +13,8 @@ from p2pavg.errors import ConfigurationError
 from p2pavg.optim.outer.fragments import bins, fragments_of
 from p2pavg.optim.outer.reference import outer_step
 from p2pavg.optim.outer.settings import Outer
-from tests.unit.optim.fake_swarm import FakeSwarm
+from p2pavg.rounds.training import Inheritance
+from tests.unit.optim.fake_swarm import FakeSwarm, encoded
 from tests.unit.optim.outer.test_outer_steps import batch, net, train, wrap
 
 
@@ -117,3 +118,26 @@ def test_a_run_in_fragments_goes_on_from_its_state_dict(swarm: FakeSwarm) -> Non
     with pytest.raises(Exception, match="velocity"):
         third.load_state_dict(state)
     third.close(0)
+
+
+def test_an_inherited_move_counts_in_its_own_fragment_alone(swarm: FakeSwarm) -> None:
+    """Once the turn of the leaver's fragment is over, its samples count as if they had moved nothing."""
+    model = net()
+    opt = wrap(model, outer=Outer(fragments=2), target_batch_size=64)
+    train(model, opt, range(1))
+    fragments, update, training = opt._flat.layout, opt._update, swarm.joined[0]
+    training.inherited = lambda samples: setattr(training, "counted", training.counted + samples)  # type: ignore
+    given = np.zeros(fragments.numel, np.float32)
+    given[: fragments.each[0].stop] = 0.25
+    update._take(Inheritance(12, encoded(given, "none")))  # type: ignore[attr-defined]
+    own = np.zeros(fragments.numel, np.float32)
+    opt._reference.displacement(own, fragments.each[0])
+    counted = update._contribution()  # type: ignore[attr-defined]
+    assert np.allclose(counted.gradient, (4 * own + 12 * given) / 16, atol=1e-7)
+    training.epoch = 1  # the other fragment's turn
+    own[:] = 0
+    opt._reference.displacement(own, fragments.each[1])
+    late = update._contribution()  # type: ignore[attr-defined]
+    assert late.samples == 16
+    assert np.allclose(late.gradient, 4 * own / 16, atol=1e-7)
+    opt.close(0)
