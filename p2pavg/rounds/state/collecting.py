@@ -23,7 +23,7 @@ from p2pavg.transport.links.link import Link
 logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
 
-ANSWER_S = 60.0  # to a request for chunks
+ANSWER_S = 15.0  # to a request for chunks, which says only whether they will come: else others are asked
 PASSED = 6  # times what a donor owes, and
 PASSED_BYTES = 4 << 20  # that its link has brought since: what it owes was lost with a stream
 QUIET_S = 3.0  # and so it is when the link brought less than LEAST_BYTES in so long, and four round trips
