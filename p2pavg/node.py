@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from p2pavg.errors import ConfigurationError, P2PAvgError
+from p2pavg.optim import frozen
 from p2pavg.optim.modules import owning_modules, persistent_buffers
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.training_state import parameters_of
@@ -48,6 +49,7 @@ class NodeOptimizer(torch.optim.Optimizer):
         self._sums: list[torch.Tensor | None] = [None] * len(self._params)
         modules = [options["model"]] if options.get("model") is not None else owning_modules(self._params)
         self._buffers = persistent_buffers(modules)
+        self._frozen = frozen.digest(modules, self._params)  # of sharded ones by all ranks together
         self._whole: list[nn.Parameter] = []
         self.epoch = -1
         self.stepped = False
@@ -66,7 +68,7 @@ class NodeOptimizer(torch.optim.Optimizer):
         mine = {id(param): host for param, host in zip(self._params, self._whole, strict=True)}
         for group in self.inner.param_groups:
             group["params"] = [mine[id(param)] for param in group["params"]]
-        told = {"model": _Holder(self._whole, self._buffers), "loss_reduction": "sum"}
+        told = {"model": _Holder(self._whole, self._buffers, self._frozen), "loss_reduction": "sum"}
         self.collaborative = CollaborativeOptimizer(self.inner, **{**options, **told})
 
     # ------------------------------------------------------------------------------------ the training loop
@@ -275,11 +277,14 @@ class Shards:
                 dist.broadcast(tensor, self._first, self._group)
 
 
-class _Holder(nn.Module):
+class _Holder(frozen.Told):
     """A model whose parameters are on the host, with the buffers of the first rank's."""
 
-    def __init__(self, params: Sequence[nn.Parameter], buffers: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, params: Sequence[nn.Parameter], buffers: Sequence[torch.Tensor], frozen_digest: str
+    ) -> None:
         super().__init__()
+        self.frozen = frozen_digest
         self.whole = nn.ParameterList(params)
         for index, buffer in enumerate(buffers):
             self.register_buffer(f"buffer_{index}", buffer)

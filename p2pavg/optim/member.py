@@ -44,6 +44,7 @@ class Member(Wrapper):
     _flat: FlatGradients | LocalSteps
     _state: TrainingState
     _sampling: Sampling
+    _frozen: str
     _leave_notice_s: float
     _build_peer: Callable[..., Peer]
     _options: TrainingOptions
@@ -134,6 +135,7 @@ class Member(Wrapper):
             "scheduler": type(scheduler).__name__ if scheduler is not None else "None",
             "outer": "None" if outer is None else outer.terms(),
             "sampler": self._sampling.terms,
+            "frozen parameters (a digest)": self._frozen,
             **options.followed_terms(),
         }
 

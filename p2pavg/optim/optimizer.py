@@ -14,7 +14,7 @@ import torch
 
 from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.membership import PeerInfo
-from p2pavg.optim import arguments, live, sigterm
+from p2pavg.optim import arguments, frozen, live, sigterm
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.microbatches import Microbatches
 from p2pavg.optim.gradients.path import open_cuda_path
@@ -153,6 +153,7 @@ class CollaborativeOptimizer(Saved):
         self._outside = Outside(scheduler is not None, options.lockstep, behind)
         modules = owning_modules(params) if options.model is None else [options.model]
         arguments.check_modules(modules)
+        self._frozen = frozen.digest(modules, params)
         me = weakref.ref(self)  # who drops this optimizer shall not be kept from it by its own parts
         self._buffers = AveragedBuffers(
             lambda: persistent_buffers(modules),

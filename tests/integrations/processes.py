@@ -66,9 +66,15 @@ class Meeting:
         self._pipe.recv()
 
 
-def run(work: Callable[..., Any], peers: int, *extra: Any, lost: Collection[int] = ()) -> list[Any]:
+def run(
+    work: Callable[..., Any],
+    peers: int,
+    *extra: Any,
+    lost: Collection[int] = (),
+    meets: Collection[int] | None = None,
+) -> list[Any]:
     """What `work(rank, peers, meeting, *extra)` returned in each of `peers` processes. lost: those that end
-    without a result: None.
+    without a result: None. meets: those that come `together`; None: all.
     """
     context = multiprocessing.get_context("spawn")
     pipes, started = [], []
@@ -80,7 +86,7 @@ def run(work: Callable[..., Any], peers: int, *extra: Any, lost: Collection[int]
         pipes.append(ours)
         started.append(process)
     try:
-        return _conduct(pipes, lost)
+        return _conduct(pipes, lost, set(range(peers)) if meets is None else set(meets))
     finally:
         for process in started:
             process.join(5.0)
@@ -88,7 +94,7 @@ def run(work: Callable[..., Any], peers: int, *extra: Any, lost: Collection[int]
                 process.kill()
 
 
-def _conduct(pipes: Sequence[Connection], lost: Collection[int]) -> list[Any]:
+def _conduct(pipes: Sequence[Connection], lost: Collection[int], meets: set[int]) -> list[Any]:
     results: dict[int, Any] = {}
     here: set[int] = set()
     address = None
@@ -113,8 +119,8 @@ def _conduct(pipes: Sequence[Connection], lost: Collection[int]) -> list[Any]:
                     other.send(address)
             elif kind == "here":
                 here.add(rank)
-                if len(here) == len(pipes):
+                if here == meets:
                     here.clear()
-                    for other in pipes:
-                        other.send(None)
+                    for member in meets:
+                        pipes[member].send(None)
     return [results[rank] for rank in range(len(pipes))]

@@ -1,0 +1,126 @@
+"""Lockstep beside DistributedDataParallel over gloo: steps per second of two peers on loopback, by turns.
+
+    python -m bench.lockstep [--params 5000000] [--steps 60] [--turns 4] [--compute 0.0] [--json out.json]
+
+Both train the same model with the same batches. A turn is so many steps of each, one after the other, so that
+what else runs on the machine falls on both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import time
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from p2pavg import CollaborativeOptimizer
+
+BATCH = 16
+WARM = 5  # steps before the clock starts
+
+
+def model_of(params: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    width = round((params / 4) ** 0.5)
+    layers: list[nn.Module] = []
+    for _ in range(4):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def steps_per_second(model: nn.Module, optimizer: Any, steps: int, width: int) -> float:
+    """Of forward, backward and step()."""
+    rows = torch.randn(BATCH, width)
+    for at in range(steps + WARM):
+        if at == WARM:
+            begun = time.perf_counter()
+        model(rows).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return steps / (time.perf_counter() - begun)
+
+
+def peer(rank: int, pipe: Connection, args: argparse.Namespace, port: int, compression: str) -> None:
+    """One of two processes, for all turns."""
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    dist.init_process_group("gloo")
+    theirs = model_of(args.params)
+    wrapped = nn.parallel.DistributedDataParallel(theirs)
+    plain = torch.optim.SGD(theirs.parameters(), lr=1e-3)
+    ours = model_of(args.params)
+    width = ours[0].in_features
+    found: dict[str, list[float]] = {"ddp": [], "lockstep": []}
+    with CollaborativeOptimizer(
+        torch.optim.SGD(ours.parameters(), lr=1e-3),
+        "bench-lockstep",
+        "step",
+        BATCH,
+        initial_peers=[] if rank == 0 else [pipe.recv()],
+        compression=compression,
+        listen="127.0.0.1:0",
+    ) as opt:
+        if rank == 0:
+            pipe.send(opt.peer.address)
+        opt.peer.wait_for_peers(1)
+        for _ in range(args.turns):
+            dist.barrier()
+            found["ddp"].append(steps_per_second(wrapped, plain, args.steps, width))
+            dist.barrier()
+            found["lockstep"].append(steps_per_second(ours, opt, args.steps, width))
+        dist.barrier()
+    pipe.send(found)
+    dist.destroy_process_group()
+
+
+def measure(args: argparse.Namespace, compression: str) -> dict[str, Any]:
+    """Both processes, with one compression of ours."""
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        port = made.getsockname()[1]
+    context = get_context("spawn")
+    pipes = [context.Pipe() for _ in range(2)]
+    started = [context.Process(target=peer, args=(r, pipes[r][1], args, port, compression)) for r in range(2)]
+    for process in started:
+        process.start()
+    pipes[1][0].send(pipes[0][0].recv())
+    found = pipes[0][0].recv()
+    for process in started:
+        process.join()
+    ratios = [ours / ddp for ours, ddp in zip(found["lockstep"], found["ddp"], strict=True)]
+    return {**found, "ratio_median": statistics.median(ratios), "compression": compression}
+
+
+def main() -> None:
+    """Measure, and print or write it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--params", type=int, default=5_000_000)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--compression", nargs="*", default=["none", "fp16"])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results = [measure(args, compression) for compression in args.compression]
+    for result in results:
+        print(
+            f"{result['compression']}: {statistics.median(result['lockstep']):.1f} steps/s, DDP "
+            f"{statistics.median(result['ddp']):.1f}, ratio {result['ratio_median']:.3f}"
+        )
+    if args.json is not None:
+        args.json.write_text(json.dumps({"params": args.params, "turns": results}))
+
+
+if __name__ == "__main__":
+    main()
