@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.membership.table.dht import DHT, key_of
-from p2pavg.membership.table.reach import Reachability
+from p2pavg.membership.table.dialling_back import Reachability
 from p2pavg.membership.table.record import Record
 from p2pavg.membership.view import View
 

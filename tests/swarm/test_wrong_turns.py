@@ -19,7 +19,7 @@ from p2pavg import CollaborativeOptimizer, cli
 from p2pavg.credentials import new_secret, texts
 from p2pavg.errors import ConfigurationError, CredentialError, IncompatiblePeerError, UnreachableError
 from p2pavg.membership import DHT
-from p2pavg.membership.table.reach import find_reachability
+from p2pavg.membership.table.dialling_back import find_reachability
 from tests.swarm.scripts import Script, Terminal, free_port
 
 pytestmark = pytest.mark.timeout(300)  # several processes import PyTorch, each for seconds

@@ -14,7 +14,7 @@ from p2pavg.identity import Identity
 from p2pavg.membership import DHT
 from p2pavg.membership.table import record
 from p2pavg.membership.table.address import parse_addresses
-from p2pavg.membership.table.reach import DIAL_SECONDS
+from p2pavg.membership.table.dialling_back import DIAL_SECONDS
 
 Result = TypeVar("Result")
 Address = tuple[str, int]

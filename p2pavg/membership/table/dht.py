@@ -28,16 +28,16 @@ from p2pavg.membership.table.address import (
     resolve,
 )
 from p2pavg.membership.table.carrying.streams import Dial, Streams, Take, dial_plainly
-from p2pavg.membership.table.node import Node
-from p2pavg.membership.table.publish import Publication
-from p2pavg.membership.table.reach import (
+from p2pavg.membership.table.dialling_back import (
     Connect,
-    Dialler,
+    DialBack,
     Reachability,
     find_reachability,
     is_reached_at,
     tcp_connect,
 )
+from p2pavg.membership.table.node import Node
+from p2pavg.membership.table.publish import Publication
 from p2pavg.membership.table.reading import Reading
 from p2pavg.membership.table.record import KEY_BYTES, Record, SignedRecord
 from p2pavg.membership.table.records.entries import StoredRecord
@@ -99,7 +99,7 @@ class DHT:
         self.ways_in: list[Contact] = []  # initial peers that answered
         self.observers: Callable[[], list[Contact]] = list  # peers that this one has links with
         self.is_dialled: Callable[[], bool] = lambda: False  # whether others' links to this peer are up
-        self._dialler = Dialler(connect, node.clock)
+        self._dialler = DialBack(connect, node.clock)
         node.dial = self._dialler.dial
         node.on_new_contact.add(self._on_new_contact)
 

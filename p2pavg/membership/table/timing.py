@@ -15,7 +15,7 @@ LONGEST_TIMEOUT = 5.0
 MAX_ENDPOINTS = 8192
 
 
-class Endpoint:
+class AddressFacts:
     """What is known about one address: its token for us and its round-trip time (RFC 6298 estimator,
     seconds).
     """
@@ -39,14 +39,14 @@ class Endpoints:
     """The addresses that this node asks, those least recently asked forgotten first."""
 
     def __init__(self) -> None:
-        self._endpoints: OrderedDict[Address, Endpoint] = OrderedDict()
+        self._endpoints: OrderedDict[Address, AddressFacts] = OrderedDict()
         self._recent_rtts: deque[float] = deque(maxlen=32)
 
-    def at(self, address: Address) -> Endpoint:
+    def at(self, address: Address) -> AddressFacts:
         """What is known about an address, from now on too."""
         endpoint = self._endpoints.get(address)
         if endpoint is None:
-            endpoint = self._endpoints[address] = Endpoint()
+            endpoint = self._endpoints[address] = AddressFacts()
             if len(self._endpoints) > MAX_ENDPOINTS:
                 self._endpoints.popitem(last=False)
         else:
@@ -58,12 +58,12 @@ class Endpoints:
         endpoint = self._endpoints.get(address)
         return endpoint.smoothed if endpoint else None
 
-    def measured(self, endpoint: Endpoint, rtt: float) -> None:
+    def measured(self, endpoint: AddressFacts, rtt: float) -> None:
         """An answer took so many seconds."""
         endpoint.measured(rtt)
         self._recent_rtts.append(rtt)
 
-    def patience(self, endpoint: Endpoint) -> float:
+    def patience(self, endpoint: AddressFacts) -> float:
         """How long an answer from there usually takes at most, in seconds."""
         if endpoint.smoothed is not None:
             usual = endpoint.smoothed + 4 * endpoint.deviation + 0.01
@@ -73,6 +73,6 @@ class Endpoints:
             usual = FIRST_TIMEOUT / 2
         return min(max(usual, SHORTEST_PATIENCE), LONGEST_TIMEOUT / 2)
 
-    def timeout(self, endpoint: Endpoint) -> float:
+    def timeout(self, endpoint: AddressFacts) -> float:
         """How long to wait for the answer to a first try, in seconds."""
         return min(max(2 * self.patience(endpoint), SHORTEST_TIMEOUT), LONGEST_TIMEOUT)

@@ -14,7 +14,7 @@ from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.carried import CountedSocket
 from p2pavg.transport.links.handshake import Hello, Refusal
 from p2pavg.transport.links.link import Link, Opener
-from p2pavg.transport.links.owner import Owner
+from p2pavg.transport.links.link_maker import LinkMaker
 
 Address = tuple[str, int]
 
@@ -22,8 +22,8 @@ Address = tuple[str, int]
 class Dials:
     """Opens connections, and greets over them, for an endpoint. Runs on the event loop."""
 
-    def __init__(self, owner: Owner, make_socket: Callable[..., CountedSocket]) -> None:
-        self._owner = owner
+    def __init__(self, maker: LinkMaker, make_socket: Callable[..., CountedSocket]) -> None:
+        self._maker = maker
         self._make_socket = make_socket
         self._under_way: dict[Address, asyncio.Task[Link]] = {}
 
@@ -83,24 +83,24 @@ class Dials:
     async def _greet(
         self, sock: CountedSocket, expect: bytes | None, *, anew: bool = False, opener: Opener | None = None
     ) -> Link:
-        owner, way = self._owner, sock.way
+        maker, way = self._maker, sock.way
         remote = normalise(sock.getpeername())
-        mine = owner.make_hello()
+        mine = maker.make_hello()
         peer_id = b""
 
         async def admit(theirs: Hello) -> None:
             nonlocal peer_id
-            owner.check(mine, theirs, expect)
+            maker.check(mine, theirs, expect)
             peer_id = theirs.peer_id
-            await owner.pairing.as_dialler(theirs, anew=anew, way=way)
+            await maker.pairing.as_dialler(theirs, anew=anew, way=way)
 
         try:
-            met = await greeting.as_dialler(sock, owner.identity, mine, admit, owner.tls(way))
+            met = await greeting.as_dialler(sock, maker.identity, mine, admit, maker.tls(way))
         except Refusal as refusal:
             if refusal.code == handshake.SUPERSEDED.code and peer_id:
-                return await owner.pairing.arrival(peer_id)
+                return await maker.pairing.arrival(peer_id)
             raise
         finally:
-            owner.pairing.proved(peer_id)
+            maker.pairing.proved(peer_id)
         sock.peer = peer_id
-        return owner.establish(met, remote, dialled=True, way=way, opener=opener)
+        return maker.establish(met, remote, dialled=True, way=way, opener=opener)

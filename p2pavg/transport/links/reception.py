@@ -18,7 +18,7 @@ from p2pavg.transport.links.budget import Budget
 from p2pavg.transport.links.carried import CountedSocket
 from p2pavg.transport.links.handshake import Refusal
 from p2pavg.transport.links.link import Link
-from p2pavg.transport.links.owner import Owner
+from p2pavg.transport.links.link_maker import LinkMaker
 from p2pavg.transport.links.streams.keeper import accept_stream
 
 logger = logging.getLogger("p2pavg.transport")
@@ -29,8 +29,10 @@ Tunnels = Callable[[CountedSocket], Awaitable[None]]
 class Reception:
     """Makes links, data streams and answers of the connections that come in."""
 
-    def __init__(self, owner: Owner, budget: Budget, by_tag: Mapping[bytes, Link], engine: Engine) -> None:
-        self._owner = owner
+    def __init__(
+        self, maker: LinkMaker, budget: Budget, by_tag: Mapping[bytes, Link], engine: Engine
+    ) -> None:
+        self._maker = maker
         self._budget = budget
         self._by_tag = by_tag
         self._engine = engine
@@ -39,7 +41,7 @@ class Reception:
 
     async def welcome(self, sock: CountedSocket) -> None:
         """Serve one connection until it is a link, a data stream, answered or refused. Never raises."""
-        accepted_at, owner = time.monotonic(), self._owner
+        accepted_at, maker = time.monotonic(), self._maker
         try:
             async with asyncio.timeout(wire.HANDSHAKE_S):
                 raw = await self._first_bytes(sock)
@@ -48,23 +50,23 @@ class Reception:
                     return
                 kind = await self._kind(sock, raw)
                 if kind == handshake.DATA:
-                    await accept_stream(sock, self._by_tag, self._engine, owner.party, self._admits_stream)
+                    await accept_stream(sock, self._by_tag, self._engine, maker.party, self._admits_stream)
                     return
                 address = self._address(sock)
                 if kind != handshake.CONTROL:
                     await self._answer(sock, kind)
                     return
-                mine, way = owner.make_hello(), sock.way
+                mine, way = maker.make_hello(), sock.way
                 met = await greeting.as_listener(
                     sock,
-                    owner.identity,
+                    maker.identity,
                     mine,
-                    lambda theirs: owner.check(mine, theirs),
-                    lambda theirs: owner.pairing.as_listener(theirs, accepted_at),
-                    owner.tls(way),
+                    lambda theirs: maker.check(mine, theirs),
+                    lambda theirs: maker.pairing.as_listener(theirs, accepted_at),
+                    maker.tls(way),
                 )
             sock.peer = met.dialler.peer_id
-            owner.establish(met, (address, met.dialler.port), dialled=False, way=way)
+            maker.establish(met, (address, met.dialler.port), dialled=False, way=way)
         except Refusal as refusal:
             logger.debug("refused a connection: %s", refusal.text)
         except (P2PAvgError, OSError, TimeoutError) as error:
@@ -73,7 +75,7 @@ class Reception:
     async def _answer(self, sock: CountedSocket, kind: int) -> None:
         try:
             if kind == handshake.OBSERVE:
-                await observing.tell(sock, self._owner.party)
+                await observing.tell(sock, self._maker.party)
             elif self.tunnels is not None:
                 await self.tunnels(sock)
                 return
@@ -102,9 +104,9 @@ class Reception:
 
     async def _kind(self, sock: socket.socket, raw: bytes) -> int:
         try:
-            return handshake.parse_preamble(raw, self._owner.party)
+            return handshake.parse_preamble(raw, self._maker.party)
         except Refusal as refusal:
-            answer = handshake.preamble(handshake.CONTROL, self._owner.party)
+            answer = handshake.preamble(handshake.CONTROL, self._maker.party)
             await wire.send(sock, answer + handshake.pack(refusal.message()))
             sock.close()
             raise

@@ -1,4 +1,4 @@
-"""The owner of links: what those that meet other peers need of their endpoint."""
+"""The maker of links, as dials and the reception need it: it checks peers, and makes links to them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from p2pavg.transport.links.link import Link, Opener
 from p2pavg.transport.links.pairing import Pairing
 
 
-class Owner(Protocol):
-    """The endpoint, as dials and the reception use it: it checks peers, and makes links to them."""
+class LinkMaker(Protocol):
+    """The endpoint, for connections that may become links."""
 
     identity: Identity
     party: Party

@@ -42,7 +42,7 @@ async def tcp_connect(host: str, port: int) -> bool:
     return True
 
 
-class Dialler:
+class DialBack:
     """Dials back who asks for it, and only at the address that the question came from."""
 
     PENDING, REACHED, FAILED, BUSY = range(4)
@@ -56,20 +56,20 @@ class Dialler:
     def dial(self, host: str, port: int) -> int:
         """The result of dialling (host, port), or PENDING; the dial starts with the first question."""
         now = self._clock()
-        state, until = self._results.get((host, port), (Dialler.BUSY, now))
+        state, until = self._results.get((host, port), (DialBack.BUSY, now))
         if until > now:
             return state
         if len(self._tasks) >= MAX_DIALS:
-            return Dialler.BUSY
-        self._remember((host, port), Dialler.PENDING)
+            return DialBack.BUSY
+        self._remember((host, port), DialBack.PENDING)
         task = asyncio.ensure_future(self._dial(host, port))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return Dialler.PENDING
+        return DialBack.PENDING
 
     async def _dial(self, host: str, port: int) -> None:
         reached = await self._connect(host, port)
-        self._remember((host, port), Dialler.REACHED if reached else Dialler.FAILED)
+        self._remember((host, port), DialBack.REACHED if reached else DialBack.FAILED)
 
     def _remember(self, address: Address, state: int) -> None:
         self._results[address] = (state, self._clock() + REMEMBER_SECONDS)
@@ -89,8 +89,8 @@ async def ask_to_dial(node: Node, contact: Contact, port: int) -> bool | None:
         answer = await node.rpc.ask(contact.address, Kind.DIAL, [port], expected=contact.id, tries=2)
         if answer is None or not matches(answer.body, int):
             return None
-        if answer.body[0] in (Dialler.REACHED, Dialler.FAILED):
-            return bool(answer.body[0] == Dialler.REACHED)
+        if answer.body[0] in (DialBack.REACHED, DialBack.FAILED):
+            return bool(answer.body[0] == DialBack.REACHED)
         await asyncio.sleep(pause)
         pause *= 2
     return None
