@@ -12,14 +12,12 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from p2pavg import __version__
-from p2pavg.errors import ConfigurationError, IncompatiblePeerError, UnreachableError
+from p2pavg.errors import ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.membership.table.address import (
     Address,
     bind,
     family_of,
-    format_host_port,
     interface_addresses,
     is_loopback,
     normalise,
@@ -41,7 +39,8 @@ from p2pavg.membership.table.publish import Publication
 from p2pavg.membership.table.reading import Reading
 from p2pavg.membership.table.record import KEY_BYTES, Record, SignedRecord
 from p2pavg.membership.table.records.entries import StoredRecord
-from p2pavg.membership.table.wire import VERSION, Contact
+from p2pavg.membership.table.ways_in import WaysIn
+from p2pavg.membership.table.wire import Contact
 from p2pavg.networks import is_public, network_of
 from p2pavg.report.wire import Wire
 
@@ -49,7 +48,6 @@ logger = logging.getLogger("p2pavg.membership")
 
 K = 8
 JOIN_TIMEOUT = 5.0
-JOIN_RETRY_SECONDS = 0.2
 UPKEEP_SECONDS = 2.0
 PURGE_SECONDS = 30.0
 REJOIN_LOST = 8
@@ -96,7 +94,7 @@ class DHT:
         self._next_review = float("-inf")
         self._reviewing = False
         self.mapped: Address | None = None  # a port of the gateway that leads to this node's
-        self.ways_in: list[Contact] = []  # initial peers that answered
+        self._ways_in = WaysIn(node, self._initial_peers, self._tasks)
         self.observers: Callable[[], list[Contact]] = list  # peers that this one has links with
         self.is_dialled: Callable[[], bool] = lambda: False  # whether others' links to this peer are up
         self._dialler = DialBack(connect, node.clock)
@@ -157,6 +155,11 @@ class DHT:
             raise
         dht._spawn(dht._upkeep())
         return dht
+
+    @property
+    def ways_in(self) -> list[Contact]:
+        """The initial peers that answered."""
+        return self._ways_in.answered
 
     @property
     def identity(self) -> Identity:
@@ -279,63 +282,9 @@ class DHT:
     # joining
 
     async def _join(self, timeout: float) -> None:
-        """Until one initial peer answers. Two that name each other and start together both get through."""
-        deadline = self.node.clock() + timeout
-        unresolved: list[str] = []
-        while True:
-            addresses: list[Address] = []
-            for host, port in self._initial_peers:
-                found = await resolve(host, port)
-                addresses += found
-                for address in found:
-                    self.node.rpc.ledger.proved(address)  # the user named it
-                if not found:
-                    unresolved.append(host)
-            way_in = await self._first_answer(list(dict.fromkeys(addresses)))
-            if way_in is not None and way_in.id != self.identity.peer_id:
-                self.ways_in.append(way_in)
-                self._spawn(self._find_neighbours(way_in))
-                return
-            ourselves = way_in is not None
-            if ourselves and len(addresses) == 1:
-                return  # or another process of this identity; whoever trains finds out which, and says so
-            if self.node.clock() >= deadline:
-                break
-            await asyncio.sleep(JOIN_RETRY_SECONDS)
-        names = ", ".join(format_host_port(host, port) for host, port in self._initial_peers)
-        if self.node.rpc.other_version is not None:
-            raise IncompatiblePeerError(
-                f"the nodes at {names} speak version {self.node.rpc.other_version} of the table, this one "
-                f"(p2pavg {__version__}) version {VERSION}; install the same p2pavg version everywhere"
-            )
-        hint = f"; no address is known for {unresolved[0]}" if unresolved else ""
-        hint += "; one of them is this peer's own" if ourselves else ""
-        raise UnreachableError(
-            f"none of the initial peers answered, over UDP or TCP ({names}){hint}; check that one of them "
-            f"runs and that its port is open, for TCP at least, or start a new swarm without initial_peers"
-        )
-
-    async def _first_answer(self, addresses: list[Address]) -> Contact | None:
-        """The first contact to answer; this node itself only when nobody else does."""
-        pings = {asyncio.ensure_future(self.node.ask_where(address, tries=2)) for address in addresses}
-        self._tasks |= pings
-        ourselves = None
-        while pings:
-            done, pings = await asyncio.wait(pings, return_when=asyncio.FIRST_COMPLETED)
-            self._tasks -= done
-            for contact in (ping.result() for ping in done):
-                if contact is not None and contact.id != self.identity.peer_id:
-                    for ping in pings:
-                        ping.add_done_callback(self._answered_later)
-                    return contact
-                ourselves = contact or ourselves
-        return ourselves
-
-    def _answered_later(self, ping: asyncio.Future[Contact | None]) -> None:
-        self._tasks.discard(ping)
-        contact = None if ping.cancelled() else ping.result()
-        if contact is not None and contact.id != self.identity.peer_id:
-            self.ways_in.append(contact)
+        way_in = await self._ways_in.find(timeout)
+        if way_in is not None:
+            self._spawn(self._find_neighbours(way_in))
 
     async def _find_neighbours(self, way_in: Contact) -> None:
         await self.node.find(self.identity.peer_id, via=[way_in])
@@ -378,7 +327,9 @@ class DHT:
         self._next_review = self.node.clock() + REVIEW_SECONDS * random.uniform(0.8, 1.2)
         try:
             known = [voice.observer for voice in self.node.whereabouts.voices]
-            others = [c for c in self.observers() or self.ways_in if self.node.whereabouts.speaks(c)]
+            others = [
+                c for c in self.observers() or self._ways_in.answered if self.node.whereabouts.speaks(c)
+            ]
             asked = list({network_of(c.address[0]): c for c in (*others, *known)}.values())
             random.shuffle(asked)
             before = self.node.whereabouts.hosts
