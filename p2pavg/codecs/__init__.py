@@ -169,7 +169,12 @@ class StochasticInt8:
             )
 
     def at(self, epoch: int, first: int) -> StochasticInt8:
-        """The same for a run that begins at element `first`, in this epoch."""
+        """The same codec for a run of elements.
+
+        Args:
+            epoch: the epoch in which it is encoded.
+            first: the number of its first element.
+        """
         return replace(self, epoch=epoch, first=first)
 
     def encoded_size(self, n: int) -> int:

@@ -41,7 +41,14 @@ class _Drawing:
         return self.draws.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises StateError."""
+        """Load what `state_dict()` returned.
+
+        Args:
+            state_dict: of this peer or another one of the run.
+
+        Raises:
+            StateError: when it is malformed.
+        """
         self.draws.load_state_dict(state_dict)
 
 

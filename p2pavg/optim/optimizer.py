@@ -306,8 +306,13 @@ class CollaborativeOptimizer(Saved):
         return loss
 
     def note(self, samples: int) -> bool:
-        """For a node, whose gradients accumulate elsewhere: count a step of all its ranks. True: `meet` is to
-        be called now, with their sums.
+        """Count a step of a node, whose gradients accumulate elsewhere.
+
+        Args:
+            samples: of all ranks of the node, in this step.
+
+        Returns:
+            Whether `meet` is to be called now, with the sums of all ranks.
         """
         if self._closed:
             raise ClosedError("this optimizer was closed; build a new one to go on training")
@@ -319,10 +324,11 @@ class CollaborativeOptimizer(Saved):
         return self._update.note(samples)
 
     def meet(self, sums: Sequence[torch.Tensor | None]) -> None:
-        """Average with the swarm.
+        """Average the gradients of a node with the swarm.
 
-        sums: by parameter, the gradient's over all samples that were noted since the last call; None: no
-        backward pass reached it.
+        Args:
+            sums: for each parameter, the sum of its gradient over all samples that were noted since the last
+                call; None: no backward pass reached the parameter.
         """
         assert isinstance(self._flat, FlatGradients)
         assert isinstance(self._update, WaitingUpdate | BehindUpdate)
