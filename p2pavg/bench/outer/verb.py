@@ -218,12 +218,15 @@ def lines(result: dict[str, Any]) -> list[str]:
             spread = f", 95% {100 * low:+.2f}% to {100 * high:+.2f}%"
         excess = "" if result["excess"] is None else f" ({100 * result['excess']:+.2f}%{spread})"
         told.append(f"loss {shown[0]}{excess}, of data-parallel training {shown[1]}")
-    if result["bytes_per_peer"] is not None:
+    if result["bytes_per_peer"]:
+        share = result["bytes_of_data_parallel"] / result["bytes_per_peer"]
         told.append(
-            f"{result['bytes_per_peer'] / 1e6:.3f} MB sent per peer, a "
-            f"{result['bytes_of_data_parallel'] / result['bytes_per_peer']:.0f}th of data-parallel's; it "
-            f"computes {100 * result['utilisation']:.1f}% of the time; "
-            f"{'equal' if result['bit_identical'] else 'NOT equal'} to the bit"
+            f"{result['bytes_per_peer'] / 1e6:.3f} MB sent per peer, 1/{share:.0f} of data-parallel's"
+        )
+    if result["utilisation"] is not None:
+        equal = "equal" if result["bit_identical"] else "NOT equal"
+        told.append(
+            f"the trainer computes {100 * result['utilisation']:.1f}% of the time; {equal} to the bit"
         )
     return told
 
