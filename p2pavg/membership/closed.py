@@ -1,4 +1,4 @@
-"""Who is a member of a closed run: its records are sealed, and the authority vouches for their peers."""
+"""Membership in a closed run: records are sealed, and the authority vouches for their peers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Revoked:
 
 
 class ClosedRun:
-    """What one member, or one who looks on, can tell of the records of its run."""
+    """Seals and opens the records of a closed run, for a member or a watcher."""
 
     def __init__(self, credentials: Credentials) -> None:
         self.run_key = credentials.key_for(b"table")
@@ -78,7 +78,7 @@ class ClosedRun:
         self.revoked = Revoked(lambda statement: statements.is_revocation(self._authority, statement))
 
     def close(self, value: bytes, peer_id: bytes) -> bytes:
-        """The value of this peer's record, as it travels."""
+        """Seal the value of this peer's record."""
         return self._seal.close(self._word + value, peer_id)
 
     def open(self, sealed: bytes, peer_id: bytes) -> bytes | None:

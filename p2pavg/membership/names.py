@@ -21,7 +21,7 @@ KEEP_FAILED_SECONDS = 30.0
 
 
 class Names:
-    """What the system's resolver said lately. `clock` gives monotonic seconds."""
+    """The recent answers of the system's resolver. `clock` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float], found: Callable[[], None]) -> None:
         """found: called on the loop when a name has an address now."""

@@ -1,4 +1,4 @@
-"""What a peer tells the others of its run about itself."""
+"""The record of a peer: its addresses, where it stands, and its last report, for the others of its run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the peers in view are: what they announce counts once they have proven themselves there."""
+"""The addresses of the peers in view. One that is announced counts once the peer has proven itself there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from p2pavg.membership.table.wire import PING_BYTES, Contact, Kind
 
 MAX_PROVING = 256
 PROOF_SECONDS = 1.0  # that a newcomer waits for peers to prove themselves
-FEW = 8  # members in view: below, addresses that nobody vouches for are tried too
+FEW = 8  # members in view, below which addresses are tried that nobody vouches for
 TRIED_ADDRESSES = 3  # of one peer
 DIAL_BYTES = 240  # what opening a connection sends before it is answered
 
@@ -52,13 +52,15 @@ class Places:
             task.cancel()
 
     def hear(self, peer_id: bytes, address: Address) -> None:
-        """A peer beat from there."""
+        """Note the address from which a peer's beat came."""
         self._heard_at[peer_id] = address
         if len(self._heard_at) > 2 * len(self._roster) + 16:
             self._heard_at = {i: a for i, a in self._heard_at.items() if i in self._roster.members}
 
     def contacts(self, members: Iterable[Member]) -> list[Contact]:
-        """Where to send: where a peer has proven itself; else where it says it is, or was heard from."""
+        """The address to send to: where a peer has proven itself; else where it says it is, or was heard
+        from.
+        """
         found = []
         for member in members:
             address = self._address(member)
@@ -88,7 +90,7 @@ class Places:
         return found
 
     def addresses_to_dial(self, info: PeerInfo) -> list[Address]:
-        """Where a connection to a peer may be opened now, best first."""
+        """The addresses at which a connection to a peer may be opened now, best first."""
         ledger, member = self._node.rpc.ledger, self._roster.members.get(info.peer_id)
         proved_at = None if member is None else member.held.proved_at
         addresses = self._numeric(info)
@@ -136,6 +138,6 @@ class Places:
         await asyncio.gather(*(ask(address) for address in addresses))
 
     async def proofs(self) -> None:
-        """Until all that were asked have proven themselves, or take longer than a newcomer can wait."""
+        """Wait until all that were asked have proven themselves, but no longer than a newcomer can."""
         if self._proving:
             await asyncio.wait(list(self._proving.values()), timeout=PROOF_SECONDS)

@@ -1,4 +1,6 @@
-"""What keeps a view fresh: beats to every peer in view, questions about silent ones, reading from others."""
+"""The traffic that keeps a view fresh: beats to all peers in view, questions about silent ones, reading from
+others.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,7 @@ class Pulse:
         await self._greet(before)
 
     def grew(self) -> None:
-        """Somebody new is in view: say so with the next beats, and to a few peers soon."""
+        """Tell of a peer that came into view, with the next beats, and to a few peers soon."""
         now = self._dht.clock()
         if self._news_until < now:
             self._tell_due = now + TICK / 2

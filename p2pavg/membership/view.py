@@ -142,7 +142,7 @@ class View:
         return found
 
     def contacts(self, peer_ids: Collection[bytes]) -> list[Contact]:
-        """Where those of these peers that are in view receive datagrams."""
+        """The addresses at which those of these peers that are in view receive datagrams."""
         members = self._roster.members
         return self._places.contacts([members[peer_id] for peer_id in peer_ids if peer_id in members])
 

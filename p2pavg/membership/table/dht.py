@@ -187,7 +187,7 @@ class DHT:
 
     @property
     def wire(self) -> Wire:
-        """What went over UDP, with the headers of IP and UDP."""
+        """Bytes over UDP, with the headers of IP and UDP."""
         return self.node.rpc.carrier.wire
 
     async def store(self, key: bytes, value: bytes, lifetime: float) -> bool:
@@ -206,7 +206,7 @@ class DHT:
         return self.known(key)
 
     def known(self, key: bytes) -> dict[bytes, Record]:
-        """What `get` would return without asking anybody."""
+        """The records under `key` that this node holds; it asks nobody."""
         now = self.node.clock()
         return {held.record.peer_id: held.as_record(now) for held in self.node.store.live(key, now)}
 
@@ -235,7 +235,7 @@ class DHT:
         return False
 
     def external_addresses(self) -> list[Address]:
-        """Where others most likely reach this node: as others saw it, else this machine's own addresses."""
+        """The addresses at which others most likely reach this node: as they saw it, or the machine's."""
         if self._host not in ("0.0.0.0", "::"):
             return [(self._host, self.port)]
         seen = self.node.whereabouts.hosts
@@ -313,7 +313,7 @@ class DHT:
                 next_purge = now + PURGE_SECONDS
 
     async def _rejoin(self) -> None:
-        """Nobody is left in the table: try the initial peers again, and some of those that were lost."""
+        """Ask the initial peers again, and some lost nodes, as nobody is left in the table."""
         found = await asyncio.gather(*(resolve(host, port) for host, port in self._initial_peers))
         addresses = [address for several in found for address in several]
         addresses += [contact.address for contact in self.node.lost.values()][-REJOIN_LOST:]

@@ -42,12 +42,14 @@ class Ledger:
         return ids is not None and peer_id in ids
 
     def is_home_now(self, address: Address, peer_id: bytes) -> bool:
-        """Whether it has done so in the last seconds."""
+        """Whether that node has proven itself at `address` in the last seconds."""
         ids = self._proved.get(address)
         return ids is not None and self._clock() - ids.get(peer_id, float("-inf")) <= LATELY_SECONDS
 
     def proved(self, address: Address, peer_id: bytes | None = None) -> None:
-        """It has shown that it receives, or somebody who may has named it; peer_id: who has proven itself."""
+        """Note that an address receives, or was named by somebody who may; peer_id: who has proven itself
+        there.
+        """
         self._receives(address)
         if peer_id is not None and address in self._proved:
             ids = self._proved[address]
@@ -72,7 +74,7 @@ class Ledger:
             self._forget(next(iter(self._proved)))
 
     def told(self, address: Address, nbytes: float) -> None:
-        """So many bytes came from an address, or about it."""
+        """Note that so many bytes came from an address, or about it."""
         if address in self._proved:
             return
         self._left[address] = self._left.get(address, 0) + int(AMPLIFICATION * nbytes)
@@ -85,7 +87,7 @@ class Ledger:
         return float("inf") if address in self._proved else self._left.get(address, 0)
 
     def spend(self, address: Address, nbytes: int) -> bool:
-        """Whether so many bytes may go there; then they count as sent."""
+        """Whether so many bytes may go to an address; if so, they count as sent."""
         if address in self._proved:
             return True
         left = self._left.get(address, 0)

@@ -15,7 +15,7 @@ Answer = Callable[[Message | None], None]
 
 @dataclass(slots=True)
 class Question:
-    """What is asked where, and who waits for the answer."""
+    """A request to one address, and the futures of those that wait for its answer."""
 
     address: Address
     kind: int
@@ -57,7 +57,7 @@ class Pending:
 
     @property
     def address(self) -> Address:
-        """Where it was asked."""
+        """The address to which the request went."""
         return self.question.address
 
     def cancel_timers(self) -> None:

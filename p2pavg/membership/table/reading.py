@@ -23,7 +23,7 @@ MAX_FOREIGN = 32  # records that are none of the run's, after which a node is as
 
 
 class _Page(NamedTuple):
-    """What a page of an index says about the rest: where it goes on, how many records, their digest."""
+    """The head of an index's page: where the next page begins, how many records there are, their digest."""
 
     cursor: bytes
     records: int
@@ -181,7 +181,7 @@ class Reading:
         self._fetch_claimed(prefixes)
 
     def _fetch_elsewhere(self, prefixes: list[bytes]) -> bool:
-        """Whoever was asked is slow: ask others for the same. False when no others claim to have it all."""
+        """Ask others for the same when a node is slow. False: no others claim to have all of it."""
         elsewhere = all(self._claims.get(prefix) for prefix in prefixes)
         if elsewhere:
             self._fetching.difference_update(prefixes)

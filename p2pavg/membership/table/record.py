@@ -74,7 +74,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class SignedRecord:
-    """What the publisher signed. `encoded` is the whole of it as it travels, signature included."""
+    """A record as its publisher signed it. `encoded` is all of it as it travels, with the signature."""
 
     key: bytes
     public_key: bytes

@@ -221,15 +221,15 @@ class Rpc(asyncio.DatagramProtocol):
         return self.ledger.is_home(address, peer_id)
 
     def has_token(self, address: Address) -> bool:
-        """Whether what is asked there now is served at once."""
+        """Whether a request to `address` is served at once, as this node has a token of it."""
         return self._endpoints.at(address).token != NO_TOKEN
 
     def token_from(self, address: Address) -> bytes:
-        """What the node at `address` gave, to be shown with each request."""
+        """The token that the node at `address` gave, to be shown with each request."""
         return self._endpoints.at(address).token
 
     def token_for(self, address: Address) -> bytes:
-        """What only who receives at `address` can show."""
+        """The token that this node gives to `address`; only a node that receives there can show it."""
         return self._server.token_for(address)
 
     def rtt(self, address: Address) -> float | None:

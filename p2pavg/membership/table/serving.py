@@ -37,7 +37,7 @@ Send = Callable[[bytes], bool]
 
 
 class Service(Protocol):
-    """What a node does with what others send."""
+    """The answers of a node to the datagrams of others."""
 
     def handle(self, message: Message, address: Address, returnable: bool, room: int) -> list[Any] | None:
         """The body of the answer to a request, None to stay silent. returnable: they receive at `address`."""
@@ -49,7 +49,7 @@ class Service(Protocol):
         """A contact answered when nobody waited for it any more."""
 
     def lives_at(self, asked: Address, asker: Address) -> bool:
-        """Whether `asked` may be an address of this node: what it is asked to sign."""
+        """Whether `asked`, an address that this node is asked to sign, may be its own."""
 
 
 class Server:
