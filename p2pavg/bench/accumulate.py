@@ -1,4 +1,4 @@
-"""`bench accumulate`: what CollaborativeOptimizer costs the local training loop, against plain PyTorch."""
+"""`bench accumulate`: the cost of CollaborativeOptimizer in a local training loop, beside plain PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine, the software and the kernel's TCP settings that a result was measured with."""
+"""The machine, the software and the kernel's TCP settings behind a result."""
 
 from __future__ import annotations
 

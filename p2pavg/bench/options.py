@@ -1,4 +1,4 @@
-"""What the options of benchmarks take: argparse types, and the codec or the device that a word names."""
+"""The values of benchmarks' options: argparse types, and the codec or the device that a word names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def compression(text: str) -> str:
 
 
 def codec_of(text: str) -> str | codecs.Codec:
-    """What `compression` took. Raises ConfigurationError when the class is not there, or is no Codec."""
+    """The codec of a value of `compression`. Raises ConfigurationError when its class is missing, or is no
+    Codec.
+    """
     module, colon, name = text.partition(":")
     if not colon:
         return text

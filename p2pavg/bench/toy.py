@@ -32,7 +32,7 @@ from p2pavg.rounds.training import (
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
-TOLERANCE = 2e-3  # of a share, after fp16
+TOLERANCE = 2e-3  # by which a share may be off after fp16
 
 
 def slot(peer_id: bytes, numel: int) -> int:
@@ -42,7 +42,7 @@ def slot(peer_id: bytes, numel: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What a toy trainer saw of one epoch."""
+    """One epoch, as a toy trainer saw it."""
 
     epoch: int
     late: bool

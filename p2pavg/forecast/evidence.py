@@ -1,4 +1,4 @@
-"""What a run's reports say about its peers, links and overheads, for predictions. Pure."""
+"""Peers, links and overheads of a run, by its reports, for predictions. Pure."""
 
 from __future__ import annotations
 

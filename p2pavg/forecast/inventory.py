@@ -1,4 +1,4 @@
-"""What may be rented: offers, links and prices, read from TOML and checked."""
+"""Offers of machines, links and prices, read from TOML and checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2pavg import codecs
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.laws import BYTES, Job, Link
 
-_STREAMS = 16  # that a long link has at least
+_STREAMS = 16  # the fewest streams of a long link
 _MOST = 1e15
 _JOB = {"target_batch_size", "values", "codec", "delayed", "memory_gb"}
 _OFFER = {

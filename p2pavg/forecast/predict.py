@@ -153,7 +153,7 @@ def _added(text: str, inventory: Inventory | None) -> list[Member]:
 
 
 class _Money:
-    """What an epoch costs by the prices at hand."""
+    """The cost of an epoch, by the prices at hand."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ def _change(
     before: Epoch,
     money: _Money,
 ) -> dict[str, float | None]:
-    """What leaving a region out would change, as shares."""
+    """The changes when a region is left out, as shares."""
     kept = [i for i, member in enumerate(members) if member.region != region]
     place = {i: n for n, i in enumerate(kept)}
     fewer = [members[i] for i in kept]

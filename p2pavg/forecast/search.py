@@ -1,4 +1,4 @@
-"""Which machines to rent: counts of each offer that give most for the money. Pure.
+"""The choice of machines to rent: counts of each offer that give most for the money. Pure.
 
 A swarm of `counts` is judged by a bound that thousands of swarms can be judged by at once: parts are sized
 for the slowest rate each peer has to any other, so the true transfer, by the linear program, is at most as
@@ -20,7 +20,7 @@ from p2pavg.forecast.laws import HOUR, Link, Member, Overheads
 
 EXHAUSTIVE = 20_000
 LARGEST = 32  # members of a flat group
-KEEP = 1.05  # a plan at hand is left for one that is better by more
+KEEP = 1.05  # the plan at hand is left for another that is better by more than this factor
 _HALVINGS = 12
 _ANY = 1e13  # bytes/s: no network card is as fast
 _ROUNDS = 200
@@ -193,7 +193,7 @@ class Judge:
 
 
 def _better(goal: Goal, sps: F64, money: F64) -> F64:
-    """What a search maximises: swarms that meet the goal above all others, those by how near they are."""
+    """The score that a search maximises: swarms that meet the goal first, others by how near they are."""
     money = np.minimum(money, _FAR)
     if goal.dollars_hour is not None:
         near = sps * (goal.dollars_hour / np.maximum(money, 1e-12)) ** 2 - _FAR

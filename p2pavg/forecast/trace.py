@@ -1,4 +1,4 @@
-"""Replaying what is on offer over time: a plan that follows, and what that costs."""
+"""A replay of offers over time: plans that follow them, and the cost of each change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from p2pavg.forecast.search import Goal, Judge, Plan, search
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From `seconds` on, so many of each offer are to be had."""
+    """The counts of each offer that are to be had from `seconds` on."""
 
     seconds: float
     counts: tuple[int, ...]
@@ -102,7 +102,7 @@ def replay(judge: Judge, goal: Goal, changes: Sequence[Change], join_seconds: fl
 
 
 def summary(steps: Sequence[Step]) -> dict[str, Any]:
-    """Samples, dollars and what changes cost, over a replay."""
+    """Samples, dollars and the cost of changes, over a replay."""
     return {
         "samples": sum(step.samples for step in steps),
         "dollars": sum(s.plan.dollars_hour * (s.end - s.begin) / HOUR for s in steps if s.plan),

@@ -1,4 +1,4 @@
-"""Where running labs are found by name, and how one that crashed is taken down, and nothing else."""
+"""The state of running labs on disk: found by name, and used to take down one that crashed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the router counted, and whether it was on time. Pure."""
+"""The router's counters, and whether it was on time. Pure."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class LabStats:
         )
 
     def since(self, earlier: LabStats) -> LabStats:
-        """What happened between `earlier` and this."""
+        """The difference of these counters to `earlier` ones."""
         return LabStats(
             seconds=self.seconds - earlier.seconds,
             cpu_s=self.cpu_s - earlier.cpu_s,
@@ -127,7 +127,7 @@ class LabStats:
         return bucket_percentile(self.late, percent)
 
     def void_reason(self, smallest_rtt_ms: float) -> str | None:
-        """Why a run on this lab proves nothing, in words; None when the router was on time.
+        """The reason for which a run on this lab proves nothing; None when the router was on time.
 
         At most 1 % of the deliveries, and of the loop's turns, may be later than 1 ms or 1 % of the shortest
         RTT, whichever is more, and no packet may be lost other than by the topology.

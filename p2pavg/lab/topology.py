@@ -1,4 +1,4 @@
-"""What a lab's network looks like: read from TOML, checked, turned into the router's configuration. Pure."""
+"""A lab's network: read from TOML, checked, turned into the router's configuration. Pure."""
 
 from __future__ import annotations
 

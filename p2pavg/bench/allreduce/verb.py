@@ -30,7 +30,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What defines a measurement."""
+    """Add the options that define a measurement."""
     parser.add_argument("--peers", type=positive_int, default=2, help="processes (default 2)")
     parser.add_argument(
         "--numel", type=positive_int, default=25_000_000, help="float32 elements (default 25 million)"

@@ -96,7 +96,7 @@ class Averaging:
         return {}
 
     def rest(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Average nothing for some seconds: what else computes has the machine for itself."""
+        """Average nothing for some seconds, so that other work has the machine for itself."""
         units, start = self.beside.units, time.monotonic()
         time.sleep(command["seconds"])
         return {"beside_rate": (self.beside.units - units) / (time.monotonic() - start)}
@@ -154,7 +154,7 @@ def _status(field: str) -> int:
 
 
 def peak_reset() -> int:
-    """Forget the peak; the resident bytes now."""
+    """Reset the peak of memory; returns the resident bytes now."""
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")

@@ -1,4 +1,4 @@
-"""What a chaos run's events prove: pure functions of the JSONL, so that every claim can be recomputed."""
+"""The verdicts on a chaos run: pure functions of its events, so that every claim can be recomputed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Event = Mapping[str, Any]
-HANG_S = 60.0  # a live peer that says nothing for so long hangs
+HANG_S = 60.0  # seconds without an event after which a live peer counts as hanging
 ORDERED_ENDS = (0, -signal.SIGKILL)  # exit codes
 FREEZING = ("stop", "cut", "cut-one-way", "slow")
 HARMLESS = ("join", "corrupt", "duplicate")
-LINGERS_S = 1.0  # a fault may show so long after it is over
+LINGERS_S = 1.0  # seconds after its end in which a fault may still show
 
 
 def summarise(events: Sequence[Event], *, epochs: int, capacity: float) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def _stalls(applied: Sequence[Event], events: Sequence[Event]) -> list[dict[str,
 
 
 def _cause(near: Sequence[str]) -> str:
-    """Of the faults around a stall, the one that costs most: one that freezes a peer, or else ends it."""
+    """The fault around a stall that costs most: one that freezes a peer, or else one that ends it."""
     for kinds in (FREEZING, [name for name in near if name not in HARMLESS], HARMLESS):
         for name in near:
             if name in kinds:
@@ -193,7 +193,8 @@ def _by_fault(stalls: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _usage(events: Sequence[Event]) -> dict[str, dict[str, float]]:
-    """What the process that lived longest used: median of the first and of the last third of its samples.
+    """Resources of the process that lived longest: the medians of the first and the last third of its
+    samples.
 
     The first tenth is left out: buffers and caches fill.
     """

@@ -67,7 +67,7 @@ class Chaos:
         self.say("closed")
 
     def say(self, kind: str, **fields: Any) -> None:
-        """One event."""
+        """Write one event."""
         with self._saying:
             sys.stdout.write(json.dumps({"t": kind, "at": time.monotonic(), **fields}) + "\n")
             sys.stdout.flush()
@@ -131,7 +131,7 @@ class Chaos:
         driver.recorder.on_trace = on_trace
 
     def _sample(self, peer: Peer) -> None:
-        """What a leak would show in, every few seconds."""
+        """Write, every few seconds, the figures in which a leak would show."""
         while not self._over.wait(SAMPLE_S):
             status = Path("/proc/self/status").read_text()
             fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)

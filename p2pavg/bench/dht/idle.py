@@ -1,4 +1,4 @@
-"""What it costs to be an idle member of a large run: its traffic, simulated in virtual time."""
+"""The traffic of an idle member of a large run, simulated in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel's settings cost on a link, and which of them its machine's owner may change. Pure."""
+"""The cost of the kernel's settings on a link, and those that the machine's owner may change. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FASTER = 1.3  # another congestion control must be by so much: one measurement e
 
 @dataclass(frozen=True)
 class SenderView:
-    """What a sending kernel said of one stream at full speed, whose program always had more to write."""
+    """Figures of a sending kernel about one stream at full speed, whose program always had more to write."""
 
     sndbuf_limited: float  # share of looks at which all that the send buffer holds was in flight
     rwnd_limited: float  # share of the time in which the receiver's window was full
@@ -62,7 +62,7 @@ def maximum(triple: str) -> int | None:
 
 
 def why_one_stream_stops(found: Fit, view: SenderView) -> str:
-    """What holds one stream back: "link" | "send buffer" | "receive buffer" | "path"."""
+    """The limit of one stream: "link" | "send buffer" | "receive buffer" | "path"."""
     if not found.window_limited:
         return "link"
     if view.rtt_growth > QUEUE_GROWTH:  # a queue: more in flight would only wait there

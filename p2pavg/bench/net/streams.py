@@ -23,7 +23,7 @@ _INFO_BYTES = 256
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """What the kernel knows of one stream. Times in seconds; 0 where it does not say."""
+    """The kernel's figures of one stream. Times in seconds; 0 where the kernel does not tell."""
 
     rtt_s: float
     min_rtt_s: float
