@@ -13,7 +13,8 @@ from cryptography.x509.oid import NameOID
 from p2pavg.errors import CredentialError
 from p2pavg.identity import peer_id_of
 
-CLOCK_TOLERANCE = datetime.timedelta(minutes=10)
+BEGINS_EARLIER = datetime.timedelta(days=1)  # than it was made: clocks of members are wrong by hours
+ENDS_LATER = datetime.timedelta(minutes=10)  # than was promised
 AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
 URI_PREFIX = "p2pavg:"
 DAMAGED = "the certificates in these credentials are damaged; make new ones"
@@ -36,7 +37,7 @@ def authority_certificate(key: Ed25519PrivateKey, run_id: str, start: datetime.d
         .issuer_name(_name(run_id))
         .public_key(key.public_key())
         .serial_number(1)
-        .not_valid_before(start - CLOCK_TOLERANCE)
+        .not_valid_before(start - BEGINS_EARLIER)
         .not_valid_after(start + AUTHORITY_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(ca=True), critical=True)
@@ -73,8 +74,8 @@ def member_certificate(
         .issuer_name(issuer.subject)
         .public_key(subject)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(start - CLOCK_TOLERANCE)
-        .not_valid_after(start + lifetime + CLOCK_TOLERANCE)
+        .not_valid_before(start - BEGINS_EARLIER)
+        .not_valid_after(start + lifetime + ENDS_LATER)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(ca=False), critical=True)
         .add_extension(
@@ -163,7 +164,7 @@ def check_time(certificate: bytes) -> None:
     parsed = x509.load_der_x509_certificate(certificate)
     begin, end, clock = parsed.not_valid_before_utc, parsed.not_valid_after_utc, now()
     if not begin <= clock <= end:
-        begin, end = begin + CLOCK_TOLERANCE, end - CLOCK_TOLERANCE
+        begin, end = begin + BEGINS_EARLIER, end - ENDS_LATER
         raise CredentialError(
             f"a member's certificate holds from {_time(begin)} to {_time(end)}, and the clock of the machine "
             f"that looked at it says {_time(clock)}; set that clock right, or make new credentials"
@@ -179,12 +180,12 @@ def check_own_time(certificate: bytes) -> None:
     parsed, clock = x509.load_der_x509_certificate(certificate), now()
     if clock > parsed.not_valid_after_utc:
         raise CredentialError(
-            f"these credentials expired at {_time(parsed.not_valid_after_utc - CLOCK_TOLERANCE)}, and this "
+            f"these credentials expired at {_time(parsed.not_valid_after_utc - ENDS_LATER)}, and this "
             f"machine's clock says {_time(clock)}; ask for a new invitation, or set the clock right"
         )
     if clock < parsed.not_valid_before_utc:
         raise CredentialError(
-            f"these credentials hold from {_time(parsed.not_valid_before_utc + CLOCK_TOLERANCE)} on, and "
+            f"these credentials hold from {_time(parsed.not_valid_before_utc + BEGINS_EARLIER)} on, and "
             f"this machine's clock says {_time(clock)}; set the clock right"
         )
 
@@ -192,7 +193,7 @@ def check_own_time(certificate: bytes) -> None:
 def certificate_end(certificate: bytes) -> datetime.datetime:
     """The time at which a member's certificate ends, without the tolerance for wrong clocks."""
     try:
-        return x509.load_der_x509_certificate(certificate).not_valid_after_utc - CLOCK_TOLERANCE
+        return x509.load_der_x509_certificate(certificate).not_valid_after_utc - ENDS_LATER
     except _BAD_CERTIFICATE:
         raise CredentialError("a certificate is not one of a p2pavg member") from None
 
