@@ -42,6 +42,9 @@ def trainer_kwargs(opt: CollaborativeOptimizer, args: TrainingArguments) -> dict
     ours.data_seed = int.from_bytes(opt.peer.peer_id[:4], "big")
     ours.ignore_data_skip = True
     ours.dataloader_drop_last = True  # all steps bring the same number of samples
+    opt.watches_gradients = (
+        False  # Trainer clips to infinity at each step, for its log, and to nothing else now
+    )
     opt.samples_per_step = args.train_batch_size * args.gradient_accumulation_steps
     reporters = [kind() for kind in get_reporting_integration_callbacks(args.report_to)]
     ours.report_to = []  # they come after our callback, which adds to what they report

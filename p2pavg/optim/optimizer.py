@@ -148,6 +148,7 @@ class CollaborativeOptimizer(Saved):
         reduction = "sum" if self._outer is not None else options.loss_reduction
         self._microbatches = Microbatches(options.target, options.batch_size_per_step, reduction)
         self.stepped = False
+        self.watches_gradients = True  # False: for a tool that measures norms by clipping to infinity
         self._agreement: Agreement | None = None
         behind = options.delay_updates or options.offload_optimizer
         self._outside = Outside(scheduler is not None, options.lockstep, behind)
@@ -276,7 +277,8 @@ class CollaborativeOptimizer(Saved):
         if found_inf is not None and self._outer is not None:
             raise ConfigurationError("a GradScaler and Outer(accumulate=) above 1 do not go together")
         since = None if found_inf is None else self._scale.check(found_inf, samples, self._flat.sums)
-        if found_inf is None and self._flat.check() and not self._warned:
+        watched = found_inf is None and self.watches_gradients
+        if watched and self._flat.check() and not self._warned:
             self._warned = True
             log.warning(
                 "the gradient of a microbatch was changed before step(): other peers do not change theirs; "

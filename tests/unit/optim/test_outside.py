@@ -120,3 +120,16 @@ def test_what_stands_for_a_scheduler_tells_the_last_steps_rate(swarm: FakeSwarm)
             shown.step()
         assert shown.get_last_lr() == [0.05 * 0.5**3]
         assert shown.state_dict() == {}
+
+
+@pytest.mark.parametrize("watches", [True, False])
+def test_gradients_are_watched_unless_a_tool_vouches_for_them(swarm: FakeSwarm, watches: bool) -> None:
+    """Clipping to infinity costs checksums of the sums from then on, unless `watches_gradients` is False."""
+    model = net()
+    with wrap(model, sgd) as opt:
+        opt.watches_gradients = watches
+        for at in range(3):
+            loss_of(model, [at]).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+            opt.step()
+        assert opt._flat._edits.watching == [watches]
