@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import random
 import signal
 import sys
@@ -278,7 +279,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--initial-peers",
         nargs="*",
-        default=[],
+        default=os.environ.get("P2PAVG_INITIAL_PEERS", "").replace(",", " ").split(),
         metavar="HOST:PORT",
         help="any peer; none: start a new swarm",
     )

@@ -17,9 +17,11 @@ DESCRIPTION = "Averages gradients between PyTorch processes that share nothing b
 VERBS = (
     verbs.Verb("bootstrap", "p2pavg.cli.membership", "run a DHT-only node that others name in initial_peers"),
     verbs.Verb("reach", "p2pavg.cli.reach", "tell how others reach this machine"),
+    verbs.Verb("doctor", "p2pavg.cli.doctor", "tell what this machine lacks"),
     verbs.Verb("peers", "p2pavg.monitor.peers", "list who is in a run"),
     verbs.Verb("monitor", "p2pavg.monitor.cli", "watch a run live, without slowing it"),
     verbs.Verb("report", "p2pavg.monitor.cli", "turn a run's reports into one page of plots and a summary"),
+    verbs.Verb("launch", "p2pavg.launch.cli", "start a script as a swarm", rest=True),
     verbs.Verb("predict", "p2pavg.forecast.predict", "what an epoch of a swarm will take and cost"),
     verbs.Verb("plan", "p2pavg.forecast.plan", "which machines to rent"),
     verbs.Verb("credentials", "p2pavg.cli.credentials", "make the credentials of a closed run"),

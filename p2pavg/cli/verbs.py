@@ -27,6 +27,7 @@ class Verb:
     name: str
     module: str
     help: str
+    rest: bool = False  # what follows "--" is for something else, and comes as `args.rest`
 
     def exists(self) -> bool:
         """Whether the module that implements the verb is part of this installation."""
@@ -85,7 +86,12 @@ def run(prog: str, description: str, verbs: Sequence[Verb], argv: Sequence[str])
     there = [verb for verb in verbs if verb.exists()]
     wanted = next((word for word in argv if not word.startswith("-")), None)
     parser = _parser(prog, description, there, wanted)
-    args, surplus = parser.parse_known_args(argv)
+    words, rest = list(argv), []
+    if "--" in words and any(verb.name == wanted and verb.rest for verb in there):
+        at = words.index("--")
+        words, rest = words[:at], words[at + 1 :]
+    args, surplus = parser.parse_known_args(words)
+    args.rest = rest
     if surplus:
         _named(parser, args).error(f"unrecognized arguments: {' '.join(surplus)}")
     try:

@@ -1,0 +1,55 @@
+"""`p2pavg doctor`: one page about this machine, and what to do about each thing on it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from p2pavg.cli.machine_checks import DEFAULT_PORT, Check, State, checks
+from p2pavg.errors import ConfigurationError
+
+MARKS = {State.GOOD: "ok", State.SLOW: "--", State.BAD: "!!", State.UNKNOWN: "??"}
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line's sub-parsers."""
+    doctor = subparsers.add_parser(
+        "doctor",
+        description="Looks at this machine: native modules, GPU, ports, addresses, clock, TCP settings, open "
+        "files, disk; and says what to do about each. Ends with exit code 1 when something is wrong.",
+        epilog="example: p2pavg doctor --json -",
+    )
+    doctor.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help="the port to try; default: %(default)d"
+    )
+    doctor.add_argument("--json", metavar="PATH", help="write what was found as JSON; - is stdout")
+    doctor.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, and tell."""
+    if not 1 <= args.port < 65536:
+        raise ConfigurationError(f"--port {args.port} is no port; ports are 1 to 65535")
+    found = list(checks(args.port))
+    if args.json is not None:
+        document = json.dumps({"checks": [asdict(check) for check in found]}, indent=2) + "\n"
+        if args.json == "-":
+            sys.stdout.write(document)
+        else:
+            Path(args.json).write_text(document)
+    if args.json != "-":
+        print("\n".join(page(found)))
+    return int(any(check.state is State.BAD for check in found))
+
+
+def page(found: Sequence[Check]) -> Iterator[str]:
+    """Lines for people."""
+    width = max(len(check.name) for check in found)
+    for check in found:
+        yield f"{MARKS[check.state]}  {check.name:<{width}}  {check.found}"
+        if check.advice:
+            yield f"    {'':<{width}}  {check.advice}"
