@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from p2pavg.part import Part
 
 STAGES = 2  # in which something is reduced, at most
+MOST_MEMBERS, MOST_PARTS = 64, 256  # of a plan with relays
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,9 @@ class Plan:
         """
         if not self.reduces(part, rank):
             return ()
-        following = ((rank + step) % members for step in range(1, members))
+        following = (*range(rank + 1, members), *range(rank))
+        if not self.parts[part].relays:
+            return following
         return tuple(other for other in following if self.parent(part, other) == rank)
 
     def reduces(self, part: int, rank: int) -> bool:
@@ -74,9 +77,10 @@ class Plan:
         found: set[int] = set()
         for part in range(len(self.parts)):
             parent = self.parent(part, rank)
-            found.update(self.children(part, rank, members))
             if parent is not None:
                 found.add(parent)
+            if len(found) < members - 1:
+                found.update(self.children(part, rank, members))
         return frozenset(found)
 
     def stage(self, sender: int, receiver: int) -> int:
@@ -87,12 +91,25 @@ class Plan:
         )
         return STAGES - 1 if partial else 0
 
+    def passes_on(self, sender: int, receiver: int) -> bool:
+        """Whether `sender` gives `receiver` results that it has from an owner itself."""
+        return any(
+            sender in part.relays and self.parent(index, receiver) == sender
+            for index, part in enumerate(self.parts)
+        )
+
+    def above(self, rank: int) -> frozenset[int]:
+        """From whom it has results that it passes on."""
+        return frozenset(part.owner for part in self.parts if rank in part.relays)
+
     def why_not(self, voters: Sequence[bool]) -> str | None:
         """What is wrong with it for members of whom these vote; None: nothing."""
         members, at = len(voters), 0
         relayed = any(part.relays for part in self.parts)
         if relayed and len(self.groups) != members:
             return "a plan with relays names the group of each member"
+        if relayed and (members > MOST_MEMBERS or len(self.parts) > MOST_PARTS):
+            return f"a plan with relays has at most {MOST_MEMBERS} members and {MOST_PARTS} parts"
         for part in self.parts:
             reducing = (part.owner, *part.relays)
             if part.start != at or part.count < 0:

@@ -71,6 +71,7 @@ ROUNDS = {
     "unknown": "Whoever does not know → the sender of `inquire`.",
     "catchup": "Newcomer → every peer, when results come faster than its link takes them beside the state, "
     "and until it knows whether they do.",
+    "links": "Peer → the leader, when another one leads, or when something new was measured of its links.",
     "leaving": "Peer → every peer with a link, when it begins to leave.",
 }
 OTHERS = {

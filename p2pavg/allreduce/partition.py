@@ -53,7 +53,10 @@ def shares(
         raise ValueError("no member of the group can own a part")
     found_costs = costs(members, links or {}) if len(owners) > 1 else None
     found = np.zeros(len(members))
-    found[owners] = 1 / len(owners) if found_costs is None else _even(found_costs[:, owners])
+    if found_costs is None:
+        found[owners] = 1 / len(owners)
+    else:
+        found[owners] = even(found_costs[:, owners], minimax(found_costs[:, owners]))
     return tuple(float(x) for x in found)
 
 
@@ -61,21 +64,17 @@ def costs(members: Sequence[Capacity], links: Mapping[tuple[int, int], float]) -
     """float64[bounds, members]: seconds that each sender, receiver and link needs per byte of the vector, by
     whose it is. None: nothing is known.
     """
-    n = len(members)
-    links = {pair: rate for pair, rate in links.items() if _measured(rate) and pair[0] != pair[1]}
-    ups, downs = [_measured(m.up) for m in members], [_measured(m.down) for m in members]
-    known = [rate for rate in (*links.values(), *ups, *downs) if rate is not None]
-    if not known:
+    n, known = len(members), measured(members, links)
+    if known is None:
         return None
-    fast = _UNKNOWN * max(known)
     contributors = sum(m.contributes for m in members)
     rows = []
     for i, member in enumerate(members):
         contributes = float(member.contributes)
         sent, received = np.full(n, contributes), np.ones(n)
         sent[i], received[i] = n - 1, contributors - contributes
-        rows += [sent / (ups[i] or fast), received / (downs[i] or fast)]
-    for (i, j), rate in links.items():
+        rows += [sent / known.up[i], received / known.down[i]]
+    for (i, j), rate in known.pairs.items():
         carried = np.zeros(n)
         carried[i] = 1 / rate
         carried[j] = float(members[i].contributes) / rate
@@ -83,14 +82,40 @@ def costs(members: Sequence[Capacity], links: Mapping[tuple[int, int], float]) -
     return np.array(rows)
 
 
-def _measured(rate: float | None) -> float | None:
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Rates in bytes/s, by rank and by ordered pair of ranks; what is not known is taken to be fast."""
+
+    up: F64
+    down: F64
+    pairs: Mapping[tuple[int, int], float]
+
+
+def measured(members: Sequence[Capacity], links: Mapping[tuple[int, int], float]) -> Known | None:
+    """The rates that a network can have; None: there are none."""
+    pairs = {pair: rate for pair, rate in links.items() if _possible(rate) and pair[0] != pair[1]}
+    ups, downs = [_possible(m.up) for m in members], [_possible(m.down) for m in members]
+    known = [rate for rate in (*pairs.values(), *ups, *downs) if rate is not None]
+    if not known:
+        return None
+    fast = _UNKNOWN * max(known)
+    return Known(np.array([rate or fast for rate in ups]), np.array([rate or fast for rate in downs]), pairs)
+
+
+def _possible(rate: float | None) -> float | None:
     """None: not known, or no rate that a network can have."""
     return rate if rate is not None and _LEAST <= rate <= _MOST else None
 
 
-def _even(costs: F64) -> F64:
-    """Shares for the columns of `costs`, nearly as fast as the fastest."""
-    best = minimax(costs)
+def slowest_first(costs: F64) -> F64:
+    """The bounds that can bind: one whose every column costs less than another's cheapest never does."""
+    floor = costs.min(axis=1).max()
+    binding: F64 = costs[costs.max(axis=1) > floor]
+    return binding if len(binding) else costs[:1]
+
+
+def even(costs: F64, best: F64) -> F64:
+    """Shares for the columns of `costs`, nearly as fast as the fastest, which are `best`."""
     limit = _NEARLY * float((costs @ best).max())
     # As much as each may own before it breaks a bound by itself, while the others do what costs least there.
     least = costs.min(axis=1, keepdims=True)
@@ -125,8 +150,10 @@ def part_counts(numel: int, fractions: Sequence[float]) -> tuple[int, ...]:
 
 def chunk_elements(counts: Sequence[int]) -> int:
     """Elements per chunk: 128 Ki (512 KiB of float32) for long parts, shorter so that a part has about 64:
-    several for each stream of a link, so that all streams end together and a lost one costs little.
+    several for each stream of a link, so that all streams end together and a lost one costs little. A link
+    carries several parts where there are more than members of a flat group.
     """
-    wanted = -(-sum(counts) // (64 * max(1, sum(count > 0 for count in counts))))
+    parts = min(32, max(1, sum(count > 0 for count in counts)))
+    wanted = -(-sum(counts) // (64 * parts))
     aligned = -(-wanted // ALIGNMENT) * ALIGNMENT
     return max(4 * 1024, min(128 * 1024, aligned))

@@ -88,6 +88,9 @@ class CollaborativeOptimizer(Saved):
         buffers: how floating-point buffers of the model (BatchNorm statistics) become equal after each epoch:
             "average" over all peers' samples, or those of the round's "leader".
         max_upload_mbps: most Mb/s that this peer sends; None: no limit.
+        plan: how the bytes of a round travel, when this peer leads it: "flat", "two-level" (within regions
+            first), "cheapest", or "auto", whatever is predicted to be faster.
+        prices: the path of a price table, as `p2pavg monitor --prices` takes; "cheapest" needs it.
         max_state_upload_mbps: most Mb/s of these that newcomers get; None: no limit of their own.
         max_relay_mbps: most Mb/s that this peer carries for peers that have no way to each other; 0: none;
             None: a quarter of the upload that it has measured.

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from p2pavg import codecs
 from p2pavg.errors import ProtocolError
-from p2pavg.rounds.loop.planning import planner
+from p2pavg.peer.settings import Settings
+from p2pavg.rounds.loop.planning import Planner
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.machine.rules.notes import of_leader
@@ -35,19 +37,28 @@ def role_among(links: Iterable[Link], start: Start) -> Role:
 
 
 def build_machine(
-    me: bytes, run_id: str, spec: TrainingSpec, start: Start, role: Role, *, client_only: bool
+    settings: Settings, me: bytes, spec: TrainingSpec, start: Start, role: Role, *, client_only: bool
 ) -> Machine:
     """The state machine of the rounds, as it stands when this peer enters."""
+    result = codecs.for_results(codecs.get(spec.compression))
+    prices = settings.price_table
+    planner = Planner(
+        lambda: spec.exact(machine.epoch) or spec.numel,
+        lambda numel: 4 * numel if spec.exact(machine.epoch) else result.encoded_size(numel),
+        settings.topology,
+        None if prices is None else prices.between,
+    )
     machine = Machine(
         Config(
             me=me,
-            run_id=run_id,
+            run_id=settings.run_id,
             epoch=start.epoch,
             lineage=start.lineage,
             history=start.history,
             role=role,
             target=spec.target_batch_size,
-            plan=planner(lambda: spec.exact(machine.epoch) or spec.numel),
+            plan=planner,
+            region=settings.region or "",
             client_only=client_only,
             weighted=spec.weighted,
             combine=of_leader if spec.drawing is None else spec.drawing.combine,

@@ -57,6 +57,9 @@ class Peer:
         max_upload_mbps: most Mb/s that this peer sends, over all its links together; None: no limit.
         max_relay_mbps: most Mb/s that this peer carries for peers that have no way to each other; 0: none;
             None: a quarter of the upload that it has measured.
+        plan: how the bytes of a round travel, when this peer leads it: "flat", "two-level" (within regions
+            first), "cheapest", or "auto", whatever is predicted to be faster.
+        prices: the path of a price table, as `p2pavg monitor --prices` takes; "cheapest" needs it.
         credentials: a file or text that `p2pavg credentials` made; None: what `P2PAVG_CREDENTIALS` names.
             With neither the run is open: whoever reaches a port can read gradients and take part.
         on_round: called with each `RoundReport`, on a background thread.

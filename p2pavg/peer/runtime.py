@@ -244,7 +244,7 @@ class Runtime:
             advice.warn_of_unreachable(trainers, self.settings.run_id)
         role = role_among(self.links.values(), start)
         me, run_id = self.peer_id, self.settings.run_id
-        machine = build_machine(me, run_id, spec, start, role, client_only=self.client_only)
+        machine = build_machine(self.settings, me, spec, start, role, client_only=self.client_only)
         region = self.settings.region or ""
         meter = LinkMeter(
             self._engine,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from p2pavg.allreduce.choosing import Topology
 from p2pavg.codecs import Codec
 from p2pavg.credentials import Credentials, from_environment
 from p2pavg.errors import ConfigurationError, CredentialError
@@ -25,6 +26,7 @@ from p2pavg.membership.table.address import (
 )
 from p2pavg.printable import printable
 from p2pavg.report import RoundReport
+from p2pavg.report.prices import PriceTable
 
 logger = logging.getLogger("p2pavg.peer.peer")
 DEFAULT_PORT = 31330
@@ -52,6 +54,8 @@ class PeerOptions:
     streams: int | str = "auto"
     max_upload_mbps: float | None = None
     max_relay_mbps: float | None = None
+    plan: str = "auto"
+    prices: str | os.PathLike[str] | None = None
     credentials: str | os.PathLike[str] | None = field(default=None, repr=False)  # may be the secret itself
     on_round: Callable[[RoundReport], None] | None = None
 
@@ -87,6 +91,7 @@ class Settings(PeerOptions):
         check_rate("max_upload_mbps", self.max_upload_mbps)
         if self.max_relay_mbps != 0:
             check_rate("max_relay_mbps", self.max_relay_mbps)
+        _ = self.topology, self.price_table
         _ = self.bind, self.announced, self.membership, self.label
 
     @cached_property
@@ -165,6 +170,22 @@ class Settings(PeerOptions):
     def upload_bps(self) -> float | None:
         """Most bit/s over all links; None: what they carry."""
         return None if self.max_upload_mbps is None else 1e6 * self.max_upload_mbps
+
+    @cached_property
+    def topology(self) -> Topology:
+        """How rounds that this peer leads are planned."""
+        try:
+            return Topology(self.plan)
+        except ValueError:
+            names = ", ".join(f'"{name}"' for name in Topology)
+            raise ConfigurationError(f"plan must be one of {names}, not {self.plan!r}") from None
+
+    @cached_property
+    def price_table(self) -> PriceTable | None:
+        """What traffic costs; None: not known."""
+        if self.topology is Topology.CHEAPEST and self.prices is None:
+            raise ConfigurationError('plan="cheapest" needs prices=, the path of a price table')
+        return None if self.prices is None else PriceTable.load(self.prices)
 
     @property
     def relay_bps(self) -> float | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
-from p2pavg.report.distance import Distance
+from p2pavg.report.distance import Distance, distance
 
 GB = 1e9
 DEFAULT = "default"
@@ -26,15 +26,20 @@ zone = 0.0
 region = 0.01
 continent = 0.02
 world = 0.08
+
+[egress."us-east"]   # dollars per GB from one region to others, by the longest beginnings of both names
+"us-west" = 0.02
+"eu" = 0.05
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """Prices of peers per hour by region, and of sent traffic per GB by class of link."""
+    """Prices of peers per hour by region, and of sent traffic per GB by class of link or between regions."""
 
     peer_hour: Mapping[str, float]
     gb: Mapping[Distance, float]
+    egress: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> PriceTable:
@@ -45,24 +50,40 @@ class PriceTable:
             raise ConfigurationError(f"cannot read the price table {str(path)!r}: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
             raise ConfigurationError(f"the price table {str(path)!r} is no TOML: {error}") from None
-        unknown = table.keys() - {"peer_hour", "gb"}
+        unknown = table.keys() - {"peer_hour", "gb", "egress"}
         if unknown:
-            raise _wrong(path, f"{sorted(unknown)[0]!r} is neither [peer_hour] nor [gb]")
+            raise _wrong(path, f"{sorted(unknown)[0]!r} is neither [peer_hour] nor [gb] nor [egress]")
+        egress = table.get("egress", {})
+        if not isinstance(egress, dict):
+            raise _wrong(path, "[egress] must be a table")
+        between = {name: _prices(path, egress, name) for name in egress}
         hours, gb = _prices(path, table, "peer_hour"), _prices(path, table, "gb")
         strange = gb.keys() - set(Distance)
         if strange:
             raise _wrong(path, f"[gb] knows {', '.join(Distance)}, not {sorted(strange)[0]!r}")
-        return cls(hours, {Distance(name): price for name, price in gb.items()})
+        return cls(hours, {Distance(name): price for name, price in gb.items()}, between)
 
     def hourly(self, region: str) -> float:
         """Dollars per hour of a peer of this region, without its traffic; 0.0 where no price fits."""
-        fitting = [name for name in self.peer_hour if name != DEFAULT and region.startswith(name)]
-        return self.peer_hour.get(max(fitting, key=len) if fitting else DEFAULT, 0.0)
+        return self.peer_hour.get(_longest(self.peer_hour.keys() - {DEFAULT}, region) or DEFAULT, 0.0)
+
+    def between(self, here: str, there: str) -> float:
+        """Dollars for 1e9 bytes from one region to another: of [egress], or else of the class of the link."""
+        row = self.egress.get(_longest(self.egress, here) or "", {})
+        column = _longest(row, there)
+        if column is not None:
+            return row[column]
+        return self.gb.get(distance(here, there, same_host=False, rtt_s=0.0), 0.0)
 
     def dollars(self, region: str, seconds: float, sent: Mapping[Distance, int]) -> float:
         """What a peer of `region` cost in `seconds`, in which it sent so many bytes by class of link."""
         traffic = sum(self.gb.get(where, 0.0) * count / GB for where, count in sent.items())
         return self.hourly(region) * seconds / 3600 + traffic
+
+
+def _longest(names: Iterable[str], region: str) -> str | None:
+    """The longest of these with which the region's name begins."""
+    return max((name for name in names if region.startswith(name)), key=len, default=None)
 
 
 def per_hour(dollars: float, seconds: float) -> float:

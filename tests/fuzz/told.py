@@ -72,7 +72,9 @@ def _rounds() -> list[bytes]:
         messages.Progress(3, LINEAGE, 7, 9.5, True, False, False, 70, 2, 0.3, 4, PEER, 1e9, 0.0, (PEER,), ()),
         messages.Totals(3, LINEAGE, 12),
         messages.Follow(3, LINEAGE, PEER),
-        messages.Prepare(ballot, (PEER, OTHER), (True, True), ((0, 0, 5), (1, 5, 5))),
+        messages.Prepare(
+            ballot, (PEER, OTHER), (True, True), Plan((Part(0, 0, 5), Part(1, 5, 5, (0,))), (3, 4))
+        ),
         messages.Query(ballot),
         messages.Promise(ballot, None, ballot),
         messages.Promise(ballot, held, ballot),
@@ -80,7 +82,8 @@ def _rounds() -> list[bytes]:
         messages.Ready(ballot, 1, 7, 7.0, b"note"),
         messages.Unready(ballot, 1),
         messages.Begin(ballot, (1.0, 2.0), (1, 2), (3, 0), b"note"),
-        messages.Done(ballot, (DIGEST,), ((OTHER, 1e9),)),
+        messages.Done(ballot, (DIGEST,)),
+        messages.Links(((OTHER, 1e9, 0.1),)),
         messages.Stalled(ballot, (0,), (1,), True),
         messages.Complain(ballot, OTHER, "why"),
         messages.Committed(ballot, (1.0,), (1,), (DIGEST,)),

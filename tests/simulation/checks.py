@@ -108,6 +108,8 @@ class Checks:
             value = tuple(item for item in value if item != "corrupt")
             if {peer for (peer, *_), _ in value} != contributors:
                 self.broken("Whole", f"{name} commits a part summed over others than announced")
+            if len(value) != len(contributors):
+                self.broken("Counted", f"{name} commits a part that has a contribution twice")
             for (peer, epoch, lineage, ids), weight in value:
                 rank = job.members.index(peer)
                 if (epoch, lineage) != (commit.ballot.epoch, before):

@@ -26,7 +26,7 @@ from p2pavg.rounds.protocol.lineage import first_lineage
 from p2pavg.rounds.protocol.messages import Done, Promise
 from tests.simulation.checks import BrokenPromiseError
 from tests.simulation.memory import Memory
-from tests.simulation.process import plan
+from tests.simulation.process import flat
 
 SAMPLES = 2  # of each peer and step; one step of all peers is the target
 MOST_WAITS = 60  # timers in a row that may fire before everybody alive must have its average
@@ -75,7 +75,7 @@ class Search:
         machines = []
         for me in self.ids:
             machine = Machine(
-                Config(me=me, run_id="small", epoch=0, lineage=lineage, target=SAMPLES * count, plan=plan),
+                Config(me=me, run_id="small", epoch=0, lineage=lineage, target=SAMPLES * count, plan=flat),
                 0.0,
             )
             machine.health_interval = CALM_S
@@ -246,7 +246,7 @@ class Search:
         facts = world.facts
         if isinstance(action, act.OpenJob):
             members = tuple(self.number[seat.peer] for seat in action.members)
-            self.jobs[action.transfer] = members, len(action.parts)
+            self.jobs[action.transfer] = members, len(action.plan.parts)
         elif isinstance(action, act.BeginJob):
             if {self._weights(world, action.transfer), action.weights} - {()} != {action.weights}:
                 raise BrokenPromiseError("Whole: a transfer begins with two kinds of weights")

@@ -1,4 +1,6 @@
-"""A simulated all-reduce attempt. A part's value is the set of contributions that really went into it."""
+"""A simulated all-reduce attempt. A part's value is the set of contributions that really went into it, also
+on the way from a relay to the part's owner.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
 CHUNKS = 2  # of each contribution and each result on each way
 SMALL = 16  # up to so many members everything goes chunk by chunk
 NOTHING = ev.RankProgress(0, 0, 0, 0)
+
+
+Sums = tuple[tuple[int, Any, float], ...]  # rank, contribution and weight of each that is added up
 
 
 class Value(tuple[Any, ...]):
@@ -40,17 +45,24 @@ class Job:
         self.ballot = opened.ballot
         self.members = [seat.peer for seat in opened.members]
         self.voters = [seat.voter for seat in opened.members]
-        self.owned = {part.owner: index for index, part in enumerate(opened.parts)}
-        self.parts = len(opened.parts)
+        self.plan = opened.plan
+        self.parts = len(opened.plan.parts)
         self.rank = self.members.index(node.me)
+        count = len(self.members)
+        self.parents = [self.plan.parent(part, self.rank) for part in range(self.parts)]
+        self.children = {
+            part: self.plan.children(part, self.rank, count)
+            for part in range(self.parts)
+            if self.plan.reduces(part, self.rank)
+        }
         few = len(self.members) > SMALL or not node.swarm.chunk_seconds  # they would come together
         self.chunks = 1 if few else CHUNKS
         self.begun = False
-        self.early: list[tuple[str, int, Any]] = []
+        self.early: list[tuple[str, int, int, Any]] = []
         self.weights: tuple[float, ...] = ()
         self.contribution: tuple[Any, ...] = ()  # our samples in it
-        self.contributors = 0
-        self.contributions: dict[int, Any] = {}
+        self.contributions: dict[int, dict[int, Sums]] = {}  # by part that we reduce, and by sender
+        self.reduced: set[int] = set()  # parts
         self.results: dict[int, Any] = {}
         self.chunks_in: dict[int, list[int]] = {}  # by rank: contributions, results
         self.done = False
@@ -58,7 +70,6 @@ class Job:
     def begin(self, weights: tuple[float, ...], samples: tuple[Any, ...]) -> None:
         self.begun = True
         self.weights = weights
-        self.contributors = sum(weight > 0 for weight in weights)
         node = self.node
         if weights[self.rank] > 0:
             self.contribution = samples
@@ -67,59 +78,76 @@ class Job:
             if node.poison:
                 node.poison = False
                 value = ("poison", *value)
-            for rank in self.owned:
-                if rank == self.rank and value[0] == "poison":
+            own = ((self.rank, value, weights[self.rank]),)
+            for part, parent in enumerate(self.parents):
+                if part not in self.children:
+                    assert parent is not None
+                    self._send(parent, "contribution", part, own)
+                elif value[0] == "poison":
                     node.swarm.world.after(0.0, self._refuse_own)
-                elif rank == self.rank:
-                    self.contributions[rank] = value
                 else:
-                    self._send(rank, "contribution", value)
-        self._reduce()
+                    self.contributions.setdefault(part, {})[self.rank] = own
+        for part in self.children:
+            self._reduce(part)
+        self._finish()
         early, self.early = self.early, []
-        for kind, rank, value in early:
-            self.received(kind, rank, value)
+        for kind, rank, part, value in early:
+            self.received(kind, rank, part, value)
 
     def _refuse_own(self) -> None:
         self.node.feed(ev.JobRefused(self.transfer, self.rank, "the own contribution is not finite"))
 
-    def _send(self, rank: int, kind: str, value: Any) -> None:
+    def _send(self, rank: int, kind: str, part: int, value: Any) -> None:
         """As chunks; the last one carries the value."""
         node, swarm = self.node, self.node.swarm
         target = swarm.nodes[self.members[rank]]
         last = self.chunks - 1
         for chunk in range(self.chunks):
             carried = value if chunk == last else None
-            swarm.send_data(node, target, self.transfer, kind, self.rank, carried)
+            swarm.send_data(node, target, self.transfer, kind, self.rank, part, carried)
 
-    def received(self, kind: str, rank: int, value: Any) -> None:
+    def received(self, kind: str, rank: int, part: int, value: Any) -> None:
         if not self.begun:
-            self.early.append((kind, rank, value))
+            self.early.append((kind, rank, part, value))
             return
         self.chunks_in.setdefault(rank, [0, 0])[kind == "result"] += 1
         if value is None:
             return
         if kind == "contribution":
-            if value[0] == "poison":
+            if value[0][1][0] == "poison":
                 self.node.feed(ev.JobRefused(self.transfer, rank, "a contribution is not finite"))
                 return
-            self.contributions[rank] = value
-            self._reduce()
+            self.contributions.setdefault(part, {})[rank] = value
+            self._reduce(part)
         else:
-            self.results[self.owned[rank]] = value
-            self._finish()
-
-    def _reduce(self) -> None:
-        part = self.owned.get(self.rank)
-        if part is not None and part not in self.results:
-            if len(self.contributions) < self.contributors:
-                return
-            needed = [rank for rank, weight in enumerate(self.weights) if weight > 0]
-            value = Value((self.contributions[rank], self.weights[rank]) for rank in needed)
-            self.results[part] = value
-            for rank in range(len(self.members)):
-                if rank != self.rank:
-                    self._send(rank, "result", self.node.swarm.corrupted(self.node, rank, value))
+            self._returned(part, value)
         self._finish()
+
+    def _sends(self, rank: int, part: int) -> bool:
+        """Whether it contributes to this part: itself, or as a relay of others."""
+        return self.plan.weight(part, rank, self.weights) > 0
+
+    def _reduce(self, part: int) -> None:
+        """Once all that is contributed to a part is here: it goes up the tree, or is the result."""
+        given, own = self.contributions.get(part, {}), self.weights[self.rank] > 0
+        due = {rank for rank in self.children[part] if self._sends(rank, part)} | (
+            {self.rank} if own else set()
+        )
+        parent = self.parents[part]
+        if part in self.reduced or due - given.keys():
+            return
+        self.reduced.add(part)
+        sums = tuple(sorted(entry for entries in given.values() for entry in entries))
+        if parent is None:
+            self._returned(part, Value((value, weight) for _, value, weight in sums))
+        elif sums:
+            self._send(parent, "contribution", part, sums)
+
+    def _returned(self, part: int, value: Value) -> None:
+        """The result of a part is here: it goes down the tree."""
+        self.results[part] = value
+        for rank in self.children.get(part, ()):
+            self._send(rank, "result", part, self.node.swarm.corrupted(self.node, rank, value))
 
     def _finish(self) -> None:
         if not self.done and len(self.results) == self.parts:
@@ -138,15 +166,16 @@ class Job:
 
     def progress(self) -> tuple[ev.RankProgress, ...]:
         """Ranks that owe nothing and sent nothing share one."""
-        owns = self.rank in self.owned
+        owed: dict[int, list[int]] = {}
+        for part, children in self.children.items():
+            for rank in children:
+                if self._sends(rank, part):
+                    owed.setdefault(rank, [0, 0])[0] += self.chunks
+        for parent in self.parents:
+            if parent is not None:
+                owed.setdefault(parent, [0, 0])[1] += self.chunks
         progress = [NOTHING] * len(self.members)
-        for rank in range(len(self.members)) if owns else sorted({*self.owned, *self.chunks_in}):
+        for rank in {*owed, *self.chunks_in}:
             contributions, results = self.chunks_in.get(rank, (0, 0))
-            other = rank != self.rank
-            progress[rank] = ev.RankProgress(
-                contributions,
-                results,
-                self.chunks if owns and self.weights[rank] > 0 and other else 0,
-                self.chunks if rank in self.owned and other else 0,
-            )
+            progress[rank] = ev.RankProgress(contributions, results, *owed.get(rank, (0, 0)))
         return tuple(progress)

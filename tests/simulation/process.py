@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.machine.core import Config
@@ -221,11 +223,29 @@ class ToItself(deque[Message]):
         self._process.swarm.checks.said.tells_itself(self._process, message)
 
 
-def plan(members: Any) -> tuple[Part, ...]:
+def plan(members: Any) -> Plan:
+    """Flat, or, for half of the groups of at least three, over two or three regions, with relays in most."""
+    found, count = flat(members), len(members)
+    dice = random.Random(b"".join(member.peer for member in members))
+    if not 3 <= count <= SMALL or dice.random() < 0.5:
+        return found
+    groups = tuple(dice.randrange(dice.choice((2, 3))) for _ in members)
+    parts = []
+    for part in found.parts:
+        relays = []
+        for group in set(groups) - {groups[part.owner]}:
+            here = [other.owner for other in found.parts if groups[other.owner] == group]
+            if here and dice.random() < 0.8:
+                relays.append(dice.choice(here))
+        parts.append(replace(part, relays=tuple(relays)))
+    return Plan(tuple(parts), groups)
+
+
+def flat(members: Any) -> Plan:
     """One part for each voter that may own one, of uneven sizes; in a large group a few own all."""
     parts, at = [], 0
     voters = [rank for rank, member in enumerate(members) if member.voter and member.owns]
     for rank in voters if len(voters) <= SMALL else voters[:: len(voters) // OWNERS]:
         parts.append(Part(rank, at, rank + 1))
         at += rank + 1
-    return tuple(parts)
+    return Plan(tuple(parts))

@@ -81,7 +81,7 @@ class Said:
             self.checks.broken("Live", f"{node.name} sends more than {most} messages in a second")
 
     def _prepare(self, node: Node, _: PeerId, message: Prepare) -> None:
-        self._means(("ballot", message.ballot), (message.members, message.voters, message.parts))
+        self._means(("ballot", message.ballot), (message.members, message.voters, message.plan))
         self._means(("transfer", message.ballot.transfer), message.ballot)
 
     def _query(self, node: Node, peer: PeerId, message: Query) -> None:

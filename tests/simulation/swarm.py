@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from p2pavg.plan import Plan
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.protocol.ballot import PeerId
@@ -266,7 +267,9 @@ class Swarm:
             return 0.0
         return self._lags.choice((0.0, 0.0, 0.0, 0.0005, self.latency, 3 * self.latency))
 
-    def send_data(self, node: Node, target: Node, transfer: int, kind: str, rank: int, value: Any) -> None:
+    def send_data(
+        self, node: Node, target: Node, transfer: int, kind: str, rank: int, part: int, value: Any
+    ) -> None:
         if node.links.get(target.me) is not target:
             return
 
@@ -278,7 +281,7 @@ class Swarm:
                 return
             job = target.jobs.get(transfer)
             if job is not None:
-                job.received(kind, rank, value)
+                job.received(kind, rank, part, value)
 
         self.network.send(node.me, target.me, deliver, data=True)
 
@@ -338,6 +341,8 @@ def short(thing: Any, name: Callable[[PeerId], str]) -> str:
             return " ".join(f"{key}={show(item)}" for key, item in value.items() if key != "epoch")
         if hasattr(value, "attempt"):
             return f"({value.epoch}.{value.attempt} {show(value.leader)})"
+        if isinstance(value, Plan):
+            return show([(part.owner, *part.relays) for part in value.parts])
         if hasattr(value, "stage"):
             return f"held({show(value.ballot)} {value.stage.value})"
         if hasattr(value, "voter"):

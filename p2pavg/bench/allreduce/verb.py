@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from p2pavg.allreduce.regions import NEAR_RTT_S
 from p2pavg.bench.allreduce.worker import RUN_ID
 from p2pavg.bench.options import at_least, compression, positive_int
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.bench.workers import Workers
 from p2pavg.credentials import new_secret
+from p2pavg.errors import ConfigurationError
 from p2pavg.printable import counted
 from p2pavg.report.plot import whole
 
@@ -50,11 +52,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--beside", choices=("none", "python", "torch"), default="none", help="what else every peer computes"
     )
     parser.add_argument("--encrypted", action="store_true", help="as a closed run, with credentials")
+    parser.add_argument(
+        "--plan", choices=("auto", "flat", "two-level"), default="auto", help="how the bytes travel"
+    )
+    parser.add_argument(
+        "--regions", type=_regions, help="peers in each region, as 4+4; default: by round trips"
+    )
     parser.add_argument("--lab", metavar="TOPOLOGY", help="run on the hosts of a lab topology")
 
 
 def _streams(text: str) -> str | int:
     return text if text == "auto" else positive_int(text)
+
+
+def _regions(text: str) -> list[int]:
+    return [positive_int(size) for size in text.split("+")]
+
+
+def _names(args: argparse.Namespace) -> list[str]:
+    """The region of each peer, in order; "" where none is named."""
+    named = [f"bench/{index}" for index, size in enumerate(args.regions or ()) for _ in range(size)]
+    if args.regions and len(named) != args.peers:
+        raise ConfigurationError(f"--regions names {len(named)} peers, not {args.peers}")
+    return named or [""] * args.peers
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,12 +91,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         progress("averaging", args.rounds + 1) as advance,
         Workers(args.peers, "p2pavg.bench.allreduce.worker", topology=args.lab) as workers,
     ):
-        workers.join(
+        regions = _names(args)
+        joined = workers.join(
             numel=args.numel,
             peers=args.peers,
             compression=args.compression,
             streams=args.streams,
             beside=args.beside,
+            plan=args.plan,
+            regions=regions,
             credentials=new_secret(RUN_ID) if args.encrypted else None,
         )
         for index in range(args.rounds + 1):
@@ -86,7 +109,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             rounds.append(workers.all(deadline_s=ROUND_DEADLINE_S, do="round", index=index))
             advance(1)
         lab = workers.lab_verdict()
-    return {**_summary(args, rounds[1:]), **lab}
+    where = {answer["peer"]: region for answer, region in zip(joined, regions, strict=True)}
+    between = [sum(_between(where, regions[i], a) for i, a in enumerate(answers)) for answers in rounds[1:]]
+    return {**_summary(args, rounds[1:]), "bytes_between_regions": statistics.median(between), **lab}
+
+
+def _between(where: Mapping[str, str], region: str, answer: Mapping[str, Any]) -> int:
+    """Frame bytes that a peer sent to other regions: those that are named, or those that are far."""
+    return sum(
+        count
+        for peer, count, rtt_s in answer["links"]
+        if (where.get(peer) != region if region else rtt_s > NEAR_RTT_S)
+    )
 
 
 def _summary(args: argparse.Namespace, rounds: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
@@ -103,6 +137,7 @@ def _summary(args: argparse.Namespace, rounds: Sequence[Sequence[dict[str, Any]]
         "seconds": seconds,
         "gbps_per_peer": 8e-9 * sent / median,
         "bytes_sent_per_peer": sent,
+        "plan": args.plan,
         "goodput_gbps": 8e-9 * sent / busy if busy > 0 else None,
         "cpu_seconds_per_peer": statistics.median(answer["cpu_seconds"] for answer in flat),
         "averaging_cpu_seconds_per_peer": statistics.median(
@@ -135,7 +170,8 @@ def _words(result: dict[str, Any]) -> list[str]:
         f"{result['streams']} streams, {result['engine']}) in {result['seconds_median']:.3f} s (median of "
         f"{len(result['seconds'])}); {same}, largest error {result['max_abs_error']:.2g}",
         f"each sent {result['bytes_sent_per_peer'] / 1e6:.1f} MB, {result['gbps_per_peer']:.2f} Gb/s "
-        f"over the round; {result['averaging_cpu_seconds_per_peer']:.3f} CPU seconds of averaging per peer",
+        f"over the round, {result['bytes_between_regions'] / 1e6:.1f} MB in all between regions; "
+        f"{result['averaging_cpu_seconds_per_peer']:.3f} CPU seconds of averaging per peer",
         "seconds by phase: " + ", ".join(f"{name} {value:.3f}" for name, value in result["phases"].items()),
     ]
 

@@ -84,11 +84,13 @@ class Averaging:
             streams=config["streams"],
             credentials=config.get("credentials"),
             max_upload_mbps=config.get("max_upload_mbps"),
+            plan=config.get("plan", "auto"),
+            region=config["regions"][config["index"]] if "regions" in config else None,
         )
         self.base = np.random.default_rng(7).standard_normal(config["numel"], np.float32)
         self.vector = np.empty_like(self.base)
         self.beside = Beside(config["beside"])
-        return {"address": self.peer.address}
+        return {"address": self.peer.address, "peer": self.peer.peer_id.hex()}
 
     def fill(self, command: dict[str, Any]) -> dict[str, Any]:
         """Peer i holds (i + 1)·base, so that the mean is (N + 1)/2·base."""
@@ -132,6 +134,7 @@ class Averaging:
 def _from_report(report: RoundReport) -> dict[str, Any]:
     return {
         "bytes_sent": report.bytes_sent,
+        "links": [(link.peer, link.bytes_sent, link.rtt_s) for link in report.links],
         "wire_bytes_sent": report.wire_bytes_sent,
         "streams": max((link.streams for link in report.links), default=0),
         "attempts": report.attempts,

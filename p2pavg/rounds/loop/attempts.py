@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from p2pavg.allreduce.jobs import Jobs, NoLinkError
-from p2pavg.plan import Plan
 from p2pavg.rounds.loop.notices import RelayNotice
 from p2pavg.rounds.loop.supply import Supply
 from p2pavg.rounds.machine import actions as act
@@ -42,7 +41,7 @@ class Attempts:
         try:
             epoch = action.ballot.epoch
             exact = self._exact(epoch) > 0
-            self._jobs.open(action.transfer, self._me, members, Plan(action.parts), links, exact, epoch)
+            self._jobs.open(action.transfer, self._me, members, action.plan, links, exact, epoch)
         except NoLinkError as error:
             return ev.JobFailed(action.transfer, str(error), error.rank)
         except (ValueError, MemoryError) as error:

@@ -94,6 +94,7 @@ class Driver:
         )
         self._beat: asyncio.TimerHandle | None = None
         self._discarded: list[tuple[int, str]] = []
+        self._known_links: set[tuple[bytes, bool]] = set()  # and whether it is known what they bring
         self._dropped = 0  # samples that the training thread had when it loaded a state
         self.bequests = Bequests(
             peer.engine,
@@ -310,9 +311,21 @@ class Driver:
         self.recorder.observe(self._peer.links, moving=self.moving)
         for transfer in self._jobs.running():
             self._feed_job(transfer)
+        self._feed_new_links()
         self.states.look()
         self.progress()
         self._beat = self._loop.call_later(self.machine.health_interval, self._beats)
+
+    def _feed_links(self) -> None:
+        """What was measured of the links."""
+        self.feed(ev.LinksMeasured(self._gauges.links))
+
+    def _feed_new_links(self) -> None:
+        """As soon as something is known of a link, not only after a round."""
+        known = {(peer, link.bps > 0) for peer, link in self._gauges.links.items()}
+        if known != self._known_links:
+            self._known_links = known
+            self._feed_links()
 
     def _feed_job(self, transfer: int) -> None:
         progressed = self._gauges.job(transfer)
@@ -356,7 +369,8 @@ class Driver:
         if self._jobs.get(transfer) is not None:
             self.recorder.moved(self._jobs.progress(transfer))
         self._feed_job(transfer)
-        self.feed(ev.JobDone(transfer, digests, self._gauges.link_bps))
+        self._feed_links()
+        self.feed(ev.JobDone(transfer, digests))
 
     @guarded
     def blob_chunk(self, transfer: int, chunk: int) -> None:

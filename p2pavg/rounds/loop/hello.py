@@ -7,7 +7,7 @@ from typing import Any
 
 from p2pavg.rounds.machine.events import PeerUp
 from p2pavg.rounds.protocol.ballot import LINEAGE_BYTES, PEER_ID_BYTES, PeerId
-from p2pavg.rounds.protocol.fields import boolean, integer, optional, sized
+from p2pavg.rounds.protocol.fields import boolean, integer, optional, sized, text
 from p2pavg.rounds.protocol.roles import Role
 
 _lineage, _leader = sized(LINEAGE_BYTES), optional(sized(PEER_ID_BYTES))
@@ -38,4 +38,5 @@ def introduced(peer: PeerId, facts: Mapping[str, Any], rtt_s: float, *, relayed:
         leader=_leader(facts.get("leader") or None),
         rtt_s=rtt_s,
         relayed=relayed,
+        region=text(facts.get("region", "")),
     )

@@ -43,9 +43,9 @@ class RelayNotice:
 
     def opened(self, attempt: act.OpenJob, links: Mapping[bytes, Link]) -> None:
         """A transfer is prepared."""
-        owners = {attempt.members[part.owner].peer for part in attempt.parts if part.count}
-        ends = {seat.peer for seat in attempt.members} if self._me in owners else owners
-        for peer in sorted(ends - self._told):
+        peers = [seat.peer for seat in attempt.members]
+        needed = attempt.plan.neighbours(peers.index(self._me), len(peers))
+        for peer in sorted({peers[rank] for rank in needed} - self._told):
             if peer in links and links[peer].way is Way.RELAYED:
                 self._told.add(peer)
                 logger.warning(

@@ -1,30 +1,82 @@
-"""From what the members of a group can move to the parts of the vector."""
+"""From what the members of a group can move, and where they are, to the plan of a round."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from p2pavg.allreduce.choosing import Choice, Question, Topology, choose
 from p2pavg.allreduce.partition import Capacity
-from p2pavg.allreduce.plan import plan
-from p2pavg.part import Part
-from p2pavg.rounds.machine.core import Plan
+from p2pavg.allreduce.regions import NEAR_RTT_S, regions
+from p2pavg.plan import Plan
 from p2pavg.rounds.protocol.roles import PlanMember
 
 
-def planner(numel: Callable[[], int]) -> Plan:
-    """numel: values of the vector that is averaged next."""
+class Planner:
+    """Plans rounds, and remembers what it predicted of the last one."""
 
-    def parts(members: Sequence[PlanMember]) -> tuple[Part, ...]:
-        capacities = [
-            Capacity(m.upload_bps / 8 or None, owns=m.voter and m.owns) for m in members
-        ]  # what a member receives says what others sent; where it is the limit, the links to it show that
-        rank = {m.peer: rank for rank, m in enumerate(members)}
-        links = {
-            (rank[sender], rank[m.peer]): bps / 8
+    def __init__(
+        self,
+        numel: Callable[[], int],
+        nbytes: Callable[[int], int],
+        topology: Topology = Topology.AUTO,
+        prices: Callable[[str, str], float] | None = None,
+    ) -> None:
+        """numel: values of the vector that is averaged next. nbytes: of so many values, encoded. prices:
+        dollars for 1e9 bytes from one region to another, by their names; None: not known.
+        """
+        self._numel = numel
+        self._nbytes = nbytes
+        self._topology = topology
+        self._prices = prices
+        self.choice: Choice | None = None
+
+    def __call__(self, members: Sequence[PlanMember]) -> Plan:
+        """The plan. members: in rank order."""
+        rank = {member.peer: rank for rank, member in enumerate(members)}
+        groups, near = self._regions(members, rank)
+        numel = self._numel()
+        question = Question(
+            numel,
+            self._nbytes(numel),
+            # What a member receives says what others sent; where it is the limit, the links to it show that.
+            [Capacity(m.upload_bps / 8 or None, owns=m.voter and m.owns) for m in members],
+            {
+                (rank[sender], rank[m.peer]): link.bps / 8
+                for m in members
+                for sender, link in m.links.items()
+                if sender in rank and link.bps > 0
+            },
+            groups,
+            near,
+            self._priced(members, groups),
+        )
+        self.choice = choose(self._topology, question)
+        return self.choice.plan
+
+    def _regions(
+        self, members: Sequence[PlanMember], rank: Mapping[bytes, int]
+    ) -> tuple[tuple[int, ...], float]:
+        """The region of each member, and the longest round trip inside one."""
+        rtts = {
+            (rank[other], rank[m.peer]): link.rtt_s
             for m in members
-            for sender, bps in m.link_bps.items()
-            if sender in rank
+            for other, link in m.links.items()
+            if other in rank and link.rtt_s > 0
         }
-        return plan(numel(), capacities, links)
+        groups = regions([m.region for m in members], rtts)
+        near = [min(rtt, NEAR_RTT_S) for (a, b), rtt in rtts.items() if groups[a] == groups[b]]
+        return groups, max(near, default=0.0)
 
-    return parts
+    def _priced(
+        self, members: Sequence[PlanMember], groups: Sequence[int]
+    ) -> dict[tuple[int, int], float] | None:
+        """Dollars for 1e9 bytes between two groups: as between the first members of both that name a
+        region.
+        """
+        if self._prices is None:
+            return None
+        names: dict[int, str] = {}
+        for member, group in zip(members, groups, strict=True):
+            if not names.get(group):
+                names[group] = member.region
+        return {(a, b): self._prices(names[a], names[b]) for a in names for b in names}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.rounds.protocol.ballot import Ballot, Lineage, Note, PeerId
 from p2pavg.rounds.protocol.causes import Loss
 from p2pavg.rounds.protocol.messages import CatchUp, Message
@@ -29,7 +29,7 @@ class OpenJob:
     transfer: int
     ballot: Ballot
     members: tuple[Seat, ...]  # rank order, this peer included
-    parts: tuple[Part, ...]
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.rounds.machine.actions import Action, Blame, Resume, Send, Stop, Trace, TraceKind, WaitAt
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.machine.memory.inquest import Inquest
@@ -28,7 +28,7 @@ from p2pavg.rounds.protocol.lineage import History
 from p2pavg.rounds.protocol.messages import Aborted, Committed, Message, Progress
 from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
 
-Plan = Callable[[Sequence[PlanMember]], tuple[Part, ...]]
+Planner = Callable[[Sequence[PlanMember]], Plan]
 OUTCOMES_KEPT = 64  # decided ballots that this peer can tell others of
 MOST_APART = 64  # peers without a link that a Progress names
 MOST_STEP = 1 << 30  # samples of one step, in lockstep
@@ -47,9 +47,10 @@ class Config:
     epoch: int
     lineage: Lineage
     target: int  # samples per epoch, over all peers
-    plan: Plan  # members in rank order -> the parts
+    plan: Planner  # from the members in rank order
     role: Role = Role.TRAINER
     history: tuple[Generation, ...] = ()
+    region: str = ""  # where this peer is, as it names it
     client_only: bool = False  # others cannot dial this peer
     patience_s: float | None = None  # how long stragglers are waited for; None: from measurements
     lockstep: bool = False  # one step of each peer present closes a round, however many samples that is

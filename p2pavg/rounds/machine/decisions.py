@@ -38,7 +38,7 @@ class Decisions:
             if message.ballot.epoch >= core.here.epoch and peer != core.me:
                 core.send(peer, core.progress())  # it is ahead of us; its answer tells by what
             return
-        if len(message.weights) != len(held.members) or len(message.digests) != len(held.parts):
+        if len(message.weights) != len(held.members) or len(message.digests) != len(held.plan.parts):
             return
         other = held.stage is Stage.DONE and held.digests != message.digests
         if not entitled or (other and peer not in self._deciding(held)):

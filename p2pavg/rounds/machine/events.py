@@ -6,11 +6,12 @@ second.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from p2pavg.rounds.protocol.ballot import Lineage, Note, PeerId
 from p2pavg.rounds.protocol.messages import Message
-from p2pavg.rounds.protocol.roles import Generation, Role
+from p2pavg.rounds.protocol.roles import Generation, LinkFacts, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class PeerUp:
     upload_bps: float = 0.0  # 0.0: unknown
     rtt_s: float = 0.0  # 0.0: unknown
     relayed: bool = False  # a third member carries the link, within a cap
+    region: str = ""  # where it is, as it names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,18 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
+class LinksMeasured:
+    """Fed when something new was measured of the links to other peers: all that is known of them."""
+
+    links: Mapping[PeerId, LinkFacts]
+
+
+@dataclass(frozen=True, slots=True)
 class RankProgress:
     """How far the exchange with one member is. Counts of chunks and link bytes; monotone."""
 
-    contributions: int  # chunks of our parts that this rank contributed
-    results: int  # result chunks of its parts that it returned
+    contributions: int  # chunks that we reduce, from this rank
+    results: int  # result chunks that it returned or passed on
     contributions_expected: int
     results_expected: int
     bytes_received: int = 0  # gradient bytes of its data streams, unfinished chunks included
@@ -119,7 +128,6 @@ class JobDone:
 
     transfer: int
     digests: tuple[bytes, ...]  # one of 32 bytes per part
-    link_bps: tuple[tuple[PeerId, float], ...] = ()  # bit/s that our links bring, as measured lately
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +249,7 @@ Event = (
     | Apart
     | Received
     | Health
+    | LinksMeasured
     | JobProgressed
     | JobDone
     | JobRefused

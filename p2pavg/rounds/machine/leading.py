@@ -22,7 +22,7 @@ from p2pavg.rounds.protocol.messages import (
     Refuse,
     Unready,
 )
-from p2pavg.rounds.protocol.roles import PlanMember, Role
+from p2pavg.rounds.protocol.roles import LinkFacts, PlanMember, Role
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
@@ -58,17 +58,17 @@ class Leading:
         votes = tuple(rank < len(voters) for rank in range(len(members)))
         landlocked = self._landlocked(voters, members)
         plan = [
-            PlanMember(p, v, *self._rates(p), owns=p not in landlocked, link_bps=self._link_rates(p))
+            PlanMember(p, v, *self._rates(p), p not in landlocked, *self._place(p))
             for p, v in zip(members, votes, strict=True)
         ]
-        parts = tuple((part.owner, part.start, part.count) for part in core.config.plan(plan))
+        found = core.config.plan(plan)
         ballot = core.next_ballot()
         if self.failures == 0:
             self.budget = len(voters) + SPARE_ATTEMPTS
         core.follow(core.me)  # whoever comes meanwhile is told so
-        core.lead(Proposal(ballot, members, votes, parts, core.now))
+        core.lead(Proposal(ballot, members, votes, found, core.now))
         self.machine.transfer.complaints.new_attempt()
-        message = Prepare(ballot, members, votes, parts)
+        message = Prepare(ballot, members, votes, found)
         for peer in members:
             core.send(peer, message)
         self._arm_promise()
@@ -117,11 +117,12 @@ class Leading:
         facts = self.core.view.get(peer)
         return (facts.upload_bps, facts.download_bps) if facts is not None else (0.0, 0.0)
 
-    def _link_rates(self, peer: PeerId) -> Mapping[PeerId, float]:
+    def _place(self, peer: PeerId) -> tuple[Mapping[PeerId, LinkFacts], str]:
+        """What it measured of its links, and its region."""
         if peer == self.core.me:
-            return self.core.own.link_bps
+            return self.core.own.links, self.core.config.region
         facts = self.core.view.get(peer)
-        return facts.link_bps if facts is not None else {}
+        return (facts.links, facts.region) if facts is not None else ({}, "")
 
     def _arm_promise(self) -> None:
         proposal = self.core.proposal

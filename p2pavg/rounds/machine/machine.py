@@ -20,6 +20,7 @@ from p2pavg.rounds.machine.departure import Departure
 from p2pavg.rounds.machine.events import Event
 from p2pavg.rounds.machine.healing import Healing
 from p2pavg.rounds.machine.leading import Leading
+from p2pavg.rounds.machine.measurements import Measurements
 from p2pavg.rounds.machine.member import Member
 from p2pavg.rounds.machine.memory.state import State, state_of
 from p2pavg.rounds.machine.newcomers import Newcomers
@@ -50,6 +51,7 @@ class Machine:
         self.succession = Succession(self)
         self.counting = Counting(self)
         self.waiting = Waiting(self)
+        self.links = Measurements(self)
         self.healing = Healing(self)
         self.decisions = Decisions(self)
         self.peers = Peers(self)
@@ -171,6 +173,7 @@ class Machine:
         for _ in range(1000):
             while core.inbox:
                 self._receive(core.me, core.inbox.popleft())
+            self.links.consider()
             self.healing.consider()
             self.counting.consider()
             self.member.consider()
@@ -226,6 +229,7 @@ class Machine:
             events.JobRefused: self.member.on_job_refused,
             events.JobFailed: self.member.on_job_failed,
             events.Health: self.peers.on_health,
+            events.LinksMeasured: self.links.on_measured,
             events.PeerUp: self.peers.on_up,
             events.PeerDown: self.peers.on_down,
             events.Apart: self.peers.on_apart,
@@ -259,6 +263,7 @@ class Machine:
             messages.Inquire: (self.decisions.on_inquire,),
             messages.Unknown: (self.healing.on_unknown,),
             messages.CatchUp: (self.newcomers.on_catch_up,),
+            messages.Links: (self.links.on_links,),
             messages.Leaving: (self.peers.on_leaving,),
         }
 

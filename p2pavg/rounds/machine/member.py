@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from p2pavg.part import Part
 from p2pavg.rounds.machine.actions import BeginJob, CancelJob, OpenJob, TraceKind
 from p2pavg.rounds.machine.events import JobDone, JobFailed, JobProgressed, JobRefused
 from p2pavg.rounds.machine.memory.holding import Holding
@@ -54,11 +53,9 @@ class Member:
         rank = message.members.index(core.me)
         votes = message.voters[rank]
         why = self._cannot(ballot, votes)
-        owners = {message.members[owner] for owner, _, _ in message.parts}
+        needed = message.plan.neighbours(rank, len(message.members))
         missing = tuple(
-            other
-            for other in message.members
-            if other not in core.view and other != core.me and (other in owners or core.me in owners)
+            other for place, other in enumerate(message.members) if place in needed and other not in core.view
         )
         if why is not None or missing:
             self._refuse(peer, ballot, why or Objection.NO_LINK, missing)
@@ -75,12 +72,11 @@ class Member:
             self.drop("a newer proposal")
         self._promise(ballot)
         seats = tuple(Seat(p, v) for p, v in zip(message.members, message.voters, strict=True))
-        parts = tuple(Part(owner, start, count) for owner, start, count in message.parts)
-        core.hold(Holding(ballot, seats, rank, parts, core.now))
+        core.hold(Holding(ballot, seats, rank, message.plan, core.now))
         for other in message.members:  # its leader has readmitted them: whoever succeeds it counts them, too
             if core.epoch_state.excluded.get(other) in FORGIVABLE:
                 core.readmit(other)
-        core.act(OpenJob(ballot.transfer, ballot, seats, parts))
+        core.act(OpenJob(ballot.transfer, ballot, seats, message.plan))
         core.trace(TraceKind.PROPOSED, attempt=ballot.attempt, leader=ballot.leader, members=len(seats))
         self._answer(ballot, before)
         if not votes:
@@ -244,7 +240,13 @@ class Member:
         ready = wait > 0
         held.begun, held.begun_at, held.ready = True, core.now, ready
         held.weights, held.samples, held.note = message.weights, message.samples, message.note
-        held.watch = TransferWatch(core.now, [seat.peer for seat in held.members], core.me, core.deadlines)
+        held.watch = TransferWatch(
+            core.now,
+            [seat.peer for seat in held.members],
+            core.me,
+            core.deadlines,
+            held.plan.above(held.rank),
+        )
         if held.voter:
             core.epoch_state.begin()
         if ready:
@@ -280,7 +282,7 @@ class Member:
         if held.fact is not None:
             self.machine.decisions.on_committed(*held.fact)
         elif held.voter:
-            self.core.send(held.ballot.leader, Done(held.ballot, event.digests, event.link_bps))
+            self.core.send(held.ballot.leader, Done(held.ballot, event.digests))
 
     def on_job_refused(self, event: JobRefused) -> None:
         held = self._job(event.transfer)

@@ -29,19 +29,14 @@ class Transfer:
         proposal, core = self.core.led(message.ballot), self.core
         if proposal is None or not proposal.begun or peer not in proposal.voting:
             return
-        if len(message.digests) != len(proposal.parts):
+        if len(message.digests) != len(proposal.plan.parts):
             self.machine.leading.abort(Cause.WRONG_PARTS, [peer])
             return
         proposal.done[peer] = message.digests
-        facts = core.view.get(peer)
-        if facts is not None:
-            facts.link_bps = dict(message.link_bps)
-        elif peer == core.me:
-            core.own.link_rates(dict(message.link_bps))
         if len(proposal.done) < len(proposal.voting):
             self.watch()
             return
-        wrong = dissenters(proposal.done, [proposal.members[owner] for owner, _, _ in proposal.parts])
+        wrong = dissenters(proposal.done, proposal.members, proposal.plan)
         if wrong:
             self.machine.leading.abort(Cause.WRONG_RESULT, wrong)
             return
@@ -102,7 +97,7 @@ class Transfer:
         if proposal is None or not proposal.begun or not proposal.stalls:
             return
         excused = [rank for rank, until in proposal.excused.items() if until > core.now]
-        verdict = judge(proposal.stalls, proposal.members.index(core.me), excused)
+        verdict = judge(proposal.stalls, proposal.members.index(core.me), excused, proposal.plan)
         if verdict is None and excused:
             core.arm(Timer.JUDGE, core.now + core.deadlines.judge())
         elif verdict is None:

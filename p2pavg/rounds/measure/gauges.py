@@ -10,6 +10,7 @@ from p2pavg.allreduce.rates import LEAST_BYTES, RateMeter
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.measure.acknowledged import Acknowledged
 from p2pavg.rounds.measure.link_pace import LinkPace
+from p2pavg.rounds.protocol.roles import LinkFacts
 from p2pavg.transport.engine import Engine, StreamStats
 from p2pavg.transport.links.link import Link
 
@@ -39,10 +40,14 @@ class Gauges:
         return 8 * self._download.bytes_per_second
 
     @property
-    def link_bps(self) -> tuple[tuple[bytes, float], ...]:
-        """Bit/s that the links have brought from these peers while they had more to send."""
-        rates = ((peer, 8 * meter.bytes_per_second) for peer, meter in self._from.items())
-        return tuple((peer, rate) for peer, rate in rates if rate > 0)
+    def links(self) -> dict[bytes, LinkFacts]:
+        """What each link has brought while its peer had more to send, and its round trip."""
+        return {
+            peer: LinkFacts(
+                8 * self._from[peer].bytes_per_second if peer in self._from else 0.0, link.rtt_min
+            )
+            for peer, link in self._links.items()
+        }
 
     def health(self) -> ev.Health:
         """How long ago each link was last known to work, in both directions."""

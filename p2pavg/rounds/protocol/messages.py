@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from p2pavg.plan import Plan
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Lineage, Note, PeerId
 from p2pavg.rounds.protocol.causes import Cause, Objection
 
@@ -57,7 +58,7 @@ class Prepare:
     ballot: Ballot
     members: tuple[PeerId, ...]  # rank order
     voters: tuple[bool, ...]
-    parts: tuple[tuple[int, int, int], ...]  # (owner rank, start, count)
+    plan: Plan  # parts of (owner rank, start, count, relay ranks), and the group of each member
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +125,14 @@ class Done:
 
     ballot: Ballot
     digests: tuple[bytes, ...]
-    link_bps: tuple[tuple[PeerId, float], ...]  # what its links bring from others, bit/s: for the next plan
 
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
     """The sender is at it, and has waited longer than its deadline for these ranks (none, if it moves).
 
-    incomplete: contributions to its own parts still come, so it cannot finish those parts yet.
+    incomplete: what others wait for still comes to it: contributions to parts that it reduces, or results
+    that it passes on.
     """
 
     ballot: Ballot
@@ -202,6 +203,13 @@ class CatchUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Links:
+    """To the leader, when it changed or something was measured: for the next plan."""
+
+    links: tuple[tuple[PeerId, float, float], ...]  # bit/s brought, and round trip in seconds; 0.0: unknown
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """The sender leaves the run on purpose, and answers no question any more: these are its last words."""
 
@@ -228,5 +236,6 @@ Message = (
     | Inquire
     | Unknown
     | CatchUp
+    | Links
     | Leaving
 )

@@ -38,12 +38,21 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkFacts:
+    """What a peer measured of its link to another one. 0.0: unknown."""
+
+    bps: float = 0.0  # bit/s that it brings
+    rtt_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class PlanMember:
-    """What the plan of the parts may depend on."""
+    """What the plan of a round may depend on."""
 
     peer: PeerId
     voter: bool
     upload_bps: float  # 0.0: unknown
     download_bps: float
     owns: bool = True  # False: others have no link to it
-    link_bps: Mapping[PeerId, float] = field(default_factory=dict)  # bit/s from others, where known
+    links: Mapping[PeerId, LinkFacts] = field(default_factory=dict)  # to others, where measured
+    region: str = ""  # as it names it; "": it does not

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, get_args
 
+from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.rounds.protocol.ballot import (
     DIGEST_BYTES,
     LINEAGE_BYTES,
@@ -75,14 +77,19 @@ def _held(value: Any) -> Held:
     )
 
 
-def _part(value: Any) -> tuple[int, int, int]:
-    owner, start, count = items(value, 3)
-    return integer(owner), integer(start), integer(count)
+def _part(value: Any) -> Part:
+    owner, start, count, relays = items(value, 4)
+    return Part(integer(owner), integer(start), integer(count), listed(integer)(relays))
 
 
-def _rate(value: Any) -> tuple[PeerId, float]:
-    peer, bps = items(value, 2)
-    return _peer(peer), number(bps)
+def _plan(value: Any) -> Plan:
+    parts, groups = items(value, 2)
+    return Plan(listed(_part)(parts), listed(integer)(groups))
+
+
+def _link(value: Any) -> tuple[PeerId, float, float]:
+    peer, bps, rtt_s = items(value, 3)
+    return _peer(peer), number(bps), number(rtt_s)
 
 
 _CHECKS: Mapping[str, Check] = {
@@ -105,8 +112,8 @@ _CHECKS: Mapping[str, Check] = {
     "tuple[int, ...]": listed(integer),
     "tuple[float, ...]": listed(number),
     "tuple[bytes, ...]": listed(_digest),
-    "tuple[tuple[int, int, int], ...]": listed(_part),
-    "tuple[tuple[PeerId, float], ...]": listed(_rate),
+    "Plan": _plan,
+    "tuple[tuple[PeerId, float, float], ...]": listed(_link),
 }
 
 
@@ -137,6 +144,8 @@ def _plain(value: Any) -> Any:
         return [value.epoch, value.attempt, value.leader, value.serial, value.lineage]
     if isinstance(value, Held):
         return [_plain(getattr(value, field.name)) for field in fields(Held)]
+    if isinstance(value, (Part, Plan)):
+        return [_plain(getattr(value, field.name)) for field in fields(value)]
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
@@ -177,11 +186,9 @@ def _consistent(message: Message) -> None:
         count = len(message.members)
         if not 1 <= count == len(message.voters) or len(set(message.members)) != count:
             raise malformed("the members of a group are not distinct, or not matched by their votes")
-        at = 0
-        for owner, start, size in message.parts:
-            if owner >= count or not message.voters[owner] or start != at:
-                raise malformed("the parts do not follow each other, or an owner is no voter")
-            at += size
+        why = message.plan.why_not(message.voters)
+        if why is not None:
+            raise malformed(why)
         if message.ballot.leader not in message.members:
             raise malformed("the leader is no member of its own group")
     if isinstance(message, Leaving) and len(message.held) > 2:

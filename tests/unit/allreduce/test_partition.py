@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2pavg.allreduce.choosing import Question, flat
 from p2pavg.allreduce.partition import ALIGNMENT, Capacity, chunk_elements, part_counts, shares
-from p2pavg.allreduce.plan import plan
 
 rates = st.floats(1e5, 1e10)
 
@@ -138,7 +138,8 @@ def test_chunks_are_bounded() -> None:
 
 def test_plan_leaves_no_gap() -> None:
     """Parts follow each other and cover the vector; members that own nothing have no part."""
-    parts = plan(1_000_003, [Capacity(), Capacity(owns=False), Capacity()], {})
+    members = [Capacity(), Capacity(owns=False), Capacity()]
+    parts = flat(Question(1_000_003, 1, members, {}, (0, 0, 0))).plan.parts
     assert [part.owner for part in parts] == [0, 2]
     assert parts[0].start == 0
     assert parts[0].count == parts[1].start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.rounds.machine.rules.stalls import TransferWatch
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Note, PeerId, Stage
 from p2pavg.rounds.protocol.messages import Committed
@@ -18,7 +18,7 @@ class Holding:
     ballot: Ballot
     members: tuple[Seat, ...]
     rank: int
-    parts: tuple[Part, ...]
+    plan: Plan
     proposed_at: float
     stage: Stage = Stage.OPEN
     frozen: bool = False  # a successor was told that we are not DONE: we must not become so

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from p2pavg.rounds.machine.events import LocalProgress
 from p2pavg.rounds.machine.rules.pace import Pace
 from p2pavg.rounds.protocol.ballot import Note, PeerId
+from p2pavg.rounds.protocol.roles import LinkFacts
 
 
 @dataclass(slots=True)
@@ -21,7 +22,7 @@ class OwnThread:
     pace: Pace = field(default_factory=Pace)
     upload_bps: float = 0.0  # of this machine; 0.0: not measured yet
     download_bps: float = 0.0
-    link_bps: Mapping[PeerId, float] = field(default_factory=dict)  # from others, where measured
+    links: Mapping[PeerId, LinkFacts] = field(default_factory=dict)  # to others, where measured
     wait: int = 0  # the number of the wait at a boundary that lasts; 0: the training thread computes
     boundary_at: float = 0.0  # when that wait began
     waits_at: int | None = None  # samples of the others that the training thread was told of
@@ -57,9 +58,9 @@ class OwnThread:
         self.upload_bps, self.download_bps = event.upload_bps, event.download_bps
         self.rate = event.samples_per_second
 
-    def link_rates(self, link_bps: Mapping[PeerId, float]) -> None:
-        """What the links from others bring, in bit/s."""
-        self.link_bps = link_bps
+    def measured_links(self, links: Mapping[PeerId, LinkFacts]) -> None:
+        """What was measured of the links to others."""
+        self.links = links
 
     def declares(self, event: LocalProgress) -> bool:
         """The training thread counted so much. Returns whether it waited already, with the same."""

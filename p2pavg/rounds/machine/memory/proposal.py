@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from p2pavg.plan import Plan
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId
 from p2pavg.rounds.protocol.messages import Ready
 
@@ -16,7 +17,7 @@ class Proposal:
     ballot: Ballot
     members: tuple[PeerId, ...]  # rank order
     voters: tuple[bool, ...]
-    parts: tuple[tuple[int, int, int], ...]
+    plan: Plan
     asked_at: float
     promised: set[PeerId] = field(default_factory=set)
     ready: dict[PeerId, Ready] = field(default_factory=dict)  # whose wait stands

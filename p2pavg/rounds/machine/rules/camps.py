@@ -9,7 +9,7 @@ from p2pavg.rounds.machine.events import PeerUp
 from p2pavg.rounds.machine.rules.pace import Pace
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.messages import Progress
-from p2pavg.rounds.protocol.roles import Role
+from p2pavg.rounds.protocol.roles import LinkFacts, Role
 
 
 @dataclass(slots=True)
@@ -25,7 +25,8 @@ class Facts:
     leader: PeerId | None
     upload_bps: float
     download_bps: float = 0.0
-    link_bps: Mapping[PeerId, float] = field(default_factory=dict)  # from others, where it told
+    links: Mapping[PeerId, LinkFacts] = field(default_factory=dict)  # to others, as it measured them
+    region: str = ""
     heard: bool = False  # it has told over this link where it stands
     samples: int = 0
     pace: Pace = field(default_factory=Pace)
@@ -135,6 +136,7 @@ class View:
             event.leader,
             event.upload_bps,
             relayed=event.relayed,
+            region=event.region,
         )
         if event.relayed:
             self.relayed.add(event.peer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 
+from p2pavg.plan import STAGES, Plan
 from p2pavg.rounds.machine.events import RankProgress
 from p2pavg.rounds.machine.rules.deadlines import Deadlines
 from p2pavg.rounds.protocol.ballot import PeerId
@@ -13,8 +14,17 @@ from p2pavg.rounds.protocol.ballot import PeerId
 class TransferWatch:
     """One transfer as one member sees it: when each rank's data last moved."""
 
-    def __init__(self, now: float, peers: Sequence[PeerId], me: PeerId, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        now: float,
+        peers: Sequence[PeerId],
+        me: PeerId,
+        deadlines: Deadlines,
+        above: Container[int] = (),
+    ) -> None:
+        """above: ranks that return results which this peer passes on."""
         self._peers = peers
+        self._above = above
         self._me = me
         self._deadlines = deadlines
         self._began_at = now
@@ -67,28 +77,40 @@ class TransferWatch:
 
     @property
     def incomplete(self) -> bool:
-        """Whether contributions to our own parts are still to come."""
-        return any(seen.contributions < seen.contributions_expected for seen in self._last)
+        """Whether something that others wait for is still to come: contributions, or results to pass on."""
+        return any(
+            seen.contributions < seen.contributions_expected
+            or (rank in self._above and seen.results < seen.results_expected)
+            for rank, seen in enumerate(self._last)
+        )
 
 
+FLAT = Plan(())
 Report = tuple[Sequence[int], Sequence[int]]  # ranks whose contributions, ranks whose results are missing
 
 
-def judge(reports: Mapping[int, Report], leader: int, excused: Container[int] = ()) -> int | None:
+def judge(
+    reports: Mapping[int, Report], leader: int, excused: Container[int] = (), plan: Plan = FLAT
+) -> int | None:
     """Which rank to leave out, from what each reporting rank lacks; None: nobody can be named.
 
-    A missing contribution is its sender's fault or its receiver's; a missing result only counts when no
-    contribution is missing anywhere, because an owner cannot finish a part before the last contribution to it
-    is in. excused: owners to whom contributions still come, however slowly. The rank
+    Something missing is its sender's fault or its receiver's. It counts only when nothing is missing anywhere
+    in an earlier stage of the plan: a relay cannot send a partial mean before the last contribution to it is
+    in, nor an owner a result before the last partial mean, nor a relay pass on what it has not. excused: who
+    waits for something itself that still comes, however slowly; not of what it needs nobody for. The rank
     with the most edges goes, of equals rather the accused than the accuser; never the leader.
     """
-    for kind in (0, 1):
+    found: dict[int, list[tuple[int, int]]] = {}
+    for reporter, (contributions, results) in reports.items():
+        for rank in contributions:
+            found.setdefault(plan.stage(rank, reporter), []).append((reporter, rank))
+        for rank in results:
+            found.setdefault(STAGES + plan.passes_on(rank, reporter), []).append((reporter, rank))
+    for stage in sorted(found):
         edges: Counter[int] = Counter()
         accused: Counter[int] = Counter()
-        for reporter, report in reports.items():
-            for rank in report[kind]:
-                if rank == reporter or (kind == 1 and rank in excused):
-                    continue
+        for reporter, rank in found[stage]:
+            if rank != reporter and (stage == 0 or rank not in excused):
                 edges[reporter] += 1
                 edges[rank] += 1
                 accused[rank] += 1

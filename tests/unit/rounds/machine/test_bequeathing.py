@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.rounds.machine.actions import Action, Bequeath, Discarded, Send
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.departure import Verdict
@@ -39,13 +40,22 @@ VOID = Aborted(BALLOT, BALLOT, Cause.COMPLAINT, "because", (), False)
 def member(*, done: bool = True) -> Machine:
     """It contributed four samples to `BALLOT`, and has, or has not, the result."""
     made = Machine(
-        Config(me=ME, run_id="r", epoch=0, lineage=LINEAGE, target=12, plan=lambda members: (Part(0, 0, 5),)),
+        Config(
+            me=ME,
+            run_id="r",
+            epoch=0,
+            lineage=LINEAGE,
+            target=12,
+            plan=lambda members: Plan((Part(0, 0, 5),)),
+        ),
         0.0,
     )
     for peer in (LEADER, OTHER):
         made.handle(PeerUp(peer, 0, LINEAGE, leader=LEADER), 0.1)
     made.handle(LocalProgress(4, 1.0, at_boundary=True), 0.2)
-    made.handle(Received(LEADER, Prepare(BALLOT, (ME, LEADER, OTHER), (True,) * 3, ((1, 0, 5),))), 0.3)
+    made.handle(
+        Received(LEADER, Prepare(BALLOT, (ME, LEADER, OTHER), (True,) * 3, Plan((Part(1, 0, 5),)))), 0.3
+    )
     made.handle(Received(LEADER, Begin(BALLOT, WEIGHTS, SAMPLES, (1, 1, 1), b"")), 0.4)
     if done:
         made.handle(JobDone(BALLOT.transfer, DIGESTS), 0.5)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.rounds.machine.actions import OpenJob, Send
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import LocalProgress, PeerUp, Received
@@ -32,9 +33,9 @@ def test_two_that_nobody_can_dial_own_nothing(hidden: tuple[bool, ...], owning: 
     """Of two client-only members neither owns a part; one alone, which all have a link to, does."""
     plans: list[tuple[bool, ...]] = []
 
-    def plan(members: list[PlanMember]) -> tuple[Part, ...]:
+    def plan(members: list[PlanMember]) -> Plan:
         plans.append(tuple(member.owns for member in members))
-        return (Part(0, 0, 5),)
+        return Plan((Part(0, 0, 5),))
 
     machine = Machine(Config(me=REACHABLE, run_id="r", epoch=0, lineage=LINEAGE, target=10, plan=plan), 0.0)
     machine.core.sticky = REACHABLE
@@ -48,11 +49,13 @@ def test_two_that_nobody_can_dial_own_nothing(hidden: tuple[bool, ...], owning: 
 def test_only_links_to_owners_are_needed(owner: int, accepts: bool) -> None:
     """A member takes part without a link to one that owns nothing, unless it owns a part itself."""
     machine = Machine(
-        Config(me=HIDDEN, run_id="r", epoch=0, lineage=LINEAGE, target=10, plan=lambda members: ()), 0.0
+        Config(me=HIDDEN, run_id="r", epoch=0, lineage=LINEAGE, target=10, plan=lambda members: Plan(())), 0.0
     )
     machine.handle(PeerUp(REACHABLE, 0, LINEAGE, leader=REACHABLE), 0.1)
     members = (REACHABLE, HIDDEN, OTHER_HIDDEN)
-    prepare = Prepare(Ballot(0, 0, REACHABLE, 1, LINEAGE), members, (True, True, True), ((owner, 0, 5),))
+    prepare = Prepare(
+        Ballot(0, 0, REACHABLE, 1, LINEAGE), members, (True, True, True), Plan((Part(owner, 0, 5),))
+    )
     actions = machine.handle(Received(REACHABLE, prepare), 0.2)
     refused = [a.message.missing for a in actions if isinstance(a, Send) and isinstance(a.message, Refuse)]
     assert any(isinstance(action, OpenJob) for action in actions) == accepts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.rounds.machine.actions import OpenJob, StartHeal
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import Followed, HealFailed, LocalProgress, PeerDown, PeerUp, Tick
@@ -17,7 +18,10 @@ def test_a_result_that_is_applied_after_the_download_was_given_up_counts() -> No
     applies then is in its parameters: it averages from there, and not from where it was.
     """
     machine = Machine(
-        Config(me=ME, run_id="r", epoch=0, lineage=HERE, target=4, plan=lambda members: (Part(0, 0, 5),)), 0.0
+        Config(
+            me=ME, run_id="r", epoch=0, lineage=HERE, target=4, plan=lambda members: Plan((Part(0, 0, 5),))
+        ),
+        0.0,
     )
     actions = machine.handle(PeerUp(DONOR, 1, AHEAD, leader=DONOR), 0.1)
     assert [action.results_do for action in actions if isinstance(action, StartHeal)] == [True]

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.rounds.machine.rules.agreement import dissenters
 from p2pavg.rounds.machine.rules.complaints import MOST_VAGUE, Complaints
 from p2pavg.rounds.machine.rules.plausible import MOST_TARGETS, bequeathable, plausible
@@ -48,7 +50,27 @@ def test_whoever_has_another_result_than_most_and_the_owner_is_at_fault(
 ) -> None:
     """Part 0 belongs to A, part 1 to B; a digest is one letter here."""
     split = {peer: [text[:1], text[1:]] for peer, text in told.items()}
-    assert dissenters(split, [A, B]) == at_fault
+    assert dissenters(split, [A, B, C], Plan((Part(0, 0, 1), Part(1, 1, 1)))) == at_fault
+
+
+@pytest.mark.parametrize(
+    ("told", "at_fault"),
+    [
+        ("xxxxx", b""),
+        ("xxxyy", b"c"),  # the relay's own, and what it passed on
+        ("xxyxx", b"c"),
+        ("xxxxz", b"e"),  # one of the two below the relay
+        ("xxxyz", b"c"),  # both
+        ("xzxxx", b"b"),
+        ("xzzzz", b"a"),  # no majority agrees with the owner
+    ],
+)
+def test_a_relay_is_at_fault_for_those_below_it(told: str, at_fault: bytes) -> None:
+    """A owns the only part and has it from B directly; C relays it to D and E."""
+    members = [name * 20 for name in (b"a", b"b", b"c", b"d", b"e")]
+    plan = Plan((Part(0, 0, 9, (2,)),), (1, 1, 2, 2, 2))
+    digests = {peer: [text.encode()] for peer, text in zip(members, told, strict=True)}
+    assert dissenters(digests, members, plan) == tuple(bytes([name]) * 20 for name in at_fault)
 
 
 @pytest.mark.parametrize("seed", [0, 1])  # the liar does not lead

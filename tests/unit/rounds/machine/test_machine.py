@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.rounds.machine.actions import Action, Commit, Discarded, OpenJob, Resume, Send, WaitAt
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import (
@@ -17,7 +18,9 @@ from p2pavg.rounds.machine.events import (
     Event,
     Healed,
     JobDone,
+    LinksMeasured,
     LocalProgress,
+    PeerDown,
     PeerUp,
     Received,
     Tick,
@@ -25,8 +28,8 @@ from p2pavg.rounds.machine.events import (
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.ballot import Ballot
 from p2pavg.rounds.protocol.causes import Cause, Objection
-from p2pavg.rounds.protocol.messages import Aborted, Done, Prepare, Progress, Promise, Ready, Refuse
-from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
+from p2pavg.rounds.protocol.messages import Aborted, Done, Links, Prepare, Progress, Promise, Ready, Refuse
+from p2pavg.rounds.protocol.roles import Generation, LinkFacts, PlanMember, Role
 from tests.simulation import said
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
@@ -49,7 +52,7 @@ def test_a_swarm_of_one_needs_nobody() -> None:
             epoch=0,
             lineage=b"l" * 32,
             target=10,
-            plan=lambda members: (Part(0, 0, 5),),
+            plan=lambda members: Plan((Part(0, 0, 5),)),
         ),
         0.0,
     )
@@ -65,13 +68,15 @@ def test_a_swarm_of_one_needs_nobody() -> None:
 
 
 def test_links_rates_reach_the_next_plan() -> None:
-    """What a member's links took, as it tells with DONE, is known when the leader plans the next epoch."""
+    """What a member measured of its links, as it tells the leader, is known when that plans the next
+    epoch.
+    """
     me, other, lineage = b"a" * 20, b"b" * 20, b"l" * 32
-    plans: list[list[dict[bytes, float]]] = []
+    plans: list[list[dict[bytes, LinkFacts]]] = []
 
-    def plan(members: Sequence[PlanMember]) -> tuple[Part, ...]:
-        plans.append([dict(member.link_bps) for member in members])
-        return (Part(0, 0, 5),)
+    def plan(members: Sequence[PlanMember]) -> Plan:
+        plans.append([dict(member.links) for member in members])
+        return Plan((Part(0, 0, 5),))
 
     machine = Machine(Config(me=me, run_id="r", epoch=0, lineage=lineage, target=10, plan=plan), 0.0)
     machine.core.sticky = me
@@ -81,13 +86,36 @@ def test_links_rates_reach_the_next_plan() -> None:
         opened = next(a for a in actions if isinstance(a, OpenJob))
         machine.handle(Received(other, Promise(opened.ballot, None, opened.ballot)), at + 0.1)
         machine.handle(Received(other, Ready(opened.ballot, 1, 10, 10.0, b"")), at + 0.2)
-        machine.handle(JobDone(opened.transfer, (b"d" * 32,), ((other, 5e6),)), at + 0.3)
-        actions = machine.handle(Received(other, Done(opened.ballot, (b"d" * 32,), ((me, 7e6),))), at + 0.4)
+        machine.handle(LinksMeasured({other: LinkFacts(5e6, 0.1)}), at + 0.3)
+        machine.handle(JobDone(opened.transfer, (b"d" * 32,)), at + 0.3)
+        machine.handle(Received(other, Links(((me, 7e6, 0.2),))), at + 0.4)
+        actions = machine.handle(Received(other, Done(opened.ballot, (b"d" * 32,))), at + 0.4)
         commit = next(a for a in actions if isinstance(a, Commit))
         machine.handle(Applied(epoch + 1, commit.lineage), at + 0.5)
         progress = machine.core.progress()
         machine.handle(Received(other, replace(progress, boundary=False, samples=0)), at + 0.6)
-    assert plans == [[{}, {}], [{other: 5e6}, {me: 7e6}]]
+    assert plans == [[{}, {}], [{other: LinkFacts(5e6, 0.1)}, {me: LinkFacts(7e6, 0.2)}]]
+
+
+def test_a_leader_is_told_of_the_links_once() -> None:
+    """A member tells whoever leads of its links: each measurement, and all that it knows over a new link."""
+    me, other, lineage = b"b" * 20, b"a" * 20, b"l" * 32
+    machine = Machine(
+        Config(me=me, run_id="r", epoch=0, lineage=lineage, target=99, plan=lambda members: Plan(())), 0.0
+    )
+    machine.core.follow(other)
+
+    def told(*events: Event) -> list[Links]:
+        actions = [action for event in events for action in machine.handle(event, 0.1)]
+        return [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, Links)]
+
+    up = PeerUp(other, 0, lineage, leader=other)
+    first, second = {other: LinkFacts(0.0, 0.1)}, {other: LinkFacts(1e6, 0.1)}
+    assert told(LinksMeasured(first)) == []
+    assert told(up, Tick(), Tick()) == [Links(((other, 0.0, 0.1),))]
+    assert told(LinksMeasured(second), Tick()) == [Links(((other, 1e6, 0.1),))]
+    assert told(PeerDown(other, "broken")) == []
+    assert told(up) == [Links(((other, 1e6, 0.1),))]
 
 
 @pytest.mark.parametrize("latency", [LOOPBACK, 0.001, WAN, 0.1])
@@ -168,7 +196,7 @@ def test_samples_of_a_void_average_are_named_once() -> None:
             epoch=0,
             lineage=lineage,
             target=10,
-            plan=lambda members: (Part(0, 0, 5),),
+            plan=lambda members: Plan((Part(0, 0, 5),)),
         ),
         0.0,
     )
@@ -242,7 +270,7 @@ def test_what_the_leader_missed_while_the_link_came_up_is_said_again() -> None:
     """A peer that has said all before the leader's side of the link was ready says it again."""
     me, leader, lineage = b"a" * 20, b"b" * 20, b"l" * 32
     machine = Machine(
-        Config(me=me, run_id="r", epoch=0, lineage=lineage, target=10, plan=lambda members: ()), 0.0
+        Config(me=me, run_id="r", epoch=0, lineage=lineage, target=10, plan=lambda members: Plan(())), 0.0
     )
     machine.handle(PeerUp(leader, 0, lineage, leader=leader), 0.1)
     machine.core.sticky = leader
@@ -257,7 +285,9 @@ def test_what_the_leader_missed_while_the_link_came_up_is_said_again() -> None:
         Received(
             leader,
             Machine(
-                Config(me=leader, run_id="r", epoch=0, lineage=lineage, target=10, plan=lambda members: ()),
+                Config(
+                    me=leader, run_id="r", epoch=0, lineage=lineage, target=10, plan=lambda members: Plan(())
+                ),
                 0.0,
             ).core.progress(),
         ),
@@ -269,7 +299,9 @@ def test_attempts_last_until_links_come_up() -> None:
     """Two members without a link yet, and a target that needs both: the attempts are not used up at once."""
     me, one, two, lineage = b"a" * 20, b"b" * 20, b"c" * 20, b"l" * 32
     machine = Machine(
-        Config(me=me, run_id="r", epoch=0, lineage=lineage, target=3, plan=lambda members: (Part(0, 0, 9),)),
+        Config(
+            me=me, run_id="r", epoch=0, lineage=lineage, target=3, plan=lambda members: Plan((Part(0, 0, 9),))
+        ),
         0.0,
     )
     machine.core.sticky = me
@@ -301,15 +333,18 @@ def test_attempts_last_until_links_come_up() -> None:
 def test_members_readmit_whom_their_leader_readmits(cause: Cause, back: bool) -> None:
     """Whoever succeeds a leader counts all that the leader listed at last; but for who was at fault."""
     me, leader, third, lineage = b"a" * 20, b"b" * 20, b"c" * 20, b"l" * 32
+    plan = Plan((Part(0, 0, 9),))
     machine = Machine(
-        Config(me=me, run_id="r", epoch=0, lineage=lineage, target=9, plan=lambda members: (Part(0, 0, 9),)),
+        Config(
+            me=me, run_id="r", epoch=0, lineage=lineage, target=9, plan=lambda members: Plan((Part(0, 0, 9),))
+        ),
         0.0,
     )
     for peer in (leader, third):
         machine.handle(PeerUp(peer, 0, lineage, leader=leader), 0.1)
     machine.core.exclude(third, cause)
     ballot = Ballot(0, 1, leader, 7, lineage)
-    proposal = Prepare(ballot, (leader, me, third), (True, True, True), ((0, 0, 9),))
+    proposal = Prepare(ballot, (leader, me, third), (True, True, True), plan)
     machine.handle(Received(leader, proposal), 0.2)
     assert (third not in machine.core.epoch_state.excluded) is back
 

@@ -7,6 +7,7 @@ from collections import deque
 import pytest
 
 from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.rounds.machine.actions import Send
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import Event, Leave, LocalProgress, PeerUp, Received
@@ -31,7 +32,7 @@ class Pair:
                     epoch=0,
                     lineage=LINEAGE,
                     target=12,
-                    plan=lambda members: (Part(0, 0, 5),),
+                    plan=lambda members: Plan((Part(0, 0, 5),)),
                 ),
                 0.0,
             )

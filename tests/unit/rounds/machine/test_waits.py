@@ -14,6 +14,7 @@ import pytest
 from p2pavg.errors import RoundFailedError
 from p2pavg.part import Part
 from p2pavg.peer.peer import Peer
+from p2pavg.plan import Plan
 from p2pavg.rounds.machine.actions import Action, BeginJob, OpenJob, Resume, Send
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import LocalProgress, PeerUp, Received
@@ -49,7 +50,7 @@ def machine(leader: bytes) -> Machine:
             epoch=0,
             lineage=LINEAGE,
             target=12,
-            plan=lambda members: (Part(0, 0, 5),),
+            plan=lambda members: Plan((Part(0, 0, 5),)),
             weighted=True,
         ),
         0.0,
@@ -73,7 +74,7 @@ def leading() -> tuple[Machine, Ballot]:
 def proposed() -> Machine:
     """A member whose thread computes."""
     member = machine(OTHER)
-    prepare = Prepare(BALLOT, (ME, OTHER, THIRD), (True,) * 3, ((1, 0, 5),))
+    prepare = Prepare(BALLOT, (ME, OTHER, THIRD), (True,) * 3, Plan((Part(1, 0, 5),)))
     member.handle(Received(OTHER, prepare), 0.2)
     return member
 

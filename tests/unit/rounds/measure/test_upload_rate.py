@@ -61,4 +61,4 @@ def test_upload_counts_while_all_links_are_full(
 def test_a_link_counts_while_contributions_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     """From its first bytes on, as long as not all contributions of the other side are in."""
     meters = measured(monkeypatch, arrived=(3, 9))
-    assert dict(meters.link_bps) == {bytes([1]): pytest.approx(4e6, rel=0.01)}
+    assert meters.links[bytes([1])].bps == pytest.approx(4e6, rel=0.01)

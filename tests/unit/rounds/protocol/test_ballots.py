@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.rounds.machine.actions import Action, CancelJob, Commit, Discarded, OpenJob, Send
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import Healed, JobDone, LocalProgress, PeerDown, PeerUp, Received
@@ -44,7 +45,7 @@ def machine(life: int = 0) -> Machine:
             epoch=0,
             lineage=LINEAGE,
             target=12,
-            plan=lambda members: (Part(0, 0, 5),),
+            plan=lambda members: Plan((Part(0, 0, 5),)),
             life=life,
         ),
         0.0,
@@ -66,7 +67,7 @@ def done() -> Machine:
         member.handle(PeerUp(peer, 0, LINEAGE, leader=LEADER), 0.1)
     members = (ME, LEADER, OTHER)
     member.handle(LocalProgress(4, 1.0, at_boundary=True), 0.2)
-    member.handle(Received(LEADER, Prepare(BALLOT, members, (True,) * 3, ((1, 0, 5),))), 0.3)
+    member.handle(Received(LEADER, Prepare(BALLOT, members, (True,) * 3, Plan((Part(1, 0, 5),)))), 0.3)
     member.handle(Received(LEADER, Begin(BALLOT, WEIGHTS, SAMPLES, (1, 1, 1), b"")), 0.4)
     member.handle(JobDone(BALLOT.transfer, DIGESTS), 0.5)
     held = member.core.holding
@@ -103,7 +104,7 @@ def test_a_promise_outlives_a_stay_elsewhere() -> None:
     member.abandon_round("it heals")
     member.handle(Healed(0, ELSEWHERE, (), dropped=4), 0.6)
     member.handle(Healed(0, LINEAGE, (), dropped=0), 0.7)
-    again = Prepare(BALLOT, (ME, LEADER, OTHER), (True,) * 3, ((1, 0, 5),))
+    again = Prepare(BALLOT, (ME, LEADER, OTHER), (True,) * 3, Plan((Part(1, 0, 5),)))
     assert [send.message.objection for send in sent(member.handle(Received(LEADER, again), 0.8), Refuse)] == [  # type: ignore[union-attr]
         "promised"
     ]

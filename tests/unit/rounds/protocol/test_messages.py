@@ -10,6 +10,8 @@ import msgpack
 import pytest
 
 from p2pavg.errors import ProtocolError
+from p2pavg.part import Part
+from p2pavg.plan import Plan
 from p2pavg.rounds.protocol import messages as m
 from p2pavg.rounds.protocol import wire
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
@@ -38,8 +40,8 @@ VALUES: dict[str, Any] = {
     "tuple[int, ...]": (3, 0),
     "tuple[float, ...]": (3.0, 0.0),
     "tuple[bytes, ...]": (DIGEST,),
-    "tuple[tuple[PeerId, float], ...]": ((b"a" * 20, 1e9),),
-    "tuple[tuple[int, int, int], ...]": ((0, 0, 5), (0, 5, 2)),
+    "tuple[tuple[PeerId, float, float], ...]": ((b"a" * 20, 1e9, 0.1),),
+    "Plan": Plan((Part(0, 0, 5), Part(0, 5, 2))),
 }
 
 
@@ -135,14 +137,19 @@ def test_wrong_values_raise_nothing_but_protocol_errors(message: m.Message) -> N
         {"members": [PEER, PEER]},
         {"voters": [True]},
         {"members": [OTHER, b"c" * 20]},
-        {"parts": [[0, 1, 5]]},
-        {"parts": [[1, 0, 5]]},
-        {"parts": [[9, 0, 5]]},
+        {"plan": [[[0, 1, 5, []]], []]},  # a gap
+        {"plan": [[[1, 0, 5, []]], []]},  # the owner does not vote
+        {"plan": [[[9, 0, 5, []]], []]},
+        {"plan": [[[0, 0, 5, [1]]], [1, 2]]},  # the relay does not vote
+        {"plan": [[[0, 0, 5, [0]]], [1, 2]]},  # it owns the part
+        {"plan": [[[0, 0, 5, [1]]], []]},  # no groups
         {"members": [PEER] * 2000},
     ],
 )
 def test_a_group_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
-    """Members must be distinct, contain the leader, and own parts that follow each other without gap."""
+    """Members must be distinct, contain the leader, and own parts that follow each other without gap; who
+    owns or relays a part votes.
+    """
     data = wire.to_dict(example(m.Prepare))
     wire.from_dict(data)
     with pytest.raises(ProtocolError):

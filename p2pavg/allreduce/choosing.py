@@ -1,0 +1,126 @@
+"""From the members of a group to the plan of a round: flat or two levels, whatever is faster or
+cheaper. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from p2pavg.allreduce.levels import sized, tree_costs, trees
+from p2pavg.allreduce.partition import Capacity, costs, part_counts, shares
+from p2pavg.part import Part
+from p2pavg.plan import Plan
+
+MOST_FLAT, MOST_MEMBERS = 32, 64  # members of one group: what is tested
+_WORTH = 0.9  # two levels are chosen when they take at most so much of a flat plan's time
+_OVERHEAD_S = 0.02  # of the second stage, besides its round trip
+_GB = 1e9
+
+Prices = Mapping[tuple[int, int], float]  # dollars for 1e9 bytes from one group of members to another
+
+
+class Topology(StrEnum):
+    """What a user may ask for."""
+
+    AUTO = "auto"  # whatever is predicted to be faster
+    FLAT = "flat"
+    TWO_LEVEL = "two-level"  # where there are regions with several members
+    CHEAPEST = "cheapest"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A plan, and what it is predicted to take."""
+
+    plan: Plan
+    seconds: float | None  # of its transfer; None: nothing was measured
+    dollars: float = 0.0  # for what it sends between groups
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a plan follows from."""
+
+    numel: int
+    nbytes: int  # of the encoded vector
+    members: Sequence[Capacity]  # in rank order
+    links: Mapping[tuple[int, int], float]  # bytes/s from rank to rank, where known
+    groups: Sequence[int]  # the region of each member
+    near_rtt_s: float = 0.0  # the longest round trip inside a region
+    prices: Prices | None = None
+
+
+def choose(topology: Topology, question: Question) -> Choice:
+    """The plan of a round. Raises ValueError when nobody may own a part."""
+    level = flat(question)
+    if topology is Topology.FLAT:
+        return level
+    if topology is Topology.CHEAPEST:
+        ways = [level, two_levels(question, cheapest_homes(question))]
+        return min((way for way in ways if way is not None), key=lambda way: way.dollars)
+    stacked = two_levels(question)
+    if stacked is None or topology is Topology.TWO_LEVEL:
+        return stacked or level
+    if stacked.seconds is None or level.seconds is None:
+        return level
+    return stacked if stacked.seconds <= _WORTH * level.seconds else level
+
+
+def flat(question: Question) -> Choice:
+    """One part for each member that owns something; all others send to it."""
+    members, links = question.members, question.links
+    fractions = shares(members, links)
+    parts: list[Part] = []
+    start = 0
+    for rank, count in enumerate(part_counts(question.numel, fractions)):
+        if count:
+            parts.append(Part(rank, start, count))
+            start += count
+    bounds = costs(members, links)
+    seconds = None if bounds is None else question.nbytes * float((bounds @ fractions).max())
+    plan = Plan(tuple(parts))
+    return Choice(plan, seconds, dollars(plan, question))
+
+
+def two_levels(question: Question, homes: Collection[int] | None = None) -> Choice | None:
+    """A plan over the regions; None: there are none, or they have one member each. homes: regions that may
+    own parts; None: all.
+    """
+    owners = [rank for rank, member in enumerate(question.members) if member.owns]
+    empty = trees(question.groups, owners, homes)
+    if empty is None:
+        return None
+    plan, per_byte = sized(empty, question.numel, tree_costs(empty, question.members, question.links))
+    latency = question.near_rtt_s + _OVERHEAD_S
+    seconds = None if per_byte is None else question.nbytes * per_byte + latency
+    return Choice(plan, seconds, dollars(plan, question))
+
+
+def cheapest_homes(question: Question) -> set[int]:
+    """The regions to which partial means, and from which results, cost least."""
+    prices = question.prices or {}
+    here = {question.groups[rank] for rank, member in enumerate(question.members) if member.owns}
+    cost = {
+        home: sum(prices.get((group, home), 0.0) + prices.get((home, group), 0.0) for group in here - {home})
+        for home in here
+    }
+    least = min(cost.values(), default=0.0)
+    return {home for home, price in cost.items() if price <= least * (1 + 1e-9)}
+
+
+def dollars(plan: Plan, question: Question) -> float:
+    """What the plan's traffic costs, contributions and results."""
+    prices, groups = question.prices, question.groups
+    if not prices or not question.numel:
+        return 0.0
+    members, total = len(question.members), 0.0
+    for index, part in enumerate(plan.parts):
+        for rank in range(members):
+            parent = plan.parent(index, rank)
+            if parent is not None:
+                way = groups[rank], groups[parent]
+                both = prices.get(way, 0.0) + prices.get(way[::-1], 0.0)
+                total += both * part.count / question.numel
+    return total * question.nbytes / _GB

@@ -1,0 +1,35 @@
+"""Which members are near each other: by the regions that they name, else by round trips. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from p2pavg.report.distance import Where
+
+NEAR_RTT_S = 0.010  # between data centres of one region it is below, between regions above
+
+
+def regions(names: Sequence[str], rtts: Mapping[tuple[int, int], float]) -> tuple[int, ...]:
+    """The group of each member, by rank: members of one region share a number.
+
+    names: by rank; "" where a peer names none. rtts: seconds between two ranks, in either order, where
+    measured. Who names no region is with those that are near, and alone when nobody is known to be.
+    """
+    named = [_region(name) for name in names]
+    group = list(range(len(names)))
+    first: dict[str, int] = {}
+    for rank, name in enumerate(named):
+        if name:
+            group[rank] = first.setdefault(name, rank)
+    for (one, other), rtt in sorted(rtts.items(), key=lambda item: item[1]):
+        a, b = group[one], group[other]
+        if not 0.0 < rtt <= NEAR_RTT_S or a == b or (named[a] and named[b]):
+            continue
+        kept, gone = (a, b) if named[a] or (not named[b] and a < b) else (b, a)
+        group = [kept if found == gone else found for found in group]
+    return tuple(group)
+
+
+def _region(name: str) -> str:
+    """What two names have in common when their peers are in one region."""
+    return Where.parse(name).region or name.strip().lower()

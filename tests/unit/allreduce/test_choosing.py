@@ -1,0 +1,187 @@
+"""Which plan a round gets: flat or over regions, what it takes, what it costs."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+
+import pytest
+
+from p2pavg.allreduce.choosing import Question, Topology, choose, dollars, flat, two_levels
+from p2pavg.allreduce.levels import MOST_TREES
+from p2pavg.allreduce.partition import Capacity
+from p2pavg.allreduce.regions import regions
+from p2pavg.part import Part
+from p2pavg.plan import Plan
+
+SHAPES = [(2, 2, 2, 2), (4, 4), (5, 3), (6, 1, 1)]
+NUMEL = 25_000_000
+
+
+def question(
+    sizes: tuple[int, ...], *, lan: float = 125e6, wan: float = 1e6, numel: int = NUMEL, **more: object
+) -> Question:
+    """Regions of so many members; pairs of one region carry `lan` bytes/s, others `wan`."""
+    groups = tuple(region for region, size in enumerate(sizes) for _ in range(size))
+    pairs = itertools.permutations(range(len(groups)), 2)
+    links = {(a, b): lan if groups[a] == groups[b] else wan for a, b in pairs}
+    return Question(numel, 2 * numel, [Capacity()] * len(groups), links, groups, **more)  # type: ignore[arg-type]
+
+
+def crossing(plan: Plan, groups: tuple[int, ...] | list[int]) -> float:
+    """Elements that go from one group to another, contributions and results."""
+    found = 0
+    for index, part in enumerate(plan.parts):
+        for rank in range(len(groups)):
+            parent = plan.parent(index, rank)
+            if parent is not None and groups[parent] != groups[rank]:
+                found += 2 * part.count
+    return found
+
+
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+def test_each_part_crosses_between_regions_as_seldom_as_it_can(sizes: tuple[int, ...]) -> None:
+    """With R regions 2(R-1) vectors go from one to another, however many members they have; a flat plan
+    is never better."""
+    asked = question(sizes)
+    found = two_levels(asked)
+    assert found is not None
+    assert found.plan.why_not([True] * sum(sizes)) is None
+    assert sum(part.count for part in found.plan.parts) == NUMEL
+    assert crossing(found.plan, asked.groups) == 2 * (len(sizes) - 1) * NUMEL
+    assert crossing(flat(asked).plan, asked.groups) >= crossing(found.plan, asked.groups)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2, 2), (4, 4), (8, 8)], ids=str)
+def test_all_members_and_pairs_of_two_regions_take_turns(sizes: tuple[int, ...]) -> None:
+    """Every member reduces as much as the others, and every pair of two regions carries something."""
+    asked = question(sizes)
+    found = two_levels(asked)
+    assert found is not None
+    reduced = [0] * sum(sizes)
+    pairs: dict[tuple[int, int], int] = {}
+    for part in found.plan.parts:
+        for relay in part.relays:
+            reduced[relay] += part.count
+            pair = min(relay, part.owner), max(relay, part.owner)
+            pairs[pair] = pairs.get(pair, 0) + part.count
+        reduced[part.owner] += part.count
+    assert max(reduced) <= 1.05 * min(reduced)
+    between = [
+        p for p in itertools.combinations(range(sum(sizes)), 2) if asked.groups[p[0]] != asked.groups[p[1]]
+    ]
+    assert set(pairs) == set(between)
+    assert max(pairs.values()) <= 1.1 * min(pairs.values())
+
+
+@pytest.mark.parametrize(("sizes", "times"), [((2, 2, 2, 2), 2), ((4, 4), 4), ((8, 8), 8)])
+def test_between_regions_it_is_faster_by_as_much_as_they_have_members(
+    sizes: tuple[int, ...], times: float
+) -> None:
+    """Where pairs of machines of two regions bind, m members a region make it m times faster."""
+    asked = question(sizes)
+    fast, slow = choose(Topology.AUTO, asked), choose(Topology.FLAT, asked)
+    assert any(part.relays for part in fast.plan.parts)
+    assert fast.seconds is not None
+    assert slow.seconds is not None
+    assert slow.seconds >= 0.9 * times * fast.seconds
+
+
+def test_where_it_does_not_pay_rounds_are_flat() -> None:
+    """One region, members alone in theirs, links as fast between regions as inside, or nothing measured."""
+    for asked in (
+        question((8,)),
+        question((1, 1, 1, 1)),
+        question((2, 2), wan=125e6, lan=12.5e6),
+        Question(NUMEL, 2 * NUMEL, [Capacity()] * 4, {}, (0, 0, 1, 1)),
+        question((2, 2), numel=1000, lan=125e6, wan=60e6),  # it takes longer to go twice than to send
+    ):
+        assert not any(part.relays for part in choose(Topology.AUTO, asked).plan.parts)
+
+
+def test_who_cannot_own_does_not_relay() -> None:
+    """A member that owns nothing relays nothing, and its region's others do."""
+    asked = question((2, 2))
+    members = [Capacity(), Capacity(), Capacity(owns=False), Capacity()]
+    found = two_levels(Question(NUMEL, 2 * NUMEL, members, asked.links, asked.groups))
+    assert found is not None
+    assert {rank for part in found.plan.parts for rank in (part.owner, *part.relays)} == {0, 1, 3}
+
+
+def test_slow_pairs_are_left_alone() -> None:
+    """Of three regions, two with a slow path between them meet at the third: it owns nearly everything."""
+    groups = (0, 0, 1, 1, 2, 2)
+    links = {
+        (a, b): 125e6 if groups[a] == groups[b] else 1e5 if {groups[a], groups[b]} == {1, 2} else 1e7
+        for a, b in itertools.permutations(range(6), 2)
+    }
+    found = two_levels(Question(NUMEL, 2 * NUMEL, [Capacity()] * 6, links, groups))
+    assert found is not None
+    at_home = sum(part.count for part in found.plan.parts if groups[part.owner] == 0)
+    assert at_home > 0.95 * NUMEL
+
+
+def brute_force(groups: tuple[int, ...], prices: dict[tuple[int, int], float], nbytes: int) -> float:
+    """The least dollars of all flat plans, and of all plans with one relay in each other region."""
+    members = [Capacity()] * len(groups)
+    asked = Question(1, nbytes, members, {}, groups, prices=prices)
+    first = {group: groups.index(group) for group in groups}
+    ways = [Plan((Part(owner, 0, 1),)) for owner in range(len(groups))]
+    for home in first.values():
+        relays = tuple(rank for group, rank in first.items() if group != groups[home])
+        ways.append(Plan((Part(home, 0, 1, relays),), groups))
+    return min(dollars(way, asked) for way in ways)
+
+
+def test_cheapest_is_as_cheap_as_any() -> None:
+    """In a thousand random tables of prices and sizes of regions no home and no tree cost less."""
+    dice = random.Random(1)
+    for _ in range(1000):
+        sizes = [dice.randint(1, 4) for _ in range(dice.randint(2, 5))]
+        groups = tuple(region for region, size in enumerate(sizes) for _ in range(size))
+        regions = range(len(sizes))
+        prices = {
+            (a, b): 0.0 if a == b else dice.choice((0.01, 0.02, 0.05, 0.08, dice.random()))
+            for a in regions
+            for b in regions
+        }
+        asked = Question(100_000, 200_000, [Capacity()] * len(groups), {}, groups, prices=prices)
+        found = choose(Topology.CHEAPEST, asked)
+        assert found.dollars <= brute_force(groups, prices, 200_000) * (1 + 1e-9)
+
+
+def test_planning_is_quick() -> None:
+    """A plan for 64 members of eight regions with all rates known takes no longer than a short round trip."""
+    dice = random.Random(2)
+    asked = question((8,) * 8)
+    links = {pair: rate * dice.uniform(0.5, 2) for pair, rate in asked.links.items()}
+    asked = Question(NUMEL, 2 * NUMEL, asked.members, links, asked.groups)
+    best = min(_timed(lambda: two_levels(asked)) for _ in range(3))
+    assert len(two_levels(asked).plan.parts) <= MOST_TREES  # type: ignore[union-attr]
+    assert best < 0.25, f"{best:.3f} s"
+
+
+def _timed(work: object) -> float:
+    start = time.process_time()
+    work()  # type: ignore[operator]
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize(
+    ("names", "rtts", "expected"),
+    [
+        (["us-east-1a", "us-east-1b", "eu-west-3"], {}, (0, 0, 2)),
+        (["", "", ""], {}, (0, 1, 2)),
+        (["", "", "", ""], {(0, 1): 0.002, (2, 3): 0.009, (1, 2): 0.1}, (0, 0, 2, 2)),
+        (["eu-west-3", "", ""], {(1, 0): 0.004, (2, 1): 0.12}, (0, 0, 2)),
+        (["eu-west-3", "eu-north-1"], {(0, 1): 0.001}, (0, 1)),  # names count more than round trips
+        (["the lab", "The Lab ", "home"], {}, (0, 0, 2)),
+        (["", ""], {(0, 1): 0.0}, (0, 1)),  # not measured
+    ],
+)
+def test_regions(names: list[str], rtts: dict[tuple[int, int], float], expected: tuple[int, ...]) -> None:
+    """Members of one region have one number: by name, and who names none by round trips of less than 10
+    ms.
+    """
+    assert regions(names, rtts) == expected
