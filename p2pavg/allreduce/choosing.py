@@ -11,9 +11,8 @@ from enum import StrEnum
 from p2pavg.allreduce.levels import sized, tree_costs, trees
 from p2pavg.allreduce.partition import Capacity, costs, part_counts, shares
 from p2pavg.part import Part
-from p2pavg.plan import Plan
+from p2pavg.plan import MOST_MEMBERS, Plan
 
-MOST_FLAT, MOST_MEMBERS = 32, 64  # members of one group: what is tested
 _WORTH = 0.9  # two levels are chosen when they take at most so much of a flat plan's time
 _OVERHEAD_S = 0.02  # of the second stage, besides its round trip
 _GB = 1e9
@@ -89,7 +88,7 @@ def two_levels(question: Question, homes: Collection[int] | None = None) -> Choi
     own parts; None: all.
     """
     owners = [rank for rank, member in enumerate(question.members) if member.owns]
-    empty = trees(question.groups, owners, homes)
+    empty = trees(question.groups, owners, homes) if len(question.members) <= MOST_MEMBERS else None
     if empty is None:
         return None
     plan, per_byte = sized(empty, question.numel, tree_costs(empty, question.members, question.links))

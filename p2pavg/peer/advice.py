@@ -28,6 +28,15 @@ ASK_TIMEOUT_S = 5.0
 NAMED = 3
 
 
+def check_room(trainers: int, most: int, run_id: str) -> None:
+    """Raises ConfigurationError when a run has as many peers as it can have."""
+    if trainers >= most:
+        raise ConfigurationError(
+            f"run {run_id!r} has {trainers} peers, and more than {most} are not tested; take another run_id, "
+            "or try again a minute after one has left"
+        )
+
+
 async def knock(host: str, port: int, party: handshake.Party) -> None:
     """Exchange the first bytes of a connection with a peer, and no more.
 

@@ -13,6 +13,7 @@ from p2pavg.peer.settings import Settings
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.endpoint import Endpoint, EndpointEvents
 from p2pavg.transport.links.handshake import Party
+from p2pavg.transport.paths import Paths, usual_file
 
 PORTS_TRIED = 64
 
@@ -48,6 +49,7 @@ async def open_ports(
             events=events,
             credentials=settings.membership,
             vet=vet,
+            paths=Paths(usual_file()),
         )
         try:
             dht = await DHT.start(

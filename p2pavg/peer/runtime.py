@@ -22,6 +22,7 @@ from p2pavg.peer.ports import open_ports
 from p2pavg.peer.reach.introductions import Introductions
 from p2pavg.peer.refusals import Refusals
 from p2pavg.peer.settings import Settings
+from p2pavg.plan import MOST_MEMBERS
 from p2pavg.report import RoundReport
 from p2pavg.report.status import Status
 from p2pavg.rounds.loop.driver import Driver
@@ -239,8 +240,9 @@ class Runtime:
             )
         if refusals.met:
             raise refusals.met[0]
+        trainers = [info for info in self.view.peers.values() if info.role == "trainer"]
+        advice.check_room(len(trainers), MOST_MEMBERS, self.settings.run_id)
         if not self.links:
-            trainers = [info for info in self.view.peers.values() if info.role == "trainer"]
             advice.warn_of_unreachable(trainers, self.settings.run_id)
         role = role_among(self.links.values(), start)
         me, run_id = self.peer_id, self.settings.run_id

@@ -42,6 +42,7 @@ from p2pavg.transport.links.control import ControlConnection
 from p2pavg.transport.links.endpoint import Endpoint
 from p2pavg.transport.links.link import Link
 from p2pavg.transport.links.repair import Repairs
+from p2pavg.transport.paths import Paths
 from p2pavg.transport.python.ledger import Ledger
 from tests.fuzz.target import Target, quiet
 from tests.unit.report.reports import report
@@ -407,7 +408,8 @@ class _Above:
 @functools.cache
 def _endpoint() -> Endpoint:
     identity = Identity.generate()
-    return Endpoint(identity, "run", _Reducing(), {}, 1, _Above(), None, lambda facts: None)  # type: ignore[arg-type]
+    engine: Any = _Reducing()
+    return Endpoint(identity, "run", engine, {}, 1, _Above(), None, lambda facts: None, Paths(None))
 
 
 async def _take_said(data: bytes) -> None:

@@ -307,7 +307,7 @@ class Driver:
         self._peer.engine.note_loop()
         self._session.leads = self.machine.leader == self._peer.peer_id
         self.feed(self._gauges.health())
-        self._gauges.measure_rates()
+        self._gauges.measure_rates(downloading=self._deliveries.downloading)
         self.recorder.observe(self._peer.links, moving=self.moving)
         for transfer in self._jobs.running():
             self._feed_job(transfer)

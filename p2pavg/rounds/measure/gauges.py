@@ -41,13 +41,14 @@ class Gauges:
 
     @property
     def links(self) -> dict[bytes, LinkFacts]:
-        """What each link has brought while its peer had more to send, and its round trip."""
-        return {
-            peer: LinkFacts(
-                8 * self._from[peer].bytes_per_second if peer in self._from else 0.0, link.rtt_min
-            )
-            for peer, link in self._links.items()
-        }
+        """What each link has brought while its peer had more to send, now or in an earlier run, and its round
+        trip.
+        """
+        found = {}
+        for peer, link in self._links.items():
+            earlier = 0.0 if link.prior is None else link.prior.brings_bps
+            found[peer] = LinkFacts(link.brings_bps or earlier, link.rtt_min)
+        return found
 
     def health(self) -> ev.Health:
         """How long ago each link was last known to work, in both directions."""
@@ -67,16 +68,24 @@ class Gauges:
             healths.append(ev.PeerHealth(peer, max(silent, unheard), loop, health.trainer_age_s, rtt))
         return ev.Health(tuple(healths))
 
-    def measure_rates(self) -> None:
-        """What the network takes and brings while gradients flow; bytes count once they are acknowledged."""
+    def measure_rates(self, *, downloading: bool = False) -> None:
+        """What the network takes and brings while gradients flow; bytes count once they are acknowledged.
+
+        downloading: a state comes, which tells a newcomer what its links bring before its first round.
+        """
+        self._from = {peer: self._from.get(peer) or RateMeter() for peer in self._links}
         if not self._jobs.running():
-            for meter in (self._upload, self._download, *self._from.values()):
+            for meter in (self._upload, self._download):
                 meter.round_over()
+            for peer, link in self._links.items():
+                if downloading:
+                    self._observe(peer, link, self._engine.traffic(link.id)[1], busy=True)
+                else:
+                    self._from[peer].round_over()
             for number, pace in self._paces.items():
                 self._pace(number, pace.round_over())
             self._before.clear()
             return
-        self._from = {peer: self._from.get(peer) or RateMeter() for peer in self._links}
         self._keep_paces()
         members, waiting, coming = self._contributions()
         full = True  # more waits for every member: what goes out is all that can
@@ -90,12 +99,17 @@ class Gauges:
             out -= unsent + sum(stream.unacked_bytes for stream in streams)
             sends = into > self._before.setdefault(peer, into) + LEAST_BYTES  # it has begun, too
             more = sends and link.id in coming
-            self._from[peer].observe(now, into, busy=more, least_s=2 * link.rtt_min)
+            self._observe(peer, link, into, busy=more)
             full = full and (unsent > 0 or link.id in waiting or link.id not in members)
             sent += out
             received += into
         self._upload.observe(now, sent, busy=full)
         self._download.observe(now, received)
+
+    def _observe(self, peer: bytes, link: Link, into: int, *, busy: bool) -> None:
+        meter = self._from[peer]
+        meter.observe(time.monotonic(), into, busy=busy, least_s=2 * link.rtt_min)
+        link.brings_bps = 8 * meter.bytes_per_second
 
     def hold_back(self) -> None:
         """Gradients are about to flow: pace the streams of full paths."""

@@ -29,6 +29,7 @@ from p2pavg.transport.links.repair import Repairs
 from p2pavg.transport.links.streams.keeper import MOST_ACCEPTED, StreamKeeper
 from p2pavg.transport.links.streams.tuner import StreamCounts
 from p2pavg.transport.links.upkeep import keep_up
+from p2pavg.transport.paths import PathFacts, Paths
 
 logger = logging.getLogger("p2pavg.transport")
 RELAYED_STREAMS = 2  # of a link that a third peer carries, within its cap
@@ -64,8 +65,10 @@ class Endpoint:
         events: EndpointEvents,
         credentials: Credentials | None,
         vet: Callable[[Mapping[str, Any]], None],
+        paths: Paths,
     ) -> None:
         """Use `start`."""
+        self._paths = paths
         self._credentials = credentials
         self.party = handshake.Party.of(run_id, closed=credentials is not None)
         self._without = SelfSigned(identity)
@@ -108,6 +111,7 @@ class Endpoint:
         events: EndpointEvents,
         credentials: Credentials | None = None,
         vet: Callable[[Mapping[str, Any]], None] = lambda facts: None,
+        paths: Paths | None = None,
     ) -> Endpoint:
         """Listen. When the port is taken: the next free one if port_is_default, else AddressInUseError.
 
@@ -116,15 +120,16 @@ class Endpoint:
         map: named values that must be equal), "data" (False: no data streams on this side's links).
         streams: data streams per link; None: as many as transfers call for. credentials: speak with members
         of the run only, under TLS; None: an open run. vet: raises ProtocolError for what no peer tells of
-        itself at a handshake.
+        itself at a handshake. paths: what earlier runs measured; None: nothing.
         """
-        endpoint = cls(identity, run_id, engine, hello, streams, events, credentials, vet)
+        known = Paths(None) if paths is None else paths
+        endpoint = cls(identity, run_id, engine, hello, streams, events, credentials, vet, known)
         sock = listening.bind(listen_host, listen_port, port_is_default=port_is_default)
         endpoint.reception = Reception(endpoint, endpoint._budget, endpoint._by_tag, engine)
         endpoint._listener = listening.Listener(sock, endpoint.reception.welcome, endpoint._carried)
         endpoint.port = endpoint._listener.port
         endpoint._ticker = endpoint._loop.create_task(
-            keep_up(engine, endpoint._ping_all, endpoint._repairs, endpoint._counts)
+            keep_up(engine, endpoint._ping_all, endpoint._repairs, endpoint._counts, endpoint.remember)
         )
         return endpoint
 
@@ -178,6 +183,7 @@ class Endpoint:
         self._ticker.cancel()
         await self._dials.close()
         await self._listener.close()
+        self.remember()
         for link in list(self._links.values()):
             link.close("this peer leaves")
 
@@ -283,6 +289,8 @@ class Endpoint:
             way=way,
             opener=opener,
         )
+        if way is Way.DIRECT:
+            link.prior = self._paths.known(connection.local_host, link.address[0], link.rtt_min)
         self._links[link.peer_id] = link
         self._by_id[link.id] = link
         carries = self.hello.get("data") is not False and theirs.facts.get("data") is not False
@@ -318,6 +326,15 @@ class Endpoint:
                 short_id(link.peer_id),
             )
         return pause
+
+    def remember(self) -> None:
+        """Keep what was measured of the paths, for later runs."""
+        for link in self._carrying.values():
+            if link.way is Way.DIRECT:
+                streams = self._counts.settled(link) if self._counts is not None else 0
+                facts = PathFacts(link.rtt_min, link.brings_bps, streams, time.time())
+                self._paths.learn(link.local_host, link.address[0], facts)
+        self._paths.save()
 
     def _link_closed(self, link: Link, reason: str) -> None:
         if self._links.get(link.peer_id) is link:

@@ -13,6 +13,7 @@ from p2pavg.identity import short_id
 from p2pavg.transport.links.carried import CountedSocket, Way
 from p2pavg.transport.links.control import ControlConnection
 from p2pavg.transport.links.handshake import Party
+from p2pavg.transport.paths import PathFacts
 
 Message = dict[str, Any]
 Opener = Callable[[], Awaitable[CountedSocket]]
@@ -60,6 +61,8 @@ class Link:
         self.streams_wanted = 0  # by this side
         self.streams_asked = 0  # by the other side
         self.rtt_min = rtt_s
+        self.prior: PathFacts | None = None  # what earlier runs measured of its path
+        self.brings_bps = 0.0  # bit/s that came while more waited; 0.0: not measured yet
         self.closed = False
         self.impassable = False  # no data stream came about in several tries
         self.slowed = False  # it has sent more than its budget, and was named for it

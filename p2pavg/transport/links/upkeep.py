@@ -16,13 +16,20 @@ logger = logging.getLogger("p2pavg.transport")
 
 PING_INTERVAL_S = 1.0
 _WATCH_INTERVAL_S = 0.1  # seconds between two looks while jobs run
+_REMEMBER_S = 30.0  # seconds between two times that what was measured is kept: a process may be killed
 
 
 async def keep_up(
-    engine: Engine, ping_all: Callable[[], None], repairs: Repairs, counts: StreamCounts | None
+    engine: Engine,
+    ping_all: Callable[[], None],
+    repairs: Repairs,
+    counts: StreamCounts | None,
+    remember: Callable[[], None],
 ) -> None:
-    """Ping, repair and tune until cancelled. counts: None where the number of streams is fixed."""
-    pinged_at, running = -math.inf, False
+    """Ping, repair and tune until cancelled. counts: None where the number of streams is fixed. remember:
+    keeps what was measured.
+    """
+    pinged_at, remembered_at, running = -math.inf, time.monotonic(), False
     while True:
         now = time.monotonic()
         due = now - pinged_at >= PING_INTERVAL_S
@@ -35,6 +42,9 @@ async def keep_up(
                 repairs.tick(now, jobs)
                 if counts is not None:
                     counts.tick(now, jobs)
+            if now - remembered_at >= _REMEMBER_S and not jobs:
+                remembered_at = now
+                remember()
         except Exception:  # a fault in one link must not end the watch over the others
             logger.exception("watching the links failed")
         running = bool(jobs)

@@ -129,6 +129,15 @@ class StreamCount:
         least = max(least_streams(links), _CONTINENTS_STREAMS if self.rtt_s >= _CONTINENTS_RTT_S else 1)
         return min(most_streams(links), max(least, streams))
 
+    @property
+    def settled(self) -> int:
+        """The number that a search ended on; 0: none has."""
+        return 0 if self._searching else self._settled
+
+    def begin_with(self, streams: int, now: float) -> None:
+        """An earlier run's search ended on this number."""
+        self._settled, self._searching, self._trial_at = streams, False, now + _TRIAL_S
+
     def measured(self, transfer: Transfer, links: int, now: float) -> None:
         """Take the measurement of a transfer that is over. now: seconds of any monotonic clock."""
         streams = transfer.streams

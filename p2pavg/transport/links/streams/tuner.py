@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,8 +67,15 @@ class StreamCounts:
             del self._counts[number]
         for link in list(self._links.values()):
             if link.id not in self._counts:
-                self._counts[link.id] = StreamCount(link.rtt_min, self._window_limit)
+                count = self._counts[link.id] = StreamCount(link.rtt_min, self._window_limit)
+                if link.prior is not None and link.prior.streams:
+                    count.begin_with(link.prior.streams, time.monotonic())
             self._apply(link)
+
+    def settled(self, link: Link) -> int:
+        """The number of streams on which its search ended; 0: it has not."""
+        count = self._counts.get(link.id)
+        return 0 if count is None else count.settled
 
     def _apply(self, link: Link) -> None:
         self._set_streams(link, self._counts[link.id].wanted(len(self._links)))

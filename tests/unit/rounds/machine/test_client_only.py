@@ -73,9 +73,9 @@ def owners(*ups: PeerUp, told: dict[bytes, tuple[bytes, ...]]) -> tuple[bool, ..
     """Who owns parts in the plan of REACHABLE, after others said whom they have met."""
     plans: list[tuple[bool, ...]] = []
 
-    def plan(members: list[PlanMember]) -> tuple[Part, ...]:
+    def plan(members: list[PlanMember]) -> Plan:
         plans.append(tuple(member.owns for member in members))
-        return (Part(0, 0, 5),)
+        return Plan((Part(0, 0, 5),))
 
     machine = standing_at(REACHABLE, plan)
     machine.core.sticky = REACHABLE

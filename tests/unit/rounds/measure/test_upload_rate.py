@@ -10,6 +10,7 @@ import pytest
 from p2pavg.rounds.measure import gauges
 from p2pavg.rounds.measure.gauges import Gauges
 from p2pavg.transport.engine import StreamStats
+from p2pavg.transport.paths import PathFacts
 
 UP = {1: 1.5e6 / 8, 2: 28.5e6 / 8}  # bytes/s
 DOWN = {1: 4e6 / 8, 2: 9e6 / 8}
@@ -28,7 +29,9 @@ def measured(
         traffic=lambda link: (int(UP[link] * now), int(DOWN[link] * max(0.0, now - 0.3))),
         stats=lambda link: [StreamStats(0, 0, 0, 0.0, 0, 0.0, 0, 0.0, unsent_bytes=unsent[link - 1])],
     )
-    links: Any = {bytes([link]): SimpleNamespace(id=link, rtt_min=0.01) for link in UP}
+    links: Any = {
+        bytes([link]): SimpleNamespace(id=link, rtt_min=0.01, prior=None, brings_bps=0.0) for link in UP
+    }
     job = SimpleNamespace(
         rank=0, links=(-1, 1, 2), weights=(1.0, 1.0, 1.0), expected=lambda rank: (9, 9) if rank else (0, 0)
     )
@@ -62,3 +65,27 @@ def test_a_link_counts_while_contributions_arrive(monkeypatch: pytest.MonkeyPatc
     """From its first bytes on, as long as not all contributions of the other side are in."""
     meters = measured(monkeypatch, arrived=(3, 9))
     assert meters.links[bytes([1])].bps == pytest.approx(4e6, rel=0.01)
+
+
+def test_a_download_tells_what_a_link_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a state comes a newcomer measures its links; a link of which an earlier run knew counts from its
+    first moment.
+    """
+    now = 0.0
+    engine: Any = SimpleNamespace(traffic=lambda link: (0, int(DOWN[link] * now)), stats=lambda link: [])
+    prior = PathFacts(0.1, 7e6, 16, 0.0)
+    links: Any = {
+        bytes([1]): SimpleNamespace(id=1, rtt_min=0.01, prior=None, brings_bps=0.0),
+        bytes([2]): SimpleNamespace(id=2, rtt_min=0.1, prior=prior, brings_bps=0.0),
+    }
+    jobs: Any = SimpleNamespace(running=list)
+    monkeypatch.setattr(gauges.time, "monotonic", lambda: now)
+    meters = Gauges(engine, links, jobs)
+    assert [link.bps for link in meters.links.values()] == [0.0, 7e6]
+    for tick in range(11):
+        now = tick / 10
+        meters.measure_rates(downloading=tick > 0)
+    assert [link.bps for link in meters.links.values()] == [
+        pytest.approx(4e6, rel=0.01),
+        pytest.approx(9e6, rel=0.01),
+    ]
