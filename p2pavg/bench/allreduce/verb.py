@@ -111,7 +111,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         lab = workers.lab_verdict()
     where = {answer["peer"]: region for answer, region in zip(joined, regions, strict=True)}
     between = [sum(_between(where, regions[i], a) for i, a in enumerate(answers)) for answers in rounds[1:]]
-    return {**_summary(args, rounds[1:]), "bytes_between_regions": statistics.median(between), **lab}
+    more = {
+        "bytes_between_regions": statistics.median(between),
+        "seconds_first": max(answer["seconds"] for answer in rounds[0]),
+    }
+    return {**_summary(args, rounds[1:]), **more, **lab}
 
 
 def _between(where: Mapping[str, str], region: str, answer: Mapping[str, Any]) -> int:
