@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class Part:
     """A contiguous slice [start, start + count) of the flat vector, reduced by rank `owner`; may be empty.
 
-    relays: ranks that stand between the owner and the other members of their own group, one for each group
+    deputies: ranks that stand between the owner and the other members of their own group, one for each group
     that has one; see `p2pavg.plan`.
     """
 
     owner: int
     start: int
     count: int
-    relays: tuple[int, ...] = ()
+    deputies: tuple[int, ...] = ()

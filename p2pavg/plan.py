@@ -1,15 +1,15 @@
 """A plan: who sends what to whom in a round, as data. Pure.
 
 Each part of the vector has a tree. Its root is the part's owner, the members are its nodes, and a member's
-parent is the owner or the relay of the member's own group. Contributions climb the tree: who has children
-adds up what they contribute and its own, in float32; a relay sends the mean of it on, encoded as results
+parent is the owner or the deputy of the member's own group. Contributions climb the tree: who has children
+adds up what they contribute and its own, in float32; a deputy sends the mean of it on, encoded as results
 are, and its parent weighs that with the weights of all it holds; the owner encodes the result. The very
 bytes of the result go down the same tree. So there are at most two stages in which something is reduced:
 
-- stage 0, member to relay, or to an owner without a relay between: a contribution in its own codec;
-- stage 1, relay to owner: a partial mean.
+- stage 0, member to deputy, or to an owner without a deputy between: a contribution in its own codec;
+- stage 1, deputy to owner: a partial mean.
 
-A flat butterfly has no relays. In a two-level plan the groups are regions: of each part one contribution
+A flat butterfly has no deputies. In a two-level plan the groups are regions: of each part one contribution
 leaves a region, and one result comes in, however many members the region has.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from p2pavg.part import Part
 
 STAGES = 2  # in which something is reduced, at most
-MOST_MEMBERS, MOST_PARTS = 64, 256  # of a plan with relays
+MOST_MEMBERS, MOST_PARTS = 64, 256  # of a plan with deputies
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Plan:
     """The parts of a round, in order, and the group of each member."""
 
     parts: tuple[Part, ...]  # ordered by start, covering the vector exactly; one owner may own several
-    groups: tuple[int, ...] = ()  # by rank, any numbers; none: nobody relays
+    groups: tuple[int, ...] = ()  # by rank, any numbers; none: there are no deputies
 
     def parent(self, part: int, rank: int) -> int | None:
         """To whom `rank` sends its contribution to this part, and from whom it gets the result. None: it owns
@@ -38,10 +38,10 @@ class Plan:
         facts = self.parts[part]
         if rank == facts.owner:
             return None
-        if facts.relays and rank not in facts.relays:
-            for relay in facts.relays:
-                if self.groups[relay] == self.groups[rank]:
-                    return relay
+        if facts.deputies and rank not in facts.deputies:
+            for deputy in facts.deputies:
+                if self.groups[deputy] == self.groups[rank]:
+                    return deputy
         return facts.owner
 
     def children(self, part: int, rank: int, members: int) -> tuple[int, ...]:
@@ -51,24 +51,24 @@ class Plan:
         if not self.reduces(part, rank):
             return ()
         following = (*range(rank + 1, members), *range(rank))
-        if not self.parts[part].relays:
+        if not self.parts[part].deputies:
             return following
         return tuple(other for other in following if self.parent(part, other) == rank)
 
     def reduces(self, part: int, rank: int) -> bool:
-        """Whether it adds up contributions to this part: it owns or relays it."""
+        """Whether it adds up contributions to this part: it owns it, or is a deputy."""
         facts = self.parts[part]
-        return rank == facts.owner or rank in facts.relays
+        return rank == facts.owner or rank in facts.deputies
 
-    def relays(self, part: int, rank: int) -> bool:
+    def is_deputy(self, part: int, rank: int) -> bool:
         """Whether what it sends to its parent is a partial mean."""
-        return rank in self.parts[part].relays
+        return rank in self.parts[part].deputies
 
     def weight(self, part: int, rank: int, weights: Sequence[float]) -> float:
         """Of what `rank` sends to its parent, or as the owner divides by: its own weight and all below."""
         if rank == self.parts[part].owner:
             return float(sum(weights))
-        if not self.relays(part, rank):
+        if not self.is_deputy(part, rank):
             return weights[rank]
         return weights[rank] + sum(weights[child] for child in self.children(part, rank, len(weights)))
 
@@ -86,7 +86,7 @@ class Plan:
     def stage(self, sender: int, receiver: int) -> int:
         """The last stage in which `sender` contributes to a part at `receiver`."""
         partial = any(
-            sender in part.relays and self.parent(index, sender) == receiver
+            sender in part.deputies and self.parent(index, sender) == receiver
             for index, part in enumerate(self.parts)
         )
         return STAGES - 1 if partial else 0
@@ -94,29 +94,29 @@ class Plan:
     def passes_on(self, sender: int, receiver: int) -> bool:
         """Whether `sender` gives `receiver` results that it has from an owner itself."""
         return any(
-            sender in part.relays and self.parent(index, receiver) == sender
+            sender in part.deputies and self.parent(index, receiver) == sender
             for index, part in enumerate(self.parts)
         )
 
     def above(self, rank: int) -> frozenset[int]:
         """From whom it has results that it passes on."""
-        return frozenset(part.owner for part in self.parts if rank in part.relays)
+        return frozenset(part.owner for part in self.parts if rank in part.deputies)
 
     def why_not(self, voters: Sequence[bool]) -> str | None:
         """What is wrong with it for members of whom these vote; None: nothing."""
         members, at = len(voters), 0
-        relayed = any(part.relays for part in self.parts)
-        if relayed and len(self.groups) != members:
-            return "a plan with relays names the group of each member"
-        if relayed and (members > MOST_MEMBERS or len(self.parts) > MOST_PARTS):
-            return f"a plan with relays has at most {MOST_MEMBERS} members and {MOST_PARTS} parts"
+        deputized = any(part.deputies for part in self.parts)
+        if deputized and len(self.groups) != members:
+            return "a plan with deputies names the group of each member"
+        if deputized and (members > MOST_MEMBERS or len(self.parts) > MOST_PARTS):
+            return f"a plan with deputies has at most {MOST_MEMBERS} members and {MOST_PARTS} parts"
         for part in self.parts:
-            reducing = (part.owner, *part.relays)
+            reducing = (part.owner, *part.deputies)
             if part.start != at or part.count < 0:
                 return "the parts do not follow each other"
             if any(not 0 <= rank < members or not voters[rank] for rank in reducing):
-                return "an owner or relay is no voter"
-            if part.relays and len({self.groups[rank] for rank in reducing}) != len(reducing):
+                return "an owner or deputy is no voter"
+            if part.deputies and len({self.groups[rank] for rank in reducing}) != len(reducing):
                 return "a group has two that reduce the same part"
             at += part.count
         return None

@@ -32,11 +32,11 @@ Job::Job(ReduceJob given, std::vector<std::shared_ptr<Link>> links, EventQueue &
     for (uint32_t p = 0; p < spec.parts.size(); ++p) {
         const Part &part = spec.parts[p];
         if (part.owner >= ranks || !is_voter(part.owner)) throw std::invalid_argument("a part's owner must be a voter");
-        if (!part.relays.empty() && spec.groups.size() != ranks)
-            throw std::invalid_argument("a plan with relays names the group of each member");
-        for (uint32_t relay : part.relays)
-            if (relay >= ranks || !is_voter(relay) || relay == part.owner)
-                throw std::invalid_argument("a part's relays must be voters, and not its owner");
+        if (!part.deputies.empty() && spec.groups.size() != ranks)
+            throw std::invalid_argument("a plan with deputies names the group of each member");
+        for (uint32_t deputy : part.deputies)
+            if (deputy >= ranks || !is_voter(deputy) || deputy == part.owner)
+                throw std::invalid_argument("a part's deputies must be voters, and not its owner");
         Place place{parent_of(part, spec.rank), false, {}, {}};
         for (uint32_t rank = 0; rank < ranks; ++rank) {
             const bool child = rank != spec.rank && rank != part.owner && parent_of(part, rank) == spec.rank;
@@ -44,7 +44,7 @@ Job::Job(ReduceJob given, std::vector<std::shared_ptr<Link>> links, EventQueue &
             if (child) place.children.push_back(rank);
         }
         place.reduces = place.parent == spec.rank ||
-                        std::find(part.relays.begin(), part.relays.end(), spec.rank) != part.relays.end();
+                        std::find(part.deputies.begin(), part.deputies.end(), spec.rank) != part.deputies.end();
         places_.push_back(std::move(place));
         if (part.start != element) throw std::invalid_argument("parts must cover the vector in order");
         first_chunk_.push_back(static_cast<uint32_t>(chunks_.size()));
@@ -81,21 +81,21 @@ Job::~Job() {
 }
 
 bool Job::is_partial(uint32_t chunk, uint32_t rank) const {
-    const std::vector<uint32_t> &relays = spec.parts[chunks_[chunk].part].relays;
-    return !relays.empty() && std::find(relays.begin(), relays.end(), rank) != relays.end();
+    const std::vector<uint32_t> &deputies = spec.parts[chunks_[chunk].part].deputies;
+    return !deputies.empty() && std::find(deputies.begin(), deputies.end(), rank) != deputies.end();
 }
 
 uint32_t Job::parent_of(const Part &part, uint32_t rank) const {
-    if (std::find(part.relays.begin(), part.relays.end(), rank) == part.relays.end())
-        for (uint32_t relay : part.relays)
-            if (rank != part.owner && spec.groups[relay] == spec.groups[rank]) return relay;
+    if (std::find(part.deputies.begin(), part.deputies.end(), rank) == part.deputies.end())
+        for (uint32_t deputy : part.deputies)
+            if (rank != part.owner && spec.groups[deputy] == spec.groups[rank]) return deputy;
     return part.owner;
 }
 
 // The weight of what `rank` sends to its parent.
 double Job::subtree(const Part &part, uint32_t rank) const {
     double weight = start_.weights[rank];
-    if (std::find(part.relays.begin(), part.relays.end(), rank) == part.relays.end()) return weight;
+    if (std::find(part.deputies.begin(), part.deputies.end(), rank) == part.deputies.end()) return weight;
     for (uint32_t other = 0; other < links_.size(); ++other)
         if (other != rank && other != part.owner && parent_of(part, other) == rank) weight += start_.weights[other];
     return weight;

@@ -22,7 +22,7 @@ struct Part {
     uint32_t owner;
     uint64_t start;
     uint64_t count;
-    std::vector<uint32_t> relays = {};
+    std::vector<uint32_t> deputies = {};
 };
 
 struct ReduceJob {
@@ -30,7 +30,7 @@ struct ReduceJob {
     uint32_t rank = 0;
     std::vector<uint8_t> voters;
     std::vector<Part> parts;
-    std::vector<int64_t> groups;  // by rank; needed where parts have relays
+    std::vector<int64_t> groups;  // by rank; needed where parts have deputies
     uint32_t chunk_elements = 0;
     int contribution_codec = 0;
     int result_codec = 0;
@@ -61,7 +61,7 @@ struct Chunk {
 // Where one peer stands in the tree of one part: p2pavg/plan.py.
 struct Place {
     uint32_t parent;  // our own rank: we own the part
-    bool reduces;     // we own or relay the part
+    bool reduces;     // we own the part, or are a deputy for it
     std::vector<uint32_t> children;
     std::vector<double> weights;  // once begun, by rank: of what is added up here; empty when we do not reduce
     double upward = 0;            // once begun: of what we send to the parent, or, as the owner, of all
@@ -112,9 +112,9 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     uint8_t *result_of(uint32_t chunk) const { return spec.result + chunks_[chunk].result_at; }
     uint32_t result_crc(uint32_t chunk) const { return crcs_[chunk]; }
     const Start &begun_with() const { return start_; }
-    // The encoded partial mean of a chunk that we relay; nullptr: what goes to the parent is our own contribution.
+    // The encoded partial mean of a chunk for which we are a deputy; nullptr: what goes to the parent is our own contribution.
     const uint8_t *partial_of(uint32_t chunk) const { return partials_[chunk].data(); }
-    bool relays(uint32_t chunk) const { return place(chunk).reduces && !mine(chunk); }
+    bool is_deputy(uint32_t chunk) const { return place(chunk).reduces && !mine(chunk); }
 
     const ReduceJob spec;
 
@@ -164,7 +164,7 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     uint64_t elements_ = 0, encoded_bytes_ = 0;
 
     std::vector<Sum> sums_;
-    std::vector<Buffer> partials_;  // of chunks that we relay, encoded for the parent
+    std::vector<Buffer> partials_;  // of chunks for which we are a deputy, encoded for the parent
     std::mutex stripes_[kStripes];
     std::vector<uint32_t> crcs_;
     std::unique_ptr<std::atomic<uint8_t>[]> contributed_, sent_, refused_;

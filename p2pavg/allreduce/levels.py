@@ -27,7 +27,7 @@ def trees(
     """A plan whose parts are all empty, one for each tree; None: two levels save nothing here.
 
     groups: by rank. owners: ranks that may reduce. homes: groups that may own parts, also where regions of
-    one member each need no relay; None: all.
+    one member each need no deputy; None: all.
     """
     here: dict[int, list[int]] = {}
     for rank in owners:
@@ -41,8 +41,8 @@ def trees(
     for turn in turns:
         chosen = dict(zip(here, turn, strict=True))
         for home in home_groups:
-            relays = tuple(rank for group, rank in chosen.items() if group != home and group in crowded)
-            parts.append(Part(chosen[home], 0, 0, relays))
+            deputies = tuple(rank for group, rank in chosen.items() if group != home and group in crowded)
+            parts.append(Part(chosen[home], 0, 0, deputies))
     return Plan(tuple(parts), tuple(groups))
 
 
@@ -90,11 +90,11 @@ def tree_costs(plan: Plan, members: Sequence[Capacity], links: Mapping[tuple[int
     for index, part in enumerate(plan.parts):
         parents = np.full(n, part.owner)
         sends = contributes.copy()
-        for relay in part.relays:
-            below = groups == groups[relay]
-            sends[relay] = contributes[below].any()
-            parents[below] = relay
-        parents[list(part.relays)] = part.owner
+        for deputy in part.deputies:
+            below = groups == groups[deputy]
+            sends[deputy] = contributes[below].any()
+            parents[below] = deputy
+        parents[list(part.deputies)] = part.owner
         sends[part.owner] = False
         others = ranks != part.owner
         carried[index, ranks[others], parents[others]] = sends[others]
@@ -123,6 +123,6 @@ def sized(plan: Plan, numel: int, costs: F64 | None) -> tuple[Plan, float | None
     start = 0
     for tree, count in zip(plan.parts, part_counts(numel, fractions.tolist()), strict=True):
         if count:
-            parts.append(Part(tree.owner, start, count, tree.relays))
+            parts.append(Part(tree.owner, start, count, tree.deputies))
             start += count
     return Plan(tuple(parts), plan.groups), seconds

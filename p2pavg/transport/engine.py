@@ -5,15 +5,15 @@ event loop, and `pump_engine.PumpEngine` on native threads that never hold the G
 on the event-loop thread, and every event is delivered there.
 
 Roles in a reduce job. Ranks 0..N-1 are the members. Each part of the vector has a tree of them (see
-`p2pavg.plan`): an owner, perhaps relays, and the others. A member with weight > 0 sends every chunk of every
-part to its parent (CONTRIBUTION); who has children adds `weight * decode(chunk)` in float32 (its own
-contribution without a detour over the codec, unless its source is already encoded). When the contributions
-of all children with weight > 0 are in, a relay divides by their weights and its own, encodes that once with
-the result codec and sends it to its parent (CONTRIBUTION too). The owner divides by the total weight,
-encodes once with the result codec, stores the encoded bytes in its own result buffer and sends exactly these
-bytes to its children (RESULT), and relays pass them on to theirs. A member with weight 0 sends no
-contribution, but serves the parts it owns or relays and receives results. Members that do not vote (joiners)
-have no children, receive results, and nobody's completion waits for them.
+`p2pavg.plan`): an owner, perhaps deputies, and the others. A member with weight > 0 sends every chunk of
+every part to its parent (CONTRIBUTION); who has children adds `weight * decode(chunk)` in float32 (its own
+contribution without a detour over the codec, unless its source is already encoded). When the contributions of
+all children with weight > 0 are in, a deputy divides by their weights and its own, encodes that once with the
+result codec and sends it to its parent (CONTRIBUTION too). The owner divides by the total weight, encodes
+once with the result codec, stores the encoded bytes in its own result buffer and sends exactly these bytes to
+its children (RESULT), and deputies pass them on to theirs. A member with weight 0 sends no contribution, but
+serves the parts it owns or is a deputy for, and receives results. Members that do not vote (joiners) have no
+children, receive results, and nobody's completion waits for them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ReduceJob:
     rank: int  # this peer's rank
     links: tuple[int, ...]  # link id of each rank; SELF at `rank`; NOBODY between two that own nothing
     voters: tuple[bool, ...]  # False: a joiner
-    plan: Plan  # owners and relays are voters
+    plan: Plan  # owners and deputies are voters
     chunk_elements: int
     contribution_codec: int  # codecs.Codec.wire_id
     result_codec: int
@@ -161,7 +161,7 @@ class EngineEvents(Protocol):
 class Engine(Protocol):
     """Moves chunks. All methods are called on the loop thread and return at once.
 
-    Contributions to a job that was opened but has not begun, and results that a relay passes on, are held
+    Contributions to a job that was opened but has not begun, and results that a deputy passes on, are held
     back (the stream is not read further) until `begin` or `cancel`. Frames of unknown transfers are read and
     dropped. A duplicate chunk is dropped. A frame that breaks the format, or whose checksum is wrong, closes
     its stream with a reason.

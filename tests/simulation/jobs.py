@@ -1,5 +1,5 @@
 """A simulated all-reduce attempt. A part's value is the set of contributions that really went into it, also
-on the way from a relay to the part's owner.
+on the way from a deputy to the part's owner.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Job:
         self._finish()
 
     def _sends(self, rank: int, part: int) -> bool:
-        """Whether it contributes to this part: itself, or as a relay of others."""
+        """Whether it contributes to this part: itself, or as a deputy of others."""
         return self.plan.weight(part, rank, self.weights) > 0
 
     def _reduce(self, part: int) -> None:

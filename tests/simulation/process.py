@@ -224,7 +224,9 @@ class ToItself(deque[Message]):
 
 
 def plan(members: Any) -> Plan:
-    """Flat, or, for half of the groups of at least three, over two or three regions, with relays in most."""
+    """Flat, or, for half of the groups of at least three, over two or three regions, with deputies in
+    most.
+    """
     found, count = flat(members), len(members)
     dice = random.Random(b"".join(member.peer for member in members))
     if not 3 <= count <= SMALL or dice.random() < 0.5:
@@ -232,12 +234,12 @@ def plan(members: Any) -> Plan:
     groups = tuple(dice.randrange(dice.choice((2, 3))) for _ in members)
     parts = []
     for part in found.parts:
-        relays = []
+        deputies = []
         for group in set(groups) - {groups[part.owner]}:
             here = [other.owner for other in found.parts if groups[other.owner] == group]
             if here and dice.random() < 0.8:
-                relays.append(dice.choice(here))
-        parts.append(replace(part, relays=tuple(relays)))
+                deputies.append(dice.choice(here))
+        parts.append(replace(part, deputies=tuple(deputies)))
     return Plan(tuple(parts), groups)
 
 

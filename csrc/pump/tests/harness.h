@@ -164,13 +164,13 @@ struct Reduction {
             parts.push_back({static_cast<uint32_t>(i), numel, count});
             numel += count;
         }
-        // Half of the jobs have two levels: some of the other groups have a relay.
+        // Half of the jobs have two levels: some of the other groups have a deputy.
         for (size_t i = 0; i < peers; ++i) groups.push_back(static_cast<int64_t>(below(random, 3)));
-        const bool relayed = below(random, 2) != 0;
+        const bool deputized = below(random, 2) != 0;
         for (Part &part : parts)
-            for (int64_t group = 0; relayed && group < 3; ++group) {
-                const auto relay = static_cast<uint32_t>(below(random, members));
-                if (group != groups[part.owner] && groups[relay] == group) part.relays.push_back(relay);
+            for (int64_t group = 0; deputized && group < 3; ++group) {
+                const auto deputy = static_cast<uint32_t>(below(random, members));
+                if (group != groups[part.owner] && groups[deputy] == group) part.deputies.push_back(deputy);
             }
         for (size_t i = 0; i < peers; ++i) {
             voters.push_back(i < members);

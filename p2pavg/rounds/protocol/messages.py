@@ -58,7 +58,7 @@ class Prepare:
     ballot: Ballot
     members: tuple[PeerId, ...]  # rank order
     voters: tuple[bool, ...]
-    plan: Plan  # parts of (owner rank, start, count, relay ranks), and the group of each member
+    plan: Plan  # parts of (owner rank, start, count, deputy ranks), and the group of each member
 
 
 @dataclass(frozen=True, slots=True)

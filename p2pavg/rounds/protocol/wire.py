@@ -78,8 +78,8 @@ def _held(value: Any) -> Held:
 
 
 def _part(value: Any) -> Part:
-    owner, start, count, relays = items(value, 4)
-    return Part(integer(owner), integer(start), integer(count), listed(integer)(relays))
+    owner, start, count, deputies = items(value, 4)
+    return Part(integer(owner), integer(start), integer(count), listed(integer)(deputies))
 
 
 def _plan(value: Any) -> Plan:

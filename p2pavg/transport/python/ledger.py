@@ -97,7 +97,7 @@ class Ledger:
 
     def is_partial(self, rank: int, number: int) -> bool:
         """Whether `rank` contributes a partial mean to the chunk, in the result codec."""
-        return self._job.plan.relays(self.chunks[number].part, rank)
+        return self._job.plan.is_deputy(self.chunks[number].part, rank)
 
     def number(self, part: int, index: int) -> int | None:
         """The chunk's number; None when the job has no such chunk."""
@@ -110,7 +110,7 @@ class Ledger:
         return [number for part in parts for number in range(self._first[part], self._first[part + 1])]
 
     def reduced(self) -> list[int]:
-        """The chunks that I reduce, as owner or relay."""
+        """The chunks that I reduce, as owner or deputy."""
         return self._of(part for part, reduces in enumerate(self._reduces) if reduces)
 
     def below(self, rank: int) -> list[int]:

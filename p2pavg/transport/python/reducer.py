@@ -34,7 +34,7 @@ class Reducer:
         self._pool = pool
         self._start = Start((), 0.0)
         self._sums: dict[int, U8] = {}
-        self._partials: dict[int, U8] = {}  # of chunks that I relay, encoded for my parent
+        self._partials: dict[int, U8] = {}  # of chunks for which I am a deputy, encoded for my parent
         if len(job.result) != self.ledger.result_bytes:
             raise ValueError(f"the job's result has {len(job.result)} bytes, not {self.ledger.result_bytes}")
 
@@ -64,7 +64,7 @@ class Reducer:
 
     def contribution(self, number: int, scratch: U8) -> memoryview:
         """The encoded chunk to send, in `scratch` or where it was encoded beforehand. Of a chunk that this
-        peer relays, that is the partial mean.
+        peer deputies, that is the partial mean.
 
         Raises NonFiniteError.
         """

@@ -62,9 +62,9 @@ def test_all_members_and_pairs_of_two_regions_take_turns(sizes: tuple[int, ...])
     reduced = [0] * sum(sizes)
     pairs: dict[tuple[int, int], int] = {}
     for part in found.plan.parts:
-        for relay in part.relays:
-            reduced[relay] += part.count
-            pair = min(relay, part.owner), max(relay, part.owner)
+        for deputy in part.deputies:
+            reduced[deputy] += part.count
+            pair = min(deputy, part.owner), max(deputy, part.owner)
             pairs[pair] = pairs.get(pair, 0) + part.count
         reduced[part.owner] += part.count
     assert max(reduced) <= 1.05 * min(reduced)
@@ -82,7 +82,7 @@ def test_between_regions_it_is_faster_by_as_much_as_they_have_members(
     """Where pairs of machines of two regions bind, m members a region make it m times faster."""
     asked = question(sizes)
     fast, slow = choose(Topology.AUTO, asked), choose(Topology.FLAT, asked)
-    assert any(part.relays for part in fast.plan.parts)
+    assert any(part.deputies for part in fast.plan.parts)
     assert fast.seconds is not None
     assert slow.seconds is not None
     assert slow.seconds >= 0.9 * times * fast.seconds
@@ -97,16 +97,16 @@ def test_where_it_does_not_pay_rounds_are_flat() -> None:
         Question(NUMEL, 2 * NUMEL, [Capacity()] * 4, {}, (0, 0, 1, 1)),
         question((2, 2), numel=1000, lan=125e6, wan=60e6),  # it takes longer to go twice than to send
     ):
-        assert not any(part.relays for part in choose(Topology.AUTO, asked).plan.parts)
+        assert not any(part.deputies for part in choose(Topology.AUTO, asked).plan.parts)
 
 
-def test_who_cannot_own_does_not_relay() -> None:
-    """A member that owns nothing relays nothing, and its region's others do."""
+def test_who_cannot_own_is_no_deputy() -> None:
+    """A member that owns nothing is no deputy, and its region's others do."""
     asked = question((2, 2))
     members = [Capacity(), Capacity(), Capacity(owns=False), Capacity()]
     found = two_levels(Question(NUMEL, 2 * NUMEL, members, asked.links, asked.groups))
     assert found is not None
-    assert {rank for part in found.plan.parts for rank in (part.owner, *part.relays)} == {0, 1, 3}
+    assert {rank for part in found.plan.parts for rank in (part.owner, *part.deputies)} == {0, 1, 3}
 
 
 def test_slow_pairs_are_left_alone() -> None:
@@ -123,14 +123,14 @@ def test_slow_pairs_are_left_alone() -> None:
 
 
 def brute_force(groups: tuple[int, ...], prices: dict[tuple[int, int], float], nbytes: int) -> float:
-    """The least dollars of all flat plans, and of all plans with one relay in each other region."""
+    """The least dollars of all flat plans, and of all plans with one deputy in each other region."""
     members = [Capacity()] * len(groups)
     asked = Question(1, nbytes, members, {}, groups, prices=prices)
     first = {group: groups.index(group) for group in groups}
     ways = [Plan((Part(owner, 0, 1),)) for owner in range(len(groups))]
     for home in first.values():
-        relays = tuple(rank for group, rank in first.items() if group != groups[home])
-        ways.append(Plan((Part(home, 0, 1, relays),), groups))
+        deputies = tuple(rank for group, rank in first.items() if group != groups[home])
+        ways.append(Plan((Part(home, 0, 1, deputies),), groups))
     return min(dollars(way, asked) for way in ways)
 
 

@@ -182,7 +182,7 @@ class Reduction:
     transfer: int = 7
     pre_encoded: bool = False
     unlinked: bool = False  # those that exchange nothing have no links among each other
-    relays: list[tuple[int, ...]] = field(default_factory=list)  # of each part
+    deputies: list[tuple[int, ...]] = field(default_factory=list)  # of each part
     groups: tuple[int, ...] = ()  # of each rank
 
     def __post_init__(self) -> None:
@@ -193,11 +193,11 @@ class Reduction:
         self.contribution_codec = codecs.get(self.codec)
         self.final_codec = codecs.get(self.result_codec or self.codec)
         starts = np.concatenate([[0], np.cumsum(self.counts)]).tolist()
-        self.relays = self.relays or [()] * len(self.counts)
+        self.deputies = self.deputies or [()] * len(self.counts)
         self.parts = tuple(
-            Part(owner, start, count, relays)
-            for owner, start, count, relays in zip(
-                self.owners, starts, self.counts, self.relays, strict=False
+            Part(owner, start, count, deputies)
+            for owner, start, count, deputies in zip(
+                self.owners, starts, self.counts, self.deputies, strict=False
             )
         )
         self.plan = Plan(self.parts, self.groups)
@@ -328,7 +328,7 @@ def two_levels(
     numel: int = 20_000,
     **options: Any,
 ) -> Reduction:
-    """Regions of so many members; for each member that votes a part of its own, with relays elsewhere.
+    """Regions of so many members; for each member that votes a part of its own, with deputies elsewhere.
 
     silent: ranks without weight. joiners: ranks that do not vote. Nobody has a link that its tree does not
     need.
@@ -338,14 +338,14 @@ def two_levels(
     members = len(groups)
     voters = [rank not in joiners for rank in range(members)]
     owners = [rank for rank in range(members) if voters[rank]]
-    relays = []
+    deputies = []
     for turn, owner in enumerate(owners):
         others = [
             [rank for rank in owners if groups[rank] == region]
             for region in range(len(sizes))
             if region != groups[owner]
         ]
-        relays.append(tuple(here[turn % len(here)] for here in others))
+        deputies.append(tuple(here[turn % len(here)] for here in others))
     share = numel // len(owners)
     counts = [share] * (len(owners) - 1) + [numel - share * (len(owners) - 1)]
     return Reduction(
@@ -358,7 +358,7 @@ def two_levels(
         owners,
         voters,
         unlinked=True,
-        relays=relays,
+        deputies=deputies,
         groups=groups,
         **options,
     )

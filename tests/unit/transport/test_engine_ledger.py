@@ -35,7 +35,7 @@ def result_size(n: int) -> int:
 
 @st.composite
 def groups(draw):
-    """(owners, counts, voters, weights, relays, regions): any legal group."""
+    """(owners, counts, voters, weights, deputies, regions): any legal group."""
     members = draw(st.integers(1, 5))
     voters = [True, *draw(st.lists(st.booleans(), min_size=members - 1, max_size=members - 1))]
     can_own = [rank for rank in range(members) if voters[rank]]
@@ -45,18 +45,18 @@ def groups(draw):
     if not any(weights):
         weights[0] = 1.0
     regions = [draw(st.integers(0, 2)) for _ in range(members)]
-    relays = []
+    deputies = []
     for owner in owners:
         others = {regions[rank]: rank for rank in draw(st.permutations(can_own)) if draw(st.booleans())}
-        relays.append(tuple(rank for region, rank in others.items() if region != regions[owner]))
-    return owners, counts, voters, weights, relays, regions
+        deputies.append(tuple(rank for region, rank in others.items() if region != regions[owner]))
+    return owners, counts, voters, weights, deputies, regions
 
 
 def make(group, rank: int) -> Ledger:
-    owners, counts, voters, weights, relays, regions = group
+    owners, counts, voters, weights, deputies, regions = group
     starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
     links = tuple(SELF if other == rank else other + 10 for other in range(len(voters)))
-    parts = tuple(Part(*facts) for facts in zip(owners, starts, counts, relays, strict=False))
+    parts = tuple(Part(*facts) for facts in zip(owners, starts, counts, deputies, strict=False))
     plan = Plan(parts, tuple(regions))
     assert plan.why_not(voters) is None
     job = ReduceJob(7, rank, links, tuple(voters), plan, CHUNK, 0, 1, np.empty(0, np.uint8))

@@ -1,4 +1,6 @@
-"""Every engine, and a mixed swarm, reduces in two levels: members to relays, relays to owners, and back."""
+"""Every engine, and a mixed swarm, reduces in two levels: members to deputies, deputies to owners, and
+back.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ class TestTwoLevels:
     @pytest.mark.parametrize("pre_encoded", [False, True], ids=["raw", "encoded"])
     @pytest.mark.parametrize("sizes", [(2, 2), (3, 1), (2, 2, 2)], ids=str)
     async def test_two_levels(self, swarm_of, sizes, codec, pre_encoded):
-        """With a relay in each other region all end with equal bits: the weighted mean, over every tree of a
+        """With a deputy in each other region all end with equal bits: the weighted mean, over every tree of a
         part, though members of different regions have links only where they reduce.
         """
         reduction = two_levels(sizes, codec=codec, pre_encoded=pre_encoded)
@@ -28,7 +30,7 @@ class TestTwoLevels:
 
     @pytest.mark.parametrize("silent", [(0, 1), (0,), (1, 2, 3), (2,)], ids=str)
     async def test_two_levels_with_weight_zero(self, swarm_of, silent):
-        """Regions, relays and members without weight bring nothing, and serve and get the mean."""
+        """Regions, deputies and members without weight bring nothing, and serve and get the mean."""
         reduction = two_levels((2, 2, 1), codec="fp16", silent=silent)
         await reduction.through(swarm_of(5))
 
@@ -45,14 +47,14 @@ class TestTwoLevels:
         )
         assert crossing <= 1.05 * 2 * len(reduction.results[0])
 
-    async def test_a_joiner_behind_a_relay(self, swarm_of):
-        """A joiner whose region has a relay gets the result from it, after the voters."""
+    async def test_a_joiner_behind_a_deputy(self, swarm_of):
+        """A joiner whose region has a deputy gets the result from it, after the voters."""
         reduction = two_levels((2, 3), codec="fp16", silent=(4,), joiners=(4,))
         swarm = swarm_of(5)
         await reduction.through(swarm)
 
-    async def test_result_before_a_relay_has_begun(self, swarm_of):
-        """A relay without weight below it that begins last passes on the result that came before that."""
+    async def test_result_before_a_deputy_has_begun(self, swarm_of):
+        """A deputy without weight below it that begins last passes on the result that came before that."""
         reduction = two_levels((2, 2), codec="fp16", silent=(2, 3))
         swarm = swarm_of(4)
         reduction.open(swarm)
@@ -64,7 +66,7 @@ class TestTwoLevels:
         reduction.check(swarm)
 
     async def test_lost_partial_is_resent(self, swarm_of):
-        """Streams between two regions break in mid-job: what the owners and relays lack is sent again."""
+        """Streams between two regions break in mid-job: what the owners and deputies lack is sent again."""
         reduction = two_levels((2, 2), codec="fp16", numel=400_000)
         swarm = swarm_of(4)
         reduction.open(swarm)
@@ -93,18 +95,18 @@ class TestTwoLevels:
         reduction.check(swarm)
 
     async def test_partial_in_another_codec(self, swarm_of):
-        """A relay that sends its contribution where a partial mean is due is refused."""
+        """A deputy that sends its contribution where a partial mean is due is refused."""
         reduction = two_levels((1, 2), codec="int8", result_codec="fp16")
         swarm = swarm_of(3)
         reduction.open(swarm, [0])
         reduction.start(swarm, [0])
-        part = next(i for i, part in enumerate(reduction.parts) if part.relays and part.owner == 0)
-        relay = reduction.parts[part].relays[0]
-        wire = swarm.wire(0, relay)
+        part = next(i for i, part in enumerate(reduction.parts) if part.deputies and part.owner == 0)
+        deputy = reduction.parts[part].deputies[0]
+        wire = swarm.wire(0, deputy)
         count = min(reduction.chunk_elements, reduction.parts[part].count)
         body = reduction.encode(np.zeros(count, np.float32)).tobytes()
         codec = reduction.contribution_codec.wire_id
-        fields = {"codec": codec, "transfer": 7, "part": part, "count": count, "sender": relay}
+        fields = {"codec": codec, "transfer": 7, "part": part, "count": count, "sender": deputy}
         await send(wire, frame(Kind.CONTRIBUTION, body, **fields))
         await swarm.events[0].until(lambda: swarm.events[0].refused)
-        assert swarm.events[0].refused[0][:2] == (7, relay)
+        assert swarm.events[0].refused[0][:2] == (7, deputy)

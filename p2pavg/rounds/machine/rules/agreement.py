@@ -16,7 +16,7 @@ def dissenters(
 
     told: by member, one digest for each part. members: in rank order. Where a strict majority agrees with the
     owner of a part, the others are at fault: one member that computes wrong, or lies, discredits no owner.
-    Without such a majority the owner is at fault: the members have the part from it. A relay is at fault for
+    Without such a majority the owner is at fault: the members have the part from it. A deputy is at fault for
     those to whom it passed the part on when it dissents as they do, or when most of them dissent.
     """
     at_fault: set[PeerId] = set()
@@ -32,11 +32,11 @@ def dissenters(
             at_fault.add(owner)
             continue
         wrong = {peer for peer, digest in digests.items() if digest != right}
-        for relay in part.relays:
-            below = [members[child] for child in plan.children(index, relay, len(members))]
+        for deputy in part.deputies:
+            below = [members[child] for child in plan.children(index, deputy, len(members))]
             misled = wrong.intersection(below)
             voting = sum(peer in digests for peer in below)
-            if misled and (members[relay] in wrong or (len(misled) > 1 and 2 * len(misled) > voting)):
-                wrong = (wrong - misled) | {members[relay]}
+            if misled and (members[deputy] in wrong or (len(misled) > 1 and 2 * len(misled) > voting)):
+                wrong = (wrong - misled) | {members[deputy]}
         at_fault |= {peer for peer in wrong if peer in ranks}
     return tuple(sorted(at_fault))

@@ -95,8 +95,8 @@ def judge(
     """Which rank to leave out, from what each reporting rank lacks; None: nobody can be named.
 
     Something missing is its sender's fault or its receiver's. It counts only when nothing is missing anywhere
-    in an earlier stage of the plan: a relay cannot send a partial mean before the last contribution to it is
-    in, nor an owner a result before the last partial mean, nor a relay pass on what it has not. excused: who
+    in an earlier stage of the plan: a deputy cannot send a partial mean before the last contribution to it is
+    in, nor an owner a result before the last partial mean, nor a deputy pass on what it has not. excused: who
     waits for something itself that still comes, however slowly; not of what it needs nobody for. The rank
     with the most edges goes, of equals rather the accused than the accuser; never the leader.
     """

@@ -57,16 +57,16 @@ def test_whoever_has_another_result_than_most_and_the_owner_is_at_fault(
     ("told", "at_fault"),
     [
         ("xxxxx", b""),
-        ("xxxyy", b"c"),  # the relay's own, and what it passed on
+        ("xxxyy", b"c"),  # the deputy's own, and what it passed on
         ("xxyxx", b"c"),
-        ("xxxxz", b"e"),  # one of the two below the relay
+        ("xxxxz", b"e"),  # one of the two below the deputy
         ("xxxyz", b"c"),  # both
         ("xzxxx", b"b"),
         ("xzzzz", b"a"),  # no majority agrees with the owner
     ],
 )
-def test_a_relay_is_at_fault_for_those_below_it(told: str, at_fault: bytes) -> None:
-    """A owns the only part and has it from B directly; C relays it to D and E."""
+def test_a_deputy_is_at_fault_for_those_below_it(told: str, at_fault: bytes) -> None:
+    """A owns the only part and has it from B directly; C passes it on to D and E."""
     members = [name * 20 for name in (b"a", b"b", b"c", b"d", b"e")]
     plan = Plan((Part(0, 0, 9, (2,)),), (1, 1, 2, 2, 2))
     digests = {peer: [text.encode()] for peer, text in zip(members, told, strict=True)}

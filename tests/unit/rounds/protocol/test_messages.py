@@ -140,7 +140,7 @@ def test_wrong_values_raise_nothing_but_protocol_errors(message: m.Message) -> N
         {"plan": [[[0, 1, 5, []]], []]},  # a gap
         {"plan": [[[1, 0, 5, []]], []]},  # the owner does not vote
         {"plan": [[[9, 0, 5, []]], []]},
-        {"plan": [[[0, 0, 5, [1]]], [1, 2]]},  # the relay does not vote
+        {"plan": [[[0, 0, 5, [1]]], [1, 2]]},  # the deputy does not vote
         {"plan": [[[0, 0, 5, [0]]], [1, 2]]},  # it owns the part
         {"plan": [[[0, 0, 5, [1]]], []]},  # no groups
         {"members": [PEER] * 2000},
@@ -148,7 +148,7 @@ def test_wrong_values_raise_nothing_but_protocol_errors(message: m.Message) -> N
 )
 def test_a_group_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
     """Members must be distinct, contain the leader, and own parts that follow each other without gap; who
-    owns or relays a part votes.
+    owns a part or is a deputy votes.
     """
     data = wire.to_dict(example(m.Prepare))
     wire.from_dict(data)
