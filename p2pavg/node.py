@@ -172,9 +172,10 @@ class NodeOptimizer(torch.optim.Optimizer):
         def load() -> None:
             assert self.collaborative is not None
             assert whole is not None
-            with torch.no_grad():
-                for host, value in zip(self._whole, whole, strict=True):
-                    host.copy_(value)
+            if not self.collaborative.stands_at(state_dict):  # else the ranks may be an epoch behind
+                with torch.no_grad():
+                    for host, value in zip(self._whole, whole, strict=True):
+                        host.copy_(value)
             self.collaborative.load_state_dict(state_dict)
 
         self.epoch = -1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from p2pavg.optim.member import Member
 from p2pavg.optim.outer.local import LocalSteps
 from p2pavg.optim.outer.reference import Reference
+from p2pavg.optim.resume import MARK
 from p2pavg.optim.updates import options
 
 
@@ -27,6 +28,12 @@ class Saved(Member):
         self._update.settle()
         return self._resumable.save(self.inner.state_dict(), self._training)
 
+    def stands_at(self, state_dict: Mapping[str, Any]) -> bool:
+        """Whether it is the state that this peer stands at: loading it changes the groups' options alone."""
+        with suppress(Exception):  # it was raised before, from step()
+            self._update.settle()
+        return not self._update.lost and self._resumable.is_present(state_dict.get(MARK), self._training)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint, and enter the run anew from there. This peer's accumulated samples are dropped.
 
@@ -42,9 +49,7 @@ class Saved(Member):
         """
         state, ours = self._resumable.parted(state_dict)
         self._resumable.check(ours)
-        with suppress(Exception):  # it was raised before, from step()
-            self._update.settle()
-        if not self._update.lost and self._resumable.is_present(ours, self._training):
+        if self.stands_at(state_dict):
             options.take(self.inner, state)
             return
         known = self._leave()

@@ -133,3 +133,16 @@ def test_gradients_are_watched_unless_a_tool_vouches_for_them(swarm: FakeSwarm, 
             torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
             opt.step()
         assert opt._flat._edits.watching == [watches]
+
+
+def test_it_knows_the_state_that_it_stands_at(swarm: FakeSwarm) -> None:
+    """A state_dict() is the present one until the next epoch, and a foreign one never is."""
+    model = net()
+    with wrap(model, sgd, target_batch_size=4) as opt:
+        saved = opt.state_dict()
+        assert opt.stands_at(saved)
+        assert not opt.stands_at(sgd(net().parameters()).state_dict())
+        loss_of(model, [1]).backward()
+        opt.step()
+        assert opt.epoch == 1
+        assert not opt.stands_at(saved)
