@@ -250,7 +250,7 @@ class Rpc(asyncio.DatagramProtocol):
         data = bytes(pending.data)
         if endpoint.token == NO_TOKEN and pending.data[3] != Kind.PING:  # whose answer is short
             longest = FIND_BYTES if pending.data[3] == Kind.FIND else MAX_DATAGRAM
-            wanted = int(min(longest // AMPLIFICATION, self.ledger.room(pending.address)))
+            wanted = int(min(longest // AMPLIFICATION, self.carrier.room(pending.address)))
             data = data.ljust(wanted, b"\x00")
         attempt = pending.tries - (TRIES - pending.question.tries)
         _, at_once = self.carrier.ask(data, pending.address, attempt, transaction)

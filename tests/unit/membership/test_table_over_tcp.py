@@ -88,7 +88,7 @@ async def test_without_udp_nodes_join_store_and_find(monkeypatch: pytest.MonkeyP
         assert await others[0].store(KEY, b"value", 60.0)
         for dht in others[1:]:
             assert {record.value for record in (await dht.get(KEY)).values()} == {b"value"}
-        assert all(dht.node.rpc.carrier.is_deaf for dht in others)
+        await until(lambda: all(dht.is_deaf for dht in others))
         await until(lambda: first.contacts == 3)
 
 
@@ -307,6 +307,43 @@ async def test_an_unproven_address_gets_one_packet() -> None:
     await until(lambda: dialled == [victim])
     await until(lambda: not sends.streams._dialling)  # type: ignore[union-attr]
     assert not sends._send_by_tcp(b"x", victim)
+    sends.close()
+
+
+async def test_what_may_go_to_a_stranger_does_for_the_way_that_gets_through() -> None:
+    """A node that UDP has answered nothing yet opens a connection first, of what may go to a stranger; one
+    that UDP answered keeps back what opens a connection when it pads its datagrams.
+    """
+    clock = asyncio.get_running_loop().time
+    dialled: list[tuple[str, int]] = []
+
+    async def dial(host: str, port: int) -> socket.socket:
+        dialled.append((host, port))
+        raise OSError("nobody")
+
+    class Udp(asyncio.DatagramTransport):
+        def get_extra_info(self, name: str, default: object = None) -> tuple[str, int]:
+            return "0.0.0.0", 1
+
+        def is_closing(self) -> bool:
+            return False
+
+        def sendto(self, data: object, addr: object = None) -> None: ...
+
+        def close(self) -> None: ...
+
+    ledger = Ledger(clock)
+    sends = Carrier(ledger, clock)
+    sends.opened(Udp())
+    sends.streams = streams.Streams(lambda *args: None, 0, dial)
+    stranger = ("203.0.113.1", 80)
+    ledger.told(stranger, 131 / 3 + 1)
+    room = ledger.room(stranger)
+    assert sends.room(stranger) == room - streams.SYN_BYTES
+    by_udp, _ = sends.ask(b"x" * 83, stranger, 0, b"transact")
+    assert not by_udp
+    await until(lambda: dialled == [stranger])
+    assert ledger.room(stranger) == room - streams.SYN_BYTES
     sends.close()
 
 

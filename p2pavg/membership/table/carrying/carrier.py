@@ -63,6 +63,11 @@ class Carrier:
         self._udp.sendto(data, (host, port))
         return True
 
+    def room(self, address: Address) -> float:
+        """How many bytes of UDP may go there, so that what opens a connection still may as well."""
+        reserved = 0 if self.streams is None or self.streams.has(address) else SYN_BYTES
+        return max(0.0, self._ledger.room(address) - reserved)
+
     def tell(self, data: bytes, address: Address) -> None:
         """Something that asks for no answer."""
         ways = self._ways(address, self.ways.to_tell(address))
@@ -74,15 +79,19 @@ class Carrier:
     def ask(self, data: bytes, address: Address, attempt: int, transaction: bytes) -> tuple[bool, bool]:
         """An attempt of a question, 0 for the first: (whether it went over UDP, whether at once)."""
         ways = self._ways(address, self.ways.to_ask(address, attempt))
-        by_udp = ways.udp and self.send(data, address)
         if not ways.tcp or self.streams is None:
+            by_udp = ways.udp and self.send(data, address)
             return by_udp, by_udp
+        at_once, by_tcp = self.streams.has(address), False
+        if self.ways.tcp_first:  # where there is not room for both
+            by_tcp = self._send_by_tcp(data, address)
+        by_udp = ways.udp and self.send(data, address)
         if by_udp:
             self._asked_twice[transaction] = address
             if len(self._asked_twice) > MOST_ASKED_TWICE:
                 self._asked_twice.popitem(last=False)
-        at_once = self.streams.has(address)
-        return by_udp, (self._send_by_tcp(data, address) and at_once) or by_udp
+        by_tcp = by_tcp or self._send_by_tcp(data, address)
+        return by_udp, (by_tcp and at_once) or by_udp
 
     def answered_by_udp(self, transaction: bytes, address: Address) -> None:
         """An answer came over UDP, perhaps one that nobody waits for any more since TCP was faster."""

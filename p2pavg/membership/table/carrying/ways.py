@@ -44,6 +44,11 @@ class Ways:
         """Whether UDP is of no use to this node, as far as it knows."""
         return self._misses >= (MISSES if self._answered else 1)
 
+    @property
+    def tcp_first(self) -> bool:
+        """Whether TCP is the likelier of the two to get through: UDP has answered nothing yet, or no more."""
+        return self.deaf or not self._answered
+
     def to_ask(self, address: Address, attempt: int) -> Carriers:
         """For the attempt of a question, 0 for the first one."""
         now = self._clock()
