@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from p2pavg.credentials import Tls, certificate_key, check_time
 from p2pavg.errors import CredentialError, ProtocolError, UnreachableError
+from p2pavg.membership.table.address import normalise
 from p2pavg.transport.links import handshake
 
 logger = logging.getLogger("p2pavg.transport")
@@ -94,7 +95,7 @@ class ControlConnection(asyncio.Protocol):
     def local_host(self) -> str:
         """The address of this side; empty: the system does not tell."""
         name = None if self._transport is None else self._transport.get_extra_info("sockname")
-        return str(name[0]) if name else ""
+        return normalise(name)[0] if name else ""
 
     # -- use
 
