@@ -86,16 +86,18 @@ class Told:
 
 
 class Liar:
-    """A swarm in which one member, which does not lead, plays a trick. None: it is honest, too."""
+    """A swarm in which one member plays a trick. None: it is honest, too. leads: it is the first leader."""
 
-    def __init__(self, trick: Trick | None, seed: int = 1, peers: int = PEERS) -> None:
+    def __init__(
+        self, trick: Trick | None, seed: int = 1, peers: int = PEERS, *, leads: bool = False
+    ) -> None:
         self.trick = trick
         self.dice = random.Random(f"liar {seed}")
         self.swarm = Swarm(seed, latency=0.01, chunk_seconds=0.001, target=peers * 40, state_seconds=0.05)
         self.swarm.checks = checks = Honest(self.swarm)
         self.nodes = [self.swarm.add(Role.TRAINER, 0.03, 4) for _ in range(peers)]
         leader = rendezvous(b"simulated", 0, tuple(self.swarm.nodes))
-        self.liar = self.dice.choice([node for node in self.nodes if node.me != leader])
+        self.liar = self.dice.choice([node for node in self.nodes if (node.me == leader) is leads])
         checks.liar = self.liar
         self.heard: dict[type[Message], Message] = {}  # the last of each kind that anybody sent
         self.told_at: dict[PeerId, float] = {}  # when a trick last sent each peer what nobody asked for

@@ -147,8 +147,8 @@ def _forget_losses(original: Original) -> Original:
 
 
 def _hold_on(original: Original) -> Original:
-    def commit(self: Decisions, held: Any, message: Any) -> None:
-        original(self, held, message)
+    def commit(self: Decisions, peer: bytes, held: Any, message: Any) -> None:
+        original(self, peer, held, message)
         self.machine.core.holding = held  # so that the fact, told again, is committed again
 
     return commit

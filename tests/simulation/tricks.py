@@ -1,21 +1,23 @@
 """What a lying member may do with each kind of message: drop, forge a field, send unasked, repeat, delay.
 
-`python -m tests.simulation.tricks --seeds 0:65` plays each trick with each seed, ten thousand in all, and
-prints those that cost too much.
+`python -m tests.simulation.tricks --seeds 0:10 --pairs 0:10000` plays each trick with each seed, and so many
+pairs of tricks, and prints those that cost too much.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from p2pavg.errors import P2PAvgError
-from p2pavg.rounds.protocol.ballot import Ballot, PeerId
-from p2pavg.rounds.protocol.messages import Message
+from p2pavg.rounds.protocol.ballot import Ballot, Held, PeerId
+from p2pavg.rounds.protocol.messages import Aborted, Begin, Committed, Follow, Message, Prepare, Totals
 from p2pavg.rounds.protocol.wire import from_dict, to_dict
 from tests.simulation.byzantine import Liar, Told
 
@@ -24,19 +26,11 @@ DEADLINE_S = 1.5  # what is late by so much comes at about the deadline
 OFTEN_S = 0.1  # between two unasked messages to one peer
 SHARE = 1 / 3  # of the undisturbed epochs, which honest peers keep
 EPOCHS = 1  # that an honest peer may miss on end
+LED_EPOCHS = 12  # that one may miss which a lying leader keeps waiting: five seconds
 SECONDS = 6.0  # virtual
-UNPROTECTED = frozenset(  # what docs/security.md says that a member may still do
-    {
-        "forge Progress.epoch",
-        "drop Promise",
-        "delay Promise",
-        "forge Promise.ballot",
-        "unasked Ready",
-        "drop Done",
-        "delay Done",
-        "forge Done.ballot",
-    }
-)
+LONG_SECONDS = 20.0  # of tricks that cost a deadline each time, which is ever more rarely
+LED_SECONDS = 12.0  # of a lying leader
+COSTLY = frozenset({"Promise", "Ready", "Done"})  # kinds that are waited for
 
 
 @dataclass(frozen=True)
@@ -49,6 +43,12 @@ class Trick:
 
     def __str__(self) -> str:
         return f"{self.how} {self.kind.__name__}" + (f".{self.field}" if self.field else "")
+
+    @property
+    def seconds(self) -> float:
+        """How long it is played."""
+        waits = self.how in ("drop", "delay", "unasked") or self.field == "ballot"
+        return LONG_SECONDS if waits and self.kind.__name__ in COSTLY else SECONDS
 
     def __call__(self, liar: Liar, peer: PeerId, message: Message) -> list[tuple[float, Message]]:
         if self.how == "unasked":
@@ -75,6 +75,29 @@ class Trick:
         if held is not None and hasattr(said, "ballot"):
             said = replace(said, ballot=held.ballot)  # type: ignore[type-var]
         yield 0.0, said
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two tricks at once: the second one is played with what the first one makes of a message."""
+
+    one: Trick
+    two: Trick
+
+    def __str__(self) -> str:
+        return f"{self.one} and {self.two}"
+
+    @property
+    def seconds(self) -> float:
+        """How long they are played."""
+        return max(self.one.seconds, self.two.seconds)
+
+    def __call__(self, liar: Liar, peer: PeerId, message: Message) -> list[tuple[float, Message]]:
+        return [
+            (first + second, each)
+            for first, made in self.one(liar, peer, message)
+            for second, each in self.two(liar, peer, made)
+        ]
 
 
 def sound(message: Message) -> bool:
@@ -104,7 +127,7 @@ def other(value: Any, liar: Liar) -> Any:
             return dice.choice(liar.honest).me
         case bytes():
             return dice.randbytes(len(value))
-        case Ballot():
+        case Ballot() | Held():
             name = dice.choice([each.name for each in fields(value)])
             return replace(value, **{name: other(getattr(value, name), liar)})
         case tuple() if value:
@@ -122,11 +145,30 @@ def tricks() -> list[Trick]:
     return found
 
 
-def cost(told: Told, undisturbed: Told) -> str:
+def pairs(count: int, first: int = 0) -> list[Pair]:
+    """So many of all pairs, drawn at random; the same ones each time."""
+    found, known = [], tricks()
+    for number in range(first, first + count):
+        one, two = random.Random(f"pair {number}").sample(known, 2)
+        found.append(Pair(one, two))
+    return found
+
+
+LEADERS = (Prepare, Begin, Totals, Follow, Committed, Aborted)  # kinds that leaders send
+UNLED = frozenset({"delay Begin", "delay Committed"})  # each round takes as long as its leader lets it
+
+
+@cache
+def undisturbed(seed: int, seconds: float) -> Told:
+    """What comes of the same swarm when nobody lies."""
+    return Liar(None, seed).run(seconds)
+
+
+def cost(told: Told, calm: Told, epochs: int = EPOCHS) -> str:
     """What an honest peer lost beyond what is promised; empty: nothing."""
-    if told.epochs < SHARE * undisturbed.epochs:
-        return f"{told.epochs} epochs instead of {undisturbed.epochs}"
-    if told.longest > EPOCHS:
+    if told.epochs < SHARE * calm.epochs:
+        return f"{told.epochs} epochs instead of {calm.epochs}"
+    if told.longest > epochs:
         return f"an honest peer missed {told.longest} epochs on end"
     return ""
 
@@ -134,19 +176,32 @@ def cost(told: Told, undisturbed: Told) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.tricks", description=__doc__)
     parser.add_argument("--seeds", default="0:10", help="first:last, the last not included")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="virtual, of each run")
+    parser.add_argument("--pairs", default="0:0", help="of tricks at once: first:last, the last not included")
     given = parser.parse_args()
     seeds = range(*map(int, given.seeds.split(":")))
-    calm = {seed: Liar(None, seed).run(given.seconds) for seed in seeds}
     bad = 0
     for trick in tricks():
         for seed in seeds:
-            why = cost(Liar(trick, seed).run(given.seconds), calm[seed])
-            known = str(trick) in UNPROTECTED
-            bad += bool(why) and not known
+            why = cost(Liar(trick, seed).run(trick.seconds), undisturbed(seed, trick.seconds))
+            bad += bool(why)
             if why:
-                print(f"{trick}, seed {seed}: {why}" + " (known)" * known, flush=True)
-    print(f"{len(tricks()) * len(seeds)} schedules, {bad} of them cost honest peers too much")
+                print(f"{trick}, seed {seed}: {why}", flush=True)
+        if trick.kind in LEADERS and str(trick) not in UNLED:
+            for seed in seeds:
+                why = cost(
+                    Liar(trick, seed, leads=True).run(LED_SECONDS), undisturbed(seed, LED_SECONDS), LED_EPOCHS
+                )
+                bad += bool(why)
+                if why:
+                    print(f"as the leader, {trick}, seed {seed}: {why}", flush=True)
+    first, last = map(int, given.pairs.split(":"))
+    for pair in pairs(last - first, first):
+        why = cost(Liar(pair).run(pair.seconds), undisturbed(1, pair.seconds))
+        bad += bool(why)
+        if why:
+            print(f"{pair}: {why}", flush=True)
+    played = f"{len(tricks()) * len(seeds)} schedules of members, {last - first} of pairs"
+    print(f"{played}: {bad} cost honest peers too much")
     return int(bad > 0)
 
 

@@ -66,10 +66,10 @@ class Commit:
     weights: tuple[float, ...]
     samples: tuple[int, ...]  # per rank; 0 where the weight is 0
     digests: tuple[bytes, ...]
-    before: Lineage  # of the state that it is to be applied to
+    before: Lineage  # of the state that the result is applied to
     lineage: Lineage  # after it
     late: bool
-    following: bool  # it follows on a state that is being downloaded
+    following: bool  # the result follows on a state that is being downloaded
     attempts: int
     failed: tuple[tuple[PeerId, str], ...]  # who was left out in this epoch, and why
     note: Note  # all members step by it
@@ -131,7 +131,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Orphaned:
-    """Whoever had the run's state is gone, and this peer has none: it waits until one of them is back."""
+    """Every peer that had the run's state is gone, and this one has none: it waits until one is back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from p2pavg.rounds.machine.rules.camps import Camp, Facts, Gap, View, ends, gaps
 from p2pavg.rounds.machine.rules.deadlines import Deadlines, Timer
 from p2pavg.rounds.machine.rules.election import rendezvous
 from p2pavg.rounds.machine.rules.notes import Combine, of_leader
+from p2pavg.rounds.machine.rules.offences import Offences
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Lineage, PeerId
 from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.lineage import History
@@ -81,6 +82,9 @@ class Core:
         self.proposal: Proposal | None = None  # the attempt that this peer leads
         self.inquest: Inquest | None = None  # the questions of this peer about a ballot whose leader is lost
         self.sticky: PeerId | None = config.history[-1].leader if config.history else None
+        self.vain: dict[PeerId, set[Ballot]] = {}  # leaders' attempts at this epoch's average that failed
+        self.idle_leaders = Offences()  # peers under whose lead nothing got done
+        self.let_go_at = now  # when this peer was last a member of a ballot
         self.apart: frozenset[PeerId] = frozenset()  # living trainers to which this peer gets no link
         self.unheard: set[PeerId] = set()  # peers that may have gone on while a state was loaded here
         self.last_words: dict[PeerId, tuple[Held, ...]] = {}  # of peers that left
@@ -185,6 +189,7 @@ class Core:
     def let_go(self) -> None:
         """The ballot that this peer held is decided, or given up."""
         self.holding = None
+        self.let_go_at = self.now
 
     def lead(self, proposal: Proposal | None) -> None:
         """This peer leads an attempt; None: none any more."""
@@ -237,10 +242,12 @@ class Core:
         """The epoch goes on without this peer."""
         return self.me in self.epoch_state.excluded
 
-    def exclude(self, peer: PeerId, cause: Cause, words: str = "") -> None:
-        """The peer failed an attempt: it stays out of this epoch."""
+    def exclude(self, peer: PeerId, cause: Cause, words: str = "", by: PeerId | None = None) -> None:
+        """The peer failed an attempt: it stays out of this epoch. by: the leader that says so."""
         if peer not in self.epoch_state.excluded:
             self.epoch_state.excluded[peer] = cause
+            if by is not None:
+                self.epoch_state.accused[peer] = by
             why = words or cause.words
             self.act(Blame(peer, why))
             self.trace(TraceKind.EXCLUDED, peer=peer, why=why)
@@ -248,6 +255,7 @@ class Core:
     def readmit(self, peer: PeerId) -> None:
         """The peer may be a member of this epoch's round again."""
         del self.epoch_state.excluded[peer]
+        self.epoch_state.accused.pop(peer, None)
 
     def follow(self, leader: PeerId | None) -> None:
         """Take `leader` for the leader as long as that peer can lead; None: nobody in particular."""
@@ -256,6 +264,22 @@ class Core:
     def suspect(self, peer: PeerId) -> None:
         """The peer should lead, and does not."""
         self.epoch_state.suspects.add(peer)
+
+    def failed(self, ballot: Ballot) -> int:
+        """An attempt came to nothing. Returns how many of its leader's did so for this epoch."""
+        attempts = self.vain.setdefault(ballot.leader, set())
+        attempts.add(ballot)
+        return len(attempts)
+
+    def depose(self, leader: PeerId) -> None:
+        """Nothing gets done under this leader: others lead, and nobody is out by its word alone."""
+        self.suspect(leader)
+        if not self.idle_leaders.is_out(leader, self.here.epoch):
+            self.idle_leaders.add(leader, self.here.epoch, free=-2)  # thus out for 4 further epochs at first
+        self.vain.pop(leader, None)
+        for peer, by in list(self.epoch_state.accused.items()):
+            if by == leader:
+                self.readmit(peer)
 
     def trust(self, peer: PeerId) -> None:
         """The peer leads, or can lead, after all."""
@@ -288,6 +312,8 @@ class Core:
     def can_lead(self, peer: PeerId) -> bool:
         if peer in self.epoch_state.suspects or peer in self.epoch_state.excluded:
             return False
+        if self.idle_leaders.is_out(peer, self.here.epoch):
+            return False
         if peer == self.me:
             return self.here.joining is None and not self.here.leaving and self.here.role is Role.TRAINER
         facts = self.view.get(peer)
@@ -303,7 +329,8 @@ class Core:
             return self.sticky
         # Asked for after every event, and mostly as before.
         able = self.can_lead(self.me)
-        out = frozenset(self.epoch_state.suspects), (*self.epoch_state.excluded,), frozenset(lacking)
+        deposed = tuple(self.idle_leaders.out(self.here.epoch))
+        out = frozenset(self.epoch_state.suspects), (*self.epoch_state.excluded, *deposed), frozenset(lacking)
         of = (self.view.version, self.here.epoch, self.here.lineage, able, sticks and self.sticky, *out)
         if of != self._choice_of:
             self._choice_of, self._choice = of, self._choose(able, sticks, lacking)
@@ -314,7 +341,7 @@ class Core:
         reachable: list[PeerId] = []
         hidden: list[PeerId] = []  # others have no link to them: they lead only when nobody else is there
         for facts in self.view.standing(self.here.epoch, self.here.lineage):
-            if facts.peer not in self.epoch_state.suspects and facts.peer not in self.epoch_state.excluded:
+            if self.can_lead(facts.peer):
                 (hidden if facts.client_only or facts.peer in lacking else reachable).append(facts.peer)
         if able:
             (hidden if self.config.client_only or self.me in lacking else reachable).append(self.me)
@@ -349,6 +376,7 @@ class Core:
         self.here.move(epoch, lineage, self.now)
         self.epoch_state = EpochState()
         self.own.offered.clear()
+        self.vain.clear()
         self.promises.move((epoch, lineage))
         self.last_words = {
             peer: words

@@ -15,7 +15,7 @@ from p2pavg.rounds.machine.rules.deadlines import Timer
 from p2pavg.rounds.machine.rules.election import rendezvous
 from p2pavg.rounds.machine.rules.pace import STOP_EARLY, Pace
 from p2pavg.rounds.protocol.ballot import PeerId
-from p2pavg.rounds.protocol.causes import FORGIVABLE
+from p2pavg.rounds.protocol.causes import FORGIVABLE, Cause
 from p2pavg.rounds.protocol.messages import Aborted, Follow, Progress, Totals
 from p2pavg.rounds.protocol.roles import Role
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 KEEPALIVE_S = 0.5
 RECHECK_S = 0.1  # seconds: so often whoever waits for the others' steps hears whether they are still expected
 SHORT = 0.5  # times the way of a word there and back: many such steps are over before others hear of them
-TURN_S = 0.02  # what a word takes besides, on both sides
+TURN_S = 0.02  # seconds that both event loops add to the round trip of a word
+MOST_FORGIVEN = 2  # offences that a peer may have, and yet come back within an epoch in which it failed
+STUCK_EPOCH_S = 5.0  # seconds, and four usual epochs: then those that stay out of epochs are asked again
 MOST_PACED = 64  # peers: among more, what one of them adds in a step is little
 
 
@@ -35,7 +37,7 @@ class Counting:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
-        self._told: tuple[object, ...] = ()  # what our leader last heard
+        self._told: tuple[object, ...] = ()  # the last report to the leader
         self._told_at = -1.0
         self._leader: PeerId | None = None
         self._reached = False
@@ -88,7 +90,7 @@ class Counting:
             facts = core.view.get(peer)
             if facts is not None and self._is_short(facts.pace, [peer]):
                 self._answer_at(core.now + facts.pace.seconds + core.deadlines.rtt(peer))
-            elif facts is not None:  # it believes that the target will be reached: if not, it has to go on
+            elif facts is not None:  # the peer waits for a target: if that is far, it has to go on
                 followers = self.followers()
                 self._tell(facts, followers, self._total(followers))
         if Timer.TOTALS not in core.timers:
@@ -134,7 +136,7 @@ class Counting:
         return (0 if self.core.here.pending else self.core.own.samples) + sum(f.samples for f in followers)
 
     def _more(self, peer: PeerId, followers: list[Facts], at: float) -> int:
-        """What all but this peer will have counted at `at` beyond what they told."""
+        """Samples that all peers but this one will have counted at `at`, beyond those that they told."""
         core = self.core
         if len(followers) > MOST_PACED:
             return 0
@@ -144,7 +146,7 @@ class Counting:
         return more
 
     def _own_others(self, followers: list[Facts]) -> int:
-        """What the others will have when this peer has ended its step, or has waited a little."""
+        """Samples that the others will have when the step under way here ends, or a little later."""
         core = self.core
         at = core.now if core.own.boundary else core.own.pace.boundary(core.now)
         more = self._more(core.me, followers, at + STOP_EARLY * core.own.pace.seconds)
@@ -210,6 +212,8 @@ class Counting:
             return
         if machine.core.holding is not None or Timer.RETRY in core.timers:
             return
+        if not self._cannot_go_on():
+            machine.leading.bar()
         if Timer.UNHEARD in core.timers and any(map(core.view.alive, core.unheard)):
             return  # they may be ahead of the state that we loaded
         followers = self.followers()
@@ -252,8 +256,7 @@ class Counting:
             machine.leading.propose()
 
     def _readmit(self, others: int) -> bool:
-        """Those who failed an attempt that never began come back when the target cannot be reached without
-        them.
+        """Peers that failed an attempt which never began come back when the target needs them.
 
         Each further attempt that they fail still counts towards the most that an epoch has; so that links of
         a group that has just met come up before these are used up, each waits longer than the last.
@@ -261,11 +264,7 @@ class Counting:
         core = self.core
         if not core.epoch_state.excluded or self._is_reached(others):
             return False
-        back = [
-            f
-            for f in core.view.trainers()
-            if core.stands_here(f) and core.epoch_state.excluded.get(f.peer) in FORGIVABLE
-        ]
+        back = [f for f in core.view.trainers() if core.stands_here(f) and self._is_forgiven(f.peer)]
         own = 0 if core.here.pending else core.own.samples
         if own + others + sum(f.samples for f in back if not f.pending) < core.target:
             return False
@@ -278,6 +277,18 @@ class Counting:
             self._tell(facts, followers, self._total(followers))
         core.arm(Timer.RETRY, core.now + core.deadlines.readmission(self.machine.leading.failures))
         return True
+
+    def _is_forgiven(self, peer: PeerId) -> bool:
+        """Whether an excluded peer may come back in this epoch: after many failures, if need be."""
+        cause = self.core.epoch_state.excluded.get(peer)
+        if self._cannot_go_on():
+            return cause is Cause.PENANCE or cause in FORGIVABLE
+        return cause in FORGIVABLE and self.machine.leading.offences.strikes(peer) <= MOST_FORGIVEN
+
+    def _cannot_go_on(self) -> bool:
+        """The epoch lasts much longer than others did: where nobody computes on, it needs whoever is out."""
+        core = self.core
+        return core.now > core.here.began_at + STUCK_EPOCH_S + 4 * core.deadlines.patience(0.0)
 
     def _will_be_reached(self) -> bool:
         """The others are expected to reach the target before another own step would be half done."""
@@ -337,7 +348,7 @@ class Counting:
         if (message.epoch, message.lineage) != (core.here.epoch, core.here.lineage):
             return
         if core.now < self._left_at.get(message.leader, -math.inf) + RECHECK_S:
-            return  # it has just sent us away itself: what they know of each other is old
+            return  # that peer has just named another leader: what the two know of each other is old
         if core.can_lead(message.leader):
             core.follow(message.leader)
             self._left_at[peer] = core.now
@@ -352,7 +363,7 @@ class Counting:
             core.disarm(Timer.WORD)
             self._told = ()
             if leader == core.me:
-                core.arm(Timer.TOTALS, core.now)  # those that wait told it before, when it did not lead
+                core.arm(Timer.TOTALS, core.now)  # waiting peers reported here before this peer led
                 self._take_over(before)
         if (
             leader is None

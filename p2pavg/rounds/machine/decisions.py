@@ -9,7 +9,7 @@ from p2pavg.rounds.machine.actions import Commit, RoundFailed, TraceKind
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.machine.rules.pace import own_share
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId, Stage
-from p2pavg.rounds.protocol.causes import Cause
+from p2pavg.rounds.protocol.causes import NO_FAILURE, Cause
 from p2pavg.rounds.protocol.lineage import next_lineage
 from p2pavg.rounds.protocol.messages import Aborted, Committed, Inquire, Unknown
 from p2pavg.rounds.protocol.roles import Generation
@@ -36,7 +36,7 @@ class Decisions:
             if held is not None and held.ballot.standing == message.ballot.standing and known:
                 self.machine.abandon_round("another round made this epoch's average")
             if message.ballot.epoch >= core.here.epoch and peer != core.me:
-                core.send(peer, core.progress())  # it is ahead of us; its answer tells by what
+                core.send(peer, core.progress())  # that peer is ahead: its answer tells where it stands
             return
         if len(message.weights) != len(held.members) or len(message.digests) != len(held.plan.parts):
             return
@@ -46,7 +46,9 @@ class Decisions:
             return
         began = (held.weights, held.samples)
         if held.stage is Stage.DONE and not other and (message.weights, message.samples) != began:
-            return  # forged: the leader commits what it began
+            if peer == held.ballot.leader:
+                self.machine.waiting.depose(peer)  # the leader commits another round than it began
+            return
         self.machine.succession.settled(message)
         if held.ballot.standing != core.here.standing:
             self.machine.member.drop("it builds on a state that we do not have")
@@ -63,12 +65,12 @@ class Decisions:
             self.machine.member.drop("our copy of the result differs from the committed one")
             self.machine.healing.behind(peer, held.ballot.epoch + 1)
             return
-        self._commit(held, message)
+        self._commit(peer, held, message)
         if peer != held.ballot.leader:
             core.broadcast_progress()  # members learn this one by one: what they know of each other is old
 
-    def _commit(self, held: Holding, message: Committed) -> None:
-        """The result is the epoch's average."""
+    def _commit(self, peer: PeerId, held: Holding, message: Committed) -> None:
+        """The result is the epoch's average, as this peer says."""
         core, ballot = self.core, held.ballot
         peers = [seat.peer for seat in held.members]
         lineage = next_lineage(
@@ -113,7 +115,9 @@ class Decisions:
                 continue
             if not seat.voter:
                 if facts.stands_at(*ballot.standing):
-                    core.view.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)  # it follows
+                    core.view.stands(
+                        facts, ballot.epoch + 1, lineage, joining=facts.joining
+                    )  # the peer follows
                 continue
             if not facts.stands_at(ballot.epoch + 1, lineage):
                 core.view.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)
@@ -121,9 +125,12 @@ class Decisions:
             facts.committed_at = core.now
             facts.late = message.weights[rank] == 0
         core.here.commit()
+        suspected = (
+            ballot.leader in core.epoch_state.suspects
+        )  # the leader said nothing, and a successor decided
         core.deadlines.measured_epoch(core.epoch_state.proposed_at - core.here.began_at)
         core.history.append(made)
-        core.new_epoch(ballot.epoch + 1, lineage, ballot.leader)
+        core.new_epoch(ballot.epoch + 1, lineage, peer if suspected else ballot.leader)
         if held.ready:
             share = own_share(message.samples, held.rank, core.target, core.own.pace.samples)
             core.epoch_state.expect(core.target - share)
@@ -187,8 +194,13 @@ class Decisions:
         core.remember(message)
         core.trace(TraceKind.ABORTED, attempt=message.ballot.attempt, why=message.cause, final=message.final)
         self.machine.leading.aborted(message)
-        for peer in message.blamed:
-            core.exclude(peer, message.cause, message.words)
+        leader = message.by.leader
+        if leader != core.me and len(message.blamed) > 1 and self.machine.waiting.blames_most(message.blamed):
+            self.machine.waiting.depose(leader)
+        for peer in message.blamed if not core.idle_leaders.is_out(leader, core.here.epoch) else ():
+            core.exclude(peer, message.cause, message.words, message.by.leader)
+        if message.by == message.ballot and message.cause not in NO_FAILURE:
+            self.machine.waiting.failed(message.ballot)
         if message.final:
             self.fail(message.words)
         elif core.out:

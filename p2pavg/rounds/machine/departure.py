@@ -24,10 +24,10 @@ class Verdict(enum.Enum):
     """What becomes of a bequest that is offered to this peer."""
 
     TAKEN = "taken"
-    LATER = "later"  # it is on its way to where the samples count
-    BEHIND = "behind"  # they are too old here
-    COUNTED = "counted"  # they are in an average already
-    UNKNOWN = "unknown"  # it has all of it, and did not say whether it took it
+    LATER = "later"  # this peer is on its way to where the samples count
+    BEHIND = "behind"  # the samples are too old here
+    COUNTED = "counted"  # the samples are in an average already
+    UNKNOWN = "unknown"  # the heir has all of the bequest, and did not say whether it took it
     NEVER = "never"
 
 
@@ -87,7 +87,7 @@ class Departure:
         return next((transfer for transfer in committed if transfer in offered), None)
 
     def _take_off(self, counted: int | None) -> None:
-        """What this transfer had is averaged; what was counted since is in one sum with it, and lost."""
+        """The samples of this transfer are averaged; those counted since are lost, in one sum with them."""
         core = self.core
         if counted is None:
             return
@@ -146,7 +146,7 @@ class Departure:
                 core.own.inherit(transfer, samples)
 
     def _heirs(self) -> tuple[PeerId, ...]:
-        """Who stands where we stand, the nearest first; then those who went on from here, or may yet come.
+        """Peers that stand where this one stands, the nearest first; then those ahead, or yet to come.
 
         What we know of them may be old: each says itself whether it takes the samples.
         """

@@ -38,7 +38,7 @@ class Healing:
         if core.here.role is Role.WATCHER:
             return
         if core.here.leaving and self.machine.core.holding is None:
-            return  # but a ballot that it holds may have been decided without it
+            return  # a leaving peer heals only while it holds a ballot, which others may have decided
         if core.here.joining is not None:
             return
         if core.here.role is Role.TRAINER and not core.view.rivals(core.here.epoch, core.here.lineage):
@@ -79,7 +79,7 @@ class Healing:
             core.arm(Timer.ORPHANED, core.now + ALONE_S)
 
     def _ask(self, camp: Camp) -> None:
-        """Those ahead of us know what became of the ballot that we hold."""
+        """Ask the peers ahead of this one what became of the ballot that it holds."""
         core = self.core
         if Timer.ASK not in core.timers:
             donors = self._donors(camp)
@@ -98,7 +98,7 @@ class Healing:
         core, held = self.core, self.machine.core.holding
         if held is not None and held.fact is not None and held.moves(core.now):
             core.arm(Timer.ASK, core.now + core.deadlines.answer(held.ballot.leader))
-            return  # it is committed, and the rest of it is still coming
+            return  # the ballot is committed, and the rest of its result is still coming
         self._give_up()
 
     def on_unknown(self, peer: PeerId, message: Unknown) -> None:
@@ -123,7 +123,7 @@ class Healing:
             self.core.send(peer, self.core.progress())  # its answer tells where it stands
 
     def _donors(self, camp: Camp) -> list[PeerId]:
-        """Who stands there: rather those that others can dial, have applied their average, and are near."""
+        """Peers that stand there, the best donors first: dialled easily, with the average applied, near."""
         rtt = self.core.deadlines.rtt
         there = self.core.view.standing(camp.epoch, camp.lineage)
         return [
@@ -134,7 +134,7 @@ class Healing:
     def _start(self, camp: Camp, why: str) -> None:
         core = self.core
         self.machine.abandon_round(why)
-        # What we have counted here waits for the next round, as if we were late; but not for long.
+        # Samples counted here may wait for the next round, as those of a late peer do, but not for long.
         old = core.own.samples and camp.epoch > core.here.epoch + MOST_BEHIND
         undecided = old or core.history.offered_from(core.here.epoch)
         core.here.join(camp.epoch, camp.lineage)
@@ -149,7 +149,7 @@ class Healing:
     def on_healed(self, event: Healed) -> None:
         """The training thread has loaded a state."""
         core = self.core
-        # What a committed average holds of ours, that the training thread has yet to apply, is in both.
+        # Own samples in an average that is committed and not yet applied are counted on both sides.
         void = core.history.offered_since(core.here.applied_epoch)
         lost = core.history.adopt(event.history, event.dropped - void)
         if lost:

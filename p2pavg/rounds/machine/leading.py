@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.memory.promises import Rivalry
 from p2pavg.rounds.machine.memory.proposal import Proposal
 from p2pavg.rounds.machine.rules.camps import Facts, ends
 from p2pavg.rounds.machine.rules.deadlines import Timer
-from p2pavg.rounds.machine.rules.plausible import plausible
-from p2pavg.rounds.machine.rules.stalls import judge
+from p2pavg.rounds.machine.rules.offences import Offences
+from p2pavg.rounds.machine.rules.plausible import overtold, plausible
 from p2pavg.rounds.protocol.ballot import PeerId, Stage
-from p2pavg.rounds.protocol.causes import Cause, Objection
+from p2pavg.rounds.protocol.causes import FORGIVABLE, OFFENCES, Cause
 from p2pavg.rounds.protocol.messages import (
     Aborted,
     Begin,
     Prepare,
     Promise,
     Ready,
-    Refuse,
     Unready,
 )
 from p2pavg.rounds.protocol.roles import LinkFacts, PlanMember, Role
@@ -36,16 +34,23 @@ class Leading:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
+        self.offences = Offences()
         self.failures = 0
         self.budget = 0  # attempts that may fail, fixed by the size of the first group
-        self._rivalry = Rivalry(self.core.promises)
 
     def new_epoch(self) -> None:
         """Whatever was proposed is over."""
         self.core.lead(None)
         self.failures = 0
+        self.machine.refusals.new_epoch()
         self.machine.transfer.complaints.new_epoch()
         self.core.disarm(Timer.PROMISE, Timer.PATIENCE, Timer.JUDGE, Timer.DONE, Timer.RETRY)
+
+    def bar(self) -> None:
+        """Exclude peers that hindered rounds again and again, for as many epochs as `offences` says."""
+        for peer in self.offences.out(self.core.here.epoch):
+            if peer in self.core.view:
+                self.core.exclude(peer, Cause.PENANCE)
 
     # The proposal.
 
@@ -65,8 +70,9 @@ class Leading:
         ballot = core.next_ballot()
         if self.failures == 0:
             self.budget = len(voters) + SPARE_ATTEMPTS
-        core.follow(core.me)  # whoever comes meanwhile is told so
-        core.lead(Proposal(ballot, members, votes, found, core.now))
+        core.follow(core.me)  # peers that link meanwhile are told who leads
+        told = {f.peer: f.samples for f in core.view if f.peer in voters}
+        core.lead(Proposal(ballot, members, votes, found, core.now, told=told))
         self.machine.transfer.complaints.new_attempt()
         message = Prepare(ballot, members, votes, found)
         for peer in members:
@@ -157,6 +163,9 @@ class Leading:
         if held is not None and held.ballot.standing == proposal.ballot.standing:
             core.epoch_state.begin(held.begun)
             if held.stage in (Stage.DONE, Stage.COMMITTED):
+                if self.machine.refusals.is_too_often(peer):
+                    self.abort(Cause.UNDECIDED, [peer])
+                    return
                 self.abort(Cause.UNDECIDED, (), counts=False)
                 if held.ballot.leader == core.me and held.ballot.serial > core.config.life:
                     void = Aborted(held.ballot, held.ballot, Cause.GIVEN_UP, Cause.GIVEN_UP.words, (), False)
@@ -166,7 +175,8 @@ class Leading:
                 return
         proposal.promised.add(peer)
         self._arm_promise()
-        self._try_to_begin()
+        if not self.machine.refusals.judge_links(proposal):
+            self._try_to_begin()
 
     def on_ready(self, peer: PeerId, message: Ready) -> None:
         proposal = self.core.led(message.ballot)
@@ -181,7 +191,7 @@ class Leading:
         self._try_to_begin()
 
     def on_unready(self, peer: PeerId, message: Unready) -> None:
-        """What it declared does not hold any more: if it is counted already, the round cannot be."""
+        """A declaration does not hold any more; a round that counts on it already is aborted."""
         proposal = self.core.led(message.ballot)
         if proposal is None or peer not in proposal.voting or message.wait != proposal.wait(peer):
             return
@@ -190,41 +200,6 @@ class Leading:
             self._try_to_begin()
         elif peer not in proposal.done:
             self.abort(Cause.WITHDRAWN, [peer])
-
-    def on_refuse(self, peer: PeerId, message: Refuse) -> None:
-        proposal, core = self.core.led(message.ballot), self.core
-        if proposal is None or proposal.begun or peer not in proposal.voting:
-            return
-        facts = core.view.get(peer)
-        if message.objection in (Objection.BUSY, Objection.PROMISED) and message.promised is not None:
-            other = message.promised
-            yields = self._rivalry.yields(proposal.ballot, other)
-            if yields and other.leader != core.me and core.view.alive(other.leader):
-                self.abort(Cause.ANOTHER_LEADS, (), counts=False)
-                core.follow(other.leader)
-                core.trust(other.leader)
-            else:
-                self.abort(Cause.ANOTHER_BALLOT, ())
-            core.arm(Timer.RETRY, core.now + core.deadlines.retry(peer))
-        elif message.objection is Objection.ELSEWHERE and facts is not None:
-            joining = facts.joining or (message.epoch, message.lineage) == (
-                core.here.epoch,
-                core.here.lineage,
-            )
-            core.view.stands(facts, message.epoch, message.lineage, joining=joining)
-            self.abort(Cause.ELSEWHERE, ())
-        elif message.objection is Objection.PENDING and facts is not None:
-            facts.pending, facts.committed_at = True, core.now
-            self.abort(Cause.PENDING, ())
-        elif message.missing:
-            absent = [p for p in message.missing if p in proposal.members]
-            ranks = [proposal.members.index(p) for p in absent]
-            proposal.links[proposal.members.index(peer)] = (ranks, ())
-            verdict = judge(proposal.links, proposal.members.index(core.me))
-            if verdict is not None:
-                self.abort(Cause.UNLINKED, [proposal.members[verdict]])
-        else:
-            self.abort(Cause.REFUSED, [peer], f"a member refused ({message.objection})")
 
     def _try_to_begin(self) -> None:
         proposal, core = self.core.proposal, self.core
@@ -255,7 +230,12 @@ class Leading:
             core.epoch_state.end_begun()
             self.abort(Cause.NOTHING_TO_AVERAGE, ())
             return
-        proposal.begun = True
+        declared = {peer: ready.samples for peer, ready in proposal.ready.items()}
+        if liars := overtold(proposal.told, declared, core.target):
+            core.epoch_state.end_begun()
+            self.abort(Cause.OVERTOLD, liars)
+            return
+        proposal.begun, proposal.begun_at = True, core.now
         proposal.heard = dict.fromkeys(proposal.voting, core.now)
         self.machine.transfer.watch()
         proposal.samples = tuple(each.samples for each in counted)
@@ -295,8 +275,19 @@ class Leading:
 
     # The end.
 
-    def abort(self, cause: Cause, blamed: Sequence[PeerId], words: str = "", *, counts: bool = True) -> None:
-        """This attempt is over. The next one follows from `consider`, without those to blame."""
+    def abort(
+        self,
+        cause: Cause,
+        blamed: Sequence[PeerId],
+        words: str = "",
+        *,
+        counts: bool = True,
+        offence: bool = True,
+    ) -> None:
+        """This attempt is over. The next one follows from `consider`, without those to blame.
+
+        counts: the epoch has only so many such attempts. offence: those to blame could have done better.
+        """
         proposal, core = self.core.proposal, self.core
         if proposal is None:
             return
@@ -304,6 +295,9 @@ class Leading:
         core.disarm(Timer.PROMISE, Timer.PATIENCE, Timer.JUDGE, Timer.DONE)
         core.promises.raise_floor(proposal.ballot.attempt)
         self.failures += counts
+        fair = len(blamed) == 1 or not self.machine.waiting.blames_most(blamed)
+        for peer in blamed if offence and fair and cause in OFFENCES else ():
+            self.offences.add(peer, core.here.epoch, free=2 if cause in FORGIVABLE else 1)
         if counts and not blamed:
             core.deadlines.relax()
         final = counts and self.failures >= self.budget

@@ -26,6 +26,7 @@ from p2pavg.rounds.machine.memory.state import State, state_of
 from p2pavg.rounds.machine.newcomers import Newcomers
 from p2pavg.rounds.machine.others import Peers
 from p2pavg.rounds.machine.own_thread import Trainer
+from p2pavg.rounds.machine.refusals import Refusals
 from p2pavg.rounds.machine.rules.deadlines import PAUSE, Timer
 from p2pavg.rounds.machine.succession import Succession
 from p2pavg.rounds.machine.transfer import Transfer
@@ -47,6 +48,7 @@ class Machine:
         self.core = Core(config, now)
         self.member = Member(self)
         self.leading = Leading(self)
+        self.refusals = Refusals(self)
         self.transfer = Transfer(self)
         self.succession = Succession(self)
         self.counting = Counting(self)
@@ -251,10 +253,11 @@ class Machine:
             messages.Prepare: (self.member.on_prepare,),
             messages.Query: (self.member.on_query,),
             messages.Promise: (self.leading.on_promise, self.succession.on_promise),
-            messages.Refuse: (self.leading.on_refuse, self.succession.on_refuse),
+            messages.Refuse: (self.refusals.on_refuse, self.succession.on_refuse),
             messages.Ready: (self.leading.on_ready,),
             messages.Unready: (self.leading.on_unready,),
             messages.Begin: (self.member.on_begin,),
+            messages.Begun: (self.member.on_begun,),
             messages.Done: (self.transfer.on_done,),
             messages.Stalled: (self.transfer.on_stalled,),
             messages.Complain: (self.transfer.on_complain,),
@@ -277,6 +280,7 @@ class Machine:
             Timer.TOTALS: self.counting.on_totals_timer,
             Timer.LAPSE: self.counting.on_totals_timer,
             Timer.KEEPALIVE: self.counting.on_keepalive_timer,
+            Timer.VAIN: self.waiting.on_vain_timer,
             Timer.WORD: self.waiting.on_word_timer,
             Timer.QUERY: self.succession.on_query_timer,
             Timer.INQUIRE: self.succession.on_inquire_timer,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from p2pavg.rounds.machine.actions import BeginJob, CancelJob, OpenJob, TraceKind
 from p2pavg.rounds.machine.events import JobDone, JobFailed, JobProgressed, JobRefused
 from p2pavg.rounds.machine.memory.holding import Holding
+from p2pavg.rounds.machine.memory.promises import MOST_AHEAD
 from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND
 from p2pavg.rounds.machine.rules.plausible import plausible
 from p2pavg.rounds.machine.rules.stalls import TransferWatch
@@ -15,6 +16,7 @@ from p2pavg.rounds.protocol.ballot import Ballot, Held, PeerId, Stage
 from p2pavg.rounds.protocol.causes import FORGIVABLE, Cause, Objection
 from p2pavg.rounds.protocol.messages import (
     Begin,
+    Begun,
     Committed,
     Complain,
     Done,
@@ -28,11 +30,13 @@ from p2pavg.rounds.protocol.messages import (
     Unready,
 )
 from p2pavg.rounds.protocol.roles import Role, Seat
+from p2pavg.rounds.protocol.wire import digest_of
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
 
+MOST_TRUSTING = 3  # voters of a group that do not compare what the leader told them: nobody has a majority
 STATUS_S = 0.5  # between two words of a member that is at it
 
 
@@ -52,7 +56,8 @@ class Member:
             return
         rank = message.members.index(core.me)
         votes = message.voters[rank]
-        why = self._cannot(ballot, votes)
+        deposed = core.idle_leaders.is_out(peer, core.here.epoch) and peer != core.me
+        why = Objection.DEPOSED if deposed else self._cannot(ballot, votes)
         needed = message.plan.neighbours(rank, len(message.members))
         missing = tuple(
             other for place, other in enumerate(message.members) if place in needed and other not in core.view
@@ -62,8 +67,8 @@ class Member:
             return
         held = self.core.holding
         if held is not None and held.stage is Stage.DONE:
-            # It may be committed, by an earlier life of this leader too: it has to be decided before another
-            # can be prepared.
+            # What is DONE may be committed, also by an earlier life of this leader: that ballot has to
+            # be decided before another one is prepared.
             self._promise(ballot)
             self._answer(ballot, held.described())
             return
@@ -102,7 +107,7 @@ class Member:
         self._answer(ballot, held)
 
     def _answer(self, ballot: Ballot, held: Held | None) -> None:
-        """What we hold, to whoever prepares or decides. No word from below undoes a DONE that was told."""
+        """Tell a leader what this peer holds. A DONE that was told is undone by no lower ballot's leader."""
         core = self.core
         if held is not None and held.stage is Stage.DONE:
             core.promises.bind(ballot)
@@ -117,7 +122,7 @@ class Member:
             self.core.send(peer, Inquire(held.ballot))
 
     def last_words(self) -> tuple[Held, ...]:
-        """What a successor would want to know from us: the last average here, and the last ballot since."""
+        """What a successor would ask this peer: the last average here, and the last ballot since."""
         core = self.core
         words = [
             Held(o.ballot, Stage.COMMITTED, True, o.digests, (), o.weights, o.samples)
@@ -128,7 +133,7 @@ class Member:
         return (*words[-1:], *since)
 
     def freeze(self) -> Held | None:
-        """What we hold, once and for all: if it is not DONE, it will not become so."""
+        """The ballot that this peer holds, as it will stay: one that is not DONE never becomes DONE."""
         held = self.core.holding
         if held is None:
             return None
@@ -154,6 +159,8 @@ class Member:
         if core.here.leaving and self.core.holding is None:
             return Objection.LEAVING
         promised = core.promises.last
+        if ballot.attempt > (promised.attempt if promised is not None else 0) + MOST_AHEAD:
+            return Objection.FAR_AHEAD
         if promised is not None and ballot <= promised and promised.standing == ballot.standing:
             return Objection.PROMISED
         leads = self.authority()
@@ -164,7 +171,7 @@ class Member:
         return Objection.BUSY if busy else None
 
     def authority(self) -> PeerId | None:
-        """Who decides the ballot that we hold: the leader of the highest ballot that we promised.
+        """Who decides the ballot that this peer holds: the leader of the highest ballot that it promised.
 
         None: nobody any more, though a peer of that name may be linked again.
         """
@@ -236,7 +243,7 @@ class Member:
             self._distrust(held)
             return
         if wait not in (0, core.own.wait):
-            return  # it is over, and the leader is told so already
+            return  # that wait is over, and the leader was told
         ready = wait > 0
         held.begun, held.begun_at, held.ready = True, core.now, ready
         held.weights, held.samples, held.note = message.weights, message.samples, message.note
@@ -259,6 +266,25 @@ class Member:
             TraceKind.BEGUN, attempt=held.ballot.attempt, contributors=sum(w > 0 for w in message.weights)
         )
         core.act(BeginJob(held.transfer, message.weights))
+        held.told = digest_of(message)
+        if held.voter and len(held.voters) > MOST_TRUSTING and core.me != held.ballot.leader:
+            for seat in held.members:
+                if seat.peer not in (core.me, held.ballot.leader):
+                    core.send(seat.peer, Begun(held.ballot, held.told))
+        self._compare(held)
+
+    def on_begun(self, peer: PeerId, message: Begun) -> None:
+        """Another member says which round it was told to begin."""
+        held = self.core.holding
+        if held is not None and held.ballot == message.ballot and held.stage is Stage.OPEN:
+            held.told_others[peer] = message.digest
+            self._compare(held)
+
+    def _compare(self, held: Holding) -> None:
+        if held.is_told_otherwise(self.core.me):
+            self.core.exclude(held.ballot.leader, Cause.IMPLAUSIBLE_BEGIN)
+            self.drop(Cause.IMPLAUSIBLE_BEGIN.words)
+            self.machine.waiting.depose(held.ballot.leader)
 
     def _distrust(self, held: Holding) -> None:
         """Its leader lies about what members declared: this epoch's round is made without it."""

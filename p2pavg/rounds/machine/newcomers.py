@@ -13,8 +13,8 @@ from p2pavg.rounds.protocol.messages import CatchUp
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
-FRESH_S = 3.0  # whoever is at it says so again and again; its word holds for so long, and two round trips
-TOLD_S = 0.5  # a shorter wait needs no word
+FRESH_S = 3.0  # seconds, and two round trips: so long a newcomer's word holds; it repeats that word
+TOLD_S = 0.5  # seconds: a shorter wait for a newcomer is not logged
 PAUSE_FACTOR = 10.0  # times the wait that a newcomer is allowed, before rounds wait for that newcomer again
 
 
@@ -58,6 +58,11 @@ class Newcomers:
             self._asked[peer] = _Asked(message, self.core.now)
         else:
             asked.message, asked.heard_at = message, self.core.now
+
+    def allowance(self) -> float:
+        """How many seconds the leader may wait for newcomers."""
+        view = self.core.view
+        return sum(asked.message.seconds for peer, asked in self._asked.items() if peer in view)
 
     def held_until(self) -> float:
         """The next round could begin: until when it waits, if nothing happens before; now: it does not."""

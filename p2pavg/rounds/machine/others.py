@@ -47,7 +47,7 @@ class Peers:
             core.broadcast_progress()
 
     def on_leaving(self, peer: PeerId, message: Leaving) -> None:
-        """It says so itself, and what it knows."""
+        """A peer leaves, and says last what it knows."""
         if peer in self.core.view:
             self.core.keep_words(peer, message.held)
         self._down(peer, "left the run")
@@ -122,7 +122,7 @@ class Peers:
             core.here.lineage,
         ) and core.here.joining is None:
             if peer == core.sticky and message.leader not in (peer, None):
-                core.follow(message.leader)  # it abdicates
+                core.follow(message.leader)  # the leader abdicates
             self.machine.counting.on_progress(peer, message, first=first)
         elif knew != (message.epoch, message.lineage, message.joining) or message.epoch < core.here.epoch:
             core.send(peer, core.progress())

@@ -54,7 +54,7 @@ class Trainer:
         core = self.core
         if not core.here.applied(event.epoch):
             return
-        core.trust(core.me)  # it abdicated because it was late, and is late no more
+        core.trust(core.me)  # this peer abdicated because it was late, and is late no more
         core.own.begin_step(core.now)
         core.deadlines.measured_apply(core.me, core.now - core.here.began_at)
         core.trace(TraceKind.APPLIED)

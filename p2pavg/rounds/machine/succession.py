@@ -23,7 +23,7 @@ class Succession:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
-        self.expected: PeerId | None = None  # who should open the inquest, if not we
+        self.expected: PeerId | None = None  # the successor that should ask, if another peer
         self._failures = 0
         self._rivalry = Rivalry(self.core.promises)
 
@@ -46,7 +46,7 @@ class Succession:
         self.new_epoch()
 
     def _give_up(self, inquest: Inquest) -> None:
-        """Those that we asked are free to answer others."""
+        """Tell the peers that were asked that they are free to answer others."""
         self.core.ask(None)
         self.core.disarm(Timer.QUERY)
         given_up = Aborted(
@@ -56,7 +56,7 @@ class Succession:
             self.core.send(asked, given_up)
 
     def start(self) -> None:
-        """Whoever decides our ballot is lost: find out who comes next. Idempotent."""
+        """The peer that was to decide our ballot is lost: find out which one comes next. Idempotent."""
         core, held = self.core, self.machine.core.holding
         if held is None or self.core.inquest is not None or self.machine.core.proposal is not None:
             return
@@ -88,6 +88,7 @@ class Succession:
             or peer in core.epoch_state.suspects
             or peer in core.epoch_state.excluded
             or peer in core.promises.gone
+            or core.idle_leaders.is_out(peer, core.here.epoch)
         )
         return core.view.alive(peer) and not barred
 
@@ -134,7 +135,7 @@ class Succession:
         core.deadlines.measured_answer(peer, core.now - inquest.asked[peer])
         held = message.held
         if held is not None and held.ballot.standing != inquest.ballot.standing:
-            held = None  # it decides nothing here
+            held = None  # a ballot of another standing decides nothing here
         inquest.answers[peer] = held
         inquest.since[peer] = message.since
         inquest.dismissed.discard(peer)

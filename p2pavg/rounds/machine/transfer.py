@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from p2pavg.rounds.machine.memory.proposal import Proposal
 from p2pavg.rounds.machine.rules.agreement import dissenters
 from p2pavg.rounds.machine.rules.complaints import Complaints
 from p2pavg.rounds.machine.rules.deadlines import Timer
@@ -15,6 +17,11 @@ from p2pavg.rounds.protocol.messages import Committed, Complain, Done, Stalled
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
+
+
+SLACK_S = 0.5  # seconds beyond LATE_FACTOR by which a voter may be later than most, and is not slow
+MOST_SLOW = 3  # rounds in which a voter may be slow, before it stays out of some
+LATE_FACTOR = 3.0  # times what most needed: so much longer a voter that says that it is at it may need
 
 
 class Transfer:
@@ -33,6 +40,8 @@ class Transfer:
             self.machine.leading.abort(Cause.WRONG_PARTS, [peer])
             return
         proposal.done[peer] = message.digests
+        proposal.done_at.setdefault(peer, core.now)
+        proposal.gathered_at.setdefault(peer, core.now)
         if len(proposal.done) < len(proposal.voting):
             self.watch()
             return
@@ -42,15 +51,51 @@ class Transfer:
             return
         core.lead(None)
         core.disarm(Timer.JUDGE, Timer.DONE)
+        self._rate(proposal)
         outcome = Committed(proposal.ballot, proposal.weights, proposal.samples, message.digests)
         for member in proposal.members:
             core.send(member, outcome)
+
+    def _rate(self, proposal: Proposal) -> None:
+        """All are DONE: who is much slower than most again and again does not hold up further epochs."""
+        offences = self.machine.leading.offences
+        for peer in proposal.voting:
+            slack = SLACK_S + 2 * self.core.deadlines.rtt(peer)
+            if proposal.done_at[peer] > self._due(proposal, peer, proposal.done_at, slack):
+                offences.add(peer, self.core.here.epoch, free=MOST_SLOW)
+            else:
+                offences.completed(peer)
 
     def watch(self) -> None:
         proposal = self.core.proposal
         assert proposal is not None
         waiting = [peer for peer in proposal.voting if peer not in proposal.done]
-        self.core.arm(Timer.DONE, min(proposal.heard[p] + self.core.deadlines.word(p) for p in waiting))
+        word = self.core.deadlines.word
+        self.core.arm(
+            Timer.DONE,
+            min(
+                min(proposal.heard[peer] + word(peer), self._due(proposal, peer, proposal.done_at))
+                for peer in waiting
+            ),
+        )
+
+    def _due(
+        self, proposal: Proposal, peer: PeerId, reached_at: Mapping[PeerId, float], slack: float | None = None
+    ) -> float:
+        """Until when a voter may need for what `reached_at` tells of: some times what most others needed.
+
+        Its own word, that it is at it, counts as long as most others are not there either.
+        """
+        ranks = {rank for part in proposal.plan.parts for rank in (part.owner, *part.deputies)}
+        adders = [proposal.members[rank] for rank in sorted(ranks)]
+        others = [p for p in (proposal.voting if reached_at is proposal.done_at else adders) if p != peer]
+        there = sorted(reached_at[other] for other in others if other in reached_at)
+        most = len(others) // 2 + 1
+        if len(there) < most or not others:
+            return math.inf
+        at = there[most - 1]
+        slack = self.core.deadlines.word(peer) if slack is None else slack
+        return at + LATE_FACTOR * (at - proposal.begun_at) + slack
 
     def on_done_timer(self) -> None:
         """Somebody neither finishes nor says that it is at it."""
@@ -62,10 +107,17 @@ class Transfer:
             for peer in proposal.voting
             if peer not in proposal.done and core.now >= proposal.heard[peer] + core.deadlines.word(peer)
         ]
-        if mute and core.me not in mute:
-            self.machine.leading.abort(Cause.MUTE, mute)
-        elif mute:
+        late = [
+            peer
+            for peer in proposal.voting
+            if peer not in proposal.done and core.now >= self._due(proposal, peer, proposal.done_at)
+        ]
+        if core.me in mute or core.me in late:
             self.machine.leading.abort(Cause.LEADER_STANDS, ())
+        elif mute:
+            self.machine.leading.abort(Cause.MUTE, mute)
+        elif late:
+            self.machine.leading.abort(Cause.LATE, late)
         else:
             self.watch()
 
@@ -81,6 +133,8 @@ class Transfer:
         proposal.stalls[rank] = (message.contributions, message.results)
         if not message.contributions and not message.results:
             del proposal.stalls[rank]
+        if not message.incomplete:
+            proposal.gathered_at.setdefault(peer, core.now)
         if message.incomplete:
             proposal.excused[rank] = math.inf
         elif proposal.excused.get(rank) == math.inf:
@@ -96,14 +150,31 @@ class Transfer:
             return
         if proposal is None or not proposal.begun or not proposal.stalls:
             return
-        excused = [rank for rank, until in proposal.excused.items() if until > core.now]
+        excused = [
+            rank
+            for rank, until in proposal.excused.items()
+            if core.now < min(until, self._due(proposal, proposal.members[rank], proposal.gathered_at))
+        ]
         verdict = judge(proposal.stalls, proposal.members.index(core.me), excused, proposal.plan)
         if verdict is None and excused:
             core.arm(Timer.JUDGE, core.now + core.deadlines.judge())
         elif verdict is None:
             self.machine.leading.abort(Cause.STALLED, ())
         else:
-            self.machine.leading.abort(Cause.NO_DATA, [proposal.members[verdict]])
+            self.machine.leading.abort(Cause.NO_DATA, self._at_fault(proposal, verdict))
+
+    def _at_fault(self, proposal: Proposal, rank: int) -> Sequence[PeerId]:
+        """Whom to leave out when reports point at this rank: one word against one is a complaint."""
+        at_fault = proposal.members[rank]
+        accusers = [
+            proposal.members[reporter]
+            for reporter, (contributions, results) in proposal.stalls.items()
+            if rank in contributions or rank in results
+        ]
+        if rank in proposal.stalls or len(accusers) != 1 or self.core.me in accusers:
+            return [at_fault]
+        self.complaints.add(accusers[0], at_fault)
+        return self.complaints.judge()
 
     def on_complain(self, peer: PeerId, message: Complain) -> None:
         proposal = self.core.led(message.ballot)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import TraceKind
 from p2pavg.rounds.machine.rules.deadlines import Timer
-from p2pavg.rounds.protocol.ballot import PeerId
+from p2pavg.rounds.protocol.ballot import Ballot, PeerId, Stage
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
+
+MOST_VAIN = 4  # attempts of one leader that may fail in an epoch, before others lead
+IDLE_WORDS = 2.0  # times the deadline for a leader's word: so long it may only say that it is at it
+IDLE_TRANSFERS = 8.0  # times the own transfer: so much longer the others' may take
+MOST_PATIENCE_S = 60.0  # seconds that a leader may wait for stragglers, whatever an epoch takes
 
 
 class Waiting:
@@ -18,6 +25,7 @@ class Waiting:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
+        self._deposed_at = -math.inf  # when a leader was last deposed for keeping this peer waiting
 
     def awaited(self) -> PeerId | None:
         """Whose word the training thread or our ballot waits for; None: nobody's."""
@@ -39,12 +47,61 @@ class Waiting:
         core = self.core
         awaited = self.awaited()
         if awaited is None and self.machine.core.holding is not None and Timer.INQUIRE not in core.timers:
-            self.machine.succession.start()  # whoever was to decide our ballot is gone
+            self.machine.succession.start()  # the peer that was to decide our ballot is gone
             awaited = self.awaited()
+        self._bound_lead(awaited)
         if awaited is None or awaited == core.me:
             core.disarm(Timer.WORD)
         elif Timer.WORD not in core.timers:
             core.arm(Timer.WORD, core.now + core.deadlines.word(awaited))
+
+    def _bound_lead(self, leader: PeerId | None) -> None:
+        """A leader may not keep this peer waiting for ever by its words alone."""
+        core = self.core
+        until = self._lead_ends(leader) if leader is not None and leader != core.me else None
+        if leader is None or until is None:
+            core.disarm(Timer.VAIN)
+            return
+        until = max(until, self._deposed_at + core.deadlines.word(leader))
+        if core.timers.get(Timer.VAIN) != until:
+            core.arm(Timer.VAIN, until)
+
+    def _lead_ends(self, leader: PeerId) -> float | None:
+        """Until when this leader must have got this peer further; None: that is not up to it."""
+        core, held = self.core, self.core.holding
+        word = IDLE_WORDS * core.deadlines.word(leader)
+        patience = 2 * core.deadlines.scale * core.deadlines.patience(core.now - core.here.began_at)
+        if held is None:
+            waits = max(core.own.boundary_at, core.let_go_at) + self.machine.newcomers.allowance()
+            return waits + word + min(patience, MOST_PATIENCE_S)
+        if held.ballot.leader != leader:
+            return None
+        if held.stage is Stage.DONE:
+            return held.done_at + IDLE_TRANSFERS * (held.done_at - held.begun_at) + word
+        return held.proposed_at + word + min(patience, MOST_PATIENCE_S) if not held.begun else None
+
+    def on_vain_timer(self) -> None:
+        """The leader says that it is at it, and nothing gets done."""
+        awaited, self._deposed_at = self.awaited(), self.core.now
+        if awaited is not None and awaited != self.core.me:
+            self.depose(awaited)
+
+    def failed(self, ballot: Ballot) -> None:
+        """An attempt of somebody else came to nothing."""
+        if ballot.leader != self.core.me and self.core.failed(ballot) >= MOST_VAIN:
+            self.depose(ballot.leader)
+
+    def blames_most(self, blamed: Sequence[PeerId]) -> bool:
+        """Whether a leader says that most of its members failed: then the fault is rather its own."""
+        here = self.core.here
+        return 2 * len(blamed) > len(self.core.view.standing(here.epoch, here.lineage))
+
+    def depose(self, leader: PeerId) -> None:
+        """Nothing gets done under this leader: have another one."""
+        self.core.trace(TraceKind.SUSPECTED, peer=leader, why="gets nothing done")
+        self.core.depose(leader)
+        self.machine.counting.report_again()
+        self.machine.succession.start()
 
     def heard(self, peer: PeerId) -> None:
         """A word of the awaited peer."""

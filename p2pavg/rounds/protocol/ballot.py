@@ -14,7 +14,7 @@ DIGEST_BYTES = 32
 PeerId = bytes
 Lineage = bytes
 Note = bytes
-"""What a training thread says of its coming step, for those of the other peers. The rounds only carry it."""
+"""What a training thread says of its coming step to the others' threads. The rounds only carry it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,7 +53,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a member tells of the last ballot it held: enough for a successor to decide it."""
+    """What a member tells of the last ballot it held: enough for a successor to decide that ballot."""
 
     ballot: Ballot
     stage: Stage

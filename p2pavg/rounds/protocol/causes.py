@@ -8,13 +8,15 @@ from enum import StrEnum
 class Objection(StrEnum):
     """Why a member does not accept a ballot."""
 
-    WATCHER = "watcher"  # it looks on
-    ELSEWHERE = "elsewhere"  # it stands at another epoch or lineage
-    PENDING = "pending"  # it has not applied the last average
-    BEHIND = "behind"  # it has several averages to apply
+    WATCHER = "watcher"  # the member only looks on
+    ELSEWHERE = "elsewhere"  # the member stands at another epoch or lineage
+    PENDING = "pending"  # the member has not applied the last average
+    BEHIND = "behind"  # the member has several averages to apply
     LEAVING = "leaving"
-    PROMISED = "promised"  # it promised a higher ballot
-    BUSY = "busy"  # it hears the leader of the ballot that it holds
+    PROMISED = "promised"  # the member promised a higher ballot
+    BUSY = "busy"  # the member hears the leader of the ballot that it holds
+    DEPOSED = "deposed"  # under the ballot's leader nothing got done
+    FAR_AHEAD = "far-ahead"  # no leader can have come to such an attempt
     NO_LINK = "no-link"  # to a member that is named
 
 
@@ -56,6 +58,9 @@ class Cause(StrEnum):
     LOST = "lost"
     LEADER_LOST = "leader-lost"
     HEALING = "healing"
+    LATE = "late"
+    OVERTOLD = "overtold"
+    PENANCE = "penance"
 
     @property
     def words(self) -> str:
@@ -64,7 +69,18 @@ class Cause(StrEnum):
 
 
 FORGIVABLE = frozenset({Cause.UNANSWERED, Cause.UNLINKED, Cause.WITHDRAWN, Cause.SILENT_TO_SUCCESSOR})
-"""Who is left out for one of these said nothing wrong, and may come back within the epoch."""
+"""A peer that is left out for one of these said nothing wrong, and may come back within the epoch."""
+
+OFFENCES = frozenset(Cause) - {Cause.LOST, Cause.LEADER_LOST, Cause.SILENT_TO_SUCCESSOR, Cause.PENANCE}
+"""A peer that is left out for one of these hindered a round. A lost link is nobody's fault."""
+
+NO_FAILURE = frozenset(
+    {
+        *(Cause.ANOTHER_LEADS, Cause.UNDECIDED, Cause.HEALING, Cause.GIVEN_UP, Cause.QUESTION_GIVEN_UP),
+        *(Cause.LEADER_LOST, Cause.LOST, Cause.PENANCE),
+    }
+)
+"""An attempt that ended by one of these says nothing about how well its leader leads."""
 
 _WORDS = {
     Cause.UNANSWERED: "a member did not answer the proposal",
@@ -94,4 +110,7 @@ _WORDS = {
     Cause.LOST: "a member was lost",
     Cause.LEADER_LOST: "its leader was lost",
     Cause.HEALING: "the leader goes to another state",
+    Cause.LATE: "it did not finish long after most others had",
+    Cause.OVERTOLD: "it told many more samples than it declared, so that the round came too early",
+    Cause.PENANCE: "it hindered rounds before",
 }

@@ -19,15 +19,15 @@ class Progress:
     lineage: Lineage
     samples: int
     rate: float  # samples per second
-    boundary: bool  # it waits at a step() boundary
-    pending: bool  # it has not applied its last committed average yet
-    joining: bool  # it downloads the state of (epoch, lineage)
+    boundary: bool  # the training thread waits at a step() boundary
+    pending: bool  # the last committed average is not applied yet
+    joining: bool  # the sender downloads the state of (epoch, lineage)
     total: int  # samples of its whole lineage
     camp: int  # how many live trainers stand where it stands, itself included
-    step_s: float  # how long its last step took
-    step_samples: int  # and what it counted
-    leader: PeerId | None  # whom it follows
-    up_bps: float  # what it can send and receive, bit/s; 0: not measured yet
+    step_s: float  # seconds of the last step
+    step_samples: int  # samples that the last step counted
+    leader: PeerId | None  # whom the sender follows
+    up_bps: float  # bit/s that the sender can send, and below receive; 0: not measured yet
     down_bps: float
     apart: tuple[PeerId, ...]  # trainers that live, and to which it gets no link, or one that a third carries
     met: tuple[PeerId, ...]  # those that nobody can dial, nor it, and to which it has a link all the same
@@ -91,10 +91,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """At the boundary, with this contribution. It holds while this wait lasts, which has a number."""
+    """The training thread waits at its boundary with this contribution, which holds for that wait."""
 
     ballot: Ballot
-    wait: int  # from 1 on
+    wait: int  # the number of the wait, from 1 on
     samples: int
     weight: float
     note: Note
@@ -102,7 +102,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Unready:
-    """That wait is over: what was declared for it does not hold any more."""
+    """That wait is over: the contribution declared for it does not hold any more."""
 
     ballot: Ballot
     wait: int
@@ -117,6 +117,14 @@ class Begin:
     samples: tuple[int, ...]
     waits: tuple[int, ...]  # whose declaration is counted; 0: it computes on, and its samples count later
     note: Note  # the leader's, if it is ready, else that of the first who is; all step by it
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The sender began this round; members compare what the leader told them."""
+
+    ballot: Ballot
+    digest: bytes  # of BEGIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +151,7 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class Complain:
-    """This peer sent something that cannot be used, or cannot go on. None: nobody is to blame."""
+    """`peer` sent something that cannot be used, or cannot go on. None: nobody is to blame."""
 
     ballot: Ballot
     peer: PeerId | None
@@ -198,8 +206,8 @@ class CatchUp:
     spare: int  # results that it may lack when a round begins; 0: the next one waits until it takes part
     seconds: float  # how long rounds may wait for it, in all; 0: they need not wait
     state_bytes: int
-    result_bytes: int  # of one epoch
-    link_bps: float  # what its link brings; 0: not known yet
+    result_bytes: int  # of one epoch's result
+    link_bps: float  # bit/s that the link brings; 0: not known yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +236,7 @@ Message = (
     | Ready
     | Unready
     | Begin
+    | Begun
     | Done
     | Stalled
     | Complain

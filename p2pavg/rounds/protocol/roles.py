@@ -26,7 +26,7 @@ class Generation:
     transfer: int
     samples: int  # of all members
     total: int  # samples of the whole lineage so far
-    leader: PeerId  # who led it, and goes on leading
+    leader: PeerId  # who led the epoch, and goes on leading
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, get_args
@@ -103,6 +104,7 @@ _CHECKS: Mapping[str, Check] = {
     "Cause": _cause,
     "PeerId": _peer,
     "PeerId | None": optional(_peer),
+    "bytes": _digest,
     "Ballot": _ballot,
     "Ballot | None": optional(_ballot),
     "Held | None": optional(_held),
@@ -178,6 +180,11 @@ def from_dict(data: Mapping[Any, Any], *, newer: bool = False, older: bool = Fal
     message: Message = known.kind(**values)
     _consistent(message)
     return message
+
+
+def digest_of(message: Begin) -> bytes:
+    """32 bytes that tell apart what two members were told of one round."""
+    return hashlib.sha256(repr(message).encode()).digest()
 
 
 def _consistent(message: Message) -> None:

@@ -192,7 +192,7 @@ class Downloader:
         )
         await collecting.run(self._inbox)
         self._partial = None
-        return state.unpack(manifest, partial.blob)
+        return await loop.run_in_executor(None, state.unpack, manifest, partial.blob)
 
     def _resumed(self, manifest: Manifest) -> _Partial:
         """What there is of this state already."""

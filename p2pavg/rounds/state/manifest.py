@@ -21,7 +21,8 @@ CHUNK_BYTES = 1 << 20  # at most
 LEAST_CHUNK_BYTES = 1 << 16
 CHUNKS = 256  # of a state that is not tiny or large
 MAX_STATE_BYTES = 1 << 38
-MAX_META_BYTES = 1 << 28
+MAX_META_BYTES = 1 << 24
+BYTES_PER_CONTAINER = 8  # of metadata, on average: an empty list takes one byte there, and sixty in memory
 HASH_BYTES = 16
 
 
@@ -137,6 +138,11 @@ class Packing:
         sizes = [(name, section.nbytes) for name, section in self._sections.items()]
         self._meta = msgpack.packb({"meta": inner, "buffers": sizes})
         self.meta_bytes = len(self._meta)
+        if self.meta_bytes > MAX_META_BYTES:
+            raise StateError(
+                f"the state's metadata take {self.meta_bytes >> 20} MiB, and newcomers read at most"
+                f" {MAX_META_BYTES >> 20}; keep large values of a state_dict in tensors"
+            )
         self.total_bytes = self.meta_bytes + sum(size for _, size in sizes)
 
     def copy_to(self, blob: U8) -> Iterator[None]:
@@ -158,13 +164,29 @@ def describe(epoch: int, lineage: bytes, meta_bytes: int, blob: U8) -> Manifest:
     return Manifest(epoch, lineage, meta_bytes, total, bytes(hashes))
 
 
+def _decoded(data: memoryview) -> Any:
+    """What msgpack made of this. Raises ValueError when that would take many times the memory of `data`."""
+    left = len(data) // BYTES_PER_CONTAINER + 64
+
+    def counted(container: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError("too many lists and maps")
+        return container
+
+    return msgpack.unpackb(data, strict_map_key=False, object_hook=counted, list_hook=counted)
+
+
 def unpack(manifest: Manifest, blob: U8) -> State:
-    """The state whose chunks were verified against the manifest. Raises StateError when its inside is
-    malformed.
+    """The state whose chunks were verified against the manifest.
+
+    Decoding takes a fraction of a second for the largest metadata: not for an event loop. Raises StateError
+    when the inside of the state is malformed.
     """
     wrong = StateError("a downloaded state is malformed; another donor will be asked")
     try:
-        head = msgpack.unpackb(memoryview(blob)[: manifest.meta_bytes], strict_map_key=False)
+        head = _decoded(memoryview(blob)[: manifest.meta_bytes])
         sizes = [(name, size) for name, size in head["buffers"]]
         meta = head["meta"]
     except (ValueError, KeyError, TypeError, msgpack.UnpackException):

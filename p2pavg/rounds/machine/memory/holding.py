@@ -27,16 +27,20 @@ class Holding:
     declared: dict[int, tuple[int, float]] = field(default_factory=dict)  # by wait: samples, weight
     begun: bool = False
     begun_at: float = 0.0
+    told: bytes = b""  # a digest of BEGIN
+    told_others: dict[PeerId, bytes] = field(default_factory=dict)  # by voter, as each says
     done_at: float = 0.0
     ready: bool = False  # at the boundary when the round began
     weights: tuple[float, ...] = ()
     samples: tuple[int, ...] = ()
-    note: Note = b""  # what all members step by, once begun
+    note: Note = b""  # all members step by this note, once begun
     digests: tuple[bytes, ...] = ()
     fact: tuple[PeerId, Committed] | None = None  # told so, but our copy is not whole yet (without a vote)
     watch: TransferWatch | None = None
     told_at: float = 0.0
-    asked: set[PeerId] = field(default_factory=set)  # what became of it: their answers count
+    asked: set[PeerId] = field(
+        default_factory=set
+    )  # peers asked what became of the ballot: their answers count
     stalled_told: tuple[tuple[int, ...], tuple[int, ...], bool] = ((), (), False)
 
     @property
@@ -50,6 +54,17 @@ class Holding:
     @property
     def voters(self) -> tuple[PeerId, ...]:
         return tuple(seat.peer for seat in self.members if seat.voter)
+
+    def is_told_otherwise(self, me: PeerId) -> bool:
+        """Whether most others, the leader aside, were told of another round than this member.
+
+        Then the leader lies. Of two rounds that it tells of, one at most has no such member. One other member
+        that lies about what it was told changes nothing, as long as there are two others.
+        """
+        voters = [seat.peer for seat in self.members if seat.voter]
+        others = [peer for peer in voters if peer not in (me, self.ballot.leader)]
+        wrong = sum(self.told_others.get(peer, self.told) != self.told for peer in others)
+        return self.begun and len(others) > 1 and 2 * wrong > len(others)
 
     def moves(self, now: float) -> bool:
         """Whether the data that is missing still comes."""

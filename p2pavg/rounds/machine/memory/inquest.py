@@ -31,7 +31,7 @@ class Inquest:
 
 
 def decide(answers: dict[PeerId, Held | None]) -> Held | None:
-    """What to commit, from what the reachable voters hold; None: abort. Pure.
+    """The ballot to commit, from what the reachable voters hold; None: abort. Pure.
 
     A ballot is committed when one of them has committed it, or when all of its voters that answered are DONE
     with equal digests: then its leader may have committed it. If any is not DONE, nobody can have done so.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from p2pavg.rounds.protocol.ballot import Ballot, Lineage, PeerId
 
+MOST_AHEAD = 4096  # attempts of one epoch between two ballots that a member sees: none is that far ahead
 STANDINGS_KEPT = 64  # (epoch, lineage) pairs of which promises are remembered
 
 
@@ -91,7 +92,7 @@ class Rivalry:
         Of two rivals the lower one does. So does a ballot that meets the same other one twice: a round that
         keeps running is not torn apart.
         """
-        rivals = other.standing == ours.standing
+        rivals = other.standing == ours.standing and other.attempt <= ours.attempt + MOST_AHEAD
         if rivals:
             self._promises.raise_floor(other.attempt)
         yields = rivals and (other > ours or other == self._met)

@@ -21,13 +21,17 @@ class Proposal:
     asked_at: float
     promised: set[PeerId] = field(default_factory=set)
     ready: dict[PeerId, Ready] = field(default_factory=dict)  # whose wait stands
+    told: dict[PeerId, int] = field(default_factory=dict)  # samples that each voter had told before
     begun: bool = False
+    begun_at: float = 0.0
     weights: tuple[float, ...] = ()  # once begun
     samples: tuple[int, ...] = ()
+    gathered_at: dict[PeerId, float] = field(default_factory=dict)  # when all contributions were there
     done: dict[PeerId, tuple[bytes, ...]] = field(default_factory=dict)
+    done_at: dict[PeerId, float] = field(default_factory=dict)
     heard: dict[PeerId, float] = field(default_factory=dict)  # when a voter last said that it is at it
     stalls: dict[int, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
-    links: dict[int, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
+    unlinked: dict[PeerId, tuple[PeerId, ...]] = field(default_factory=dict)  # to whom it says it has no link
     excused: dict[int, float] = field(default_factory=dict)  # ranks that cannot give all results: until when
 
     def wait(self, peer: PeerId) -> int:

@@ -69,13 +69,14 @@ class Standing:
 
 @dataclass(slots=True)
 class EpochState:
-    """What is true of one epoch alone: an object of its own for each, so that no field outlives the epoch."""
+    """What is true of one epoch alone. Each epoch gets a new object, so that no field outlives the epoch."""
 
     expected: int = 0  # samples that the others will have when ours are there, by their last shares
     begun_before: bool = False  # a round of this epoch began once: the next one needs no target
     attempts: int = 0  # ballots that this peer held
     proposed_at: float = 0.0  # when the first of them came
     excluded: dict[PeerId, Cause] = field(default_factory=dict)  # who failed an attempt
+    accused: dict[PeerId, PeerId] = field(default_factory=dict)  # of the excluded: by whose word alone
     suspects: set[PeerId] = field(default_factory=set)  # who should lead, and says nothing
 
     def held(self, now: float) -> None:

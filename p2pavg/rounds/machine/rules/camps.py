@@ -14,7 +14,7 @@ from p2pavg.rounds.protocol.roles import LinkFacts, Role
 
 @dataclass(slots=True)
 class Facts:
-    """One peer with a link to us, as it last told."""
+    """One peer with a link to this one, as that peer last told."""
 
     peer: PeerId
     epoch: int
@@ -27,11 +27,11 @@ class Facts:
     download_bps: float = 0.0
     links: Mapping[PeerId, LinkFacts] = field(default_factory=dict)  # to others, as it measured them
     region: str = ""
-    heard: bool = False  # it has told over this link where it stands
+    heard: bool = False  # the peer told over this link where it stands
     samples: int = 0
     pace: Pace = field(default_factory=Pace)
     rate: float = 0.0  # samples per second
-    told: int | None = None  # what we last told it of the others' samples
+    told: int | None = None  # the others' samples, as the peer was last told
     told_at: float = 0.0
     boundary: bool = False
     pending: bool = False
@@ -186,7 +186,7 @@ class View:
             self.claims[facts.peer] = facts
 
     def trainers(self) -> Iterator[Facts]:
-        """Those that live and have the state of some (epoch, lineage)."""
+        """Peers that live and have the state of some (epoch, lineage)."""
         return (f for f in self._facts.values() if not f.silent and f.role is Role.TRAINER and not f.joining)
 
     def standing(self, epoch: int, lineage: Lineage) -> Collection[Facts]:
@@ -216,7 +216,9 @@ class View:
 # somebody who reaches both leads.
 
 Gap = tuple[PeerId, PeerId]
-BELIEVED_S = 5.0  # so long one side's word is enough; then the other has to find the same
+BELIEVED_S = (
+    5.0  # seconds for which one side's word of a gap is enough; then the other side has to say the same
+)
 
 
 def gaps(view: View, me: PeerId, own: Collection[PeerId], now: float) -> list[Gap]:

@@ -30,7 +30,7 @@ PATIENCE_FLOOR = 0.5  # a straggler is waited for at least so long, if its steps
 SETTLE = 0.3  # before one lineage gives way to another of the same epoch
 JUDGE_FLOOR = 0.1  # between the first report of a stall and the verdict
 RETRY_FLOOR = 0.05  # between two questions that were refused
-MOST_DOUBLINGS = 4  # of that, while the same peers are asked again
+MOST_DOUBLINGS = 4  # of RETRY_FLOOR, while the same peers are asked again
 PAUSE = 0.5  # late by more than this: this process was stopped, and that time does not count for anybody
 MOST_BEHIND = (
     3  # committed averages that a peer may have yet to apply, each kept encoded, before it has to heal
@@ -64,6 +64,7 @@ class Timer(StrEnum):
     SETTLE = "settle"
     TOTALS = "totals"
     UNHEARD = "unheard"
+    VAIN = "vain"
     WORD = "word"
 
 

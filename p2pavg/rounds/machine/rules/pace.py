@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TOLERANCE = 0.25  # of a step: what is due so soon counts as there
-STOP_EARLY = 0.5  # of a step: rather wait so long for the others than begin another step
+TOLERANCE = 0.25  # of a step: samples due so soon count as there
+STOP_EARLY = 0.5  # of a step: a peer waits so long for the others rather than begin another step
 OVERDUE_STEPS = 2.0  # steps: a peer whose next step takes longer is not counted on
-DELAY_S = 0.3  # what is told may be so old
+DELAY_S = 0.3  # seconds: a report may be so old
 
 
 @dataclass(slots=True)
 class Pace:
-    """One training thread's steps. Times are seconds of the clock of whoever watches it."""
+    """One training thread's steps. Times are seconds of the clock of the peer that watches."""
 
     seconds: float = 0.0  # of one step; 0.0: unknown
     samples: int = 0  # of one step
@@ -31,8 +31,8 @@ class Pace:
 
 
 def own_share(samples: Sequence[int], rank: int, target: int, step: int) -> int:
-    """What this rank will bring of `target` samples if all bring the shares that they brought last, in whole
-    steps, and one at least.
+    """Samples of `target` that this rank will bring if all bring their last shares, in whole steps, one at
+    least.
     """
     total, step = sum(samples), max(1, step)
     share = target * samples[rank] / total if total else 0.0

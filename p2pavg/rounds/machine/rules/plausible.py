@@ -1,7 +1,12 @@
 """What a member can truly have: nobody counts for more, neither by its own word nor by a leader's. Pure."""
 
+from collections.abc import Mapping
+
+from p2pavg.rounds.protocol.ballot import PeerId
+
 MOST_TARGETS = 1000  # epochs' worth of samples: nobody can have counted more
 MOST_WEIGHT = 1e12
+NEAR_TARGET = 0.5  # of the samples of an epoch: a round that counts fewer came too early
 MOST_HANDED = 16.0  # times what a whole swarm counts in the time that has passed
 
 
@@ -10,6 +15,22 @@ def plausible(samples: int, weight: float, target: int, weighted: bool) -> bool:
     if samples > MOST_TARGETS * target:
         return False
     return weight <= MOST_WEIGHT if weighted else weight == samples
+
+
+def overtold(told: Mapping[PeerId, int], declared: Mapping[PeerId, int], target: int) -> tuple[PeerId, ...]:
+    """Who told so many samples that the round came too early, and declares few; empty: nobody.
+
+    told: before the round. declared: by those that are ready. Whoever is not ready counts as if it had what
+    it told, as long as that is no more than an epoch needs in all.
+    """
+    late = sum(min(samples, target) for peer, samples in told.items() if peer not in declared)
+    if sum(declared.values()) + late >= NEAR_TARGET * target:
+        return ()
+    return tuple(
+        sorted(
+            peer for peer, samples in declared.items() if told.get(peer, 0) - samples > NEAR_TARGET * target
+        )
+    )
 
 
 def bequeathable(samples: int, held: int, step: int, target: int, epochs: float) -> bool:

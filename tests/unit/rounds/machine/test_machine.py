@@ -319,9 +319,10 @@ def test_attempts_last_until_links_come_up() -> None:
         for message in messages:
             if isinstance(message, Prepare):
                 asked_at.append(now)
-                queue.append(
-                    Received(one, Refuse(message.ballot, 0, lineage, Objection.NO_LINK, None, (two,)))
-                )
+                queue += [
+                    Received(it, Refuse(message.ballot, 0, lineage, Objection.NO_LINK, None, (other,)))
+                    for it, other in ((one, two), (two, one))
+                ]
         if not queue:
             assert machine.next_deadline is not None
             now = max(now, machine.next_deadline)

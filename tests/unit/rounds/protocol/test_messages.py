@@ -30,6 +30,7 @@ VALUES: dict[str, Any] = {
     "Lineage": LINEAGE,
     "Note": b"note",
     "PeerId": PEER,
+    "bytes": DIGEST,
     "PeerId | None": OTHER,
     "Ballot": BALLOT,
     "Ballot | None": BALLOT,

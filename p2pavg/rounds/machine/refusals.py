@@ -1,0 +1,116 @@
+"""The leader's side of refusals: which of them name somebody that is in the way, and which are in the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from p2pavg.rounds.machine.memory.promises import Rivalry
+from p2pavg.rounds.machine.memory.proposal import Proposal
+from p2pavg.rounds.machine.rules.deadlines import Timer
+from p2pavg.rounds.machine.rules.stalls import judge
+from p2pavg.rounds.protocol.ballot import Ballot, PeerId
+from p2pavg.rounds.protocol.causes import Cause, Objection
+from p2pavg.rounds.protocol.messages import Refuse
+
+if TYPE_CHECKING:
+    from p2pavg.rounds.machine.machine import Machine
+
+MOST_REFUSALS = 3  # in an epoch, for which a member names nobody that can be left out
+
+
+class Refusals:
+    """What members answered to the proposals of this peer instead of a promise, in one epoch."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.core = machine.core
+        self._nameless: Counter[PeerId] = Counter()  # refusals for which nobody could be left out
+        self._claimed: dict[Ballot, set[PeerId]] = {}  # who refused because of which ballot
+        self._rivalry = Rivalry(self.core.promises)
+
+    def new_epoch(self) -> None:
+        """What was refused in the last epoch is over."""
+        self._nameless.clear()
+        self._claimed.clear()
+
+    def on_refuse(self, peer: PeerId, message: Refuse) -> None:
+        proposal, core, leading = self.core.led(message.ballot), self.core, self.machine.leading
+        if proposal is None or proposal.begun or peer not in proposal.voting:
+            return
+        facts = core.view.get(peer)
+        if message.objection in (Objection.BUSY, Objection.PROMISED) and message.promised is not None:
+            self._refused_for(peer, message.promised, proposal)
+        elif message.objection is Objection.ELSEWHERE and facts is not None:
+            joining = facts.joining or (message.epoch, message.lineage) == (
+                core.here.epoch,
+                core.here.lineage,
+            )
+            core.view.stands(facts, message.epoch, message.lineage, joining=joining)
+            leading.abort(Cause.ELSEWHERE, [peer] if self.is_too_often(peer) else ())
+        elif message.objection is Objection.PENDING and facts is not None:
+            contradicts_itself = facts.heard and not facts.pending
+            facts.pending, facts.committed_at = True, core.now
+            leading.abort(Cause.PENDING, [peer] if contradicts_itself else ())
+        elif message.missing:
+            absent = tuple(p for p in message.missing if p in proposal.members and p != peer)
+            if absent:
+                proposal.unlinked[peer] = absent
+                self.judge_links(proposal)
+            else:
+                leading.abort(Cause.REFUSED, [peer], "a member refused for want of a link to nobody")
+        else:
+            leading.abort(Cause.REFUSED, [peer], f"a member refused ({message.objection})")
+
+    def _refused_for(self, peer: PeerId, other: Ballot, proposal: Proposal) -> None:
+        """A member says that it is bound to another ballot, as that one's leader or a second member knows."""
+        core, leading = self.core, self.machine.leading
+        seconds = self._claimed.setdefault(other, set())
+        seconds.add(peer)
+        refuted = other.leader in proposal.promised and other.leader not in (core.me, peer)
+        seconded = len(seconds) > 1 or peer == other.leader
+        deposed = peer == other.leader and core.idle_leaders.is_out(peer, core.here.epoch)
+        blamed = [peer] if refuted or deposed or (self.is_too_often(peer) and not seconded) else []
+        yields = self._rivalry.yields(proposal.ballot, other)
+        if blamed:
+            misled = peer != other.leader and core.idle_leaders.is_out(other.leader, core.here.epoch)
+            leading.abort(Cause.ANOTHER_BALLOT, blamed, offence=not misled)
+        elif yields and other.leader != core.me and core.view.alive(other.leader):
+            leading.abort(Cause.ANOTHER_LEADS, (), counts=False)
+            core.follow(other.leader)
+            core.trust(other.leader)
+        else:
+            leading.abort(Cause.ANOTHER_BALLOT, ())
+        core.arm(Timer.RETRY, core.now + core.deadlines.retry(peer))
+
+    def is_too_often(self, peer: PeerId) -> bool:
+        """The peer's answer makes this attempt fail, and names nobody whom the leader could leave out.
+
+        That may be so for a moment. A peer of which it is so again and again is itself to blame.
+        """
+        self._nameless[peer] += 1
+        return self._nameless[peer] > max(0, MOST_REFUSALS - self.machine.leading.offences.strikes(peer))
+
+    def judge_links(self, proposal: Proposal) -> bool:
+        """Whether members without a link to each other ended the attempt.
+
+        Whoever lacks a link is judged when the other end has answered. An end that promised has its links.
+        """
+        leading = self.machine.leading
+        answered = proposal.promised | proposal.unlinked.keys() | {self.core.me}
+        for peer, absent in proposal.unlinked.items():
+            voting = [other for other in absent if other in proposal.voting]
+            if not answered.issuperset(voting):
+                continue
+            if all(other in proposal.promised or other == self.core.me for other in voting):
+                leading.abort(Cause.UNLINKED, [peer])
+                return True
+            reports = {
+                proposal.members.index(one): ([proposal.members.index(other) for other in others], ())
+                for one, others in proposal.unlinked.items()
+            }
+            verdict = judge(reports, proposal.members.index(self.core.me))
+            if verdict is not None:
+                leading.abort(Cause.UNLINKED, [proposal.members[verdict]], offence=False)
+                return True
+        return False
