@@ -9,6 +9,7 @@ memory; of a sharded model every rank sends and gets its own shards, and no devi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -182,15 +183,23 @@ class NodeOptimizer(torch.optim.Optimizer):
         self._conduct(load)
 
     def close(self) -> None:
-        """Leave the swarm. All ranks call it."""
+        """Leave the swarm. All ranks call it, and go on when the first one has left."""
+        self._leave()
+        with suppress(RuntimeError):  # a rank is gone
+            self._shards.tell(GOES_ON, self.epoch)
+
+    def _leave(self) -> None:
         if self.collaborative is not None:
             self.collaborative.close()
 
     def __enter__(self) -> NodeOptimizer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._leave()  # the others may be anywhere
 
 
 class Shards:
