@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib
-import pickle
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgpack
+import numpy as np
+import torch
+
 from p2pavg.bench.input.source import Sample
 from p2pavg.errors import ConfigurationError
 
 Step = Callable[[Any], Any]
+_ARRAY, _TENSOR = 1, 2  # MessagePack's extension types of a shard
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,37 @@ class Pipeline:
 
 
 def packed(value: Any) -> bytes:
-    """What stands in a shard for a value: bytes as they are behind one byte, anything else pickled."""
-    if isinstance(value, bytes):
-        return b"\0" + value
-    return b"\1" + pickle.dumps(value, protocol=5)
+    """What stands in a shard for a value: bytes, texts, numbers, NumPy arrays, tensors, lists and dicts of
+    them.
+
+    Raises ConfigurationError for anything else.
+    """
+    data: bytes = msgpack.packb(value, default=_ext)
+    return data
 
 
 def unpacked(data: bytes) -> Any:
-    """The inverse. Only for what this process, or its user, wrote: it is a pickle."""
-    return data[1:] if data[:1] == b"\0" else pickle.loads(memoryview(data)[1:])
+    """The inverse; arrays are read-only views."""
+    return msgpack.unpackb(data, ext_hook=_value, strict_map_key=False)
+
+
+def _ext(value: Any) -> msgpack.ExtType:
+    """NumPy scalars and arrays, and tensors on the CPU."""
+    kind = _TENSOR if isinstance(value, torch.Tensor) else _ARRAY
+    array = value.numpy() if isinstance(value, torch.Tensor) else value
+    if not isinstance(array, np.ndarray | np.generic) or array.dtype.hasobject:
+        raise ConfigurationError(
+            f"a step gives a {type(value).__name__}, which cannot stand in a shard: let it give bytes, "
+            "numbers, texts, NumPy arrays, tensors, or lists and dicts of them"
+        )
+    array = np.ascontiguousarray(array)
+    head = msgpack.packb([array.dtype.str, array.shape])
+    return msgpack.ExtType(kind, head + array.tobytes())
+
+
+def _value(kind: int, data: bytes) -> Any:
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(data)
+    dtype, shape = unpacker.unpack()
+    array = np.frombuffer(data, np.dtype(dtype), offset=unpacker.tell()).reshape(shape)
+    return torch.from_numpy(array.copy()) if kind == _TENSOR else array

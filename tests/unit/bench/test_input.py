@@ -10,13 +10,16 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from p2pavg.bench import __main__ as bench
 from p2pavg.bench.input import measure, verdict
 from p2pavg.bench.input.measure import Split
 from p2pavg.bench.input.steps import packed, unpacked
 from p2pavg.bench.input.verdict import Limits
+from p2pavg.errors import ConfigurationError
 
 NAMES = ["decode", "resize", "crop"]
 
@@ -85,6 +88,17 @@ def test_values_come_back() -> None:
     """Bytes and any other value survive packing."""
     for value in (b"", b"\1x", [1, "a"], {"k": 2.5}):
         assert unpacked(packed(value)) == value
+    for array in (
+        np.arange(6, dtype=np.uint16).reshape(2, 3)[:, ::2],
+        np.zeros((0, 4)),
+        np.ones(1, np.float32),
+    ):
+        back = unpacked(packed({"x": array}))["x"]
+        assert back.dtype == array.dtype
+        assert np.array_equal(back, array)
+    assert torch.equal(unpacked(packed([torch.arange(3)]))[0], torch.arange(3))
+    with pytest.raises(ConfigurationError, match="a step gives a set"):
+        packed({1, 2})
 
 
 MODULE = """
