@@ -33,8 +33,8 @@ from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.bench.options import positive_int
 from p2pavg.bench.result import add_output_options, emit
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.transport.engine import SELF, Engine, ReduceJob, Start
 from p2pavg.transport.pump_engine import PumpEngine
 from p2pavg.transport.python.engine import PythonEngine

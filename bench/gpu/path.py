@@ -20,7 +20,7 @@ from p2pavg.bench.accumulate import NEVER
 from p2pavg.codecs import cuda as device
 from p2pavg.optim.gradients.path import CudaPath
 from p2pavg.optim.gradients.vectors import all_finite, clip_norm
-from p2pavg.part import Part
+from p2pavg.plan.part import Part
 
 MIB = 1 << 20
 

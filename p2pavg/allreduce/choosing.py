@@ -10,8 +10,8 @@ from enum import StrEnum
 
 from p2pavg.allreduce.levels import sized, tree_costs, trees
 from p2pavg.allreduce.partition import Capacity, costs, part_counts, shares
-from p2pavg.part import Part
 from p2pavg.plan import MOST_MEMBERS, Plan
+from p2pavg.plan.part import Part
 
 _WORTH = 0.9  # two levels are chosen when they take at most so much of a flat plan's time
 _OVERHEAD_S = 0.02  # of the second stage, besides its round trip

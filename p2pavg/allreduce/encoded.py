@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg import codecs
-from p2pavg.part import Part
+from p2pavg.plan.part import Part
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]

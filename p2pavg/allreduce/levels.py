@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from p2pavg.allreduce.minimax import minimax
 from p2pavg.allreduce.partition import Capacity, even, measured, part_counts, slowest_first
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 
 F64 = npt.NDArray[np.float64]
 

@@ -26,8 +26,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.report.wire import Wire
 
 F32 = npt.NDArray[np.float32]

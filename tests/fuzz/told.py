@@ -21,8 +21,8 @@ from p2pavg.identity import Identity
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.shown import run_line
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.report.compact import CompactReport
 from p2pavg.rounds.loop import hello
 from p2pavg.rounds.loop.bequest import MOST_AT_ONCE, Bequests

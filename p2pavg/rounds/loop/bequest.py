@@ -19,7 +19,7 @@ from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.allreduce.encoding import Encodable
 from p2pavg.errors import P2PAvgError
 from p2pavg.identity import short_id
-from p2pavg.part import Part
+from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.departure import Verdict
 from p2pavg.rounds.machine.events import Bequeathed
 from p2pavg.rounds.protocol.fields import MAX_NOTE

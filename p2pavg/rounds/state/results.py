@@ -15,7 +15,7 @@ from p2pavg.allreduce.encoded import Layout
 from p2pavg.allreduce.jobs import MOST_STATE
 from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.errors import P2PAvgError, StateError
-from p2pavg.part import Part
+from p2pavg.plan.part import Part
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.protocol import wire
 from p2pavg.rounds.protocol.ballot import LINEAGE_BYTES, PEER_ID_BYTES, Ballot

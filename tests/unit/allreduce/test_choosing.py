@@ -12,8 +12,8 @@ from p2pavg.allreduce.choosing import Question, Topology, choose, dollars, flat,
 from p2pavg.allreduce.levels import MOST_TREES
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.regions import regions
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 
 SHAPES = [(2, 2, 2, 2), (4, 4), (5, 3), (6, 1, 1)]
 NUMEL = 25_000_000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.errors import StateError
-from p2pavg.part import Part
+from p2pavg.plan.part import Part
 from p2pavg.rounds.state import manifest as state
 from p2pavg.rounds.training import Section
 from tests.unit.rounds.state.packed import packed

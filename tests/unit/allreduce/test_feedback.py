@@ -15,8 +15,8 @@ from p2pavg import codecs
 from p2pavg.allreduce.encoding import HostEncoding, HostGradient
 from p2pavg.allreduce.feedback import Residual
 from p2pavg.allreduce.jobs import Jobs
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.rounds.loop.supply import Supply
 from tests.unit.codecs.codec_cases import IMPLEMENTATIONS, briefly, decoded, implementation, runs
 from tests.unit.optim.fake_path import FakeGradient

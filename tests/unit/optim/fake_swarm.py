@@ -11,7 +11,7 @@ import numpy as np
 
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
-from p2pavg.part import Part
+from p2pavg.plan.part import Part
 from p2pavg.rounds.protocol.roles import Generation
 from p2pavg.rounds.training import Average, Contribution, Heal, KeepGoing, Outcome, TrainingSpec
 

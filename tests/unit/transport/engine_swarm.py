@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from p2pavg import codecs, native
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.transport.engine import NOBODY, SELF, Engine, ReduceJob, Start, StreamKeys
 from p2pavg.transport.python.engine import PythonEngine
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.report.wire import Wire
 from p2pavg.transport import tcp_info
 from p2pavg.transport.engine import SELF, Missing, ReduceJob

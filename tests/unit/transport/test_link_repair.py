@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pavg.errors import ProtocolError
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.transport.engine import SELF, Missing, ReduceJob, StreamStats
 from p2pavg.transport.links.repair import Repairs
 from p2pavg.transport.links.stalls import Again, KindWatch, LinkWatch, RankWatch, overtaken

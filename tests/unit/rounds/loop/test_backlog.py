@@ -7,7 +7,7 @@ import numpy as np
 
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
-from p2pavg.part import Part
+from p2pavg.plan.part import Part
 from p2pavg.rounds.loop.backlog import Backlog
 from p2pavg.rounds.training import Average
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import Action, Bequeath, Discarded, Send
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.departure import Verdict

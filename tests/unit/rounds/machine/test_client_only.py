@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import OpenJob, Send
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import LocalProgress, PeerUp, Received

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import OpenJob, StartHeal
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import Followed, HealFailed, LocalProgress, PeerDown, PeerUp, Tick

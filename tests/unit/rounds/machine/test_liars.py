@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.rules.agreement import dissenters
 from p2pavg.rounds.machine.rules.complaints import MOST_VAGUE, Complaints
 from p2pavg.rounds.machine.rules.plausible import MOST_TARGETS, bequeathable, plausible

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import Action, Commit, Discarded, OpenJob, Resume, Send, WaitAt
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import (

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from p2pavg.errors import RoundFailedError
-from p2pavg.part import Part
 from p2pavg.peer.peer import Peer
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import Action, BeginJob, OpenJob, Resume, Send
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import LocalProgress, PeerUp, Received

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import Action, CancelJob, Commit, Discarded, OpenJob, Send
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import Healed, JobDone, LocalProgress, PeerDown, PeerUp, Received

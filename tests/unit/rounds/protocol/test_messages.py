@@ -10,8 +10,8 @@ import msgpack
 import pytest
 
 from p2pavg.errors import ProtocolError
-from p2pavg.part import Part
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.rounds.protocol import messages as m
 from p2pavg.rounds.protocol import wire
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage

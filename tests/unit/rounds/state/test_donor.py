@@ -15,8 +15,8 @@ import pytest
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import Layout
 from p2pavg.errors import ConfigurationError, StateError
-from p2pavg.part import Part
 from p2pavg.peer.settings import check_rate
+from p2pavg.plan.part import Part
 from p2pavg.rounds.protocol.ballot import Ballot
 from p2pavg.rounds.protocol.lineage import next_lineage
 from p2pavg.rounds.protocol.roles import Seat

@@ -13,7 +13,7 @@ import pytest
 from p2pavg import codecs, native
 from p2pavg.allreduce.encoded import EncodedResult
 from p2pavg.errors import StateError
-from p2pavg.part import Part
+from p2pavg.plan.part import Part
 from p2pavg.rounds.protocol.ballot import Ballot
 from p2pavg.rounds.protocol.lineage import next_lineage
 from p2pavg.rounds.protocol.roles import Seat

@@ -11,6 +11,8 @@ bytes of the result go down the same tree. So there are at most two stages in wh
 
 A flat butterfly has no deputies. In a two-level plan the groups are regions: of each part one contribution
 leaves a region, and one result comes in, however many members the region has.
+
+Start at `Plan`; `part` is a slice of the vector with its tree. May import errors alone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2pavg.part import Part
+from p2pavg.plan.part import Part
 
 STAGES = 2  # in which something is reduced, at most
 MOST_MEMBERS, MOST_PARTS = 64, 256  # of a plan with deputies

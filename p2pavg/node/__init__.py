@@ -4,6 +4,8 @@
 model averages gradients within the node. At a boundary the first rank of the group takes them, meets the
 swarm, steps, and gives the parameters back. It keeps the whole parameters and the optimizer's state in host
 memory; of a sharded model every rank sends and gets its own shards, and no device ever holds the whole.
+
+Start at `NodeOptimizer`. May import every floor below.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Trainer's `global_step` is the swarm's epoch: max_steps, checkpoints and callbacks go by that, on a peer that
 came later as well. Imported by nobody in this package; needs `p2pavg[lightning]`.
+
+Start at `CollaborativeStrategy`. May import every floor below.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Trainer counts its own steps. Here its `global_step` is the swarm's epoch: it stops, evaluates, logs and saves
 by that, on a peer that came later as well. Imported by nobody in this package; needs `p2pavg[hf]`.
+
+Start at `trainer_kwargs`. May import every floor below.
 """
 
 from __future__ import annotations
