@@ -44,13 +44,7 @@ class Trainer:
         """Join the swarm."""
         self.epochs: list[Epoch] = []
         self.peer = start_peer(RUN, config, credentials=config["credentials"])
-        self.trainer = ToyTrainer(
-            self.peer,
-            target=config["target"],
-            step_seconds=config["step_seconds"],
-            numel=NUMEL,
-            on_epoch=self.epochs.append,
-        )
+        self.trainer = ToyTrainer.of(self.peer, config, numel=NUMEL, on_epoch=self.epochs.append)
         return {"address": self.peer.address}
 
     def train(self, command: dict[str, Any]) -> dict[str, Any]:

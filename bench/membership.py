@@ -91,13 +91,8 @@ class Trainer:
         """Join a swarm, and train from then on."""
         self._epochs: list[tuple[int, str, float]] = []
         self._peer = start_peer(RUN, config)
-        self._trainer = ToyTrainer(
-            self._peer,
-            target=config["target"],
-            step_seconds=config["step_seconds"],
-            numel=100_000,
-            on_epoch=self._applied,
-            extra=np.zeros(STATE_BYTES, np.uint8),
+        self._trainer = ToyTrainer.of(
+            self._peer, config, numel=100_000, on_epoch=self._applied, extra=np.zeros(STATE_BYTES, np.uint8)
         )
         threading.Thread(target=self._train, daemon=True).start()
         return {"address": self._peer.address}

@@ -86,6 +86,26 @@ class ToyTrainer:
         while not isinstance(outcome := self.session.arrive(Contribution(None, 1.0, 0)), KeepGoing):
             self._apply(outcome, time.monotonic())
 
+    @classmethod
+    def of(
+        cls,
+        peer: Peer,
+        config: Mapping[str, Any],
+        *,
+        numel: int,
+        on_epoch: Callable[[Epoch], None],
+        extra: U8 | None = None,
+    ) -> ToyTrainer:
+        """The trainer of a bench's worker, with the target and the pace that its configuration names."""
+        return cls(
+            peer,
+            target=config["target"],
+            step_seconds=config["step_seconds"],
+            numel=numel,
+            on_epoch=on_epoch,
+            extra=extra,
+        )
+
     def step(self) -> None:
         """One microbatch: sleep as long as an accelerator would compute, then count."""
         time.sleep(self.step_seconds)

@@ -40,13 +40,7 @@ class Chaos:
         config = self.config
         peer = start_peer(config["run_id"], config, compression="none", **config["own"])
         self.say("up", address=peer.address, peer=peer.peer_id.hex())
-        trainer = ToyTrainer(
-            peer,
-            target=config["target"],
-            step_seconds=config["step_seconds"],
-            numel=NUMEL,
-            on_epoch=self._epoch,
-        )
+        trainer = ToyTrainer.of(peer, config, numel=NUMEL, on_epoch=self._epoch)
         self._watch_phases(peer)
         sampler = threading.Thread(target=self._sample, args=(peer,), daemon=True)
         sampler.start()

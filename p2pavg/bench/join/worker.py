@@ -27,13 +27,8 @@ class Joining:
         extra = np.random.default_rng(3).integers(0, 256, config["extra_bytes"], np.uint8)
         self.began = time.monotonic()
         self.peer = start_peer("bench-join", config, compression="fp16")
-        self.trainer = ToyTrainer(
-            self.peer,
-            target=config["target"],
-            step_seconds=config["step_seconds"],
-            numel=config["numel"],
-            on_epoch=self._on_epoch,
-            extra=extra,
+        self.trainer = ToyTrainer.of(
+            self.peer, config, numel=config["numel"], on_epoch=self._on_epoch, extra=extra
         )
 
     def _on_epoch(self, epoch: Epoch) -> None:

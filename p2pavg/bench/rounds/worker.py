@@ -21,13 +21,7 @@ class Rounds:
         self.peer = start_peer(
             "bench-rounds", config, client_only=config.get("client_only", False), compression="none"
         )
-        self.trainer = ToyTrainer(
-            self.peer,
-            target=config["target"],
-            step_seconds=config["step_seconds"],
-            numel=NUMEL,
-            on_epoch=self.epochs.append,
-        )
+        self.trainer = ToyTrainer.of(self.peer, config, numel=NUMEL, on_epoch=self.epochs.append)
         return {"address": self.peer.address}
 
     def train(self, command: dict[str, Any]) -> dict[str, Any]:
