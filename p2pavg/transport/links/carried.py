@@ -1,4 +1,4 @@
-"""What a peer's connections carry over the network, by whom they lead to, from their first packet on."""
+"""The traffic of a peer's connections by the peer at their other end, counted from the first packet on."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 from p2pavg.report.wire import Wire
 from p2pavg.transport import tcp_info
 
-MOST_PEERS = 4096  # that are told apart; what further ones were sent counts as nobody's
+MOST_PEERS = 4096  # peers counted one by one; the traffic of further ones counts under None
 
 
 class Way(StrEnum):
-    """How the connections of a link come about: one for all of them."""
+    """How the connections of a link are made; all of them in the same way."""
 
     DIRECT = "direct"  # one side dialled the other's port
-    PUNCHED = "punched"  # both dialled at once, through the NATs in front of them
-    RELAYED = "relayed"  # a third member passes on what both say, and can read none of it
+    PUNCHED = "punched"  # both sides dialled at once, through the NATs in front of them
+    RELAYED = "relayed"  # a third member passes on the bytes of both sides, and cannot read them
 
 
 class CountedSocket(socket.socket):
     """A TCP socket that is counted until it closes, or is handed to an engine, which counts its own."""
 
-    peer: bytes | None = None  # None: who it is has not been proved
+    peer: bytes | None = None  # None: the other side has not proved its identity
     way: Way = Way.DIRECT
     carried: Carried | None = None
 
     def hand_over(self) -> None:
-        """Whoever takes it counts it from its beginning."""
+        """Stop counting this socket: its next owner counts it from its beginning."""
         if self.carried is not None:
             self.carried.sockets.pop(self, None)
             self.carried = None
@@ -42,27 +42,27 @@ class CountedSocket(socket.socket):
 
 
 class Carried:
-    """On the loop thread."""
+    """The traffic of open and closed connections, counted on the loop thread."""
 
     def __init__(self) -> None:
-        self.sockets: dict[CountedSocket, None] = {}  # that are open
+        self.sockets: dict[CountedSocket, None] = {}  # the open ones
         self._closed: dict[bytes | None, Wire] = {}
 
     def socket(self, *args: Any, **options: Any) -> CountedSocket:
-        """A new one; arguments as of socket.socket."""
+        """Make a counted socket; the arguments are those of socket.socket."""
         sock = CountedSocket(*args, **options)
         sock.carried = self
         self.sockets[sock] = None
         return sock
 
     def add(self, peer: bytes | None, wire: Wire) -> None:
-        """What is closed carried so much."""
+        """Add the traffic of a closed connection."""
         if peer not in self._closed and len(self._closed) >= MOST_PEERS:
             peer = None
         self._closed[peer] = self._closed.get(peer, Wire()) + wire
 
     def by_peer(self) -> Mapping[bytes | None, Wire]:
-        """Since this peer began; what engines drive is left out."""
+        """Traffic by peer id since this peer began, without the connections that engines drive."""
         found = dict(self._closed)
         for sock in self.sockets:
             found[sock.peer] = found.get(sock.peer, Wire()) + (tcp_info.wire(sock) or Wire())

@@ -1,5 +1,5 @@
-"""A control connection: msgpack maps, each with its length and checksums, over an asyncio transport. TLS
-goes around this alone.
+"""A control connection: msgpack maps, each with its length and checksums, over an asyncio transport. Of all
+connections, only control connections use TLS.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger("p2pavg.transport")
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_QUEUED_BYTES = 8 << 20
 TLS_HANDSHAKE_S = 10.0
-_MOST_UNTRUSTED_BYTES = 2 * handshake.MAX_HELLO_BYTES  # nobody says more than a hello before it has an answer
+_MOST_UNTRUSTED_BYTES = 2 * handshake.MAX_HELLO_BYTES  # nobody sends more than a hello in a handshake
 
 
 class ControlConnection(asyncio.Protocol):
@@ -41,7 +41,7 @@ class ControlConnection(asyncio.Protocol):
         self._pause_s: Callable[[int], float] = lambda nbytes: 0.0
         self._paused = False
         self._lost: str | None = None
-        self._anonymous = False  # the other side of the TLS connection need not show a certificate
+        self._anonymous = False  # whether the other side may do without a certificate
 
     @classmethod
     async def over(
@@ -49,8 +49,8 @@ class ControlConnection(asyncio.Protocol):
     ) -> ControlConnection:
         """Take over a connected socket on which both preambles have passed; with credentials, TLS begins.
 
-        Raises CredentialError when the other side has no right certificate, or none that it accepts,
-        UnreachableError when the handshake went wrong otherwise: bytes may have been damaged on the way.
+        Raises CredentialError when the other side has no right certificate, or accepts none of this side's,
+        UnreachableError when the handshake fails otherwise, for example over damaged bytes.
         """
         loop = asyncio.get_running_loop()
         connection = cls()
@@ -62,7 +62,7 @@ class ControlConnection(asyncio.Protocol):
         try:
             if dialled:
                 if tls:
-                    tls["server_hostname"] = "p2pavg"  # not checked: members are known by their keys
+                    tls["server_hostname"] = "p2pavg"  # not checked: members are identified by their keys
                 await loop.create_connection(lambda: connection, sock=sock, **tls)
             else:
                 await loop.connect_accepted_socket(lambda: connection, sock, **tls)
@@ -76,7 +76,7 @@ class ControlConnection(asyncio.Protocol):
         return connection
 
     def proven_key(self) -> bytes | None:
-        """The public key of the other side's certificate, which holds now; None where it shows none.
+        """The public key of the other side's certificate, which is valid now; None without a certificate.
 
         Raises CredentialError.
         """
@@ -93,7 +93,7 @@ class ControlConnection(asyncio.Protocol):
 
     @property
     def local_host(self) -> str:
-        """The address of this side; empty: the system does not tell."""
+        """The address of this side; empty: the system does not know it."""
         name = None if self._transport is None else self._transport.get_extra_info("sockname")
         return normalise(name)[0] if name else ""
 
@@ -118,10 +118,11 @@ class ControlConnection(asyncio.Protocol):
         on_lost: Callable[[str], None],
         pause_s: Callable[[int], float],
     ) -> None:
-        """From now on: on_message(message) for each; on_lost(reason) once, unless closed from this side.
+        """Call on_message(message) for each message from now on, and on_lost(reason) once when the connection
+        is lost, unless this side closes it.
 
-        pause_s(bytes of a message): how many seconds nothing is read after it. What the other side goes on
-        sending waits with it, and in the sockets' buffers.
+        pause_s(bytes of a message): for how many seconds reading pauses after the message. Whatever the other
+        side goes on sending waits in its queue and in the sockets' buffers.
         """
         self.trust()
         self._on_message, self._on_lost, self._pause_s = on_message, on_lost, pause_s
@@ -142,7 +143,7 @@ class ControlConnection(asyncio.Protocol):
         return True
 
     def close(self) -> None:
-        """What was written still goes out; no event."""
+        """Close the connection once all written messages have gone out; no event follows."""
         self._on_message = self._on_lost = None
         if self._transport is not None:
             self._transport.close()
@@ -150,7 +151,7 @@ class ControlConnection(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none, but acts as one
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's has its methods
         self._transport.set_write_buffer_limits(high=MAX_QUEUED_BYTES)
 
     def data_received(self, data: bytes) -> None:
@@ -205,7 +206,7 @@ class ControlConnection(asyncio.Protocol):
             except ProtocolError as error:
                 self._fail(str(error))
                 return
-            except Exception:  # a message that we did not foresee costs its sender the link, and nobody more
+            except Exception:  # an unforeseen message costs its sender the link, and nobody else
                 logger.exception("a control message could not be handled")
                 self._fail("a message could not be handled")
                 return
@@ -226,6 +227,6 @@ class ControlConnection(asyncio.Protocol):
 
 
 def _is_about_certificates(error: ssl.SSLError) -> bool:
-    """Of either side: what this one refused, or an alert that says what the other did."""
+    """The reason for a TLS failure: this side's own refusal, or the alert by which the other side refused."""
     words = error.reason or ""
     return isinstance(error, ssl.SSLCertVerificationError) or "CERT" in words or "UNKNOWN_CA" in words

@@ -32,11 +32,11 @@ from p2pavg.transport.links.upkeep import keep_up
 from p2pavg.transport.paths import PathFacts, Paths
 
 logger = logging.getLogger("p2pavg.transport")
-RELAYED_STREAMS = 2  # of a link that a third peer carries, within its cap
+RELAYED_STREAMS = 2  # data streams of a link that a third peer carries, within that peer's cap
 
 
 class EndpointEvents(Protocol):
-    """Called on the event loop; must be quick."""
+    """The endpoint calls these methods on the event loop; they must be quick."""
 
     def link_up(self, link: Link) -> None:
         """A peer is linked: messages and chunks may be sent. Its first data stream may still be on its
@@ -44,10 +44,10 @@ class EndpointEvents(Protocol):
         """
 
     def link_down(self, link: Link, reason: str) -> None:
-        """Once for each link_up, except when the endpoint closes."""
+        """A link is closed: called once for each link_up, except when the endpoint closes."""
 
     def message(self, link: Link, message: Message) -> None:
-        """A control message. May raise ProtocolError: the link is closed."""
+        """A control message arrived. The method may raise ProtocolError; the link is then closed."""
 
 
 class Endpoint:
@@ -91,7 +91,7 @@ class Endpoint:
         self._vet = vet
         self._carried = Carried()
         self._dials = Dials(self, self._carried.socket)
-        self._carrying: dict[int, Link] = {}  # those with data streams
+        self._carrying: dict[int, Link] = {}  # the links with data streams
         self._counts = StreamCounts(engine, self._carrying, self.set_streams) if streams is None else None
         self._repairs = Repairs(engine, self._by_id, self._replace_stream)
         self._closed = False
@@ -113,14 +113,14 @@ class Endpoint:
         vet: Callable[[Mapping[str, Any]], None] = lambda facts: None,
         paths: Paths | None = None,
     ) -> Endpoint:
-        """Listen. When the port is taken: the next free one if port_is_default, else AddressInUseError.
+        """Listen. A taken port raises AddressInUseError, but with port_is_default the next free one is used.
 
-        hello: what other peers are told at a handshake; read anew each time, so it may be updated. Known to
-        the transport: "schema" (bytes: peers with different ones are refused; empty fits all), "terms" (a
-        map: named values that must be equal), "data" (False: no data streams on this side's links).
-        streams: data streams per link; None: as many as transfers call for. credentials: speak with members
-        of the run only, under TLS; None: an open run. vet: raises ProtocolError for what no peer tells of
-        itself at a handshake. paths: what earlier runs measured; None: nothing.
+        hello: the facts that a handshake tells other peers; every handshake reads the map anew, so that it
+        may be updated. The transport knows "schema" (bytes: peers with different ones are refused; empty fits
+        all), "terms" (a map: named values that must be equal), "data" (False: no data streams on this side's
+        links). streams: data streams per link; None: as many as transfers call for. credentials: speak with
+        members of the run only, under TLS; None: an open run. vet: raises ProtocolError for facts that no
+        correct peer tells at a handshake. paths: the measurements of earlier runs; None: there are none.
         """
         known = Paths(None) if paths is None else paths
         endpoint = cls(identity, run_id, engine, hello, streams, events, credentials, vet, known)
@@ -143,14 +143,14 @@ class Endpoint:
         return self._links
 
     def carried(self) -> Mapping[bytes | None, Wire]:
-        """What all connections have carried so far, by peer; None: with nobody that proved who it is."""
+        """Traffic of all connections so far, by peer id; None: the peer has not proved its id."""
         found = dict(self._carried.by_peer())
         for link in self._links.values():
             found[link.peer_id] = found.get(link.peer_id, Wire()) + self._engine.wire(link.id)
         return found
 
     def set_streams(self, link: Link, streams: int) -> None:
-        """How many data streams this side wants; the larger wish of the two sides counts. Returns at once."""
+        """Set how many data streams this side wants; the larger wish of both sides counts. Never blocks."""
         if link.closed or link.streams_wanted == streams:
             return
         link.streams_wanted = streams
@@ -160,7 +160,7 @@ class Endpoint:
             link.send({"t": "_streams", "n": streams})
 
     def stream_closed(self, link: int, stream: int, reason: str) -> None:
-        """Engine event: a lost stream is opened again."""
+        """Engine event: a stream was lost; this side opens another one in its place."""
         if link in self._by_id:
             peer = short_id(self._by_id[link].peer_id)
             logger.debug("stream %d of the link to %s closed: %s", stream, peer, reason)
@@ -168,11 +168,11 @@ class Endpoint:
             self._keepers[link].check()
 
     def attach(self, table: Take) -> None:
-        """What takes connections of the table that come to this port; till then they are closed."""
+        """Pass connections of the table that come to this port on to `table`; until then they are closed."""
         self.reception.table = table
 
     async def dial(self, host: str, port: int) -> CountedSocket:
-        """A plain connection, counted with the others of this peer. Raises OSError."""
+        """Open a plain connection, counted with the others of this peer. Raises OSError."""
         return await wire.dial(host, port, self._carried.socket)
 
     async def close(self) -> None:
@@ -192,12 +192,12 @@ class Endpoint:
     async def connect(
         self, host: str, port: int, *, expect: bytes | None = None, timeout: float, anew: bool = False
     ) -> Link:
-        """The link to the peer at host:port; the one that exists if there is one.
+        """Return the link to the peer at host:port, an existing one where there is one.
 
-        expect: its peer id, when known. anew: a link that exists but is silent is replaced. Raises
-        UnreachableError (nobody there, or somebody else), IncompatiblePeerError (another run, model or
-        version), ConfigurationError (that is this peer itself, or a second live process of a peer that is
-        linked), IdentityInUseError (this is one).
+        expect: the other peer's id, when known. anew: replace a link that exists but is silent. Raises
+        UnreachableError (no peer answers, or another one than expected), IncompatiblePeerError (another run,
+        model or version), ConfigurationError (the address is this peer's own, or belongs to a second live
+        process of a linked peer), IdentityInUseError (this process is such a second one).
         """
         if self._closed:
             raise ClosedError("this peer is closed")
@@ -206,18 +206,17 @@ class Endpoint:
         return await self._dials.connect((host, port), expect, timeout, anew=anew)
 
     async def greet(self, sock: CountedSocket, expect: bytes, opener: Opener, timeout: float) -> Link:
-        """The link to a peer over a connection that came about by another way than dialling it; `sock.way`
-        tells which. The other side has given its end to `welcome`. opener: makes those of data streams. A
-        link that exists is replaced when it is silent, or when a third peer carries it and not this one.
+        """Return the link to a peer over a connection that was not made by dialling; `sock.way` says how it
+        was made. The other side has given its end to `welcome`. opener: makes the connections of data
+        streams. An existing link is replaced when it is silent, or when a third peer carries it but not this
+        connection.
 
         Raises like `connect`.
         """
         return await self._dials.greet(sock, expect, opener, timeout)
 
     def welcome(self, sock: CountedSocket) -> None:
-        """Take a connection that came about by another way than the listening port; the other side speaks
-        first.
-        """
+        """Take a connection that did not come through the listening port; the other side speaks first."""
         if self._closed:
             sock.close()
         else:
@@ -226,25 +225,25 @@ class Endpoint:
     # -- for dials and the reception
 
     def tls(self, way: Way) -> Tls | None:
-        """What protects a control connection; None: nothing does, in an open run where nobody carries it."""
+        """The TLS of a control connection; None: no TLS, in an open run whose link no third peer carries."""
         return self._without if self._credentials is None and way is Way.RELAYED else self._credentials
 
     @property
     def peer_id(self) -> bytes:
-        """Of this peer."""
+        """This peer's id."""
         return self.identity.peer_id
 
     @property
     def pairing(self) -> Pairing:
-        """Which of two connections to one peer is kept."""
+        """The rule that decides which of two connections to one peer is kept."""
         return self._pairing
 
     def make_socket(self, *args: Any, **options: Any) -> CountedSocket:
-        """A new one that is counted; arguments as of socket.socket."""
+        """Make a socket whose traffic is counted; the arguments are those of socket.socket."""
         return self._carried.socket(*args, **options)
 
     def check(self, mine: Hello, theirs: Hello, expect: bytes | None = None) -> None:
-        """Raises Refusal when no link is made with them, whether or not they prove themselves."""
+        """Raises Refusal when this peer makes no link with the other one, whoever that one proves to be."""
         handshake.check(mine, theirs, expect)
         if len(self._links) >= MAX_LINKS and theirs.peer_id not in self._links:
             raise Refusal(
@@ -260,7 +259,7 @@ class Endpoint:
         return self._incarnation
 
     def make_hello(self) -> Hello:
-        """What this peer says of itself, to one other."""
+        """The hello of this peer for one other peer."""
         return handshake.make_hello(self.identity, self._run_id, self.port, self._incarnation, self.hello)
 
     def establish(
@@ -317,7 +316,7 @@ class Endpoint:
         return link
 
     def _pause_s(self, link: Link, nbytes: int) -> float:
-        """How many seconds nothing more of the link is read, after a message of so many bytes."""
+        """For how many seconds reading from the link pauses after a message of so many bytes."""
         pause = self._budget.pause_s(link.peer_id, nbytes, time.monotonic())
         if pause > 0 and not link.slowed:
             link.slowed = True
@@ -328,7 +327,7 @@ class Endpoint:
         return pause
 
     def remember(self) -> None:
-        """Keep what was measured of the paths, for later runs."""
+        """Keep the measurements of the paths for later runs."""
         for link in self._carrying.values():
             if link.way is Way.DIRECT:
                 streams = self._counts.settled(link) if self._counts is not None else 0

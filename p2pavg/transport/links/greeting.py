@@ -1,4 +1,4 @@
-"""The handshake on a control connection, from a fresh socket to two peers that know each other."""
+"""The handshake on a control connection: afterwards two peers have proved to each other who they are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ async def as_dialler(
     admit: Admit,
     credentials: Tls | None = None,
 ) -> Met:
-    """admit(theirs): called once they have proved themselves; raises Refusal, which they are told.
+    """Greet as the side that dialled.
+
+    admit(theirs): called once the other side has proved its identity. The other side is told a Refusal that
+    `admit` raises.
 
     Raises Refusal (of either side), ProtocolError, UnreachableError, OSError; then the socket is closed.
     """
@@ -80,10 +83,11 @@ async def as_listener(
     admit: Admit,
     credentials: Tls | None = None,
 ) -> Met:
-    """check(theirs): what can be told from their hello; admit(theirs): once they have proved themselves.
+    """Greet as the side that listened.
 
-    Both raise Refusal, which they are told. Nothing is awaited between `admit` and the return. Raises like
-    `as_dialler`.
+    check(theirs): called with the other side's hello; admit(theirs): called once the other side has proved
+    its identity. The other side is told a Refusal that either raises. Nothing is awaited between `admit` and
+    the return. Raises like `as_dialler`.
     """
     connection: ControlConnection | None = None
     try:
@@ -119,7 +123,7 @@ def _party(mine: Hello, credentials: Tls | None) -> handshake.Party:
 
 
 def _proven_key(connection: ControlConnection) -> bytes | None:
-    """The key that the other side proved to have. Raises Refusal, so that it is told what is wrong."""
+    """The key that the other side proved to have. Raises Refusal, which the other side is told."""
     try:
         return connection.proven_key()
     except CredentialError as error:

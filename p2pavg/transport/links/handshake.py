@@ -1,10 +1,12 @@
-"""How two peers find out that they belong together. Pure: bytes and dicts in, verdicts out.
+"""The handshake's messages, by which two peers find out whether they belong together. Pure: bytes and dicts
+in, verdicts out.
 
 Every TCP connection begins with a 16-byte preamble from each side. On a control connection the dialler sends
-its hello, the listener answers with its own and a signature over both, the dialler signs too, and the
-listener says ok. A side that refuses says why instead of its next message. A data stream belongs to a link
-whose two sides share a secret, so it proves itself with a MAC (see proofs.py). On a connection that observes,
-the listener tells from where it comes; one that is a tunnel names the token under which a relay expects it.
+its hello, the listener answers with its own hello and a signature over both, the dialler signs too, and the
+listener says ok. A side that refuses sends the reason instead of its next message. A data stream belongs to a
+link whose two sides share a secret, so a MAC proves the stream (see proofs.py). On an observing connection
+the listener tells the dialler from which address it comes. A tunnel names the token under which a relay
+expects it.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ SCHEMA_BYTES = 32
 PREAMBLE_RUN_BYTES = 6
 OTHER_RUN = "the peer at that address is in another run; check run_id and initial_peers"
 
-_SIGNATURE_ROOM = SIGNATURE_BYTES + 8  # a listener's hello carries one
+_SIGNATURE_ROOM = SIGNATURE_BYTES + 8  # a listener's hello carries a signature
 _MAGIC = b"P2PAVG"
 _PREAMBLE = struct.Struct("<6sBBBB6s")
 _HEAD = struct.Struct("<II")
@@ -53,7 +55,7 @@ HEAD_BYTES = _HEAD.size + 4
 
 
 class Refusal(Exception):
-    """Two peers do not belong together. code: for programs, text: one sentence for people, and what to do."""
+    """Two peers do not belong together. code: for programs; text: the reason and the remedy, for people."""
 
     def __init__(self, code: str, text: str, since: int = 0) -> None:
         super().__init__(text)
@@ -65,7 +67,7 @@ class Refusal(Exception):
         return {"refuse": self.code, "why": self.text} | ({"since": self.since} if self.since else {})
 
     def error(self) -> P2PAvgError:
-        """What the caller of `connect` sees."""
+        """The error that the caller of `connect` sees."""
         if self.code in ("version", "run", "model", "terms"):
             return IncompatiblePeerError(self.text)
         if self.code == "credentials":
@@ -80,7 +82,7 @@ class Refusal(Exception):
 
 
 class SecondUse(Refusal):
-    """Their identity is that of another process, which lives and has a link with this peer."""
+    """The other side's identity is that of another process, which lives and has a link with this peer."""
 
     def __init__(self, peer_id: bytes, since: int) -> None:
         super().__init__(
@@ -90,7 +92,7 @@ class SecondUse(Refusal):
         )
 
     def error(self) -> P2PAvgError:
-        return ConfigurationError(self.text)  # theirs, not this peer's
+        return ConfigurationError(self.text)  # the other side's identity is in use, not this peer's
 
 
 # Codes beyond those of `Refusal.error`: "identity" (not the expected peer), "superseded" (another connection
@@ -100,10 +102,10 @@ SUPERSEDED = Refusal("superseded", "another connection between these two peers i
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """What the first bytes of every connection say of its sender."""
+    """The facts about its sender with which every connection begins."""
 
-    run: bytes = b""  # of its run_tag, the first PREAMBLE_RUN_BYTES
-    closed: bool = False  # it has credentials, and speaks with members only
+    run: bytes = b""  # the first PREAMBLE_RUN_BYTES of the sender's run_tag
+    closed: bool = False  # the sender has credentials, and speaks with members only
 
     @classmethod
     def of(cls, run_id: str, *, closed: bool) -> Party:
@@ -188,12 +190,12 @@ def run_tag(run_id: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What one side says about itself; `facts` is the whole map, as it travels."""
+    """One side's description of itself; `facts` is the whole map, as it travels."""
 
     peer_id: bytes
     key: bytes
     run: bytes
-    schema: bytes  # empty: does not train, fits every model
+    schema: bytes  # empty: the peer does not train, and fits every model
     port: int
     incarnation: int
     nonce: bytes
@@ -204,7 +206,7 @@ class Hello:
 def make_hello(
     identity: Identity, run_id: str, port: int, incarnation: int, facts: Mapping[str, Any]
 ) -> Hello:
-    """facts: what the floors above tell about this peer. Raises ConfigurationError when that is too much."""
+    """facts: the facts of higher floors about this peer. Raises ConfigurationError when they are too long."""
     nonce, token = os.urandom(NONCE_BYTES), os.urandom(TOKEN_BYTES)
     schema = bytes(facts.get("schema", b""))
     whole = {
@@ -235,7 +237,7 @@ def make_hello(
 
 
 def parse_hello(message: dict[str, Any]) -> Hello:
-    """Raises Refusal: the one that the message is, or "malformed"."""
+    """Raises Refusal: the message's own when it is a refusal, or "malformed"."""
     raise_refusal(message)
     hello = Hello(
         peer_id=_bytes(message, "peer", PEER_ID_BYTES),
@@ -254,9 +256,9 @@ def parse_hello(message: dict[str, Any]) -> Hello:
 
 
 def minor_ahead(facts: Mapping[str, Any]) -> int:
-    """By how many minor versions a peer with this hello is ahead: it may say things not known here.
+    """By how many minor versions a peer with this hello is ahead: it may send messages unknown here.
 
-    Negative: by how many it is behind: it may not know what is said here.
+    A negative number says by how many it is behind: it may not know messages sent from here.
     """
     version = facts.get("v")
     if not isinstance(version, list) or [type(number) for number in version] != [int, int]:
@@ -290,7 +292,7 @@ def _integer(message: Mapping[str, Any], name: str, most: int) -> int:
 
 
 def is_address(host: object, port: object) -> bool:
-    """Whether they are an IP address and a port, as one machine tells another's."""
+    """Whether host and port are an IP address and a TCP port."""
     if not isinstance(host, str) or type(port) is not int or not 0 < port < 65536:
         return False
     try:
@@ -301,7 +303,10 @@ def is_address(host: object, port: object) -> bool:
 
 
 def check_key(theirs: Hello, proven: bytes | None) -> None:
-    """proven: the key of their certificate, None without TLS. Raises Refusal when the hello names another."""
+    """proven: the key of the other side's certificate, None without TLS.
+
+    Raises Refusal when the hello names another key.
+    """
     if proven is not None and proven != theirs.key:
         raise Refusal(
             "credentials", "a peer's certificate is for another key than it claims; make new credentials"

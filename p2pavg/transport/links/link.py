@@ -1,4 +1,4 @@
-"""A link: all that connects two peers. One control connection, and data streams that the engine drives."""
+"""A link connects two peers: one control connection, and data streams that the engine drives."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from p2pavg.transport.paths import PathFacts
 
 Message = dict[str, Any]
 Opener = Callable[[], Awaitable[CountedSocket]]
-_MOST_STREAMS = 1 << 16  # that the other side opens in a link's life: each leaves a nonce
+_MOST_STREAMS = 1 << 16  # the most that the other side may open in a link's life, as each leaves a nonce here
 _MOST_UNHEARD = 120  # pings, one a second
-_ID, _RE = "_id", "_re"  # of a request, and of what answers it
+_ID, _RE = "_id", "_re"  # keys of a request's number: in the request, and in its answer
 
 
 class Link:
-    """Made by the endpoint; its control connection is up from the start.
+    """The endpoint makes a link once its control connection is up.
 
-    id: for the engine. hello: what the other side told at the handshake. address: (host, port) of its
-    listening port as far as known. dialled: this side opened the connection, and opens data streams too.
-    way: how its connections come about. opener: makes the connection of a data stream; None: by dialling
+    id: the link's number at the engine. hello: the other side's hello. address: (host, port) of its
+    listening port, as far as known. dialled: this side opened the connection, and opens data streams too.
+    way: how the link's connections are made. opener: makes the connection of a data stream; None: by dialling
     `address`.
     """
 
@@ -58,36 +58,36 @@ class Link:
         self.opener = opener
         self.established_at = time.monotonic()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.streams_wanted = 0  # by this side
-        self.streams_asked = 0  # by the other side
+        self.streams_wanted = 0  # wanted by this side
+        self.streams_asked = 0  # wanted by the other side
         self.rtt_min = rtt_s
-        self.prior: PathFacts | None = None  # what earlier runs measured of its path
-        self.brings_bps = 0.0  # bit/s that came while more waited; 0.0: not measured yet
+        self.prior: PathFacts | None = None  # the measurements of its path in earlier runs
+        self.brings_bps = 0.0  # bit/s that arrived while more bytes waited; 0.0: not measured yet
         self.closed = False
-        self.impassable = False  # no data stream came about in several tries
-        self.slowed = False  # it has sent more than its budget, and was named for it
+        self.impassable = False  # several attempts to open a data stream have failed
+        self.slowed = False  # the peer has sent more than its budget, and the log has named it
         self._rtt = rtt_s
         self._connection = connection
         self._on_close = on_close
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Message]] = {}
         self._unheard = (
-            0  # pings since anything was heard: a process that is stopped sends none, and cuts nobody
+            0  # pings since the last byte arrived: a stopped process sends no pings, and so cuts no link
         )
         self._pinged_with = 0.0
-        self._nonces: set[bytes] = set()  # of the streams that the other side has opened
+        self._nonces: set[bytes] = set()  # nonces of the streams that the other side has opened
 
     def __repr__(self) -> str:
         return f"<Link {self.id} to {short_id(self.peer_id)} at {self.address[0]}:{self.address[1]}>"
 
     @property
     def sealed(self) -> bool:
-        """Whether its data streams are encrypted: all of a closed run are, and all that others carry."""
+        """Whether the data streams are encrypted: in a closed run, or if a third peer carries the link."""
         return self.party.closed or self.way is Way.RELAYED
 
     @property
     def rtt(self) -> float:
-        """Seconds, smoothed; measured since the handshake."""
+        """The smoothed round-trip time in seconds, measured since the handshake."""
         return self._rtt
 
     @property
@@ -116,7 +116,7 @@ class Link:
     # -- sending
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Ordered, never blocks. A link whose queue is full is closed."""
+        """Send a message in order, without blocking. A link whose queue is full is closed."""
         if not self.closed and not self._connection.write(message):
             self.close("it does not take what is sent to it")
 
@@ -153,7 +153,7 @@ class Link:
     # -- measuring
 
     def ping(self) -> None:
-        """Each second; a link on which nothing comes for very long is closed."""
+        """Called once a second: ping, or close a link on which nothing has come for very long."""
         self._unheard = self._unheard + 1 if self.last_heard == self._pinged_with else 0
         self._pinged_with = self.last_heard
         if self._unheard > _MOST_UNHEARD:
@@ -168,7 +168,7 @@ class Link:
                 self.rtt_min = min(self.rtt_min, rtt)
 
     async def alive(self, timeout: float) -> bool:
-        """Whether the other side answers now."""
+        """Ping the other side, and say whether it answers."""
         try:
             await self.request({"t": "_alive"}, timeout)
         except (TimeoutError, UnreachableError):

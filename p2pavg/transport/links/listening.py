@@ -19,9 +19,9 @@ logger = logging.getLogger("p2pavg.transport")
 
 _PORTS_TRIED = 100
 _BACKLOG = (
-    1024  # that a flood fills within a quarter of a second: whoever finds it full tries again a second later
+    1024  # a flood fills the queue within a quarter of a second: a refused dialler tries again a second later
 )
-_AT_ONCE = 64  # connections that are accepted before others have a turn
+_AT_ONCE = 64  # connections that are accepted before other work of the loop has a turn
 _ADVICE = {
     errno.EADDRNOTAVAIL: "name an address of this machine",
     errno.EACCES: "choose a port above 1023",
@@ -72,7 +72,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class Listener:
-    """Accepts, and runs `welcome(sock)` for each connection that speaks, a bounded number at a time."""
+    """Accepts connections; `welcome(sock)` runs for each that sends a byte, a bounded number at a time."""
 
     def __init__(
         self,
@@ -86,9 +86,9 @@ class Listener:
         self._welcome = welcome
         self._loop = asyncio.get_running_loop()
         self._half_open = HalfOpen[CountedSocket]()
-        self._silent: dict[CountedSocket, float] = {}  # since when, oldest first
+        self._silent: dict[CountedSocket, float] = {}  # socket -> since when it has been silent, oldest first
         self._tasks: dict[CountedSocket, asyncio.Task[None]] = {}
-        self._deadline: asyncio.TimerHandle | None = None  # of the oldest silent one
+        self._deadline: asyncio.TimerHandle | None = None  # of the oldest silent connection
         self._loop.add_reader(sock.fileno(), self._accept)
 
     def _accept(self) -> None:
@@ -114,7 +114,7 @@ class Listener:
             self._loop.add_reader(self._sock.fileno(), self._accept)
 
     def admit(self, sock: CountedSocket, host: str) -> None:
-        """A connection with somebody at `host`, which is to speak first."""
+        """Take a connection with a peer at `host`, which has to speak first."""
         surplus = self._half_open.add(sock, host)
         self._silent[sock] = self._loop.time()
         self._loop.add_reader(sock.fileno(), self._spoke, sock)
@@ -124,7 +124,7 @@ class Listener:
             self._cut_silent()
 
     def _spoke(self, sock: CountedSocket) -> None:
-        """A task for each: those that say nothing cost none."""
+        """Make a task for a connection that has sent a byte: silent connections cost no task."""
         del self._silent[sock]
         self._loop.remove_reader(sock.fileno())
         self._half_open.spoke(sock)
@@ -138,7 +138,7 @@ class Listener:
         self._half_open.remove(sock)
         del self._tasks[sock]
         if task.cancelled():
-            sock.close()  # it may not even have begun
+            sock.close()  # the task may not have begun, and so not have closed the socket itself
 
     def _cut(self, sock: CountedSocket) -> None:
         self._half_open.remove(sock)
@@ -150,7 +150,7 @@ class Listener:
         sock.close()
 
     def _cut_silent(self) -> None:
-        """Those that have said nothing for too long; called again when the next one will have."""
+        """Cut connections that have been silent for too long, and set the timer for the next one."""
         self._deadline = None
         while self._silent:
             sock, since = next(iter(self._silent.items()))
@@ -185,7 +185,7 @@ class TablePort:
         self.port = self._listener.port
 
     def attach(self, table: Take) -> None:
-        """What takes the connections; till then they are closed."""
+        """Pass connections on to `table`; until then they are closed."""
         self._table = table
 
     async def _welcome(self, sock: CountedSocket) -> None:
@@ -201,5 +201,5 @@ class TablePort:
         await self._table(sock, raw)
 
     async def close(self) -> None:
-        """Listen no more; connections that were passed on stay."""
+        """Stop listening; connections that were passed on stay open."""
         await self._listener.close()
