@@ -5,5 +5,6 @@ Start at `__main__`, the table of the verbs. A verb is a folder (`verb.py` has i
 share: `options`, `result`, `machine`, `progress`, `workers` (processes that answer JSON lines) and `toy`
 (training without a model).
 
-Imports any floor below; nothing imports it but `bench/`, the scripts behind the pages, and tests.
+Imports any floor below; nothing imports it but `bench/`, the scripts behind the pages, `launch`, which
+takes `options` and `machine`, and tests.
 """

@@ -1,4 +1,5 @@
 """What is measured while rounds run: links, rates, beats, and the report made of them.
 
-May import `rounds.protocol` and the floors below `rounds`. Start reading at `recorder`.
+May import `rounds.machine`, `rounds.training`, `rounds.protocol` and the floors below `rounds`.
+Start reading at `recorder`.
 """

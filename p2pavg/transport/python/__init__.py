@@ -1,4 +1,4 @@
 """The engine in Python on asyncio, the native pump's twin.
 
-May import `transport.engine`, `transport.frames`, `transport.limiter`. Start reading at `engine`.
+May import `transport.engine`, what is below it, and the floors below `transport`. Start reading at `engine`.
 """
