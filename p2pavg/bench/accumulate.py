@@ -49,13 +49,13 @@ def model_of(params: int, device: torch.device) -> nn.Sequential:
     layers: list[nn.Module] = []
     for _ in range(depth):
         linear = nn.Linear(width, width, device=device)
-        nn.init.kaiming_normal_(linear.weight)  # or gradients vanish, and processors are slow at what is left
+        nn.init.kaiming_normal_(linear.weight)  # smaller weights give denormal gradients, which are slow
         layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers)
 
 
 def twin_of(model: nn.Sequential) -> nn.Sequential:
-    """The same weights in the same memory, as other Parameters: nothing hooked on ours is seen there."""
+    """Other Parameter objects over the same memory, which do not have the hooks of the model's own."""
     twin: list[nn.Module] = []
     for layer in model:
         if isinstance(layer, nn.Linear):
@@ -71,7 +71,7 @@ def twin_of(model: nn.Sequential) -> nn.Sequential:
 
 @dataclass
 class Bench:
-    """One model, trained plainly and collaboratively by turns."""
+    """One model, trained by plain PyTorch and by the collaborative optimizer in turn."""
 
     model: nn.Sequential
     batch: int
@@ -90,7 +90,7 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def timed(self, block: Callable[[], None]) -> tuple[float, float]:
-        """Seconds by the wall clock, and of this thread's CPU time, which a busy machine blurs less."""
+        """Seconds of wall-clock time and of this thread's CPU time; a busy machine disturbs CPU time less."""
         self.synchronise()
         begun, busy = time.perf_counter(), time.thread_time()
         block()
@@ -104,7 +104,9 @@ class Bench:
         self.plain_optimizer.zero_grad()
 
     def local(self, optimizer: CollaborativeOptimizer) -> None:
-        """The same under the optimizer, including the clearing of the buffer that ends every epoch."""
+        """One accumulation under CollaborativeOptimizer, including the clearing of the buffer after each
+        epoch.
+        """
         for _ in range(self.microbatches):
             self.model(self.inputs).mean().backward()
             begun = time.perf_counter()
@@ -124,7 +126,7 @@ class Bench:
         )
 
     def epoch_ends(self, count: int = 3) -> list[float]:
-        """Seconds of the step()s that end an epoch of one peer: averaging with itself, and the inner step."""
+        """Seconds of the step()s that end an epoch of a lone peer: an average of one, and the inner step."""
         seconds: list[float] = []
         with self.collaborative(self.batch * self.microbatches) as optimizer:
             while len(seconds) < count:
@@ -144,7 +146,7 @@ def lower_bound(ratios: Sequence[float], draws: int = 2000) -> float:
 
 
 def measure(bench: Bench, pairs: int, advance: Callable[[float], None]) -> dict[str, Any]:
-    """All figures of the verb. Blocks are taken in turn, in an order that changes each time."""
+    """All figures of the verb. The blocks run in turn, in an order that changes each time."""
     times: dict[str, list[float]] = {"plain": [], "local": [], "control": []}
     busy: dict[str, list[float]] = {"plain": [], "local": [], "control": []}
     with bench.collaborative(NEVER) as optimizer:

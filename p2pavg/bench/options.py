@@ -20,7 +20,7 @@ def positive_int(text: str) -> int:
 
 
 def at_least(least: float) -> Callable[[str], float]:
-    """An argparse type: a finite number, and not less."""
+    """An argparse type: a finite number that is not below the bound."""
 
     def number(text: str) -> float:
         value = float(text)

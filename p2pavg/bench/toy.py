@@ -32,11 +32,11 @@ from p2pavg.rounds.training import (
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
-TOLERANCE = 2e-3  # by which a share may be off after fp16
+TOLERANCE = 2e-3  # the most by which a share may differ after fp16
 
 
 def slot(peer_id: bytes, numel: int) -> int:
-    """Where a peer's share shows."""
+    """The index of the vector's element that holds a peer's share."""
     return int.from_bytes(peer_id[:8], "big") % numel
 
 
@@ -46,17 +46,17 @@ class Epoch:
 
     epoch: int
     late: bool
-    seconds_in_step: float  # how long the step() that brought it took
+    seconds_in_step: float  # duration of the step() that ended the epoch
     result: str  # hash of the averaged vector
-    parameters: str  # hash of the parameters after it
-    wrong: str  # why the result does not fit the announced members; empty: it does
-    samples: int  # counted since the last average that includes them
-    counted_at: tuple[float, ...]  # time.monotonic() of every step that counted towards it
+    parameters: str  # hash of the parameters after the epoch
+    wrong: str  # how the result differs from the mean of the announced members; empty: not at all
+    samples: int  # counted, but not in an average yet
+    counted_at: tuple[float, ...]  # time.monotonic() of every step that counted towards the epoch
     report: RoundReport | None
 
 
 class ToyTrainer:
-    """Counts a sample a step, averages, and adds every average to its parameters."""
+    """Counts one sample per step, averages, and adds every average to its parameters."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ToyTrainer:
         on_epoch: Callable[[Epoch], None],
         extra: U8 | None = None,
     ) -> None:
-        """extra: uint8[bytes], state besides the parameters, as a user's own would be."""
+        """extra: uint8[bytes], state beside the parameters, like a user's own state."""
         self.peer = peer
         self.numel = numel
         self.step_seconds = step_seconds
@@ -153,7 +153,7 @@ class ToyTrainer:
                 )
             )
 
-    # The state that newcomers download.
+    # -- the state that newcomers download
 
     def snapshot(self) -> Snapshot:
         """The parameters."""
@@ -161,7 +161,7 @@ class ToyTrainer:
         return {"numel": self.numel}, sections
 
     def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:
-        """Raises StateError when it is of another size."""
+        """Take over a downloaded state. Raises StateError when its size is another."""
         fresh = buffers["parameters"].view(np.float32)
         if meta.get("numel") != self.numel or fresh.size != self.numel:
             raise StateError("the downloaded state is of another size")

@@ -65,7 +65,7 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """End the process: its input closes, then, if it stays, it is killed."""
+        """End the process: close its input, then kill the process if it does not end by itself."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         try:
@@ -89,7 +89,7 @@ class Workers(AbstractContextManager["Workers"]):
         environment: Mapping[str, str] | None = None,
         argv: Sequence[str] | None = None,
     ) -> None:
-        """argv: another command than `python -m module`, that speaks the same lines."""
+        """argv: a command to run instead of `python -m module`; it must speak the same JSON lines."""
         self._stack = ExitStack()
         self.lab: Any = None
         self.topology = topology
@@ -160,7 +160,7 @@ def start(
 
 
 def tell(process: subprocess.Popen[bytes], command: Mapping[str, Any]) -> None:
-    """Write one line to it. Raises OSError when it has ended."""
+    """Write one line to a process. Raises OSError when the process has ended."""
     assert process.stdin is not None
     process.stdin.write(json.dumps(command).encode() + b"\n")
     process.stdin.flush()
@@ -181,7 +181,7 @@ def serve(*commands: Command) -> int:
     its input.
     """
     handlers = {command.__name__: command for command in commands}
-    logging.getLogger("p2pavg").setLevel(logging.ERROR)  # that the run is open is no news here
+    logging.getLogger("p2pavg").setLevel(logging.ERROR)  # without the warning that the run is open
     for line in sys.stdin.buffer:
         command = json.loads(line)
         try:

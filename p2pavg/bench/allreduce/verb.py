@@ -119,7 +119,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _between(where: Mapping[str, str], region: str, answer: Mapping[str, Any]) -> int:
-    """Frame bytes that a peer sent to other regions: those that are named, or those that are far."""
+    """Frame bytes that a peer sent to other regions, by the regions' names, or else by RTT."""
     return sum(
         count
         for peer, count, rtt_s in answer["links"]

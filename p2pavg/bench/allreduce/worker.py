@@ -20,7 +20,7 @@ RUN_ID = "bench-allreduce"
 
 
 class Beside:
-    """A thread that computes all the time, as a training loop would, and counts what it got done."""
+    """A thread that computes all the time, as a training loop would, and counts its units of work."""
 
     def __init__(self, kind: str) -> None:
         """kind: "none", "python" or "torch"; returns when the first unit of work is done."""
@@ -34,7 +34,7 @@ class Beside:
             self._at_work.wait()
 
     def stop(self) -> None:
-        """Before the interpreter ends: a thread inside torch would bring the process down."""
+        """Stop before the interpreter ends, as a thread inside torch would crash the process then."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -98,7 +98,7 @@ class Averaging:
         return {}
 
     def rest(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Average nothing for some seconds, so that other work has the machine for itself."""
+        """Average nothing for some seconds, so that the other thread's work has the machine for itself."""
         units, start = self.beside.units, time.monotonic()
         time.sleep(command["seconds"])
         return {"beside_rate": (self.beside.units - units) / (time.monotonic() - start)}

@@ -1,4 +1,4 @@
-"""The verdicts on a chaos run: pure functions of its events, so that every claim can be recomputed."""
+"""The verdicts on a chaos run, as pure functions of its events, so that anyone can compute them again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HANG_S = 60.0  # seconds without an event after which a live peer counts as hang
 ORDERED_ENDS = (0, -signal.SIGKILL)  # exit codes
 FREEZING = ("stop", "cut", "cut-one-way", "slow")
 HARMLESS = ("join", "corrupt", "duplicate")
-LINGERS_S = 1.0  # seconds after its end in which a fault may still show
+LINGERS_S = 1.0  # for so many seconds after its end a fault may still have effects
 
 
 def summarise(events: Sequence[Event], *, epochs: int, capacity: float) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def summarise(events: Sequence[Event], *, epochs: int, capacity: float) -> dict[
 
 
 def _survivors(events: Iterable[Event]) -> set[str]:
-    """Processes that trained to the end: they finished, or live still."""
+    """Processes that trained to the end: they finished, or are still alive."""
     lived, finished = set(), set()
     for e in events:
         if e["t"] == "joined":
@@ -67,8 +67,8 @@ def _survivors(events: Iterable[Event]) -> set[str]:
 
 
 def _crashes(events: Sequence[Event]) -> list[str]:
-    """Processes that ended by themselves, but for one of two that were given the same identity, and newcomers
-    all of whose initial peers were gone.
+    """Processes that ended by themselves. Not counted: one of two that were given the same identity, and
+    newcomers all of whose initial peers were gone.
     """
     shared = {who for e in events if e["t"] == "fault" and e["fault"] == "duplicate" for who in e["share"]}
     errors = {e["who"]: e["error"] for e in events if e["t"] == "error"}
@@ -85,8 +85,9 @@ def _crashes(events: Sequence[Event]) -> list[str]:
 def _surviving_lineage(applied: Sequence[Event], finished: Sequence[Event]) -> dict[int, str]:
     """Epoch -> lineage, of the history that the survivors hold at the end.
 
-    One that healed from another lineage has applied epochs that are not in its history: its own reports do
-    not tell. For epochs that nobody remembers, or when nobody finished, most peers' word counts.
+    A peer that healed from another lineage has applied epochs that are not in its history, so the reports of
+    one peer do not suffice. For epochs that no history holds, or when nobody finished, the lineage that most
+    peers reported counts.
     """
     votes: dict[int, list[str]] = defaultdict(list)
     for e in applied:
@@ -114,9 +115,10 @@ def _divergences(applied: Sequence[Event]) -> list[str]:
 def _samples(events: Sequence[Event], surviving: Mapping[int, str]) -> tuple[int, int]:
     """(lost, doubled): counted = averaged + discarded + pending, of every process as long as it lived.
 
-    Of one that was killed: at the last epoch that it applied in the surviving lineage. One that finished is
-    judged by the history that it holds: who was cut off in the last epoch has averaged alone. An average that
-    it never applied may hold samples of it, too: others committed it, and it healed to what came later.
+    A killed process is judged at the last epoch that it applied in the surviving lineage. A finished one is
+    judged by its own history, as a peer that was cut off in the last epoch has averaged alone. An average
+    that a process never applied may hold its samples, too: others committed the average, and the process
+    healed to a later epoch.
     """
     lost = doubled = 0
     peers = {e["who"]: e["peer"] for e in events if e["t"] == "up"}
@@ -152,7 +154,7 @@ def _by_process(events: Iterable[Event]) -> dict[str, list[Event]]:
 
 
 def _stalls(applied: Sequence[Event], events: Sequence[Event]) -> list[dict[str, Any]]:
-    """Time in step() beyond the fault-free median, for peers that were not stopped themselves meanwhile."""
+    """Time in step() beyond the median without faults, of peers that were not stopped themselves then."""
     usual = statistics.median([e["seconds_in_step"] for e in applied]) if applied else 0.0
     faults = [e for e in events if e["t"] == "fault"]
     stalls = []
@@ -160,7 +162,7 @@ def _stalls(applied: Sequence[Event], events: Sequence[Event]) -> list[dict[str,
         begin = e["at"] - e["seconds"]
         victims = [f for f in faults if f["victim"] == e["who"] and begin - 1 < f["until"] + 1]
         if any(f["at"] < e["at"] for f in victims if f["until"] > begin - 1):
-            continue  # it was the stopped, cut or slowed one
+            continue  # the peer itself was stopped, cut or slowed
         near = [f["fault"] for f in faults if f["at"] <= e["at"] and f["until"] >= begin - LINGERS_S]
         seconds = max(0.0, e["seconds"] - usual)
         stalls.append(
@@ -177,7 +179,7 @@ def _stalls(applied: Sequence[Event], events: Sequence[Event]) -> list[dict[str,
 
 
 def _cause(near: Sequence[str]) -> str:
-    """The fault around a stall that costs most: one that freezes a peer, or else one that ends it."""
+    """The costliest fault around a stall: one that freezes a peer, or else one that ends a peer."""
     for kinds in (FREEZING, [name for name in near if name not in HARMLESS], HARMLESS):
         for name in near:
             if name in kinds:
@@ -256,7 +258,11 @@ def _throughput(events: Sequence[Event], applied: Sequence[Event], capacity: flo
 
 
 def _undisturbed(applied: Sequence[Event], peers: int) -> float | None:
-    """Samples per second of the median epoch to which, as to the one before, all contributed; None: none."""
+    """Samples per second of the median epoch among those to which, as to the epoch before, all peers
+    contributed.
+
+    None: there is no such epoch.
+    """
     first: dict[int, Event] = {}
     for e in applied:
         if e["epoch"] not in first or e["at"] < first[e["epoch"]]["at"]:

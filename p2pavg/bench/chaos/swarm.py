@@ -1,4 +1,4 @@
-"""The swarm that `bench chaos` breaks: processes, their events, and the faults."""
+"""The swarm of `bench chaos`: processes, their events, and the faults."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ from p2pavg.bench.chaos.check import HANG_S
 from p2pavg.bench.workers import WorkerError, start, tell
 from p2pavg.credentials import Authority
 
-PHASES = ("proposed", "begun", "done", "committed")  # of a round, as its leader passes them
+PHASES = ("proposed", "begun", "done", "committed")  # of a round, in the order of its leader
 FAULTS = (
     *("kill", "stop", "leader", *(f"leader-{phase}" for phase in PHASES), "all-but-one", "join"),
     *("corrupt", "duplicate", "cut", "cut-one-way", "slow"),
 )
 LAB_FAULTS = ("cut", "cut-one-way", "slow")
-BREAKS: dict[str, dict[str, float]] = {  # what becomes of the paths of a host
+BREAKS: dict[str, dict[str, float]] = {  # fault -> settings of a host's paths
     "cut": {"down": 1},
     "cut-one-way": {"down": 1},
     "slow": {"rate_mbps": 0.008, "queue_kb": 2},
     "corrupt": {"corrupt": 0.01},
 }
-DRAINS_S = {
-    "slow": 2.0
-}  # what waits in such a queue leaves at its pace, also when the rate is the usual one again
+DRAINS_S = {"slow": 2.0}  # after the fault, packets in the queue still leave at the old rate for this long
 RUN = "chaos"
 START_S = 60.0
 STOP_S = (0.5, 8.0)
@@ -53,7 +51,7 @@ class Member:
     who: str
     host: str | None
     process: subprocess.Popen[bytes]
-    own: dict[str, str]  # what tells it from others: `identity` or `credentials` of a Peer
+    own: dict[str, str]  # options of a Peer that are its own: `identity` or `credentials`
     address: str = ""
     peer: str = ""
     joined: bool = False
@@ -65,7 +63,7 @@ class Member:
 
 
 class Swarm(AbstractContextManager["Swarm"]):
-    """Keeps `peers` processes training until all have applied `epochs` epochs, and breaks them meanwhile."""
+    """Keeps `peers` processes training until all have applied `epochs` epochs, and injects faults."""
 
     def __init__(
         self,
@@ -78,7 +76,7 @@ class Swarm(AbstractContextManager["Swarm"]):
         seed: int,
         encrypted: bool,
     ) -> None:
-        """encrypted: in a closed run."""
+        """encrypted: make the run a closed one."""
         self.events: list[dict[str, Any]] = []
         self._peers = peers
         self._epochs = epochs
@@ -117,7 +115,7 @@ class Swarm(AbstractContextManager["Swarm"]):
     # ------------------------------------------------------------------------------------ the run
 
     def run(self, faults: Sequence[str], fault_every: float, advance: Callable[[float], None]) -> None:
-        """Start, break, and wait for the end. Raises WorkerError when the swarm cannot start."""
+        """Start, inject faults, and wait for the end. Raises WorkerError when the swarm cannot start."""
         self._note("", "run", peers=self._peers)
         for _ in range(self._peers):
             self._spawn()
@@ -157,7 +155,7 @@ class Swarm(AbstractContextManager["Swarm"]):
         return False
 
     def _finish(self) -> None:
-        """Let everybody leave in order; who does not is a hang."""
+        """Let every process leave in order; a process that does not leave counts as hanging."""
         for member in self._living():
             assert member.process.stdin is not None
             member.process.stdin.close()
@@ -208,7 +206,7 @@ class Swarm(AbstractContextManager["Swarm"]):
         self._queue.put((member.who, None))
 
     def _pump(self, seconds: float) -> None:
-        """Take in what the processes said."""
+        """Read the events that the processes have written."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             try:
@@ -281,7 +279,7 @@ class Swarm(AbstractContextManager["Swarm"]):
             case "duplicate" if victim is not None and len(self._living()) <= self._peers and self._room():
                 double = self._spawn(own=victim.own)
                 self._log(name, "", 0.0, share=[victim.who, double.who])
-                double.finished = True  # it is not waited for
+                double.finished = True  # the run does not wait for this process
                 self._undo.append((time.monotonic() + 3.0, lambda: self._kill_quietly(double)))
 
     def _room(self) -> bool:
@@ -313,7 +311,7 @@ class Swarm(AbstractContextManager["Swarm"]):
         self._undo.append((member.stopped_until, resume))
 
     def _break_link(self, name: str, victim: Member) -> None:
-        """Break all paths from and to a host for a while; of "cut-one-way" either."""
+        """Break all paths from and to a host for a while; "cut-one-way" breaks those of one direction."""
         seconds = self._random.uniform(*CUT_S)
         settings = BREAKS[name]
         self._log(name, victim.who, seconds + DRAINS_S.get(name, 0.0))
@@ -353,7 +351,7 @@ class Swarm(AbstractContextManager["Swarm"]):
             with socket.create_connection((host, int(port)), 2.0) as stream:
                 stream.sendall(noise)
         except OSError:
-            pass  # the victim hung up on it, as it should
+            pass  # the victim closed the connection, as it should
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
             datagrams.sendto(noise[:1200], (host, int(port)))
 

@@ -1,4 +1,4 @@
-"""`bench chaos`: a swarm of real processes under injected faults, every event on record."""
+"""`bench chaos`: a swarm of real processes under injected faults, with every event recorded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Break and measure; 1 when a promise was broken."""
+    """Inject faults and measure; returns 1 when a guarantee was broken."""
     faults = [name for name in args.faults.split(",") if name]
     for name in faults:
         if name not in FAULTS:

@@ -53,7 +53,7 @@ class Chaos:
             if seconds > 0.2:
                 self.say("stall", seconds=seconds, epoch=trainer.session.epoch)
         self._finished(trainer, peer)
-        while not self._closing:  # others may still need this peer's state
+        while not self._closing:  # other peers may still need this peer's state
             time.sleep(0.05)
         self._over.set()
         sampler.join()
@@ -67,10 +67,12 @@ class Chaos:
             sys.stdout.flush()
 
     def _finished(self, trainer: ToyTrainer, peer: Peer) -> None:
-        """What a heal has lost since the last report stands in the next, which does not come any more."""
+        """Report the final counts. Samples that a heal discarded since the last report would be in the next
+        report, but none follows; so they are read from the driver.
+        """
         driver = peer._running().driver
         assert driver is not None
-        _ = trainer.session.last_report  # once it is there, the loop has heard of the last outcome
+        _ = trainer.session.last_report  # the report is there once the loop has handled the last outcome
         lost = sum(samples for samples, _ in driver._discarded)
         self.say(
             "finished",
@@ -111,7 +113,7 @@ class Chaos:
         self._closing = True
 
     def _watch_phases(self, peer: Peer) -> None:
-        """Die as the leader, in the middle of what the machine does next, when told to."""
+        """Kill this process while it leads, at the phase of a round that the parent has named."""
         driver = peer._running().driver
         assert driver is not None
         told = driver.recorder.on_trace
@@ -125,7 +127,7 @@ class Chaos:
         driver.recorder.on_trace = on_trace
 
     def _sample(self, peer: Peer) -> None:
-        """Write, every few seconds, the figures in which a leak would show."""
+        """Write, every few seconds, the figures that would show a leak."""
         while not self._over.wait(SAMPLE_S):
             status = Path("/proc/self/status").read_text()
             fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)

@@ -26,16 +26,16 @@ from p2pavg.membership.table.wire import Contact
 from p2pavg.membership.view import LIFETIME
 
 RUN = "simulated"
-MOST_JOINING = 200  # of more, it is not simulated how they join
-NEAR, FAR = 24, 64  # contacts that a node has then
+MOST_JOINING = 200  # the joining of more members is not simulated
+NEAR, FAR = 24, 64  # near and far contacts of a node whose joining is not simulated
 WAVE = 50  # peers that join at a time, one second apart
 ONE_WAY_S = 0.02
-GRID_S = 0.005  # what is sent within it arrives together, which is cheaper to simulate
+GRID_S = 0.005  # datagrams sent within this time arrive together, which is cheaper to simulate
 
 
 @dataclass(frozen=True)
 class IdleCost:
-    """Bytes of UDP payload a second, both directions, of each idle member; and what each sees."""
+    """Bytes of UDP payload per second of each idle member, both directions; and the members that it knows."""
 
     bytes_per_s: list[float]
     datagrams_per_s_mean: float
@@ -45,7 +45,7 @@ class IdleCost:
 def idle_cost(members: int, *, warm_seconds: float, seconds: float) -> IdleCost:
     """Let `members` peers be in one run, and idle; measured from `warm_seconds` on.
 
-    Signatures are hashes of the same size: nobody lies here, and their cost is not what is measured.
+    Hashes of the same size stand for signatures: no node lies here, and the cost of signing is not measured.
     """
 
     async def work() -> IdleCost:
@@ -75,7 +75,7 @@ async def _idle_cost(members: int, warm_seconds: float, seconds: float) -> IdleC
 
 
 async def _joined(network: Network, members: int) -> list[tuple[DHT, View]]:
-    """All join, in waves, each through one that is there already."""
+    """All members join, in waves, each through a member that has joined already."""
     run: list[tuple[DHT, View]] = []
 
     async def join(initial_peers: list[str]) -> None:
@@ -95,10 +95,11 @@ async def _joined(network: Network, members: int) -> list[tuple[DHT, View]]:
 
 
 async def _settled(network: Network, members: int) -> list[tuple[DHT, View]]:
-    """All are there, and know whom they would know in the end: simulating how so many join takes too long.
+    """Members that have joined, with the contacts that they have in the end: to simulate the joining of so
+    many takes too long.
 
-    Each has proven contacts near to it and far from it, and the records of its sample of the run. When it
-    next looks around, which is seldom, is random.
+    Each member has proven contacts near to it and far from it, and the records of its sample of the run. The
+    time of its next lookup, which is rare, is random.
     """
     run: list[tuple[DHT, View]] = []
     for _ in range(members):

@@ -21,7 +21,7 @@ Address = tuple[str, int]
 
 
 class _VirtualSelector(selectors.DefaultSelector):
-    """Never waits: where a real selector would sleep, the clock jumps."""
+    """A selector that never waits: where a real one would sleep, the clock jumps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,17 +79,17 @@ class Network:
         self.delay: Callable[[Address, Address], float] = lambda source, destination: 0.001
         self.reaches: Callable[[Address, Address], bool] = lambda source, destination: True
         self.datagrams = 0
-        self.dials: list[tuple[str, Address]] = []  # connections that were tried: from which host, to where
+        self.dials: list[tuple[str, Address]] = []  # connections that were tried: (calling host, address)
         self._protocols: dict[Address, asyncio.DatagramProtocol] = {}
         self._next_host = 0
-        self._arriving: dict[float, list[tuple[bytes, Address, Address]]] = {}  # by when
+        self._arriving: dict[float, list[tuple[bytes, Address, Address]]] = {}  # arrival time -> datagrams
 
     async def start(
         self, initial_peers: Sequence[str] = (), *, address: Address | None = None, **options: Any
     ) -> DHT:
-        """A node on a host of its own, `address` or the next of 10.0.0.0/8, port 31330.
+        """Start a node on a host of its own, `address` or the next of 10.0.0.0/8, port 31330.
 
-        host="0.0.0.0" among the options: it does not know its address.
+        host="0.0.0.0" among the options: the node does not know its address.
         """
         if address is None:
             self._next_host += 1
@@ -113,19 +113,21 @@ class Network:
         )
 
     def plug(self, address: Address, protocol: asyncio.DatagramProtocol) -> None:
-        """From now on `protocol` sends from, and receives at, `address`."""
+        """Let `protocol` send from, and receive at, `address` from now on."""
         self._protocols[address] = protocol
         protocol.connection_made(_Transport(self, address))
 
     async def connect(self, source: Address, host: str, port: int) -> bool:
-        """Whether a connection can be opened; a host has one for each node."""
+        """Whether a connection can be opened to (host, port), where each node of the network accepts
+        connections.
+        """
         self.dials.append((source[0], (host, port)))
         reached = (host, port) in self._protocols and self.reaches(source, (host, port))
         await asyncio.sleep(2 * self.delay(source, (host, port)) if reached else DIAL_SECONDS)
         return reached
 
     def send(self, data: bytes, source: Address, destination: Address) -> None:
-        """One datagram on its way."""
+        """Send one datagram."""
         self.datagrams += 1
         if self.rng.random() >= self.loss and self.reaches(source, destination):
             loop = asyncio.get_running_loop()
@@ -143,12 +145,12 @@ class Network:
                 protocol.datagram_received(data, source)
 
     def unplug(self, address: Address) -> None:
-        """Nobody is at `address` any more."""
+        """Remove the node at `address`."""
         self._protocols.pop(address, None)
 
 
 def simulate(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run `work` in virtual time. All nodes share one process, so that no signature need be checked twice."""
+    """Run `work` in virtual time. All nodes share one process, which need not check a signature twice."""
     vars(record)["verify"] = functools.lru_cache(maxsize=65536)(identity.verify)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)

@@ -17,8 +17,8 @@ from p2pavg.report.plot import plain_log, whole
 
 PROCESSES = 4
 STEP_DEADLINE_S = 600.0
-SETTLE_S = 120.0  # until a run is idle after everybody joined
-READERS_AT_ONCE = 40  # dealt to the processes, where they read one after the other
+SETTLE_S = 120.0  # after so many seconds all who joined are idle
+READERS_AT_ONCE = 40  # divided among the processes, in each of which they read in turn
 
 
 def register(subparsers: Any) -> None:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    """A run too large for one machine: its traffic in virtual time, after the joining has settled."""
+    """The traffic, in virtual time, of a run too large for one machine, measured when the joining is over."""
     from p2pavg.bench.dht.idle import idle_cost
 
     with progress(f"simulating {args.simulate} members"):
@@ -143,13 +143,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _join(workers: Workers, owners: list[list[int]], args: argparse.Namespace) -> list[float]:
-    """The bootstrap first; then every process starts its nodes, each joining through the one before."""
+    """Start the bootstrap node; then every process starts its nodes, each joining through the one before."""
     config = {"k": args.k, "lifetime": args.lifetime}
     first = workers.workers[0]
     first.send(do="start", numbers=[0], way_in=[], seed=args.seed, loss=args.loss, **config)
     way_in = [first.receive(STEP_DEADLINE_S)["address"]]
     for index, worker in enumerate(workers.workers):
-        loss = args.loss if index else 0.0  # the first process loses datagrams already
+        loss = args.loss if index else 0.0  # the first process has begun to lose datagrams before
         numbers = [n for n in owners[index] if n != 0]
         seed = args.seed + index
         worker.send(do="start", numbers=numbers, way_in=way_in, seed=seed, loss=loss, **config)
@@ -169,7 +169,9 @@ def _kill_and_read(
     ids: dict[int, str],
     dead: set[int],
 ) -> dict[str, Any]:
-    """Kill, let the survivors refresh, read from each of them, and again when the dead must be gone."""
+    """Kill nodes, let the survivors refresh and each read; read again when the records of the dead have
+    ended.
+    """
     last_refresh = time.monotonic()
     _each(workers, "kill", owners, sorted(dead))
     alive = [n for n in range(args.nodes) if n not in dead]
@@ -211,7 +213,7 @@ def _read(
 
 
 def _idle(workers: Workers, settle: float, seconds: float) -> dict[str, Any]:
-    """What it costs to be a member of a run of all live nodes: after all know each other, let time pass."""
+    """The cost of membership in a run of all live nodes: let time pass once all know each other."""
     workers.all(do="views_start", deadline_s=STEP_DEADLINE_S)
     workers.all(do="measure", seconds=settle, deadline_s=STEP_DEADLINE_S)
     answers = workers.all(do="measure", seconds=seconds, deadline_s=STEP_DEADLINE_S)

@@ -41,7 +41,9 @@ class Swarm:
     # commands
 
     def start(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Start `numbers`, each joining through `way_in`; the seconds that each took to join."""
+        """Start the nodes `numbers`, each joining through `way_in`; returns the seconds that each took to
+        join.
+        """
         if command["loss"]:
             lose_datagrams(command["loss"], command["seed"])
         self.lifetime = command["lifetime"]
@@ -64,7 +66,7 @@ class Swarm:
         return {"address": format_host_port(*way_in[0]), "seconds": seconds}
 
     def store(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Store or refresh the records of `numbers`, all at once; ids and seconds of each."""
+        """Store or refresh the records of `numbers`, all at once; returns ids and seconds of each."""
         return self.run(self._store([n for n in command["numbers"] if n in self.nodes]))
 
     async def _store(self, numbers: list[int]) -> dict[str, Any]:
@@ -77,7 +79,7 @@ class Swarm:
         return {"ids": {n: self.nodes[n].identity.peer_id.hex() for n in numbers}, "seconds": seconds}
 
     def get(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Read the key from each of `numbers`, one after the other; the ids found and seconds of each."""
+        """Read the key from each of `numbers` in turn; returns the ids found and the seconds of each."""
         return self.run(self._get(command["numbers"]))
 
     async def _get(self, numbers: list[int]) -> dict[str, Any]:
@@ -90,7 +92,7 @@ class Swarm:
         return {"seconds": seconds, "found": found}
 
     def kill(self, command: dict[str, Any]) -> dict[str, Any]:
-        """End `numbers` without a word to anybody."""
+        """End the nodes `numbers` without a message to any other node."""
         return self.run(self._kill(command["numbers"]))
 
     async def _kill(self, numbers: list[int]) -> dict[str, Any]:
@@ -98,7 +100,7 @@ class Swarm:
         return {}
 
     def views_start(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Every node becomes a member of one run."""
+        """Make every node a member of one run."""
         return self.run(self._views_start())
 
     async def _views_start(self) -> dict[str, Any]:
@@ -110,7 +112,9 @@ class Swarm:
         return {}
 
     def measure(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Let the members idle for `seconds`: bytes of each, both directions; CPU seconds of all."""
+        """Let the members idle for `seconds`; returns the bytes of each, both directions, and CPU seconds of
+        all.
+        """
         return self.run(self._measure(command["seconds"]))
 
     async def _measure(self, seconds: float) -> dict[str, Any]:
@@ -126,7 +130,7 @@ class Swarm:
 
 
 def lose_datagrams(fraction: float, seed: int) -> None:
-    """From now on every datagram on its way to a node of this process is lost with this probability."""
+    """Lose every datagram to a node of this process with this probability from now on."""
     chance = random.Random(seed)
     receive = Rpc.datagram_received
 

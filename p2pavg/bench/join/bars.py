@@ -1,7 +1,7 @@
-"""What joining has to keep to on any link, and what a run of `bench join` came to beside it. Pure.
+"""The bars that joining has to keep on any link, and the figures of a run of `bench join` beside them. Pure.
 
 The measure is the *state's time*: how long the state alone takes over the link, the narrower of what the
-donors together send and what a newcomer receives (of several, its share of what the donors send).
+donors together send and what a newcomer receives (each of several newcomers, its share of the donors' rate).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 from p2pavg.lab.topology import Topology
 
-IN = 2.5  # times the state's time, and
-IN_EPOCHS = 3  # epochs, until a newcomer takes part
-SENT = 1.5  # times the state's bytes that are sent of it
-SEVERAL = 2.0  # times as much of each, where newcomers come at once
-KEPT = 0.9  # of a donor's samples/s, where results fit beside the state
-LOST = 1.5  # times the state's time of training that is lost in all, where they do not
-FITS = 0.5  # of the link: results that take more of it do not fit
+IN = 2.5  # joining may take this multiple of the state's time, and IN_EPOCHS epochs besides
+IN_EPOCHS = 3  # joining may take so many epochs besides, until the newcomer contributes
+SENT = 1.5  # the most bytes that a newcomer may receive, in multiples of the state's
+SEVERAL = 2.0  # the factor of both bars where several newcomers come at once
+KEPT = 0.9  # the least share of its samples/s that a donor keeps, where results fit beside the state
+LOST = 1.5  # the most training time lost, in multiples of the state's time, where results do not fit
+FITS = 0.5  # the largest share of the link that results may take and still fit
 
 Answer = Mapping[str, Any]
 
@@ -27,7 +27,7 @@ Answer = Mapping[str, Any]
 def bars(
     joined: Sequence[Answer], trained: Sequence[Answer], topology: Topology, peers: int, epoch_s: float
 ) -> dict[str, Any]:
-    """joined, trained, peers: as `figures`. epoch_s: of an epoch, before newcomers came."""
+    """joined, trained, peers: as in `figures`. epoch_s: duration of an epoch before newcomers came."""
     state_bytes = max(answer["state_bytes"] for answer in joined)
     donors, newcomers = topology.hosts[:peers], topology.hosts[peers : peers + len(joined)]
     egress = sum(topology.nodes[host].egress_mbps for host in donors) / len(joined)
@@ -63,8 +63,8 @@ def bars(
 
 
 def _kept(applied: Sequence[Answer], began: float, end: float) -> float:
-    """The share of its samples/s that a donor kept from `began` to `end`; of epochs that are partly in there,
-    that part counts.
+    """The share of its samples/s that a donor kept from `began` to `end`; an epoch that lies partly in this
+    time counts in part.
     """
 
     def rate(since: float, until: float) -> float:

@@ -1,4 +1,4 @@
-"""What the processes of `bench join` noted, as figures. Pure."""
+"""The figures of `bench join`, from the answers of its processes. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ WARM_UP_EPOCHS = 3
 def figures(
     joined: Sequence[Answer], trained: Sequence[Answer], topology: Topology | None, peers: int
 ) -> dict[str, Any]:
-    """joined: of each newcomer; trained: of each donor that lived; peers: donors at first, on the first
-    hosts.
+    """joined: the answer of each newcomer; trained: that of each donor that lived; peers: the number of
+    donors at first, which are on the first hosts.
 
     `seconds` count from a newcomer's start to its loaded state, `transfer_seconds` from the manifests to the
-    last chunk. A donor's samples/s are those of whole epochs: of those before, and of all in which a newcomer
-    joined and none contributed yet, as more peers make shorter epochs (None: there was none).
+    last chunk. A donor's samples/s are those of whole epochs: the epochs before newcomers came, and the
+    epochs in which a newcomer joined and none contributed yet, as more peers make shorter epochs (None: there
+    was none).
     """
     slowest = max(joined, key=lambda answer: answer["loaded_at"] - answer["began"])
     began = min(answer["began"] for answer in joined)
@@ -58,8 +59,9 @@ def figures(
 
 
 def _epochs(donor: Answer, since: float, until: float) -> list[dict[str, Any]]:
-    """The donor's epochs that some of the time from `since` to `until` is in, wholly before it if `since` is
-    -inf."""
+    """The donor's epochs that overlap the time from `since` to `until`; with `since` -inf, those that end
+    before `until`.
+    """
     return [
         {**e, "seconds": e["at"] - last["at"]}
         for last, e in itertools.pairwise(donor["applied"])
@@ -76,7 +78,7 @@ def _rate(epochs: Sequence[dict[str, Any]]) -> float:
 def _left_gbps(
     topology: Topology, before: Sequence[Sequence[dict[str, Any]]], peers: int, joiners: int
 ) -> float:
-    """What the links of donors and newcomers carry, less what the epochs took of a donor's before."""
+    """The Gb/s of the links of donors and newcomers, less the traffic of a donor's earlier epochs."""
     sent, received = (
         statistics.median(
             8e-9 * sum(e[name] for e in epochs) / sum(e["seconds"] for e in epochs) for epochs in before
@@ -102,7 +104,7 @@ def _first(joined: Answer) -> int:
 
 
 def _compared(joined: Sequence[Answer], trained: Sequence[Answer]) -> dict[str, Any]:
-    """Whether all hold the same parameters after every epoch that the slowest newcomer applied."""
+    """Whether all processes hold the same parameters after every epoch that the slowest newcomer applied."""
     parameters = {e["epoch"]: {e["parameters"]} for e in joined[0]["applied"]}
     for answer in (*joined[1:], *trained):
         for e in answer["applied"]:

@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 **config,
             )
         if args.kill_donor:
-            newcomers[0].receive(PATIENCE_S)  # half is there
+            newcomers[0].receive(PATIENCE_S)  # half of the state has arrived
             donors.pop().process.kill()
         joined = [newcomer.receive(PATIENCE_S) for newcomer in newcomers]
         for donor in donors:
@@ -95,7 +95,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _train(donors: list[Worker], config: dict[str, Any]) -> str:
-    """Start the swarm, and let it train for a while; an address of it."""
+    """Start the swarm, and let it train for a while; returns the address of one peer."""
     first, *others = donors
     first.send(do="start", initial_peers=[], **config)
     address: str = first.receive(PATIENCE_S)["address"]

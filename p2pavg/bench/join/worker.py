@@ -70,7 +70,7 @@ class Joining:
         return {"extra_memory_bytes": max(0, peak() - self.memory), "applied": list(self.applied)}
 
     def join(self, config: dict[str, Any]) -> dict[str, Any]:
-        """A newcomer joins and trains a little; says once when half of the state is there."""
+        """A newcomer joins and trains a little; it says once when half of the state has arrived."""
         arrivals: list[tuple[float, int]] = []
         threading.Thread(target=self._follow, args=(arrivals, config["say_half"]), daemon=True).start()
         self._build(config)

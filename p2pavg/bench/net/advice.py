@@ -1,4 +1,4 @@
-"""The cost of the kernel's settings on a link, and those that the machine's owner may change. Pure."""
+"""The kernel's settings that slow a link down, and the values that would help. Pure."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 
 from p2pavg.bench.net.fit import Fit, bytes_text, rate_text, seconds_text
 
-LIMITED_SHARE = 0.3  # of the time a stream was busy
+LIMITED_SHARE = 0.3  # a limit matters above this share of a stream's busy time
 QUEUE_GROWTH = 1.1
-SEND_SHARE = 0.75  # of its largest buffer, a sender's kernel fills with data in flight
-RECEIVE_SHARE = 0.5  # of its largest buffer, a receiver's kernel offers as window
+SEND_SHARE = 0.75  # a sender's kernel fills this share of its largest buffer with data in flight
+RECEIVE_SHARE = 0.5  # a receiver's kernel offers this share of its largest buffer as window
 NOTICEABLE = 1.1
-FASTER = 1.3  # another congestion control must be by so much: one measurement each is noisy
+FASTER = 1.3  # another congestion control must be faster by this factor, as single measurements are noisy
 
 
 @dataclass(frozen=True)
 class SenderView:
     """Figures of a sending kernel about one stream at full speed, whose program always had more to write."""
 
-    sndbuf_limited: float  # share of looks at which all that the send buffer holds was in flight
+    sndbuf_limited: float  # share of samples at which the whole send buffer was in flight
     rwnd_limited: float  # share of the time in which the receiver's window was full
-    retransmit_share: float  # of the segments sent
+    retransmit_share: float  # retransmitted share of the segments sent
     rtt_growth: float  # round-trip time under its own load / that of an idle link
 
 
 @dataclass(frozen=True)
 class Burst:
-    """The same bytes over as many streams: new ones, at full speed, after a pause. Seconds."""
+    """Seconds for the same bytes over as many streams: over new ones, at full speed, and after a pause."""
 
     bytes: int
     streams: int
@@ -40,7 +40,7 @@ class Burst:
 
 @dataclass(frozen=True)
 class Advice:
-    """One setting: where it is, its value now, and what another value would gain on this link."""
+    """One setting: its place, its value now, and the gain of another value on this link."""
 
     sysctl: str
     where: str  # "sender" | "receiver"
@@ -65,7 +65,7 @@ def why_one_stream_stops(found: Fit, view: SenderView) -> str:
     """The limit of one stream: "link" | "send buffer" | "receive buffer" | "path"."""
     if not found.window_limited:
         return "link"
-    if view.rtt_growth > QUEUE_GROWTH:  # a queue: more in flight would only wait there
+    if view.rtt_growth > QUEUE_GROWTH:  # there is a queue, in which more data in flight would only wait
         return "path"
     if view.sndbuf_limited >= max(LIMITED_SHARE, view.rwnd_limited):
         return "send buffer"
@@ -118,7 +118,7 @@ def advise(
 
 
 def _buffer_advice(found: Fit, sender: Mapping[str, str], receiver: Mapping[str, str]) -> list[Advice]:
-    """The largest buffers that do not hold what one stream would have in flight if it filled the link."""
+    """The largest buffers that are smaller than the bytes in flight of one stream that fills the link."""
     needed = found.rate_gbps / 8e-9 * found.rtt_s
     gain = (
         f"one stream could get {rate_text(found.rate_gbps)}, not {rate_text(found.one_stream_gbps)}; "

@@ -1,6 +1,6 @@
-"""From throughputs over stream counts to a window, a rate, the number of streams to use, and words. Pure.
+"""Fits a model to throughputs over stream counts: a window, a rate, and the number of streams to use. Pure.
 
-The law: k streams carry min(k W / RTT, rate), W being the bytes that one stream keeps in flight.
+The model: k streams carry min(k W / RTT, rate), W being the bytes that one stream keeps in flight.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-SURELY = 1.1  # streams that could carry so much more than the rate show that it is the link's
+SURELY = 1.1  # streams whose windows would carry this multiple of the rate show that the link limits it
 ENOUGH = 0.95  # streams fill a link when they carry this share of its rate
-SATURATED_SHARE = (
-    0.8  # with less than this share of what a lone stream gets, streams compete: the link is full
-)
-COLLAPSED_SHARE = 0.7  # with less than this share of what fewer got, something else went wrong
+SATURATED_SHARE = 0.8  # below this share of a lone stream's rate, streams compete: the link is full
+COLLAPSED_SHARE = 0.7  # below this share of the rate of fewer streams, the step itself failed
 COLD_RTTS = 10
 _LONGEST_SLICES = 12
 
@@ -24,8 +22,9 @@ Samples = Sequence[tuple[float, int]]  # (seconds, bytes received until then), i
 
 @dataclass(frozen=True)
 class Fit:
-    """Gb/s are decimal; window_bytes is W. When `filled` is false the rate is only a lower bound; when
-    `window_limited` is false one stream fills the link, and W is only a lower bound."""
+    """The fitted model. Gb/s are decimal; window_bytes is W. When `filled` is false the rate is only a lower
+    bound; when `window_limited` is false one stream fills the link, and W is only a lower bound.
+    """
 
     rtt_s: float
     window_bytes: float
@@ -35,7 +34,7 @@ class Fit:
     window_limited: bool
 
     def predict(self, streams: int) -> float:
-        """Gb/s that so many streams carry by the law."""
+        """Gb/s that so many streams carry by the model."""
         return min(streams * self.one_stream_gbps, self.rate_gbps)
 
     @property
@@ -44,7 +43,7 @@ class Fit:
 
 
 def fit(points: Mapping[int, float], rtt_s: float) -> Fit:
-    """Fit the law to {streams: Gb/s}. Raises ValueError without a point above zero.
+    """Fit the model to {streams: Gb/s}. Raises ValueError without a point above zero.
 
     Each way to part the points into those limited by windows (few streams) and those limited by the link
     (many) is tried; the least squared error of the logarithms wins.
@@ -55,7 +54,7 @@ def fit(points: Mapping[int, float], rtt_s: float) -> Fit:
     candidates = []
     for split in range(len(known) + 1):
         few, many = known[:split], known[split:]
-        rate = max(gbps for _, gbps in many or known)  # streams that compete may get less, never more
+        rate = max(gbps for _, gbps in many or known)  # competition may lower the rate, but never raises it
         one = _geometric_mean([gbps / k for k, gbps in few]) if few else rate / known[0][0]
         error = sum(math.log(min(k * one, rate) / gbps) ** 2 for k, gbps in known)
         candidates.append((error, one, rate))
@@ -73,7 +72,7 @@ def fit(points: Mapping[int, float], rtt_s: float) -> Fit:
 
 
 def is_full(points: Mapping[int, float]) -> bool:
-    """Whether more streams are pointless: the last count got clearly less per stream than others did."""
+    """Whether more streams gain nothing: the last count got clearly less per stream than other counts."""
     per_stream = [gbps / k for k, gbps in sorted(points.items())]
     collapsed = points[max(points)] < COLLAPSED_SHARE * max(points.values())
     return len(per_stream) > 1 and per_stream[-1] < SATURATED_SHARE * max(per_stream) and not collapsed
@@ -112,7 +111,7 @@ def cold_gbps(samples: Samples, rtt_s: float) -> float:
 
 
 def active(samples: Samples) -> Samples:
-    """The samples until the last byte: streams that used up their bytes end early."""
+    """The samples until the last byte, as streams that used up their bytes end early."""
     last = next((i for i in range(len(samples) - 1, 0, -1) if samples[i][1] > samples[i - 1][1]), 0)
     return samples[: last + 1]
 
@@ -126,7 +125,7 @@ def waited_share(samples: Samples, nominal_s: float) -> float:
 
 
 def first_byte(samples: Samples) -> float | None:
-    """The last moment before anything was received."""
+    """The time of the last sample before the first byte."""
     before = [at for at, count in samples if count == 0]
     if not samples or samples[-1][1] == 0:
         return None

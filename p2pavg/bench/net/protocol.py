@@ -1,7 +1,9 @@
-"""How the two sides of `bench net` talk: a control connection with lines of JSON, and data streams.
+"""The protocol between the two sides of `bench net`: a control connection with lines of JSON, and data
+streams.
 
 Every connection begins with a magic word. The listening side answers the control connection's hello with a
-token; a data stream that does not present it is closed. So nothing is sent to an address that did not answer.
+token; a data stream that does not present the token is closed. So no measurement sends to an address that did
+not answer.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class Lines:
 
 
 def read_exactly(sock: socket.socket, count: int) -> bytes:
-    """Exactly `count` bytes. Raises ConnectionResetError when the other side stops before."""
+    """Read exactly `count` bytes. Raises ConnectionResetError when the other side closes before."""
     data = b""
     while len(data) < count:
         more = sock.recv(count - len(data))
@@ -150,7 +152,7 @@ class _Session:
         self._changed = threading.Condition()
 
     def join(self, sock: socket.socket, step: int, stream: int, streams: int) -> bool:
-        """Add a stream to the bundle of a step; the first one of a later step ends the step before."""
+        """Add a stream to a step's bundle; the first stream of a later step ends the step before."""
         with self._changed:
             if step < self._step or not 0 <= stream < streams <= MOST_STREAMS:
                 return False
@@ -166,7 +168,7 @@ class _Session:
         return True
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what the other side asks. Raises ProtocolError for what it cannot ask."""
+        """Carry out a request of the other side. Raises ProtocolError for an invalid one."""
         do = request.get("do")
         if do == "ping":
             return {}
@@ -262,9 +264,10 @@ class Client:
         return self._lines.sock
 
     def ask(self, do: str, count: int | None = None) -> dict[str, Any]:
-        """Send a request about this step, `count` bytes if it needs them; returns the answer.
+        """Send a request about this step, with `count` bytes if the request needs them; returns the answer.
 
-        Raises UnreachableError when none comes."""
+        Raises UnreachableError when no answer comes.
+        """
         try:
             self._lines.write({"do": do, "step": self._step, "bytes": count})
             return self._lines.read()
@@ -309,7 +312,7 @@ class Client:
 
 
 def _finish_connect(sock: socket.socket) -> None:
-    """Wait for a connect that was begun without blocking."""
+    """Wait until a non-blocking connect has finished."""
     poll = select.poll()
     poll.register(sock, select.POLLOUT)
     if not poll.poll(_GREETING_S * 1e3):

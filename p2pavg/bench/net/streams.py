@@ -29,11 +29,11 @@ class StreamInfo:
     min_rtt_s: float
     segments: int
     retransmits: int
-    busy_s: float  # there was something to send
-    rwnd_limited_s: float  # and the receiver's window was full
+    busy_s: float  # seconds in which there was data to send
+    rwnd_limited_s: float  # seconds of those in which the receiver's window was full
     in_flight_bytes: int
     unsent_bytes: int  # written by the program, not sent yet
-    delivered_bytes: int  # that the receiver has, also those that wait there for lost ones
+    delivered_bytes: int  # received by the other kernel, including bytes that wait there for lost ones
 
 
 def stream_info(sock: socket.socket) -> StreamInfo:
@@ -49,7 +49,7 @@ def stream_info(sock: socket.socket) -> StreamInfo:
     def seconds(offset: int) -> float:
         return float(struct.unpack_from("=Q", raw, offset)[0]) * 1e-6
 
-    unknown = 0xFFFFFFFF  # of min_rtt, before the first sample
+    unknown = 0xFFFFFFFF  # the value of min_rtt before the first sample
     return StreamInfo(
         rtt_s=u32(_RTT) * 1e-6,
         min_rtt_s=0.0 if u32(_MIN_RTT) == unknown else u32(_MIN_RTT) * 1e-6,
@@ -64,7 +64,7 @@ def stream_info(sock: socket.socket) -> StreamInfo:
 
 
 class Budget:
-    """Bytes that may still be sent, by any thread."""
+    """A budget of bytes to send, shared by threads."""
 
     def __init__(self, count: int) -> None:
         self._left = count
@@ -75,7 +75,7 @@ class Budget:
         return self._left
 
     def take(self, count: int) -> int:
-        """Reserve up to `count` bytes; returns how many, 0 when none are left."""
+        """Reserve up to `count` bytes; returns how many were reserved, 0 when the budget is used up."""
         with self._lock:
             granted = min(count, self._left)
             self._left -= granted
@@ -83,7 +83,7 @@ class Budget:
 
 
 class Bundle:
-    """Streams to one address that work together. Every stream is read and counted from the beginning.
+    """Streams to one address, measured together. Every stream is read and counted from the beginning.
 
     `sockets` are connected and blocking; the bundle closes them.
     """
@@ -117,7 +117,7 @@ class Bundle:
             thread.start()
 
     def stop(self) -> None:
-        """Stop sending; what is in the kernel's buffers still goes out."""
+        """Stop sending; bytes in the kernel's buffers still go out."""
         self._stop.set()
         for thread in self._senders:
             thread.join()
@@ -144,7 +144,8 @@ class Bundle:
     def deliveries(self) -> list[tuple[float, int]]:
         """(seconds, bytes sent that the other kernel has) every 20 ms since the beginning or restart().
 
-        Unlike what its program could read these do not stop and jump when a segment is lost and repaired.
+        Unlike the bytes that the other program could read, these do not pause and jump when a segment is lost
+        and sent again.
         """
         with self._sample_lock:
             return list(self._deliveries)
@@ -153,7 +154,7 @@ class Bundle:
         return [stream_info(sock) for sock in self.sockets]
 
     def close(self) -> None:
-        """Cut the streams: what is not sent yet is thrown away."""
+        """Reset the streams: bytes that are not sent yet are dropped."""
         self._stop.set()
         self._closed.set()
         for sock in self.sockets:

@@ -1,4 +1,4 @@
-"""The measurement behind `bench net`: which streams to open, for how long, and what to keep of it."""
+"""The measurement behind `bench net`: its streams, their duration, and its figures."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from p2pavg.errors import P2PAvgError
 
 PINGS = 6
 MOST_STREAMS = 64
-RAMP_RTTS, RAMP_S = 9, 0.8  # new streams reach their speed
+RAMP_RTTS, RAMP_S = 9, 0.8  # the time in which new streams reach their speed
 MEASURE_RTTS, MEASURE_S = 5, 0.8  # whichever is longer
-STEPS_PLANNED = 14  # for sharing out the bytes
+STEPS_PLANNED = 14  # the number of steps among which the bytes are divided
 _BURST_S = 1.0
-_LOOKS = 20  # at a stream while it is measured
+_LOOKS = 20  # samples of a stream's TCP_INFO in one measurement
 _STARVED_SHARE = 0.1
-_MOST_WAITED = 0.15  # share of a step
+_MOST_WAITED = 0.15  # the largest share of a step
 _MARGIN_S = 0.5
 _OTHERS = ("bbr", "cubic", "reno")
 
 
 class LinkError(P2PAvgError):
-    """Nothing, or too little, came through."""
+    """No bytes, or too few, arrived."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a measurement may cost: wall-clock seconds, and bytes sent in both directions together."""
+    """The budget of a measurement: wall-clock seconds, and bytes sent in both directions together."""
 
     seconds: float
     bytes: int
@@ -45,8 +45,8 @@ class Point:
     """One step of a sweep: so many new streams in one direction."""
 
     streams: int
-    gbps: float  # at full speed
-    cold_gbps: float  # over the first ten RTTs
+    gbps: float  # the rate at full speed
+    cold_gbps: float  # the rate over the first ten RTTs
     loaded_rtt_ms: float  # smoothed RTT of one stream under load
     view: SenderView
     samples: list[tuple[float, int]] = field(repr=False)
@@ -91,7 +91,7 @@ class Sweep:
         return self._deadline - time.monotonic() > needed and self._budget.left - self._remote_sent > 0
 
     def measure_rtt(self) -> float:
-        """The shortest round trip in seconds: of small messages, or as the kernel saw it."""
+        """The shortest round trip in seconds, of small messages or as measured by the kernel."""
         pings = [self._client.ping() for _ in range(PINGS)]
         kernel = stream_info(self._client.socket).min_rtt_s
         self.rtt_s = min([*pings, kernel] if kernel else pings)
@@ -148,7 +148,7 @@ class Sweep:
         }
 
     def congestion_controls(self, own: str, own_gbps: float) -> dict[str, float]:
-        """Gb/s of one stream by congestion control: the own one, and another if the kernel lets us."""
+        """Gb/s of one stream by congestion control: the one in use, and another if the kernel permits it."""
         seen = {own: own_gbps}
         for name in _OTHERS:
             if name == own or not self._room():
@@ -172,7 +172,9 @@ class Sweep:
             yield bundle
 
     def _one_way(self, bundle: Bundle, *, back: bool) -> Point:
-        """One step: let the streams reach their speed and measure it. Forward they then go on sending."""
+        """One step: let the streams reach their speed, and measure it. Forward streams go on sending
+        afterwards.
+        """
         if back:
             left = int(self._client.ask("send", self._allowance())["left"])
         else:
@@ -200,7 +202,7 @@ class Sweep:
         )
 
     def _end(self, bundle: Bundle, left: int) -> dict[str, Any]:
-        """Stop both sides, and count what the other one sent since it had `left` bytes."""
+        """Stop both sides, and count the bytes that the other side sent since its budget was `left` bytes."""
         bundle.stop()
         answer = self._client.ask("stop")
         self._remote_sent += left - int(answer["left"])
@@ -237,12 +239,14 @@ class Sweep:
         return fit.warm_gbps(sent, self.rtt_s, min(self._measure_s, lasted / 2))
 
     def _allowance(self) -> int:
-        """Bytes that one step may send: its share, so that a fast link leaves some for the others."""
+        """Bytes that one step may send: its share of the budget, so that a fast link leaves bytes for later
+        steps.
+        """
         return max(0, min(self._limits.bytes // STEPS_PLANNED, self._budget.left - self._remote_sent))
 
 
 def _view(infos: list[StreamInfo], rtt_s: float) -> SenderView:
-    """What held one stream back while it was looked at; retransmissions since it began."""
+    """The limits of one stream while it was sampled, and its retransmissions since it began."""
     first, last = infos[0], infos[-1]
     busy = last.busy_s - first.busy_s
     starved = [info.unsent_bytes < _STARVED_SHARE * info.in_flight_bytes for info in infos]

@@ -1,4 +1,4 @@
-"""`bench net`: how fast a link is, over how many streams, and why."""
+"""`bench net`: the throughput of a link by number of streams, and its limits."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, [IPV6]:PORT. Raises ConfigurationError."""
+    """Parse HOST:PORT or [IPV6]:PORT. Raises ConfigurationError."""
     match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:]*)):(\d{1,5})", text)
     if match is None or int(match[3]) > 65535:
         raise ConfigurationError(f"{text!r} is not HOST:PORT; an IPv6 address goes in brackets.")
@@ -122,7 +122,9 @@ def _connect(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _on_lab(args: argparse.Namespace) -> dict[str, Any]:
-    """Run both sides on two hosts of a lab. The result tells the truth, and if the router was on time."""
+    """Run both sides on two hosts of a lab. The result also holds the lab's true values and its router's
+    lateness.
+    """
     from p2pavg.lab import Lab, load
 
     shape = load(args.lab)
@@ -151,7 +153,7 @@ def _on_lab(args: argparse.Namespace) -> dict[str, Any]:
                 "The measurement took far longer than it may; is the machine too busy?"
             ) from None
         except subprocess.CalledProcessError as error:
-            output = error.stdout  # of a void measurement
+            output = error.stdout  # a void measurement has printed its result, too
             if not output:
                 raise P2PAvgError(error.stderr.strip().splitlines()[-1]) from None
         passed = lab.stats().since(before)
@@ -219,7 +221,7 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _draw(figure: Any, result: dict[str, Any]) -> None:
-    """Rate over streams, both ways, with the fitted law."""
+    """Rate over streams, both ways, with the fitted model."""
     axes = figure.subplots()
     for title, part, colour in (("there", result, "C0"), ("back", result["reverse"], "C1")):
         if not part["sweep"]:

@@ -1,4 +1,4 @@
-"""What the peers of `bench outer` train: a small language model over bytes, or a model that only sleeps."""
+"""The models of `bench outer`: a small language model over bytes, and a model whose steps only sleep."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ HEAD = 16  # width of an attention head
 LAYERS = 2
 MOST_TEXT = 8 << 20
 VALIDATION = 1 << 18  # bytes at the end of the text
-EVALUATED = 512  # windows
+EVALUATED = 512  # windows of the validation text over which a loss is computed
 PIECES = 8  # tensors of a model that sleeps
 
 
 def width_of(params: int) -> int:
-    """The width at which `Bytes` has about so many parameters."""
+    """The width at which `Bytes` has about `params` parameters."""
     best = HEAD
     while _parameters(best + HEAD) <= params:
         best += HEAD
@@ -69,13 +69,13 @@ class Bytes(nn.Module):
 
 
 def read_text(folder: Path | None = None) -> tuple[Tensor, Tensor]:
-    """(training bytes, validation bytes), uint8: Python's standard library, files in an order of its own."""
+    """(training bytes, validation bytes), uint8: the files of Python's standard library, in a fixed order."""
     root = folder or Path(sysconfig.get_path("stdlib"))
     names = sorted(
         path for path in root.rglob("*.py") if not {"site-packages", "test", "tests"} & set(path.parts)
     )
     text = bytearray()
-    for name in names[::2] + names[1::2]:  # files of one package are alike: not all at the end
+    for name in names[::2] + names[1::2]:  # so that the validation text is of many packages
         text += name.read_bytes()
         if len(text) >= MOST_TEXT:
             break
@@ -95,7 +95,7 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def factor(step: int, steps: int) -> float:
-    """Of the learning rate: warm-up over a twentieth of the steps, then a cosine down to a tenth."""
+    """The learning rate's factor: warm-up over a twentieth of the steps, then a cosine down to a tenth."""
     warmup = max(1, steps // 20)
     return min(1.0, (step + 1) / warmup) * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, step / steps))))
 
@@ -104,7 +104,7 @@ class Language:
     """A model that learns to predict bytes, and the text that this peer sees."""
 
     def __init__(self, params: int, batch: int, seed: int, peer: int) -> None:
-        """seed: of the model and, with the peer's index, of what it sees."""
+        """seed: of the model and, together with the peer's index, of the text that the peer sees."""
         training, self._validation = read_text()
         torch.manual_seed(seed)
         self.model = Bytes(width_of(params))
@@ -120,7 +120,7 @@ class Language:
 
     @torch.no_grad()
     def loss(self) -> float | None:
-        """Over the same windows of the validation text each time."""
+        """The validation loss, over the same windows of the text each time."""
         generator = torch.Generator().manual_seed(0)
         samples = (windows(self._validation, 64, generator) for _ in range(EVALUATED // 64))
         losses = [loss_of(self.model, each) for each in samples]
@@ -128,7 +128,7 @@ class Language:
 
 
 class Sleeper:
-    """So many parameters whose gradients cost nothing, and microbatches that take a known time."""
+    """Parameters whose gradients cost no computation, and microbatches that take a known time."""
 
     def __init__(self, params: int, seconds: float) -> None:
         torch.manual_seed(0)
@@ -146,5 +146,5 @@ class Sleeper:
         time.sleep(max(0.0, end - time.monotonic()))
 
     def loss(self) -> float | None:
-        """It learns nothing."""
+        """None: a model that sleeps learns nothing."""
         return None

@@ -21,10 +21,11 @@ from p2pavg.report.plot import from_zero
 
 WORKER = "p2pavg.bench.outer.worker"
 START_DEADLINE_S = 120.0
-SECONDS_A_STEP = 2.0  # that a microbatch takes at the very most, with its share of a round
+SECONDS_A_STEP = 2.0  # the longest that a microbatch may take, its share of a round included
 CHUNK = 1 << 17
 DATA_PARALLEL = "fp16"
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5% of t, from one degree on
+# Student's t: the 97.5% quantiles, from one degree of freedom on.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def register(subparsers: Any) -> None:
@@ -140,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def train(workers: Workers, run: dict[str, int], job: dict[str, Any]) -> dict[str, Any]:
-    """One run of a swarm, and what it came to. run: its target, and after how many epochs it ends."""
+    """One run of a swarm, and its figures. run: the run's target, and the number of its epochs."""
     words = "data-parallel" if job["outer"] is None else "outer"
     deadline = START_DEADLINE_S + 2 * job["steps"] * max(SECONDS_A_STEP, job["step_seconds"])
     with progress(words, None):
@@ -175,22 +176,22 @@ class Runs:
     runs: Sequence[dict[str, Any]] = ()
 
     def all(self, name: str) -> list[Any]:
-        """A figure of each run."""
+        """One figure, of each run."""
         return [run[name] for run in self.runs]
 
     def mean(self, name: str) -> float | None:
-        """Of a figure; None where no run has it."""
+        """The mean of a figure over the runs; None where no run has the figure."""
         values = [value for value in self.all(name) if value is not None]
         return mean(values) if values else None
 
     def above(self, others: Runs) -> list[float]:
-        """By how much each loss is above that of the other training with the same seed, relative to it."""
+        """The relative excess of each loss over that of the other training with the same seed."""
         pairs = zip(self.all("loss"), others.all("loss"), strict=False)
         return [one / other - 1 for one, other in pairs if one is not None and other is not None]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Where the mean is with 95% confidence, by Student's t; None: too few values."""
+    """The 95% confidence interval of the mean, by Student's t; None: too few values."""
     if not 2 <= len(values) <= len(STUDENT) + 1:
         return None
     half = STUDENT[len(values) - 2] * stdev(values) / math.sqrt(len(values))
@@ -198,7 +199,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def bytes_of_a_round(parameters: int, peers: int, compression: str) -> float:
-    """Of each peer, on the average: its contributions to the others' parts, and its part's result to them."""
+    """Bytes that a peer sends, on average: contributions to others' parts, and its own part's result."""
     codec = codecs.get(compression)
     values = sum(one.encoded_size(CHUNK) for one in (codec, codecs.for_results(codec))) / CHUNK
     return (peers - 1) / peers * parameters * values
@@ -236,7 +237,7 @@ def _losses(result: dict[str, Any]) -> tuple[float | None, float | None]:
 
 
 def draw(figure: Any, result: dict[str, Any]) -> None:
-    """The bytes of both, on one scale."""
+    """Draw the bytes of both trainings on one scale."""
     axes = figure.subplots()
     axes.bar(
         ["outer steps", "data-parallel"],

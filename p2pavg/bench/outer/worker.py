@@ -21,7 +21,7 @@ REPORT_DEADLINE_S = 10.0
 
 
 class Clock:
-    """Seconds of the inner optimizer's own steps, wherever they are taken."""
+    """Sums the seconds of the inner optimizer's steps, whoever calls them."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.seconds = 0.0
@@ -40,7 +40,7 @@ class OuterPeer:
     """The worker's commands."""
 
     def start(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Join the swarm: with outer steps, or without, where "outer" is null."""
+        """Join the swarm, without outer steps where "outer" is null."""
         torch.set_num_threads(config["threads"])
         if config["compute"] == "sleep":
             self.job: Language | Sleeper = Sleeper(config["params"], config["step_seconds"])
@@ -73,7 +73,7 @@ class OuterPeer:
             self._told.notify()
 
     def _all_reports(self) -> list[RoundReport]:
-        """Those of averages, when the last one is in, which another thread brings."""
+        """The reports of all averages, once the callback, on another thread, has brought the last one."""
         last = self.opt.last_report
         with self._told:
             self._told.wait_for(lambda: last is None or last in self._reports, REPORT_DEADLINE_S)
@@ -85,7 +85,7 @@ class OuterPeer:
         return {}
 
     def train(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Train until the swarm has taken so many epochs."""
+        """Train until the swarm's epoch is the one that the command names."""
         opt, computing, steps = self.opt, 0.0, 0
         begun, inner = time.perf_counter(), self._clock.seconds
         while opt.epoch < command["epochs"]:

@@ -1,1 +1,1 @@
-"""`bench penalty`: what a training job loses to the swarm. Start reading at `verb`."""
+"""`bench penalty`: the throughput that a training job loses to averaging. Start reading at `verb`."""

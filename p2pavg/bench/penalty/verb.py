@@ -1,4 +1,4 @@
-"""`bench penalty`: what one training job loses to the swarm, locally and globally."""
+"""`bench penalty`: the throughput that one training job loses to averaging, locally and globally."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         "step_seconds": args.step_seconds,
         "threads": args.threads,
     }
-    shares = args.peers - 1 + 1 / args.slow  # of one peer's speed
+    shares = args.peers - 1 + 1 / args.slow  # the swarm's speed, in multiples of one fast peer's
     target = max(1, round(args.steps * shares)) * args.batch
     calculating = args.steps * args.step_seconds
     deadline = START_DEADLINE_S + 60 * (args.epochs + 2) * max(1.0, calculating)

@@ -18,14 +18,14 @@ LAYER = 512
 
 
 def place_of(device: str, index: int) -> torch.device:
-    """The device of the peer of this index: `cuda` is one of the GPUs, in turn."""
+    """The device of the peer with this index; for `cuda`, peers take the GPUs in turn."""
     if device == "cuda":
         return torch.device("cuda", index % torch.cuda.device_count())
     return torch.device(device)
 
 
 class Job:
-    """A model whose microbatches take a known time: asleep, as beside an accelerator, or computing here."""
+    """A model whose microbatches sleep for a known time, as beside an accelerator, or compute here."""
 
     def __init__(self, config: dict[str, Any], seconds: float) -> None:
         torch.manual_seed(0)
@@ -36,7 +36,7 @@ class Job:
             *(nn.Linear(LAYER, LAYER, bias=False, device=device) for _ in range(depth))
         )
         self.params = list(self.model.parameters())
-        for param in self.params:  # that keep the size of what passes: gradients that vanish are slow to add
+        for param in self.params:  # keeps activations the same size: denormal gradients are slow to add
             nn.init.normal_(param, std=LAYER**-0.5)
         self._inputs = torch.randn(batch, LAYER, device=device)
         self._grads = [torch.full_like(p, 1e-3) for p in self.params]
@@ -49,10 +49,10 @@ class Job:
 
     def _compute(self) -> None:
         self.model(self._inputs).square().mean().backward()
-        self.wait()  # or its time would count where something else waits for it
+        self.wait()  # else the microbatch's time would count in the next call that waits for the device
 
     def wait(self) -> None:
-        """Until the device has done what it was given."""
+        """Wait until the device has finished all queued work."""
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
 
@@ -91,7 +91,7 @@ class Penalty:
         inner = job.inner()
         begun = 0.0
         for epoch in range(command["epochs"] + 1):
-            if epoch == 1:  # the first is warm-up
+            if epoch == 1:  # the first epoch is warm-up
                 begun = time.perf_counter()
             for _ in range(command["steps"]):
                 job.microbatch()

@@ -1,4 +1,4 @@
-"""`bench rounds`: what coordination alone costs, with tiny vectors and trainers that sleep."""
+"""`bench rounds`: the cost of coordination alone, with tiny vectors and trainers that sleep."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _overheads(timings: Sequence[dict[str, Any]], target: int) -> list[float]:
-    """Per peer and epoch: seconds from the step that reached the target, anywhere, to the first gradient."""
+    """Per peer and epoch: seconds from the step that reached the target to the first gradient byte."""
     overheads = []
     for epoch in {t["epoch"] for t in timings}:
         rows = [t for t in timings if t["epoch"] == epoch]
