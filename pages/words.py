@@ -73,7 +73,7 @@ ROUNDS = {
     "catchup": "Newcomer → every peer, when results come faster than its link takes them beside the state, "
     "and until it knows whether they do.",
     "links": "Peer → the leader, when another one leads, or when something new was measured of its links.",
-    "leaving": "Peer → every peer with a link, when it begins to leave.",
+    "departing": "Peer → every peer with a link, when it begins to leave.",
 }
 OTHERS = {
     "_ping": ("each side of a link → the other, each second", "`at`: the sender's clock", "`_pong`"),
@@ -114,16 +114,16 @@ OTHERS = {
         "all of a committed round but its bytes: see `ResultHead`",
         "",
     ),
-    "bequest": (
-        "a peer that leaves → each heir in turn",
+    "handover": (
+        "a peer that leaves → each receiver in turn",
         "`epoch`, `lineage`, `samples`, `bytes` and `hash` of the encoded sum of its gradients; `note`: "
         "which samples they are",
         "`transfer`: send it as blob frames; or `taken` false, with `why`",
     ),
-    "bequest-end": (
-        "the same → that heir",
+    "handover-end": (
+        "the same → that receiver",
         "`transfer`",
-        "`taken`: whether the heir counts these samples now",
+        "`taken`: whether the receiver counts these samples now",
     ),
     "claims": (
         "each side of a link → the other, when it comes up and when they change",
@@ -191,7 +191,7 @@ FRAME: Rows = (
 FRAME_KINDS = {
     "CONTRIBUTION": "Member with a weight → owner of the part, from `begin` on: the chunk as a local mean.",
     "RESULT": "Owner → every other member: the encoded mean of the chunk, the same bytes for all.",
-    "BLOB": "Donor → joiner: a chunk of the state. Peer that leaves → heir: a chunk of its gradients.",
+    "BLOB": "Donor → joiner: a chunk of the state. Peer that leaves → receiver: a chunk of its gradients.",
     "PING": "Each side → the other, at the heartbeat's interval, from a native thread where there is one.",
     "PONG": "At once, with the `stamp` of the ping.",
 }
@@ -248,7 +248,7 @@ PEER_INFO = {
     "samples_per_second": "float",
     "role": "true: a watcher",
     "model": "hash of the model's schema, at most 32 bytes",
-    "leaving": "it has said that it leaves",
+    "departing": "it has said that it leaves",
     "report": "the compact report of its last epoch, if there is room",
     "name": "for people, at most 32 characters; several peers may have the same",
     "joining": "it has not got the run's state yet",

@@ -59,7 +59,7 @@ class SwarmSampler(_Drawing, Sampler[int]):
     each. Peers lease positions of it through the rounds that they make anyway. A position is consumed when
     the average
     with its sample is committed, and returns to the pool otherwise: when a peer dies, discards, or leaves
-    without an heir. Iterating ends with the pass; iterate again for the next one. It has no length, since
+    without a receiver. Iterating ends with the pass; iterate again for the next one. It has no length, since
     nobody knows beforehand which share of a pass will be this peer's.
 
     Args:

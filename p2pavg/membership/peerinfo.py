@@ -39,7 +39,7 @@ class PeerInfo:
     role: Role = "trainer"
     model: bytes = b""
     incarnation: int = 0
-    leaving: bool = False
+    departing: bool = False
     report: bytes = b""
     name: str = ""
     joining: bool = False
@@ -69,7 +69,7 @@ class PeerInfo:
             self.samples_per_second,
             self.role == "watcher",
             self.model,
-            self.leaving,
+            self.departing,
         ]
         told = [self.name[:MAX_NAME], self.joining, self.udp]
         packed: bytes = msgpack.packb([*fields, self.report[:MAX_REPORT_BYTES], *told])
@@ -87,7 +87,7 @@ class PeerInfo:
         if not isinstance(fields, list) or len(fields) < 14 or fields[0] != _VERSION:
             return None
         # Later versions append more.
-        _, addresses, client_only, region, epoch, lineage, rate, watcher, model, leaving = fields[:10]
+        _, addresses, client_only, region, epoch, lineage, rate, watcher, model, departing = fields[:10]
         report, name, joining, udp = fields[10:14]
         expected = (
             (client_only, bool),
@@ -97,7 +97,7 @@ class PeerInfo:
             (rate, float),
             (watcher, bool),
             (model, bytes),
-            (leaving, bool),
+            (departing, bool),
             (report, bytes),
             (name, str),
             (joining, bool),
@@ -126,7 +126,7 @@ class PeerInfo:
             "watcher" if watcher else "trainer",
             model,
             incarnation,
-            leaving,
+            departing,
             report,
             printable(name),
             joining,

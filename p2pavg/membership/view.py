@@ -106,7 +106,7 @@ class View:
     async def leave(self) -> None:
         """Tell everybody that this peer leaves (they see it within a second), and stop following the run."""
         if self._own is not None:
-            self._pulse.value = self._encode(replace(self._own, leaving=True))
+            self._pulse.value = self._encode(replace(self._own, departing=True))
             self._own = None
             try:
                 await asyncio.wait_for(self._pulse.publish(), LEAVE_SECONDS)
@@ -213,7 +213,7 @@ class View:
         if known is None and held.proved_at is None and not hearsay:
             return
         if self._roster.put(info, held, self._dht.clock()):
-            if info.leaving:
+            if info.departing:
                 self._roster.remove(peer_id)
             elif known is None:
                 self._pulse.grew()

@@ -15,19 +15,19 @@ EXIT_CODE = 128 + signal.SIGTERM
 SLACK_S = 2.0  # seconds after the notice until a training thread that calls no step() is interrupted
 
 
-class Leaver(Protocol):
+class Watched(Protocol):
     """An optimizer that leaves its run when asked."""
 
     def close(self, notice_s: float | None = None) -> None: ...
 
 
-_watched: weakref.WeakKeyDictionary[Leaver, float] = weakref.WeakKeyDictionary()
+_watched: weakref.WeakKeyDictionary[Watched, float] = weakref.WeakKeyDictionary()
 _owner = 0  # the process that installed the handler
 _asked_at: float | None = None
 _timer: threading.Timer | None = None
 
 
-def watch(leaver: Leaver, notice_s: float) -> None:
+def watch(optimizer: Watched, notice_s: float) -> None:
     """Let the optimizer leave on SIGTERM. Does nothing on other threads than the main one, or where the
     signal has another handler.
     """
@@ -36,14 +36,14 @@ def watch(leaver: Leaver, notice_s: float) -> None:
         return
     if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, _on_signal):
         return
-    _watched[leaver] = notice_s
+    _watched[optimizer] = notice_s
     _owner, _asked_at = os.getpid(), None
     signal.signal(signal.SIGTERM, _on_signal)
 
 
-def forget(leaver: Leaver) -> None:
+def forget(optimizer: Watched) -> None:
     """Forget an optimizer that has left. After the last one, SIGTERM ends the process at once again."""
-    known = _watched.pop(leaver, None)
+    known = _watched.pop(optimizer, None)
     if known is not None and not _watched and signal.getsignal(signal.SIGTERM) is _on_signal:
         with contextlib.suppress(ValueError):  # only the main thread may; else the handler does it itself
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -59,8 +59,8 @@ def obey() -> None:
     assert _asked_at is not None
     if _timer is not None:
         _timer.cancel()
-    for leaver, notice_s in list(_watched.items()):
-        leaver.close(max(0.0, _asked_at + notice_s - time.monotonic()))
+    for optimizer, notice_s in list(_watched.items()):
+        optimizer.close(max(0.0, _asked_at + notice_s - time.monotonic()))
     if threading.current_thread() is not threading.main_thread():
         _interrupt()
     raise SystemExit(EXIT_CODE)

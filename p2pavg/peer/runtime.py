@@ -368,7 +368,7 @@ class Runtime:
         """Endpoint event. Raises ProtocolError, on which the endpoint drops the link."""
         if self._introductions.message(link, message):
             return
-        if message.get("t") == "leaving" and self._observer is not None:
+        if message.get("t") == "departing" and self._observer is not None:
             self._observer.leaves(link.peer_id)
         if self.driver is None:
             self._early.add(link, message)
@@ -402,7 +402,7 @@ class Runtime:
         if self.driver is not None:
             self.driver.blob_sent(link, transfer)
 
-    # --------------------------------------------------------------------------------------- leaving
+    # --------------------------------------------------------------------------------------- departure
 
     async def close(self, notice_s: float) -> None:
         """Leave the run, telling everybody, and free all ports. Idempotent."""
@@ -414,7 +414,7 @@ class Runtime:
         if driver is not None:
             driver.feed(ev.Leave(notice_s))
             try:
-                await asyncio.wait_for(driver.farewell.left.wait(), notice_s)
+                await asyncio.wait_for(driver.departure.left.wait(), notice_s)
             except TimeoutError:
                 logger.info("left the run in the middle of a round")
             await driver.states.saved()

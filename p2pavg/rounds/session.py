@@ -39,7 +39,7 @@ class LoopSide(Protocol):
 
     def withdrawn(self, answer: Future[Outcome]) -> None: ...
 
-    def leaving(self, contribution: Contribution, notice_s: float, answer: Future[Outcome]) -> None: ...
+    def departing(self, contribution: Contribution, notice_s: float, answer: Future[Outcome]) -> None: ...
 
     def applied(
         self,
@@ -177,7 +177,7 @@ class Session:
         answer: Future[Outcome] = Future()
         self.at_boundary = True
         try:
-            self._post("leaving", contribution, notice_s, answer)
+            self._post("departing", contribution, notice_s, answer)
             return self._given(contribution, answer.result(notice_s + REPORT_TIMEOUT_S))
         except TimeoutError:
             return KeepGoing()

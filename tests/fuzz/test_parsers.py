@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from p2pavg.rounds.loop import bequest
+from p2pavg.rounds.loop import handover
 from p2pavg.rounds.protocol import wire
 from tests.fuzz.targets import MOST_BYTES_PER_BYTE, SLACK_BYTES, TARGETS, Target
 
@@ -51,10 +51,10 @@ def test_seeds_are_understood(name: str) -> None:
         TARGETS[name].parse(seed)
 
 
-@pytest.mark.parametrize("name", ["round", "bequest"])
+@pytest.mark.parametrize("name", ["round", "handover"])
 def test_every_kind_of_message_is_a_seed(name: str) -> None:
-    """Whoever adds a message to the rounds or to bequests gives the fuzzers one."""
-    kinds = {"round": wire.NAMES, "bequest": bequest.KINDS}[name]
+    """Whoever adds a message to the rounds or to handovers gives the fuzzers one."""
+    kinds = {"round": wire.NAMES, "handover": handover.KINDS}[name]
     assert {msgpack.unpackb(seed)["t"] for seed in TARGETS[name].seeds()} == kinds
 
 

@@ -25,8 +25,8 @@ from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
 from p2pavg.report.compact import CompactReport
 from p2pavg.rounds.loop import hello
-from p2pavg.rounds.loop.bequest import MOST_AT_ONCE, Bequests
-from p2pavg.rounds.machine.departure import Verdict
+from p2pavg.rounds.loop.handover import MOST_AT_ONCE, Handovers
+from p2pavg.rounds.machine.departure import Acceptance
 from p2pavg.rounds.protocol import messages, wire
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
 from p2pavg.rounds.protocol.causes import Cause, Objection
@@ -93,7 +93,7 @@ def _rounds() -> list[bytes]:
         messages.Inquire(ballot),
         messages.Unknown(ballot, 3, LINEAGE),
         messages.CatchUp(3, 1, 12.5, 5_000_000, 900_000, 20e6),
-        messages.Leaving(4, (held,)),
+        messages.Departing(4, (held,)),
     ]
     return _packed(*(wire.to_dict(message) for message in made))
 
@@ -231,7 +231,7 @@ def _parse_chunk_request(data: bytes) -> None:
     assert len(kernel.sent) <= MOST_TIMES * _MANIFEST.chunks
 
 
-# -- leaving
+# -- departure
 
 
 _NUMEL, _CODEC = 100, codecs.get("fp16")
@@ -249,7 +249,7 @@ class _Line:
         self.answers.append(message)
 
 
-def _bequests() -> list[bytes]:
+def _handovers() -> list[bytes]:
     offer = {
         "epoch": 3,
         "lineage": LINEAGE,
@@ -259,37 +259,37 @@ def _bequests() -> list[bytes]:
         "offered": [[7, 12]],
     }
     return _packed(
-        {"t": "bequest", **offer, "bytes": _CODEC.encoded_size(_NUMEL)}, {"t": "bequest-end", "transfer": 0}
+        {"t": "handover", **offer, "bytes": _CODEC.encoded_size(_NUMEL)}, {"t": "handover-end", "transfer": 0}
     )
 
 
-async def _take_bequest(data: bytes) -> None:
+async def _take_handover(data: bytes) -> None:
     """Beside a sound one that came before, which the message may end: it says transfer 0 for that one's."""
     message, line, kernel = handshake.unpack(data), _Line(), _Kernel()
-    if message.get("t") not in ("bequest", "bequest-end"):
+    if message.get("t") not in ("handover", "handover-end"):
         return
     taken: list[Any] = []
-    heir = Bequests(
+    receiver = Handovers(
         kernel,  # type: ignore[arg-type]
         {},
         _CODEC,
         _NUMEL,
         lambda epoch, lineage, transfers: (
-            Verdict.TAKEN if (epoch, lineage) == (3, LINEAGE) else Verdict.LATER
+            Acceptance.TAKEN if (epoch, lineage) == (3, LINEAGE) else Acceptance.LATER
         ),
         lambda epoch, transfers: None,
         lambda samples: True,
         lambda *what: taken.append(what),
     )
-    heir.message(line, msgpack.unpackb(_bequests()[0]))  # type: ignore[arg-type]
+    receiver.message(line, msgpack.unpackb(_handovers()[0]))  # type: ignore[arg-type]
     if message.get("transfer") == 0:
         message["transfer"] = line.answers[0]["transfer"]
     for _ in range(2):
-        heir.message(line, message)  # type: ignore[arg-type]
+        receiver.message(line, message)  # type: ignore[arg-type]
     for transfer in list(kernel.open):
-        heir.chunk(transfer)
+        receiver.chunk(transfer)
     assert len(kernel.open) <= MOST_AT_ONCE
-    heir.close()
+    receiver.close()
     assert not kernel.open
     assert not taken
 
@@ -390,7 +390,7 @@ def _said() -> list[bytes]:
         {"t": "_alive", "_id": 3},
         {"t": "_streams", "n": 4},
         {"taken": True, "_re": 1},
-        {"t": "leaving", "epoch": 4},
+        {"t": "departing", "epoch": 4},
     ]
     return [*_packed(*told), _RAW + b"".join(handshake.pack(message) for message in told)]
 
@@ -526,7 +526,7 @@ TARGETS = (
     Target("history", quiet(_parse_history, ProtocolError, StateError), _histories),
     Target("result", quiet(_parse_head, ProtocolError, StateError), _heads),
     Target("state-chunks", quiet(_parse_chunk_request, ProtocolError, StateError), _chunk_requests),
-    Target("bequest", quiet(in_loop(_take_bequest), ProtocolError), _bequests),
+    Target("handover", quiet(in_loop(_take_handover), ProtocolError), _handovers),
     Target("resend", quiet(_parse_resend, ProtocolError), _resends),
     Target("link", in_loop(_take_said), _said),
     Target("watched", quiet(_parse_status, ProtocolError), _statuses),

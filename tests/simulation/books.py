@@ -20,7 +20,7 @@ class Books:
     def __init__(self, checks: Checks, lineage: Lineage) -> None:
         self.checks = checks
         self.counted: dict[Lineage, frozenset[Any]] = {lineage: frozenset()}  # in all averages of a lineage
-        self.heirs: dict[Sample, Node] = {}  # who inherited it last
+        self.receivers: dict[Sample, Node] = {}  # who inherited it last
         self.given: dict[Node, set[Sample]] = {}  # what a process handed over
         self.offered: dict[Node, set[Sample]] = {}  # what a process had in transfers that began
         self.doubtful: dict[Node, set[Sample]] = {}  # left without knowing what became of these
@@ -48,20 +48,20 @@ class Books:
                 f"are in the average",
             )
 
-    def handed(self, giver: Node, heir: Node, samples: list[Sample]) -> None:
-        """Nobody else may have them, and they may not be where the heir stands."""
+    def handed(self, giver: Node, receiver: Node, samples: list[Sample]) -> None:
+        """Nobody else may have them, and they may not be where the receiver stands."""
         for sample in samples:
-            other = self.heirs.get(sample)
+            other = self.receivers.get(sample)
             held = other is not None and other.alive and other is not giver
             if held and (sample in other.samples or sample in other.inherited):
-                self.checks.broken("Counted", f"{other.name} and {heir.name} inherit the same sample")
-            self.heirs[sample] = heir
+                self.checks.broken("Counted", f"{other.name} and {receiver.name} inherit the same sample")
+            self.receivers[sample] = receiver
         self.given.setdefault(giver, set()).update(samples)
-        again = self.counted[heir.machine.lineage].intersection(samples)
+        again = self.counted[receiver.machine.lineage].intersection(samples)
         if again:
             self.checks.broken(
                 "Counted",
-                f"{heir.name} inherits {len(again)} samples that are in its lineage from {giver.name}",
+                f"{receiver.name} inherits {len(again)} samples that are in its lineage from {giver.name}",
             )
 
     def left(self, node: Node) -> None:
@@ -70,18 +70,18 @@ class Books:
         doubtful = held & offered
         if node.machine.role is Role.JOINER:  # results that it has yet to follow may hold what it named
             doubtful |= offered - self.counted[node.parameters.lineage]
-        if node.bequest is not None and node.bequest.ended:
-            doubtful |= set(node.bequest.samples)
+        if node.handover is not None and node.handover.ended:
+            doubtful |= set(node.handover.samples)
         self.doubtful[node] = doubtful
 
     def _where_it_left(self, node: Node) -> set[Lineage]:
         """The lineages that it believed its samples to be in."""
-        told = None if node.bequest is None else node.bequest.counted_at
+        told = None if node.handover is None else node.handover.counted_at
         return {node.parameters.lineage} if told is None else {node.parameters.lineage, told}
 
     def balance(self, node: Node, final: frozenset[Any], chain: set[Lineage]) -> None:
         """Each sample that a process made or inherited is averaged, waits, was handed over, or is named."""
-        made = {(node.me, number) for number in node.numbers} | node.heir_of
+        made = {(node.me, number) for number in node.numbers} | node.receiver_of
         made -= self.given.get(node, set())
         lost = made - final
         if not node.left:

@@ -40,7 +40,7 @@ class Unkept(Books):
     def waits(self, node: Node) -> None:
         pass
 
-    def handed(self, giver: Node, heir: Node, samples: list[Sample]) -> None:
+    def handed(self, giver: Node, receiver: Node, samples: list[Sample]) -> None:
         pass
 
 

@@ -309,27 +309,27 @@ def _dies(calm: Calm, node: Node) -> None:
     calm.swarm.world.after(0.01, lambda: calm.swarm.closed(node, "connection reset"))
 
 
-def _balances(calm: Calm, leaver: Node) -> None:
-    """What a leaver made is averaged once, or named."""
-    calm.run(5.0, lambda: not leaver.alive)
+def _balances(calm: Calm, departing: Node) -> None:
+    """What a departing peer made is averaged once, or named."""
+    calm.run(5.0, lambda: not departing.alive)
     goal = max(node.machine.epoch for node in calm.nodes if node.alive) + 3
     calm.epochs(goal)
     best = max((node for node in calm.nodes if node.alive), key=lambda node: node.machine.epoch)
     averaged = sum(
-        1 for peer, _ in calm.swarm.checks.books.counted[best.machine.lineage] if peer == leaver.me
+        1 for peer, _ in calm.swarm.checks.books.counted[best.machine.lineage] if peer == departing.me
     )
-    if averaged + leaver.discarded != leaver.produced:
+    if averaged + departing.discarded != departing.produced:
         calm.swarm.checks.broken(
             "Counted",
-            f"{leaver.name} made {leaver.produced} samples: {averaged} are averaged, "
-            f"{leaver.discarded} were named as discarded",
+            f"{departing.name} made {departing.produced} samples: {averaged} are averaged, "
+            f"{departing.discarded} were named as discarded",
         )
 
 
 def leaves_what_was_averaged_without_it() -> None:
     """The leader dies when all but one have the result, and that one sleeps: the others commit without it.
 
-    It wakes, hears that it is behind, and leaves. Its heirs have its samples in their average.
+    It wakes, hears that it is behind, and leaves. Its receivers have its samples in their average.
     """
     calm = Calm(4, chunk_seconds=0.001)
     calm.epochs(2)
@@ -355,8 +355,8 @@ def leaves_what_was_averaged_without_it() -> None:
 def leaves_with_the_only_word() -> None:
     """A successor dies when it has told one of two members that the round is void; that one leaves at once.
 
-    The other one has the result, and nobody else is there to ask: only what the leaver said tells it that the
-    round was denied, and that the samples that it is offered are not in it.
+    The other one has the result, and nobody else is there to ask: only what the departing peer said tells it
+    that the round was denied, and that the samples that it is offered are not in it.
     """
     calm = Calm(4, chunk_seconds=0.001)
     calm.epochs(2)

@@ -6,19 +6,19 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from p2pavg.rounds.machine.actions import Action, Bequeath, Commit, Send
+from p2pavg.rounds.machine.actions import Action, Commit, HandOver, Send
 from p2pavg.rounds.protocol.messages import (
     Begin,
     Committed,
+    Departing,
     Done,
-    Leaving,
     Prepare,
     Promise,
     Query,
     Ready,
 )
 from p2pavg.rounds.protocol.roles import Role
-from tests.simulation.bequest import Handed
+from tests.simulation.handover import Handed
 from tests.simulation.swarm import Swarm
 from tests.simulation.trainer import Node
 
@@ -54,8 +54,8 @@ WIDE = (
 )
 MOMENTS = (Prepare, Promise, Ready, Begin, Done, Done, Committed, Committed, Commit, Commit, Query)
 DECISIVE = MOMENTS[4:]
-AMBUSHES = (Promise, Ready, Begin, Done, Done, Committed, Commit, Query, Leaving, Bequeath)
-FAREWELLS = (Leaving, Bequeath, Handed)
+AMBUSHES = (Promise, Ready, Begin, Done, Done, Committed, Commit, Query, Departing, HandOver)
+DEPARTURES = (Departing, HandOver, Handed)
 FORKING = frozenset({"stop", "cut", "oneway", "reset", "slow", "jump", "rewire", "flap", "meet", "depart"})
 FAR = 7  # at most so many are cut off from the others
 
@@ -201,7 +201,7 @@ class Faults:
         self.swarm.world.after(lasts, over)
 
     def _depart(self, node: Node, others: list[Node], lasts: float) -> None:
-        """One leaves at about the time at which something befalls it, an heir, or another one."""
+        """One leaves at about the time at which something befalls it, a receiver, or another one."""
         swarm, dice = self.swarm, self.dice
         node.notice_s = dice.choice((0.3, 1.0, 5.0))
         kind = dice.choice(
@@ -214,7 +214,7 @@ class Faults:
             return
         delay = dice.choice((0.0, 0.01, 0.1, 0.3)) * dice.random()
         if kind == "trap":
-            self._ambush(FAREWELLS)
+            self._ambush(DEPARTURES)
         elif others:
             victim = node if dice.random() < 0.3 and kind != "leave" else dice.choice(others)
             swarm.world.after(

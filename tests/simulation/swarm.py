@@ -319,10 +319,10 @@ class Swarm:
         """A training thread steps with an average."""
         self.checks.applied(node, commit, job)
 
-    def handed(self, giver: Node, heir: Node, samples: list[Sample]) -> None:
-        """An heir takes what a leaving process has."""
-        self.say(f"{heir.name} inherits {len(samples)} samples of {giver.name}")
-        self.checks.books.handed(giver, heir, samples)
+    def handed(self, giver: Node, receiver: Node, samples: list[Sample]) -> None:
+        """A receiver takes what a departing process has."""
+        self.say(f"{receiver.name} inherits {len(samples)} samples of {giver.name}")
+        self.checks.books.handed(giver, receiver, samples)
 
     def leaves(self, node: Node) -> None:
         """A process ends by itself, having named what is lost."""

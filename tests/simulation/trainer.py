@@ -11,8 +11,8 @@ from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.roles import Role
-from tests.simulation.bequest import Bequest
 from tests.simulation.catching import Catching, followed
+from tests.simulation.handover import Handover
 from tests.simulation.jobs import Job
 from tests.simulation.process import Parameters, Process
 
@@ -73,12 +73,12 @@ class Node(Process):
         self.idles = 0.0  # how often a step counts nothing
         self.impatient = 0.0  # after so long a wait is withdrawn; 0: never
         self.chance = random.Random(f"{swarm.seed} {self.name}")  # of what a plain schedule does not do
-        self.leaving = False
+        self.departing = False
         self.left = False
         self.notice_s = 5.0
-        self.bequest: Bequest | None = None
+        self.handover: Handover | None = None
         self.inherited: list[Sample] = []  # from peers that left, not yet among the samples
-        self.heir_of: set[Sample] = set()  # all that ever were inherited
+        self.receiver_of: set[Sample] = set()  # all that ever were inherited
         self.world.after(step_seconds * self.world.random.random(), self._step_ends)
         self.world.after(swarm.beat * self.world.random.random(), self.beat)
 
@@ -94,9 +94,9 @@ class Node(Process):
 
     def lost(self, peer: PeerId, reason: str) -> None:
         super().lost(peer, reason)
-        bequest = self.bequest
-        if bequest is not None:
-            self.do(lambda: bequest.lost(peer))
+        handover = self.handover
+        if handover is not None:
+            self.do(lambda: handover.lost(peer))
 
     # Steps.
 
@@ -120,7 +120,7 @@ class Node(Process):
             return
         self.last_step = self.world.now - self.began_at
         self._count()
-        if self.leaving:
+        if self.departing:
             self._leaves()
         elif self._wanted() or (self.idles and self.chance.random() < self.idles):
             self._arrive()
@@ -184,7 +184,7 @@ class Node(Process):
         """The wait times out: unless its contribution is in use, the training loop goes on, and comes back
         with more, with other samples, or with the same.
         """
-        if not self.alive or not self.running or not self.waiting or self.leaving:
+        if not self.alive or not self.running or not self.waiting or self.departing:
             return
         if (wait is not None and wait != self.waits) or self.machine.counted:
             return
@@ -207,14 +207,14 @@ class Node(Process):
             return
         if not self.running:
             self.world.after(self.step_seconds, self._comes_back)
-        elif self.leaving:
+        elif self.departing:
             self._leaves()
         else:
             self._arrive()
 
     def leave(self) -> None:
         """SIGTERM: the training thread leaves at its next boundary."""
-        self.leaving = True
+        self.departing = True
         if self.waiting:
             self._leaves()
 
@@ -232,7 +232,7 @@ class Node(Process):
     def inherit(self, samples: list[Sample]) -> None:
         """Another's samples are ours from now on."""
         self.inherited += samples
-        self.heir_of |= set(samples)
+        self.receiver_of |= set(samples)
         self._come_if_wanted()
 
     # Outcomes.
@@ -243,7 +243,7 @@ class Node(Process):
             self.longest_stall = max(self.longest_stall, self.world.now - self.waiting_since)
 
     def _resume(self) -> None:
-        if not self.waiting or self.leaving:
+        if not self.waiting or self.departing:
             return
         if not self.contribution and self.machine.role is Role.JOINER:
             return  # it has nothing to lose, and nothing to go on from
@@ -255,7 +255,7 @@ class Node(Process):
         """What is next, if the training thread waits for it."""
         if not self.waiting or self.applying or not self.outcomes:
             return False
-        if self.leaving:
+        if self.departing:
             self.drop_states()
         elif self.healing and not self.healing.loaded and self.outcomes[0][0] != "heal":
             return False
@@ -300,7 +300,7 @@ class Node(Process):
             self.parameters = Parameters(parameters.epoch, parameters.lineage)
             self.feed(ev.Healed(parameters.epoch, parameters.lineage, parameters.history, dropped))
         self.feed(self._local())
-        if self.leaving:
+        if self.departing:
             self._leaves()
         elif self.outcomes or self.healing:
             self._arrive()
@@ -368,9 +368,9 @@ class Node(Process):
     def _discard(self, action: act.Discarded) -> None:
         self.discarded += action.samples
 
-    def _bequeath(self, action: act.Bequeath) -> None:
-        self.bequest = Bequest(self, action)
-        self.bequest.ask()
+    def _hand_over(self, action: act.HandOver) -> None:
+        self.handover = Handover(self, action)
+        self.handover.ask()
 
     def _leave(self, _: act.Action) -> None:
         self.left = True
@@ -401,6 +401,6 @@ PERFORM: dict[type[Any], Callable[[Node, Any], None]] = {
     act.Stop: Node._stop_soon,
     act.Resume: Node._go_on,
     act.Discarded: Node._discard,
-    act.Bequeath: Node._bequeath,
+    act.HandOver: Node._hand_over,
     act.Left: Node._leave,
 }

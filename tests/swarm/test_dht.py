@@ -182,7 +182,7 @@ def test_a_users_mistake_is_one_clear_line(arguments: tuple[str, ...], words: st
 
 
 def test_killed_stopped_and_leaving_processes() -> None:
-    """A killed process leaves the view within its lifetime and a second, a leaving one within a second."""
+    """A killed process leaves the view within its lifetime and a second, a departing one within a second."""
     lifetime = 3.0
 
     async def scenario() -> None:
@@ -191,14 +191,14 @@ def test_killed_stopped_and_leaving_processes() -> None:
         await view.announce(PeerInfo(node.identity.peer_id, (("127.0.0.1", node.port),)))
         loop = asyncio.get_running_loop()
         arguments = ("-c", MEMBER, f"127.0.0.1:{node.port}", str(lifetime))
-        with process(*arguments) as killed, process(*arguments) as stopped, process(*arguments) as leaving:
+        with process(*arguments) as killed, process(*arguments) as stopped, process(*arguments) as departing:
             ids = [
                 bytes.fromhex(await asyncio.to_thread(first_line, child))
-                for child in (killed, stopped, leaving)
+                for child in (killed, stopped, departing)
             ]
             await until(view, lambda: set(ids) == view.peers.keys(), 5.0)
-            assert leaving.stdin is not None
-            leaving.stdin.close()
+            assert departing.stdin is not None
+            departing.stdin.close()
             await until(view, lambda: ids[2] not in view.peers, 1.0)
             start = loop.time()
             killed.kill()

@@ -48,7 +48,7 @@ class Trainee:
         ).start()
         self.epochs: list[Epoch] = []
         self.trainer: ToyTrainer | None = None  # once it is in
-        self.leaving_with: float | None = None  # a notice: it leaves at its next step
+        self.departing_with: float | None = None  # a notice: it leaves at its next step
         self._stop = False
         self._epoch_s = epoch_s
         self.thread = threading.Thread(target=self._train, daemon=True)
@@ -65,8 +65,8 @@ class Trainee:
                 extra=EXTRA.copy(),
             )
             while not self._stop:
-                if self.leaving_with is not None:
-                    self._leave(self.trainer, self.leaving_with)
+                if self.departing_with is not None:
+                    self._leave(self.trainer, self.departing_with)
                     return
                 self.trainer.step()
 
@@ -174,7 +174,7 @@ def test_who_leaves_serves_the_state_that_nobody_else_has() -> None:
         donor = another()
         newcomer = another()
         until(lambda: newcomer.downloaded > 0.1)
-        donor.leaving_with = 30.0
+        donor.departing_with = 30.0
         donor.thread.join(DEADLINE_S)
         last = donor.epochs[-1].epoch
         until(lambda: len(newcomer.own) > 1)
@@ -191,7 +191,7 @@ def test_newcomers_without_a_state_do_not_train_apart(caplog: pytest.LogCaptureF
         donor = another()
         newcomers = [another(), another()]
         until(lambda: all(one.downloaded > 0 for one in newcomers))
-        donor.leaving_with = 0.2
+        donor.departing_with = 0.2
         donor.thread.join(DEADLINE_S)
         until(lambda: caplog.text.count("the members that have the state of this run are gone") >= 2)
         assert all(one.trainer is None and not one.epochs for one in newcomers)

@@ -130,7 +130,7 @@ class BehindUpdate:
             self.settle()  # first: a job that has not begun yet must arrive as usual
         if self.lost or self._unapplied is not None:
             return
-        self._shared.leaving = True
+        self._shared.departing = True
         self._arrive = lambda what: training.leave(what, max(0.0, deadline - time.monotonic()))
         while True:
             self._hand_in()

@@ -62,13 +62,13 @@ class Shared:
     agreement: Agreement
     overshoot: Overshoot
     sampling: Sampling
-    leaving: bool = False  # what is handed in now goes to a peer that stays
+    departing: bool = False  # what is handed in now goes to a peer that stays
     told_of_non_finite: bool = False
     averaged_state: F32 | None = None  # averaged parameters and state, for the coming step
 
     def contribution(self, vector: Vector, factor: float, samples: int) -> Contribution:
         """The vector as the rounds take it, and what goes with it in this epoch."""
-        if self.leaving:
+        if self.departing:
             return Contribution(self.offer(vector), factor, samples, note=self.sampling.note(b"", samples))
         note = self.sampling.note(self.agreement.say(), samples)
         if self.resync.due(self.training.epoch):
@@ -275,7 +275,7 @@ class WaitingUpdate:
         if self.lost or self._unapplied is not None:
             return
         training = self._shared.training
-        self._shared.leaving = True
+        self._shared.departing = True
         while self._arrive(lambda what: training.leave(what, max(0.0, deadline - time.monotonic()))):
             pass
 

@@ -29,7 +29,7 @@ class Deliveries:
         self._inherited: deque[Inheritance] = deque()
         self.downloading = False  # a state, or results that follow on it
         self.unloaded = False  # the state is not with the training thread yet: what follows on it waits
-        self.leaving = False  # no state is loaded any more: what was accumulated goes to somebody else
+        self.departing = False  # no state is loaded any more: what was accumulated goes to somebody else
         self.stopping = False  # the training thread is wanted at its next boundary
 
     @property
@@ -108,7 +108,7 @@ class Deliveries:
         answer = self._answer
         if answer is None or self._applying is not None or not self._inherited:
             return False
-        if self.downloading and not self.leaving:
+        if self.downloading and not self.departing:
             return False
         self._answer = self.contribution = None
         answer.set_result(self._inherited.popleft())
@@ -117,10 +117,10 @@ class Deliveries:
     def give(self) -> bool:
         """Answer the waiting training thread with what is next, if it may have it."""
         answer, session = self._answer, self._session
-        if self.leaving:
+        if self.departing:
             self.drop_states()
         while answer is not None and self._applying is None and self._queue:
-            if self.unloaded and not self.leaving and not isinstance(self._queue[0][0], Heal):
+            if self.unloaded and not self.departing and not isinstance(self._queue[0][0], Heal):
                 return False
             outcome, commit = self._queue.popleft()
             if isinstance(outcome, Average):

@@ -18,17 +18,17 @@ from p2pavg.allreduce.jobs import Jobs
 from p2pavg.errors import ClosedError, ProtocolError
 from p2pavg.identity import short_id
 from p2pavg.report import RoundReport
-from p2pavg.rounds.loop import bequest, notices
+from p2pavg.rounds.loop import handover, notices
 from p2pavg.rounds.loop.attempts import Attempts
 from p2pavg.rounds.loop.backlog import Backlog
-from p2pavg.rounds.loop.bequest import Bequests, Offers
 from p2pavg.rounds.loop.boundary import Boundary
 from p2pavg.rounds.loop.claims import KINDS as CLAIMS
 from p2pavg.rounds.loop.claims import Claims
 from p2pavg.rounds.loop.deliveries import Deliveries
-from p2pavg.rounds.loop.farewell import Farewell
+from p2pavg.rounds.loop.departure import TrainerDeparture
 from p2pavg.rounds.loop.feeder import Feeder
 from p2pavg.rounds.loop.guard import failure, guarded
+from p2pavg.rounds.loop.handover import Handovers, Offers
 from p2pavg.rounds.loop.hello import introduced
 from p2pavg.rounds.loop.joining import followed
 from p2pavg.rounds.loop.state_transfer import States
@@ -36,7 +36,7 @@ from p2pavg.rounds.loop.supply import Supply
 from p2pavg.rounds.loop.surroundings import Surroundings
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
-from p2pavg.rounds.machine.departure import Verdict
+from p2pavg.rounds.machine.departure import Acceptance
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.measure.gauges import Gauges
 from p2pavg.rounds.measure.recorder import Recorder
@@ -90,18 +90,18 @@ class Driver:
             recorder,
             self._gauges,
             self.feed,
-            lambda: self.farewell.waiting,
+            lambda: self.departure.waiting,
         )
         self._beat: asyncio.TimerHandle | None = None
         self._discarded: list[tuple[int, str]] = []
         self._known_links: set[tuple[bytes, bool]] = set()  # and whether it is known what they bring
         self._dropped = 0  # samples that the training thread had when it loaded a state
-        self.bequests = Bequests(
+        self.handovers = Handovers(
             peer.engine,
             peer.links,
             codec,
             spec.numel,
-            lambda *what: machine.departure.verdict(*what) if spec.inherits else Verdict.NEVER,
+            lambda *what: machine.departure.acceptance(*what) if spec.inherits else Acceptance.NEVER,
             machine.core.history.counted,
             machine.departure.can_have,
             self._inherit,
@@ -119,10 +119,10 @@ class Driver:
             lambda: self.moving,
             self.broken,
         )
-        self.farewell = Farewell(
+        self.departure = TrainerDeparture(
             session,
             self._deliveries,
-            self.bequests,
+            self.handovers,
             self.states,
             machine,
             recorder,
@@ -145,9 +145,9 @@ class Driver:
         self._feeder.close()
         if self._beat is not None:
             self._beat.cancel()
-        self.farewell.close()
+        self.departure.close()
         self.states.close()
-        self.bequests.close()
+        self.handovers.close()
         self._jobs.cancel_all()
 
     @property
@@ -184,7 +184,7 @@ class Driver:
         logger.error("averaging ends, as something failed that should not", exc_info=error)
         self.close()
         self.fail(failure(error))
-        self.farewell.left.set()
+        self.departure.left.set()
         self._peer.broken()
 
     # ------------------------------------------------------------------------------ the training thread
@@ -224,12 +224,12 @@ class Driver:
             self._boundary.release()
 
     @guarded
-    def leaving(self, contribution: Contribution, notice_s: float, answer: Future[Outcome]) -> None:
+    def departing(self, contribution: Contribution, notice_s: float, answer: Future[Outcome]) -> None:
         """The training thread waits at its last boundary."""
         if self._closed:
             answer.set_result(KeepGoing())
             return
-        self.farewell.arrived(contribution, notice_s, answer, self._boundary.tell)
+        self.departure.arrived(contribution, notice_s, answer, self._boundary.tell)
 
     def _inherit(self, inheritance: Inheritance, epoch: int, offered: Offers) -> None:
         self.feed(ev.Inherited(epoch, offered))
@@ -344,7 +344,7 @@ class Driver:
     def link_down(self, link: Link, reason: str) -> None:
         """A link is gone."""
         self.states.link_down(link.id, link.peer_id)
-        self.bequests.link_down(link.id)
+        self.handovers.link_down(link.id)
         self.feed(ev.PeerDown(link.peer_id, reason))
 
     def message(self, link: Link, message: dict[str, Any]) -> None:
@@ -354,8 +354,8 @@ class Driver:
             self.feed(ev.Received(link.peer_id, wire.from_dict(message, newer=minor > 0, older=minor < 0)))
         elif kind in KINDS:
             self.states.message(link, message)
-        elif kind in bequest.KINDS:
-            self.bequests.message(link, message)
+        elif kind in handover.KINDS:
+            self.handovers.message(link, message)
         elif kind in CLAIMS:
             self._claims.message(link, message)
         elif minor > 0:
@@ -375,13 +375,13 @@ class Driver:
     @guarded
     def blob_chunk(self, transfer: int, chunk: int) -> None:
         """Engine event."""
-        if not self.bequests.chunk(transfer):
+        if not self.handovers.chunk(transfer):
             self.states.arrived(transfer, chunk)
 
     @guarded
     def blob_sent(self, link: int, transfer: int) -> None:
         """Engine event."""
-        self.bequests.sent(link, transfer)
+        self.handovers.sent(link, transfer)
         self.states.sent(link, transfer)
 
     @guarded
@@ -435,10 +435,10 @@ class Driver:
                 logger.info("peer %s failed this round: %s", short_id(peer), why)
             case act.Discarded(samples, why):
                 self._discarded.append((samples, why))
-            case act.Bequeath():
-                self.farewell.bequeath(action)
+            case act.HandOver():
+                self.departure.hand_over(action)
             case act.Left():
-                self.farewell.leave(self._peer.links)
+                self.departure.leave(self._peer.links)
             case act.Trace(kind, fields):
                 self.recorder.trace(kind, fields, time.monotonic())
 

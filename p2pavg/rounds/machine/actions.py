@@ -154,10 +154,10 @@ class Discarded:
 
 
 @dataclass(frozen=True, slots=True)
-class Bequeath:
-    """Carry what the training thread waits with to one of the heirs, best first. Bequeathed follows."""
+class HandOver:
+    """Carry what the training thread waits with to one of the receivers, best first. HandedOver follows."""
 
-    heirs: tuple[PeerId, ...]
+    receivers: tuple[PeerId, ...]
     samples: int
     offered: tuple[tuple[int, int], ...]  # (transfer, how many of them it had), undecided as far as we know
 
@@ -175,9 +175,9 @@ class TraceKind(StrEnum):
     APART = "apart"  # to whom this peer gets no link
     APPLIED = "applied"  # the training thread has applied the last average
     BEGUN = "begun"  # gradients may flow
-    BEQUEATHED = "bequeathed"  # an heir counts the samples of this peer
+    HANDED_OVER = "handed over"  # a receiver counts the samples of this peer
     COMMITTED = "committed"  # the result is the epoch's average
-    COUNTED = "counted"  # samples of a leaver are in an average already
+    COUNTED = "counted"  # samples of a departing peer are in an average already
     DONE = "done"  # the whole result is here
     DOWN = "down"  # the link to a peer is gone
     EXCLUDED = "excluded"  # a peer stays out of this epoch
@@ -225,7 +225,7 @@ Action = (
     | Orphaned
     | Blame
     | Discarded
-    | Bequeath
+    | HandOver
     | Left
     | Trace
 )

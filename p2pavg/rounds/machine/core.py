@@ -315,7 +315,7 @@ class Core:
         if self.idle_leaders.is_out(peer, self.here.epoch):
             return False
         if peer == self.me:
-            return self.here.joining is None and not self.here.leaving and self.here.role is Role.TRAINER
+            return self.here.joining is None and not self.here.departing and self.here.role is Role.TRAINER
         facts = self.view.get(peer)
         if facts is None or facts.silent or facts.joining or facts.role is not Role.TRAINER:
             return False

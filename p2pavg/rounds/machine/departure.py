@@ -6,28 +6,28 @@ import enum
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.actions import Bequeath, Discarded, Left, TraceKind
-from p2pavg.rounds.machine.events import Bequeathed, Event, Inherited, Leave, PeerUp
+from p2pavg.rounds.machine.actions import Discarded, HandOver, Left, TraceKind
+from p2pavg.rounds.machine.events import Event, HandedOver, Inherited, Leave, PeerUp
 from p2pavg.rounds.machine.rules.camps import Facts
 from p2pavg.rounds.machine.rules.deadlines import Timer
-from p2pavg.rounds.machine.rules.plausible import bequeathable
+from p2pavg.rounds.machine.rules.plausible import plausible_handover
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.causes import Loss
-from p2pavg.rounds.protocol.messages import Committed, Leaving
+from p2pavg.rounds.protocol.messages import Committed, Departing
 from p2pavg.rounds.protocol.roles import Role
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
 
-class Verdict(enum.Enum):
-    """What becomes of a bequest that is offered to this peer."""
+class Acceptance(enum.Enum):
+    """What becomes of a handover that is offered to this peer."""
 
     TAKEN = "taken"
     LATER = "later"  # this peer is on its way to where the samples count
     BEHIND = "behind"  # the samples are too old here
     COUNTED = "counted"  # the samples are in an average already
-    UNKNOWN = "unknown"  # the heir has all of the bequest, and did not say whether it took it
+    UNKNOWN = "unknown"  # the receiver has all of the handover, and did not say whether it took it
     NEVER = "never"
 
 
@@ -45,13 +45,13 @@ class Departure:
         self.announced = False
         self.left = False
         self._hand_over = False
-        self._outrun = False  # heirs said that the samples are too old
-        self._unknown = False  # an heir may have them
+        self._outrun = False  # receivers said that the samples are too old
+        self._unknown = False  # a receiver may have them
 
     def on_leave(self, event: Leave) -> None:
         """From now on no new round."""
         core = self.core
-        if not core.here.leaving:
+        if not core.here.departing:
             core.here.leave()
             self._hand_over = event.hand_over
             core.arm(Timer.LEAVE, core.now + event.notice_s)
@@ -59,7 +59,7 @@ class Departure:
     def consider(self) -> None:
         """Called after every event: is the last round over?"""
         core = self.core
-        if not core.here.leaving or self.announced:
+        if not core.here.departing or self.announced:
             return
         undecided = self.machine.core.holding is not None or (self._hand_over and core.here.pending)
         if undecided and Timer.LEAVE in core.timers:
@@ -70,16 +70,16 @@ class Departure:
         core.disarm_all()
         for facts in core.view:
             self._announce_to(facts.peer)
-        heirs, offered = self._heirs(), core.own.offered
+        receivers, offered = self._receivers(), core.own.offered
         self._take_off(self._known_to_count(offered))
-        if self._hand_over and not undecided and deadline is not None and core.own.samples and heirs:
+        if self._hand_over and not undecided and deadline is not None and core.own.samples and receivers:
             core.arm(Timer.LEAVE, deadline)
-            core.act(Bequeath(heirs, core.own.samples, tuple(offered.items())))
+            core.act(HandOver(receivers, core.own.samples, tuple(offered.items())))
         else:
             self._go()
 
     def _announce_to(self, peer: PeerId) -> None:
-        self.core.send(peer, Leaving(self.core.here.epoch, self.machine.member.last_words()))
+        self.core.send(peer, Departing(self.core.here.epoch, self.machine.member.last_words()))
 
     def _known_to_count(self, offered: Collection[int]) -> int | None:
         """The transfer that was committed with samples of ours, though we could not apply it."""
@@ -99,9 +99,9 @@ class Departure:
 
     def on_announced(self, event: Event) -> None:
         """Nothing matters any more but the samples, and the end of the notice."""
-        if isinstance(event, Bequeathed):
+        if isinstance(event, HandedOver):
             if event.taken:
-                self.core.trace(TraceKind.BEQUEATHED, samples=self.core.own.samples)
+                self.core.trace(TraceKind.HANDED_OVER, samples=self.core.own.samples)
                 self.core.own.drop()
             self._take_off(event.counted)
             self._outrun, self._unknown = event.behind, event.unknown
@@ -112,40 +112,40 @@ class Departure:
         elif Timer.LEAVE not in self.core.timers:
             self._go()
 
-    def verdict(self, epoch: int, lineage: Lineage, offered: Collection[int]) -> Verdict:
+    def acceptance(self, epoch: int, lineage: Lineage, offered: Collection[int]) -> Acceptance:
         """Whether samples that were accumulated at (epoch, lineage) count here.
 
-        offered: transfers that had them, of which the leaver does not know what became.
+        offered: transfers that had them, of which the departing peer does not know what became.
         """
         core, held = self.core, self.machine.core.holding
-        if core.here.leaving or (core.here.role is not Role.TRAINER and core.here.joining is None):
-            return Verdict.NEVER
+        if core.here.departing or (core.here.role is not Role.TRAINER and core.here.joining is None):
+            return Acceptance.NEVER
         if core.here.joining is None and core.history.counted(epoch, offered) is not None:
-            return Verdict.COUNTED
+            return Acceptance.COUNTED
         if self.machine.has_been_at(epoch, lineage):
-            return Verdict.LATER if held is not None and held.transfer in offered else Verdict.TAKEN
+            return Acceptance.LATER if held is not None and held.transfer in offered else Acceptance.TAKEN
         here, _ = core.here.standing
         if here > epoch + 1:
-            return Verdict.BEHIND
-        return Verdict.LATER if here < epoch or core.here.joining is not None else Verdict.NEVER
+            return Acceptance.BEHIND
+        return Acceptance.LATER if here < epoch or core.here.joining is not None else Acceptance.NEVER
 
     def can_have(self, samples: int) -> bool:
-        """Whether a leaver can have accumulated so many, in this epoch and in the one before."""
+        """Whether a departing peer can have accumulated so many, in this epoch and in the one before."""
         core = self.core
         elapsed = core.now - core.here.began_at
         epochs = 2.0 + elapsed / core.deadlines.patience(elapsed)
         target = core.plausible_target
-        return bequeathable(samples, core.own.samples, core.own.pace.samples, target, epochs)
+        return plausible_handover(samples, core.own.samples, core.own.pace.samples, target, epochs)
 
     def on_inherited(self, event: Inherited) -> None:
-        """We answer for what the leaver offered as for what we offer ourselves."""
+        """We answer for what the departing peer offered as for what we offer ourselves."""
         core = self.core
         core.history.inherit(event.epoch, event.offered)
         if event.epoch == core.here.epoch:
             for transfer, samples in event.offered:
                 core.own.inherit(transfer, samples)
 
-    def _heirs(self) -> tuple[PeerId, ...]:
+    def _receivers(self) -> tuple[PeerId, ...]:
         """Peers that stand where this one stands, the nearest first; then those ahead, or yet to come.
 
         What we know of them may be old: each says itself whether it takes the samples.

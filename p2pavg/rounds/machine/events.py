@@ -205,7 +205,7 @@ class Leave:
     """Leave the run: at once between rounds, after the outcome inside one. Ends with the action Left.
 
     notice_s: how long all of it may take. hand_over: the training thread waits at a boundary for good, and
-    its samples may go to another peer (Bequeath).
+    its samples may go to another peer (HandOver).
     """
 
     notice_s: float = 5.0
@@ -213,12 +213,12 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Bequeathed:
-    """Answers Bequeath.
+class HandedOver:
+    """Answers HandOver.
 
-    taken: an heir counts the samples as its own from now on. behind: they were too old for those who stay.
-    counted: the transfer in whose average they are already, as an heir knows. unknown: the heir that has them
-    did not say whether it took them.
+    taken: a receiver counts the samples as its own from now on. behind: they were too old for those who stay.
+    counted: the transfer in whose average they are already, as a receiver knows. unknown: the receiver that
+    has them did not say whether it took them.
     """
 
     taken: bool
@@ -261,7 +261,7 @@ Event = (
     | HealFailed
     | Discard
     | Leave
-    | Bequeathed
+    | HandedOver
     | Inherited
     | Tick
 )

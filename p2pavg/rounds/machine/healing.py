@@ -37,8 +37,8 @@ class Healing:
         core = self.core
         if core.here.role is Role.WATCHER:
             return
-        if core.here.leaving and self.machine.core.holding is None:
-            return  # a leaving peer heals only while it holds a ballot, which others may have decided
+        if core.here.departing and self.machine.core.holding is None:
+            return  # a departing peer heals only while it holds a ballot, which others may have decided
         if core.here.joining is not None:
             return
         if core.here.role is Role.TRAINER and not core.view.rivals(core.here.epoch, core.here.lineage):
@@ -111,7 +111,7 @@ class Healing:
         best = max(core.view.camps(core.camp()), key=lambda camp: (camp.epoch, camp.peers, camp.total))
         if best.epoch > core.here.standing[0]:
             self.machine.abandon_round("the others went on without us")
-            if core.here.joining is None and not core.here.leaving:
+            if core.here.joining is None and not core.here.departing:
                 self._start(best, "behind the others")
 
     def behind(self, peer: PeerId, epoch: int) -> None:

@@ -142,7 +142,7 @@ class Machine:
         """Whether samples that belong to (epoch, lineage) may count here: at most one epoch old."""
         core = self.core
         if (
-            core.here.leaving
+            core.here.departing
             or self.role is not Role.TRAINER
             or not core.here.epoch - 1 <= epoch <= core.here.epoch
         ):
@@ -267,7 +267,7 @@ class Machine:
             messages.Unknown: (self.healing.on_unknown,),
             messages.CatchUp: (self.newcomers.on_catch_up,),
             messages.Links: (self.links.on_links,),
-            messages.Leaving: (self.peers.on_leaving,),
+            messages.Departing: (self.peers.on_departing,),
         }
 
     def _timer_table(self) -> Mapping[Timer, Callable[[], None]]:

@@ -156,8 +156,8 @@ class Member:
             return Objection.PENDING
         if core.here.pending and core.here.epoch - core.here.applied_epoch >= MOST_BEHIND:
             return Objection.BEHIND
-        if core.here.leaving and self.core.holding is None:
-            return Objection.LEAVING
+        if core.here.departing and self.core.holding is None:
+            return Objection.DEPARTING
         promised = core.promises.last
         if ballot.attempt > (promised.attempt if promised is not None else 0) + MOST_AHEAD:
             return Objection.FAR_AHEAD

@@ -8,7 +8,7 @@ from p2pavg.rounds.machine.actions import TraceKind
 from p2pavg.rounds.machine.events import Apart, Health, PeerDown, PeerHealth, PeerUp
 from p2pavg.rounds.machine.rules.deadlines import LOOP_LIMIT, SILENCE_FLOOR
 from p2pavg.rounds.protocol.ballot import PeerId
-from p2pavg.rounds.protocol.messages import Leaving, Progress
+from p2pavg.rounds.protocol.messages import Departing, Progress
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
@@ -46,7 +46,7 @@ class Peers:
             core.trace(TraceKind.APART, peers=len(event.peers))
             core.broadcast_progress()
 
-    def on_leaving(self, peer: PeerId, message: Leaving) -> None:
+    def on_departing(self, peer: PeerId, message: Departing) -> None:
         """A peer leaves, and says last what it knows."""
         if peer in self.core.view:
             self.core.keep_words(peer, message.held)

@@ -12,7 +12,7 @@ class Objection(StrEnum):
     ELSEWHERE = "elsewhere"  # the member stands at another epoch or lineage
     PENDING = "pending"  # the member has not applied the last average
     BEHIND = "behind"  # the member has several averages to apply
-    LEAVING = "leaving"
+    DEPARTING = "departing"
     PROMISED = "promised"  # the member promised a higher ballot
     BUSY = "busy"  # the member hears the leader of the ballot that it holds
     DEPOSED = "deposed"  # under the ballot's leader nothing got done
@@ -27,7 +27,7 @@ class Loss(StrEnum):
     HEALED_BACK = "healed back"  # fewer than was named before: so many are in it after all
     LEFT = "left"  # their peer left, and nobody took them
     LEFT_BEHIND = "left, behind the others"  # their peer left, and they were too old for those that stay
-    LEFT_PERHAPS = "left, and its heir may have them"
+    LEFT_PERHAPS = "left, and its receiver may have them"
 
 
 class Cause(StrEnum):

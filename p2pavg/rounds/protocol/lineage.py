@@ -68,7 +68,9 @@ class History:
         return self.offered.get(epoch, {}).get(transfer, 0)
 
     def inherit(self, epoch: int, offers: Iterable[tuple[int, int]]) -> None:
-        """Samples that a leaver offered to these transfers are ours now: they may be averaged after all."""
+        """Samples that a departing peer offered to these transfers are ours now: they may be averaged
+        after all.
+        """
         for transfer, samples in offers:
             self.offer(epoch, transfer, self.own(epoch, transfer) + samples)
 

@@ -218,7 +218,7 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class Departing:
     """The sender leaves the run on purpose, and answers no question any more: these are its last words."""
 
     epoch: int
@@ -246,5 +246,5 @@ Message = (
     | Unknown
     | CatchUp
     | Links
-    | Leaving
+    | Departing
 )

@@ -32,7 +32,7 @@ from p2pavg.rounds.protocol.fields import (
     sized,
     text,
 )
-from p2pavg.rounds.protocol.messages import Begin, Committed, Leaving, Message, Prepare
+from p2pavg.rounds.protocol.messages import Begin, Committed, Departing, Message, Prepare
 
 _peer = sized(PEER_ID_BYTES)
 _lineage = sized(LINEAGE_BYTES)
@@ -198,8 +198,8 @@ def _consistent(message: Message) -> None:
             raise malformed(why)
         if message.ballot.leader not in message.members:
             raise malformed("the leader is no member of its own group")
-    if isinstance(message, Leaving) and len(message.held) > 2:
-        raise malformed("a leaver tells of more than two ballots")
+    if isinstance(message, Departing) and len(message.held) > 2:
+        raise malformed("a departing peer tells of more than two ballots")
     if isinstance(message, (Begin, Committed)) and len(message.weights) != len(message.samples):
         raise malformed("weights and samples differ in number")
     if isinstance(message, Begin) and len(message.waits) != len(message.weights):

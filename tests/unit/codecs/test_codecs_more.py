@@ -141,7 +141,7 @@ class TestGet:
         assert codecs.for_results(codec) is codec
 
     def test_averages_of_coarse_codecs_are_finer(self) -> None:
-        """Nobody keeps what rounding takes from a result, or from what a leaver hands over."""
+        """Nobody keeps what rounding takes from a result, or from what a departing peer hands over."""
         assert codecs.for_results(codecs.get("int4")).name == "int8"
         assert codecs.for_handing_over(codecs.get("int4")).name == "fp16"
         assert codecs.has_feedback(codecs.get("int4"))

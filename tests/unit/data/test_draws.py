@@ -119,12 +119,12 @@ class Swarm:
         self.round(present, self.rng.sample(present, self.rng.randint(1, len(present))))
 
     def leave(self) -> None:
-        leaver, heir = self.rng.sample(self.members, 2)
-        if leaver.draws.spoiled:
-            leaver.drop()
-        if heir.draws.inherited(leaver.draws.say(b"", len(leaver.accumulated))):
-            heir.accumulated += leaver.accumulated
-        self.members.remove(leaver)
+        departing, receiver = self.rng.sample(self.members, 2)
+        if departing.draws.spoiled:
+            departing.drop()
+        if receiver.draws.inherited(departing.draws.say(b"", len(departing.accumulated))):
+            receiver.accumulated += departing.accumulated
+        self.members.remove(departing)
 
 
 @pytest.mark.parametrize("lonely", [False, True])

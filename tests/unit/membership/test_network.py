@@ -266,9 +266,9 @@ def test_a_leave_is_seen_at_once() -> None:
         await seconds_until(lambda: all(len(view.peers) == 11 for _, view in made), 10.0)
         node, view = made.pop(4)
         gone = node.identity.peer_id
-        leaving = asyncio.ensure_future(view.leave())
+        departing = asyncio.ensure_future(view.leave())
         await seconds_until(lambda: all(gone not in view.peers for _, view in made), 1.0)
-        await leaving
+        await departing
         for _ in range(40):
             await asyncio.sleep(1.0)
             assert all(gone not in view.peers for _, view in made)

@@ -207,7 +207,7 @@ def test_a_peers_words_survive_their_encoding() -> None:
         role="watcher",
         model=b"m" * 20,
         incarnation=77,
-        leaving=True,
+        departing=True,
         udp=False,
     )
     assert PeerInfo.decode(info.encode(), info.peer_id, 77) == info

@@ -96,7 +96,7 @@ def test_failures_are_told_in_words(tmp_path: Path) -> None:
     assert "averaged apart" in said
 
 
-def test_what_a_leaving_peer_tells_counts_as_discarded_only(tmp_path: Path) -> None:
+def test_what_a_departing_peer_tells_counts_as_discarded_only(tmp_path: Path) -> None:
     """The last report of a peer that leaves, without a round, changes no rate, and names its samples."""
     fields = {
         "members": (),

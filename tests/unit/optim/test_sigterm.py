@@ -9,7 +9,7 @@ import pytest
 HEAD = """
 import os, signal, sys, threading, time
 from p2pavg.optim import sigterm
-class Leaver:
+class Optimizer:
     def __init__(self, notice=0.3):
         sigterm.watch(self, notice)
     def close(self, notice_s=None):
@@ -21,7 +21,7 @@ def term():
 PROGRAMS = {
     "at the next step": (
         """
-leavers = [Leaver(5.0), Leaver(7.0)]
+departing = [Optimizer(5.0), Optimizer(7.0)]
 term()
 assert sigterm.asked()
 try:
@@ -34,7 +34,7 @@ finally:
     ),
     "no step comes": (
         """
-leaver = Leaver(0.1)
+departing = Optimizer(0.1)
 sigterm.SLACK_S = 0.1
 term()
 try:
@@ -48,7 +48,7 @@ finally:
     ),
     "a second signal": (
         """
-leaver = Leaver(100.0)
+departing = Optimizer(100.0)
 term()
 try:
     term()
@@ -61,7 +61,7 @@ finally:
     ),
     "a training thread": (
         """
-leaver = Leaver(5.0)
+departing = Optimizer(5.0)
 term()
 try:
     threading.Thread(target=sigterm.obey).start()
@@ -74,8 +74,8 @@ finally:
     ),
     "after the last one left": (
         """
-leaver = Leaver()
-leaver.close(0.0)
+departing = Optimizer()
+departing.close(0.0)
 assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 term()
 time.sleep(50)
@@ -86,10 +86,10 @@ time.sleep(50)
     "the user's own handler": (
         """
 signal.signal(signal.SIGTERM, lambda *_: print("mine"))
-leaver = Leaver()
+departing = Optimizer()
 term()
 assert not sigterm.asked()
-leaver.close(0.0)
+departing.close(0.0)
 term()
 """,
         0,
@@ -97,7 +97,7 @@ term()
     ),
     "not in the main thread": (
         """
-thread = threading.Thread(target=Leaver)
+thread = threading.Thread(target=Optimizer)
 thread.start()
 thread.join()
 assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -107,7 +107,7 @@ assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     ),
     "a forked child": (
         """
-leaver = Leaver()
+departing = Optimizer()
 child = os.fork()
 if not child:
     time.sleep(50)
@@ -125,7 +125,7 @@ assert not sigterm.asked()
 
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_a_program_ends_as_it_should(what: str) -> None:
-    """Whoever handles SIGTERM, in whatever thread or process, with or without a step: leavers leave once,
+    """Whoever handles SIGTERM, in whatever thread or process, with or without a step: optimizers leave once,
     `finally` clauses run, and the exit code is that of the signal.
     """
     program, code, lines = PROGRAMS[what]

@@ -74,7 +74,7 @@ class OwnThread:
         self.offered[transfer] = samples
 
     def inherit(self, transfer: int, samples: int) -> None:
-        """So many of the samples that a leaver handed over went into this transfer."""
+        """So many of the samples that a departing peer handed over went into this transfer."""
         self.offered[transfer] = self.offered.get(transfer, 0) + samples
 
     def take_off(self, samples: int) -> None:

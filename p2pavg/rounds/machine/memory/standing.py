@@ -19,7 +19,7 @@ class Standing:
     applied_epoch: int  # where the training thread stands
     pending: bool = False  # the training thread has yet to apply the last commit
     joining: tuple[int, Lineage] | None = None  # where a download leads, later how far it is
-    leaving: bool = False  # this peer takes part in no new round
+    departing: bool = False  # this peer takes part in no new round
     began_at: float = 0.0  # when this peer came to `epoch`
 
     @property
@@ -64,7 +64,7 @@ class Standing:
 
     def leave(self) -> None:
         """This peer will leave the run."""
-        self.leaving = True
+        self.departing = True
 
 
 @dataclass(slots=True)

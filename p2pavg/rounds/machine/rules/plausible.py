@@ -33,10 +33,11 @@ def overtold(told: Mapping[PeerId, int], declared: Mapping[PeerId, int], target:
     )
 
 
-def bequeathable(samples: int, held: int, step: int, target: int, epochs: float) -> bool:
-    """Whether one peer can have accumulated so many samples, and its heir can declare them beside its own.
+def plausible_handover(samples: int, held: int, step: int, target: int, epochs: float) -> bool:
+    """Whether one peer can have accumulated so many samples, and its receiver can declare them beside its
+    own.
 
-    held: what the heir has. step: samples of one of the heir's steps. epochs: how many average epochs
+    held: what the receiver has. step: samples of one of the receiver's steps. epochs: how many average epochs
     the samples may come from: what the whole swarm counts in that time is generous for one peer.
     """
     return samples <= MOST_HANDED * epochs * max(target, step) and held + samples <= MOST_TARGETS * target

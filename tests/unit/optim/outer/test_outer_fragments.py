@@ -121,7 +121,9 @@ def test_a_run_in_fragments_goes_on_from_its_state_dict(swarm: FakeSwarm) -> Non
 
 
 def test_an_inherited_move_counts_in_its_own_fragment_alone(swarm: FakeSwarm) -> None:
-    """Once the turn of the leaver's fragment is over, its samples count as if they had moved nothing."""
+    """Once the turn of the departing peer's fragment is over, its samples count as if they had moved
+    nothing.
+    """
     model = net()
     opt = wrap(model, outer=Outer(fragments=2), target_batch_size=64)
     train(model, opt, range(1))

@@ -165,8 +165,8 @@ def test_a_round_that_comes_to_nothing_leaves_everything(swarm: FakeSwarm) -> No
     opt2.close(0)
 
 
-def test_a_leaver_hands_over_what_it_moved(swarm: FakeSwarm) -> None:
-    """An heir's contribution is the mean of both peers' moves by samples; its own model does not move."""
+def test_a_departing_peer_hands_over_what_it_moved(swarm: FakeSwarm) -> None:
+    """A receiver's contribution is the mean of both peers' moves by samples; its own model does not move."""
     model = net()
     opt = wrap(model)
     train(model, opt, range(1))
@@ -309,7 +309,9 @@ def test_discard_drops_what_was_moved(swarm: FakeSwarm) -> None:
 
 
 def test_discard_drops_what_was_inherited_too(swarm: FakeSwarm) -> None:
-    """After discard() a contribution holds this peer's own later moves and samples, and no leaver's."""
+    """After discard() a contribution holds this peer's own later moves and samples, and no departing
+    peer's.
+    """
     model = net()
     opt = wrap(model)
     given = np.full(opt._flat.layout.numel, 0.25, np.float32)

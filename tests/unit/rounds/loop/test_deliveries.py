@@ -51,38 +51,38 @@ def test_only_what_waits_for_a_state_goes_to_disk(tmp_path: Path, downloading: b
     assert isinstance(outcome.result.data, np.memmap) is downloading
 
 
-@pytest.mark.parametrize("leaving", [False, True])
-def test_who_leaves_loads_no_state(deliveries: Deliveries, leaving: bool) -> None:
+@pytest.mark.parametrize("departing", [False, True])
+def test_who_leaves_loads_no_state(deliveries: Deliveries, departing: bool) -> None:
     """A state is there, with a result that follows on it: whoever stays gets it, whoever leaves neither."""
     deliveries.put(average(9)[0], commit(9, b"s" * 32, following=True))
     deliveries.put_state(State(9, b"s" * 32, {}))
-    deliveries.leaving = leaving
+    deliveries.departing = departing
     answer = arrive(deliveries)
-    assert deliveries.give() is not leaving
-    assert answer.done() is not leaving
-    if not leaving:
+    assert deliveries.give() is not departing
+    assert answer.done() is not departing
+    if not departing:
         assert isinstance(answer.result(), Heal)
 
 
-@pytest.mark.parametrize("leaving", [False, True])
+@pytest.mark.parametrize("departing", [False, True])
 def test_who_leaves_takes_its_last_average_and_what_it_inherited(
-    deliveries: Deliveries, leaving: bool
+    deliveries: Deliveries, departing: bool
 ) -> None:
     """Whoever leaves during a download gets the average of its own round, then its inheritance to hand on."""
     own, _ = average(4)
     deliveries.put(own, commit(4, HERE, following=False))
     deliveries.put_inheritance(Inheritance(7, own.result))
     deliveries.downloading = deliveries.unloaded = True
-    deliveries.leaving = leaving
+    deliveries.departing = departing
     answer = arrive(deliveries)
-    assert deliveries.give() is leaving
-    if leaving:
+    assert deliveries.give() is departing
+    if departing:
         assert answer.result() is own
         deliveries.applied()
         answer = arrive(deliveries)
         assert not deliveries.give()
-    assert deliveries.give_inheritance() is leaving
-    assert answer.done() is leaving
+    assert deliveries.give_inheritance() is departing
+    assert answer.done() is departing
 
 
 def test_an_average_from_before_a_state_is_void(deliveries: Deliveries) -> None:

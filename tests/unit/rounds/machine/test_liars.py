@@ -10,7 +10,7 @@ from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.rules.agreement import dissenters
 from p2pavg.rounds.machine.rules.complaints import MOST_VAGUE, Complaints
-from p2pavg.rounds.machine.rules.plausible import MOST_TARGETS, bequeathable, plausible
+from p2pavg.rounds.machine.rules.plausible import MOST_TARGETS, plausible, plausible_handover
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.messages import Complain, Done, Message
 from tests.simulation.byzantine import Liar, Trick
@@ -82,18 +82,18 @@ def test_a_member_that_tells_wrong_digests_is_left_out_alone(seed: int) -> None:
     assert told.epochs >= undisturbed.epochs / 3
 
 
-def test_a_bequest_is_bounded_by_time_and_by_what_the_heir_may_declare() -> None:
-    """What an heir takes it can always declare; long epochs and long steps allow for more, time alone for no
-    more than that.
+def test_a_handover_is_bounded_by_time_and_by_what_the_receiver_may_declare() -> None:
+    """What a receiver takes it can always declare; long epochs and long steps allow for more, time alone for
+    no more than that.
     """
-    assert not bequeathable(1 << 40, held=0, step=4, target=100, epochs=2.0)
-    assert bequeathable(3_200, held=0, step=4, target=100, epochs=2.0)
-    assert not bequeathable(3_201, held=0, step=4, target=100, epochs=2.0)
-    assert bequeathable(6_400, held=0, step=200, target=100, epochs=2.0)
-    assert bequeathable(8_000, held=0, step=4, target=100, epochs=5.0)
+    assert not plausible_handover(1 << 40, held=0, step=4, target=100, epochs=2.0)
+    assert plausible_handover(3_200, held=0, step=4, target=100, epochs=2.0)
+    assert not plausible_handover(3_201, held=0, step=4, target=100, epochs=2.0)
+    assert plausible_handover(6_400, held=0, step=200, target=100, epochs=2.0)
+    assert plausible_handover(8_000, held=0, step=4, target=100, epochs=5.0)
     held = MOST_TARGETS * 100 - 50
-    assert bequeathable(50, held, step=4, target=100, epochs=2.0)
-    assert not bequeathable(51, held, step=4, target=100, epochs=2.0)
+    assert plausible_handover(50, held, step=4, target=100, epochs=2.0)
+    assert not plausible_handover(51, held, step=4, target=100, epochs=2.0)
     assert plausible(held + 50, held + 50, 100, weighted=False)
 
 

@@ -1,4 +1,4 @@
-"""Bequests: what a leaving peer accumulated, carried to a peer that stays and counts it as its own."""
+"""Handovers: what a departing peer accumulated, carried to a peer that stays and counts it as its own."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from p2pavg.allreduce.encoding import Encodable
 from p2pavg.errors import P2PAvgError
 from p2pavg.identity import short_id
 from p2pavg.plan.part import Part
-from p2pavg.rounds.machine.departure import Verdict
-from p2pavg.rounds.machine.events import Bequeathed
+from p2pavg.rounds.machine.departure import Acceptance
+from p2pavg.rounds.machine.events import HandedOver
 from p2pavg.rounds.protocol.fields import MAX_NOTE
 from p2pavg.rounds.state.manifest import CHUNK_BYTES
 from p2pavg.rounds.training import Contribution, Inheritance
@@ -34,9 +34,9 @@ U8 = npt.NDArray[np.uint8]
 Standing = tuple[int, bytes]  # (epoch, lineage)
 Offers = tuple[tuple[int, int], ...]  # (transfer, how many of the samples it had)
 
-KINDS = frozenset({"bequest", "bequest-end"})
+KINDS = frozenset({"handover", "handover-end"})
 SENT_AHEAD = 8  # chunks that are with the engine at a time
-MOST_AT_ONCE = 4  # bequests that one peer takes in at a time
+MOST_AT_ONCE = 4  # handovers that one peer takes in at a time
 MOST_OFFERS = 1024  # attempts of one epoch
 ANSWER_S = 1.0  # at most this long for the answer whether a peer takes it; then another is asked first
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before those are asked again that may take it later; it doubles
@@ -55,7 +55,7 @@ class _Arriving:
     asked: dict[str, Any] | None = None  # the request that is answered when all of it is here
 
 
-class Bequests:
+class Handovers:
     """Both sides, on the loop thread. The chunks go through the engine, after all gradients."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Bequests:
         links: Mapping[bytes, Link],
         codec: codecs.Codec,
         numel: int,
-        judge: Callable[[int, bytes, Collection[int]], Verdict],
+        judge: Callable[[int, bytes, Collection[int]], Acceptance],
         counted: Callable[[int, Collection[int]], int | None],
         can_have: Callable[[int], bool],
         take: Callable[[Inheritance, int, Offers], None],
@@ -83,7 +83,7 @@ class Bequests:
         self._can_have = can_have
         self._take = take
         self._arriving: dict[int, _Arriving] = {}
-        self._bequeathed: set[int] = set()  # links whose bequest was taken: a peer leaves once
+        self._handed_over: set[int] = set()  # links whose handover was taken: a peer leaves once
         self._sending: tuple[int, int] | None = None  # link and transfer
         self._carrying: asyncio.Task[None] | None = None
         self._free = asyncio.Semaphore(SENT_AHEAD)
@@ -104,14 +104,19 @@ class Bequests:
         return self._codec.encoded_size(self._numel)
 
     async def give(
-        self, heirs: Sequence[bytes], what: Contribution, standing: Standing, offered: Offers, deadline: float
-    ) -> Bequeathed:
-        """What became of it. offered: as in `Bequeath`. deadline: of time.monotonic().
+        self,
+        receivers: Sequence[bytes],
+        what: Contribution,
+        standing: Standing,
+        offered: Offers,
+        deadline: float,
+    ) -> HandedOver:
+        """What became of it. offered: as in `HandOver`. deadline: of time.monotonic().
 
-        Heirs that cannot yet, or do not answer the offer, are asked again until then. An heir that has all of
-        it and does not say whether it took it is the last.
+        Receivers that cannot yet, or do not answer the offer, are asked again until then. A receiver that has
+        all of it and does not say whether it took it is the last.
         """
-        given = Bequeathed(taken=False)
+        given = HandedOver(taken=False)
         if what.gradient is None:
             return given
         loop = asyncio.get_running_loop()
@@ -120,7 +125,7 @@ class Bequests:
             return given
         digest = await loop.run_in_executor(None, _hash, data)
         offer = {
-            "t": "bequest",
+            "t": "handover",
             "epoch": standing[0],
             "lineage": standing[1],
             "samples": what.samples,
@@ -129,27 +134,27 @@ class Bequests:
             "bytes": data.nbytes,
             "hash": digest,
         }
-        asking, pause = list(heirs), PAUSE_S
+        asking, pause = list(receivers), PAUSE_S
         while asking:
             later = []
-            for heir in asking:
-                link = self._links.get(heir)
+            for receiver in asking:
+                link = self._links.get(receiver)
                 if link is None:
                     continue
                 try:
-                    verdict, counted = await self._offer(link, offer, data, deadline)
+                    acceptance, counted = await self._offer(link, offer, data, deadline)
                 except TimeoutError:
                     return given  # the end of the notice
-                match verdict:
-                    case Verdict.TAKEN | Verdict.UNKNOWN:
-                        taken = verdict is Verdict.TAKEN
+                match acceptance:
+                    case Acceptance.TAKEN | Acceptance.UNKNOWN:
+                        taken = acceptance is Acceptance.TAKEN
                         return replace(given, taken=taken, unknown=not taken)
-                    case Verdict.COUNTED if counted in dict(offered):
+                    case Acceptance.COUNTED if counted in dict(offered):
                         return replace(given, counted=counted)
-                    case Verdict.BEHIND:
+                    case Acceptance.BEHIND:
                         given = replace(given, behind=True)
-                    case Verdict.LATER:
-                        later.append(heir)
+                    case Acceptance.LATER:
+                        later.append(receiver)
             asking = later
             if asking:
                 await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
@@ -158,35 +163,35 @@ class Bequests:
 
     async def _offer(
         self, link: Link, offer: Mapping[str, Any], data: U8, deadline: float
-    ) -> tuple[Verdict, int | None]:
-        """What one heir says; and in which transfer it is counted. TimeoutError: the deadline is over."""
-        heir, left = short_id(link.peer_id), deadline - time.monotonic()
+    ) -> tuple[Acceptance, int | None]:
+        """What one receiver says; and in which transfer it is counted. TimeoutError: the deadline is over."""
+        receiver, left = short_id(link.peer_id), deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         try:
             answer = await link.request(offer, min(left, ANSWER_S))
         except TimeoutError:
-            logger.info("peer %s does not answer whether it takes the samples", heir)
-            return Verdict.LATER, None
+            logger.info("peer %s does not answer whether it takes the samples", receiver)
+            return Acceptance.LATER, None
         except P2PAvgError as error:
-            logger.info("peer %s does not take the samples: %s", heir, error)
-            return Verdict.NEVER, None
+            logger.info("peer %s does not take the samples: %s", receiver, error)
+            return Acceptance.NEVER, None
         transfer = answer.get("transfer")
         if type(transfer) is int and 0 <= transfer < 2**63:
             if not await self._carry(link, transfer, data, deadline) or link.closed:
-                logger.info("peer %s does not take the samples: the link to it is gone", heir)
-                return Verdict.NEVER, None  # it drops what it has: it was not told that this is all
+                logger.info("peer %s does not take the samples: the link to it is gone", receiver)
+                return Acceptance.NEVER, None  # it drops what it has: it was not told that this is all
             try:
-                end = {"t": "bequest-end", "transfer": transfer}
+                end = {"t": "handover-end", "transfer": transfer}
                 answer = await link.request(end, max(0.0, deadline - time.monotonic()))
             except (TimeoutError, P2PAvgError):
-                logger.warning("peer %s has the samples, and did not say whether it takes them", heir)
-                return Verdict.UNKNOWN, None
-        verdict = _verdict(answer)
-        if verdict is not Verdict.TAKEN:
-            logger.info("peer %s does not take the samples: %s", heir, verdict.value)
+                logger.warning("peer %s has the samples, and did not say whether it takes them", receiver)
+                return Acceptance.UNKNOWN, None
+        acceptance = _acceptance(answer)
+        if acceptance is not Acceptance.TAKEN:
+            logger.info("peer %s does not take the samples: %s", receiver, acceptance.value)
         counted = answer.get("counted")
-        return verdict, counted if type(counted) is int else None
+        return acceptance, counted if type(counted) is int else None
 
     def _encoded(self, gradient: F32 | Encodable, scale: float) -> U8 | None:
         """None: some value is not finite."""
@@ -228,7 +233,7 @@ class Bequests:
 
     def message(self, link: Link, message: dict[str, Any]) -> None:
         """One of `KINDS`."""
-        if message["t"] == "bequest":
+        if message["t"] == "handover":
             link.reply(message, self._offered(link, message))
             return
         transfer = message.get("transfer")
@@ -256,23 +261,23 @@ class Bequests:
             and message.get("bytes") == self.nbytes
         )
         if not sound:
-            return _answer(Verdict.NEVER)
+            return _answer(Acceptance.NEVER)
         assert isinstance(epoch, int)
         assert isinstance(lineage, bytes)
         assert isinstance(samples, int)
         assert isinstance(digest, bytes)
         assert isinstance(note, bytes)
         assert offered is not None
-        verdict = self._judge(epoch, lineage, dict(offered))
-        if verdict is not Verdict.TAKEN:
-            return self._said(verdict, epoch, offered)
-        if link.id in self._bequeathed or not self._can_have(samples):
+        acceptance = self._judge(epoch, lineage, dict(offered))
+        if acceptance is not Acceptance.TAKEN:
+            return self._said(acceptance, epoch, offered)
+        if link.id in self._handed_over or not self._can_have(samples):
             logger.warning("peer %s leaves %d samples that it cannot have", short_id(link.peer_id), samples)
-            return _answer(Verdict.NEVER)
+            return _answer(Acceptance.NEVER)
         for before in [t for t, arriving in self._arriving.items() if arriving.link is link]:
             self._forget(before)  # our answer came too late: it asks once more
         if len(self._arriving) >= MOST_AT_ONCE:
-            return _answer(Verdict.LATER)
+            return _answer(Acceptance.LATER)
         transfer = random.getrandbits(63)
         data = np.empty(self.nbytes, np.uint8)
         chunks = -(-data.nbytes // CHUNK_BYTES)
@@ -282,7 +287,7 @@ class Bequests:
         return {"transfer": transfer}
 
     def chunk(self, transfer: int) -> bool:
-        """The engine put a chunk in place; whether it is of a bequest."""
+        """The engine put a chunk in place; whether it is of a handover."""
         arriving = self._arriving.get(transfer)
         if arriving is None:
             return False
@@ -300,14 +305,16 @@ class Bequests:
 
     async def _check(self, arriving: _Arriving) -> None:
         whole = await asyncio.get_running_loop().run_in_executor(None, _hash, arriving.data)
-        verdict, offered = Verdict.NEVER, arriving.offered
+        acceptance, offered = Acceptance.NEVER, arriving.offered
         if whole == arriving.hash:
-            verdict = self._judge(*arriving.standing, dict(offered))
+            acceptance = self._judge(*arriving.standing, dict(offered))
         link = arriving.link
-        if verdict is Verdict.TAKEN and (link.id in self._bequeathed or not self._can_have(arriving.samples)):
-            verdict = Verdict.NEVER  # others left us theirs meanwhile
-        if verdict is Verdict.TAKEN:
-            self._bequeathed.add(link.id)
+        if acceptance is Acceptance.TAKEN and (
+            link.id in self._handed_over or not self._can_have(arriving.samples)
+        ):
+            acceptance = Acceptance.NEVER  # others left us theirs meanwhile
+        if acceptance is Acceptance.TAKEN:
+            self._handed_over.add(link.id)
             layout = Layout((Part(0, 0, self._numel),), self._numel, self._codec)
             inheritance = Inheritance(arriving.samples, EncodedResult(layout, arriving.data), arriving.note)
             self._take(inheritance, arriving.standing[0], offered)
@@ -317,17 +324,17 @@ class Bequests:
                 short_id(link.peer_id),
             )
         if arriving.asked is not None:
-            link.reply(arriving.asked, self._said(verdict, arriving.standing[0], offered))
+            link.reply(arriving.asked, self._said(acceptance, arriving.standing[0], offered))
 
-    def _said(self, verdict: Verdict, epoch: int, offered: Offers) -> dict[str, Any]:
-        answer = _answer(verdict)
-        if verdict is Verdict.COUNTED:
+    def _said(self, acceptance: Acceptance, epoch: int, offered: Offers) -> dict[str, Any]:
+        answer = _answer(acceptance)
+        if acceptance is Acceptance.COUNTED:
             answer["counted"] = self._counted(epoch, dict(offered))
         return answer
 
     def link_down(self, link: int) -> None:
         """What was not whole yet is dropped, at either end."""
-        self._bequeathed.discard(link)
+        self._handed_over.discard(link)
         if self._carrying is not None and self._sending is not None and self._sending[0] == link:
             self._carrying.cancel()
         for transfer in [t for t, arriving in self._arriving.items() if arriving.link.id == link]:
@@ -338,21 +345,21 @@ class Bequests:
         self._engine.cancel(transfer)
 
 
-_SAID = (Verdict.LATER, Verdict.BEHIND, Verdict.COUNTED)
+_SAID = (Acceptance.LATER, Acceptance.BEHIND, Acceptance.COUNTED)
 
 
-def _answer(verdict: Verdict) -> dict[str, Any]:
-    answer: dict[str, Any] = {"taken": verdict is Verdict.TAKEN}
-    if verdict in _SAID:
-        answer["why"] = verdict.value
+def _answer(acceptance: Acceptance) -> dict[str, Any]:
+    answer: dict[str, Any] = {"taken": acceptance is Acceptance.TAKEN}
+    if acceptance in _SAID:
+        answer["why"] = acceptance.value
     return answer
 
 
-def _verdict(answer: Mapping[str, Any]) -> Verdict:
+def _acceptance(answer: Mapping[str, Any]) -> Acceptance:
     if answer.get("taken") is True:
-        return Verdict.TAKEN
+        return Acceptance.TAKEN
     why = answer.get("why")
-    return next((verdict for verdict in _SAID if verdict.value == why), Verdict.NEVER)
+    return next((acceptance for acceptance in _SAID if acceptance.value == why), Acceptance.NEVER)
 
 
 def _offers(value: Any) -> Offers | None:

@@ -1,4 +1,6 @@
-"""Farewell: the last boundary of a training thread that leaves, and its bequest. On the loop thread."""
+"""TrainerDeparture: the last boundary of a training thread that leaves, and its handover. On the loop
+thread.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
-from p2pavg.rounds.loop.bequest import Bequests
 from p2pavg.rounds.loop.deliveries import Deliveries
+from p2pavg.rounds.loop.handover import Handovers
 from p2pavg.rounds.loop.state_transfer import States
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
@@ -25,14 +27,14 @@ from p2pavg.transport.links.link import Link
 logger = logging.getLogger("p2pavg.rounds")
 
 
-class Farewell:
+class TrainerDeparture:
     """What the driver does once its training thread leaves."""
 
     def __init__(
         self,
         session: Session,
         deliveries: Deliveries,
-        bequests: Bequests,
+        handovers: Handovers,
         states: States,
         machine: Machine,
         recorder: Recorder,
@@ -46,7 +48,7 @@ class Farewell:
         """
         self._session = session
         self._deliveries = deliveries
-        self._bequests = bequests
+        self._handovers = handovers
         self._states = states
         self._machine = machine
         self._recorder = recorder
@@ -55,7 +57,7 @@ class Farewell:
         self._feed = feed
         self._release = release
         self._until: float | None = None  # time.monotonic() at which the notice ends
-        self._action: act.Bequeath | None = None  # waits for the training thread
+        self._action: act.HandOver | None = None  # waits for the training thread
         self._giving: asyncio.Task[None] | None = None
         self._serving: asyncio.Task[None] | None = None  # whoever downloads from us while we leave
         self._closed = False
@@ -84,7 +86,7 @@ class Farewell:
         if self.left.is_set():
             answer.set_result(KeepGoing())
             return
-        self._deliveries.leaving = True
+        self._deliveries.departing = True
         self._deliveries.wait(contribution, answer)
         if self._deliveries.give() or self._deliveries.give_inheritance():
             self._deliveries.refresh_attention()
@@ -95,7 +97,7 @@ class Farewell:
         self._feed(ev.Leave(notice_s, hand_over=True))
         self._start()
 
-    def bequeath(self, action: act.Bequeath) -> None:
+    def hand_over(self, action: act.HandOver) -> None:
         """The machine says to whom."""
         self._action = action
         self._start()
@@ -107,9 +109,9 @@ class Farewell:
         work = self._give(self._action, what, self._until)
         self._giving = asyncio.get_running_loop().create_task(work)
 
-    async def _give(self, action: act.Bequeath, what: Contribution, deadline: float) -> None:
-        rate, left, nbytes = self._gauges.upload_bps, deadline - time.monotonic(), self._bequests.nbytes
-        given = ev.Bequeathed(taken=False)
+    async def _give(self, action: act.HandOver, what: Contribution, deadline: float) -> None:
+        rate, left, nbytes = self._gauges.upload_bps, deadline - time.monotonic(), self._handovers.nbytes
+        given = ev.HandedOver(taken=False)
         if rate and 8 * nbytes > left * rate:
             logger.warning(
                 "%.1f MB of accumulated gradients do not fit through %.1f Mb/s in the %.1f s of notice that "
@@ -120,8 +122,8 @@ class Farewell:
                 action.samples,
             )
         else:
-            given = await self._bequests.give(
-                action.heirs, what, self._session.standing, action.offered, deadline
+            given = await self._handovers.give(
+                action.receivers, what, self._session.standing, action.offered, deadline
             )
         self._feed(given)
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.swarm.leavers import Account, Plan, come_and_go, stay, train_until_terminated
+from tests.swarm.departing import Account, Plan, come_and_go, stay, train_until_terminated
 from tests.swarm.trainers import Trainers
 
 pytestmark = pytest.mark.swarm
 
 
-def balance(staying: list[Account], leaving: list[Account]) -> None:
+def balance(staying: list[Account], departing: list[Account]) -> None:
     """No leave lost samples but the last peer's, which nobody could inherit from, and all are accounted for.
 
     staying: in the order in which they left; the last one was alone then. On a busy machine a peer may be
@@ -23,9 +23,9 @@ def balance(staying: list[Account], leaving: list[Account]) -> None:
         averaged |= account.averaged
     last = staying[-1]
     assert sorted(averaged) == list(range(last.epoch))
-    for account in [*staying[:-1], *leaving]:
+    for account in [*staying[:-1], *departing]:
         assert "left" not in account.why
-    everybody = [*staying, *leaving]
+    everybody = [*staying, *departing]
     discarded = sum(account.discarded for account in everybody)
     assert sum(account.produced for account in everybody) == sum(averaged.values()) + discarded
 
@@ -44,12 +44,12 @@ def test_leaving_loses_no_sample(options: dict[str, object], leaves: int) -> Non
         for seed in range(4):
             plan = replace(plan, leaves=leaves, initial_peers=(address,), seed=seed)
             trainers.launch(come_and_go, plan)
-        leaving = [trainers.receive(rank, 550.0) for rank in range(2, 6)]
+        departing = [trainers.receive(rank, 550.0) for rank in range(2, 6)]
         staying = []
         for rank in (1, 0):
             trainers.pipes[rank].send("stop")
             staying.append(trainers.receive(rank))
-    balance(staying, leaving)
+    balance(staying, departing)
     assert staying[-1].epoch > 5
     assert staying[-1].weight == pytest.approx(-staying[-1].epoch, rel=1e-4)
 
@@ -78,14 +78,14 @@ def test_sigterm_leaves_in_order() -> None:
         assert trainers.receive(1) == "trains"
         pid = trainers.processes[1].pid
         os.kill(pid, signal.SIGTERM)
-        leaver = trainers.receive(1)
+        departing = trainers.receive(1)
         trainers.processes[1].join(20)
         assert trainers.processes[1].exitcode == 143
         trainers.pipes[0].send("stop")
         stayer = trainers.receive(0)
-    assert leaver.produced > 0
-    assert leaver.discarded == 0
-    assert stayer.discarded == leaver.produced + stayer.produced
+    assert departing.produced > 0
+    assert departing.discarded == 0
+    assert stayer.discarded == departing.produced + stayer.produced
 
 
 def test_samples_that_nobody_takes_are_named() -> None:
