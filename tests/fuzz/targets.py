@@ -27,6 +27,7 @@ from p2pavg.membership.table.carrying import streams
 from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.reading import Reading
 from p2pavg.membership.table.records import entries as store
+from p2pavg.membership.table.records.store import RecordStore
 from p2pavg.native import compiled
 from p2pavg.transport import frames
 from p2pavg.transport.links import handshake, proofs
@@ -183,7 +184,7 @@ def _unpack_here(data: bytes) -> bool:
 
 def _entry() -> bytes:
     made = _record()
-    held = store.RecordStore()
+    held = RecordStore()
     held.offer(made, record.Refresh(0, made.anchor), 9.0, 0.0)
     entries, _ = held.page(made.key, b"", 1000, 0.0)
     return b"".join(entry.encode() for entry in entries)
