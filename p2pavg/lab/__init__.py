@@ -1,7 +1,7 @@
-"""The planet on one machine: an emulated wide-area network, a network namespace for each host.
+"""An emulated wide-area network on one machine, with a network namespace for each host.
 
-May import the floors below it, and needs none. Start reading at docs/lab.md, then `lab`; `topology` and
-`gateways` read the files in `topologies/`. The packets pass through a router in C++ (csrc/lab).
+This room may import the floors below, and needs none. Start reading at docs/lab.md, then `lab`; `topology`
+and `gateways` read the files in `topologies/`. The packets pass through a router in C++ (csrc/lab).
 """
 
 from __future__ import annotations

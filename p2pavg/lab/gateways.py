@@ -10,22 +10,22 @@ from typing import Any
 
 from p2pavg.errors import ConfigurationError
 
-HOME = "192.168.1"  # what stands behind a gateway, as in most homes; homes do not see each other's
-CARRIER = "100.64.1"  # what stands behind a gateway that other gateways stand behind (RFC 6598)
+HOME = "192.168.1"  # addresses behind a gateway, as in most homes; several homes may use the same ones
+CARRIER = "100.64.1"  # addresses behind a gateway that serves other gateways (RFC 6598)
 PUBLIC = "10.77.1"  # outside addresses of gateways
 MOST = 64
 
 
 class Dependence(StrEnum):
-    """What a mapping of a port, or a filter, depends on; the words of RFC 4787, sections 4.1 and 5."""
+    """The part of the remote address that a port mapping, or a filter, depends on (RFC 4787, 4.1 and 5)."""
 
-    INDEPENDENT = "independent"  # one mapping for all destinations; everybody may send to it
+    INDEPENDENT = "independent"  # one mapping for all destinations; every remote address may send to it
     ADDRESS = "address"
-    PORT = "port"  # address and port
+    PORT = "port"  # depends on the remote address and port
 
 
 class PortMapping(StrEnum):
-    """How hosts may ask a gateway for a port."""
+    """The protocol by which hosts may ask a gateway for a port."""
 
     NONE = "none"
     PMP = "pmp"  # RFC 6886
@@ -107,7 +107,7 @@ def check(gateways: Mapping[str, Gateway]) -> None:
 
 
 def ordered(gateways: Mapping[str, Gateway]) -> list[str]:
-    """Names with every gateway after the one that it stands behind."""
+    """Gateway names in an order in which every gateway follows the one that it stands behind."""
     names: list[str] = []
     while len(names) < len(gateways):
         names += [n for n, g in gateways.items() if n not in names and (not g.behind or g.behind in names)]
@@ -115,7 +115,7 @@ def ordered(gateways: Mapping[str, Gateway]) -> list[str]:
 
 
 def inside_network(gateways: Mapping[str, Gateway], name: str) -> str:
-    """The first three numbers of the addresses behind a gateway."""
+    """The first three numbers of every address behind a gateway."""
     return CARRIER if any(gateway.behind == name for gateway in gateways.values()) else HOME
 
 
@@ -125,7 +125,7 @@ def inside_address(gateways: Mapping[str, Gateway], name: str, host: str) -> str
 
 
 def outside_address(gateways: Mapping[str, Gateway], name: str) -> str:
-    """The address of a gateway as those outside of it see it."""
+    """The outside address of a gateway."""
     outer = gateways[name].behind
     siblings = [other for other in ordered(gateways) if gateways[other].behind == outer]
     network = inside_network(gateways, outer) if outer else PUBLIC
@@ -133,7 +133,7 @@ def outside_address(gateways: Mapping[str, Gateway], name: str) -> str:
 
 
 def configuration(gateways: Mapping[str, Gateway]) -> list[str]:
-    """Lines of the router's configuration, a gateway each."""
+    """Lines of the router's configuration, one for each gateway."""
     names = ordered(gateways)
     order = list(Dependence)
     lines = []

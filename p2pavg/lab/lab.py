@@ -1,4 +1,4 @@
-"""A lab that is up: run programs on its hosts, change its links, read its counters."""
+"""A running lab: run programs on its hosts, change its links, read its counters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _count = itertools.count(1)
 
 
 class RunningLab:
-    """A lab found by its name. Raises ConfigurationError when none of that name is up."""
+    """A running lab, found by its name. Raises ConfigurationError when no lab of that name is up."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -45,9 +45,10 @@ class RunningLab:
         return self.state.hosts[host]
 
     def address(self, host: str) -> str:
-        """The address that a host has itself when the lab comes up: IPv4 where it has one.
+        """The address of a host's own interface when the lab comes up: IPv4 where the host has an IPv4
+        address.
 
-        The others reach a host behind a gateway only through that one's outside address.
+        Other hosts reach a host behind a gateway only through the gateway's outside address.
         """
         return self._host(host).address or self._host(host).address6
 
@@ -60,7 +61,7 @@ class RunningLab:
         return [str(ROUTER), "enter", str(self.state.pid), str(self._host(host).fd), *argv]
 
     def environment(self, host: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The environment of a process on a host: `base` (default: ours) and where it is."""
+        """The environment of a process on a host: `base` (default: this process's), the lab and the host."""
         return {
             **(os.environ if base is None else base),
             state.ENVIRONMENT_NAME: self.name,
@@ -69,7 +70,7 @@ class RunningLab:
         }
 
     def spawn(self, host: str, argv: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
-        """Start argv inside a host; `popen` goes to subprocess.Popen. Its pid is the program's own."""
+        """Start argv inside a host; `popen` goes to subprocess.Popen. The result's pid is the program's."""
         env = self.environment(host, popen.pop("env", None))
         return subprocess.Popen(self.command(host, argv), env=env, **popen)
 
@@ -89,11 +90,11 @@ class RunningLab:
         return done.stdout
 
     def set(self, src: str, dst: str, *, both: bool = False, **settings: float) -> None:
-        """Change the path src -> dst from now on; "*" is every host. both: and back.
+        """Change the path src -> dst from now on; "*" is every host. both: also change dst -> src.
 
         settings: delay_ms (one way), jitter_ms, rate_mbps, flow_rate_mbps, loss, corrupt, queue_kb, down
-        (true: cut off, and what is under way is lost). Raises ConfigurationError for an unknown or impossible
-        one.
+        (true: cut off, and packets in flight are lost). Raises ConfigurationError for an unknown or
+        impossible one.
         """
         text = topology.settings_text(settings, topology.PATH_SETTINGS)
         self._path("path", src, dst, both, text)
@@ -108,12 +109,12 @@ class RunningLab:
         self._tell(f"node {self._index(host)} {text}")
 
     def set_address(self, host: str, address: str) -> None:
-        """Give a host another IPv4 address; what is sent to the old one is lost."""
+        """Give a host another IPv4 address; packets to the old address are lost."""
         gateways.number(address)
         self._tell(f"readdress {self._index(host)} {address}")
 
     def set_outside(self, gateway: str, address: str) -> None:
-        """Give a gateway another outside address, as a provider does; its mappings end."""
+        """Give a gateway another outside address, as a provider does; the gateway's mappings end."""
         self._gateway(gateway)
         self._tell(f"gateway {gateway} external={gateways.number(address)}")
 
@@ -122,7 +123,7 @@ class RunningLab:
         return self._gateway(gateway).external
 
     def mappings(self, gateway: str) -> tuple[Mapped, ...]:
-        """The ports of a gateway that lead to hosts now."""
+        """The ports of a gateway that are mapped to hosts now."""
         return self._gateway(gateway).mappings
 
     def _gateway(self, name: str) -> GatewayStats:
@@ -133,7 +134,7 @@ class RunningLab:
         return found[name]
 
     def cut_flow(self, src: str, dst: str, *, sport: int = 0, dport: int = 0, both: bool = False) -> None:
-        """Drop the packets of the flows src -> dst with these ports (0: any); both: and back."""
+        """Drop the packets of the flows src -> dst with these ports (0: any); both: also of dst -> src."""
         for port in (sport, dport):
             if not 0 <= port <= 65535:
                 raise ConfigurationError(f"There is no port {port}.")
@@ -185,8 +186,8 @@ class RunningLab:
 def start(shape: Topology, name: str, *, detached: bool) -> subprocess.Popen[bytes]:
     """Start the router of a lab and wait until it is up.
 
-    detached: it goes on until 'down'; otherwise it ends with this process, however that ends. Raises
-    ConfigurationError when the name is taken, P2PAvgError when the machine does not allow a lab.
+    detached: the router runs until 'down'; otherwise it ends with this process, however the process ends.
+    Raises ConfigurationError when the name is taken, P2PAvgError when the machine does not allow a lab.
     """
     if not ROUTER.exists():
         raise P2PAvgError(
@@ -221,10 +222,10 @@ def start(shape: Topology, name: str, *, detached: bool) -> subprocess.Popen[byt
 
 
 class Lab(RunningLab):
-    """A lab for the length of a `with` block: it is gone afterwards, and when this process dies.
+    """A lab for the length of a `with` block; the lab also goes down when this process dies.
 
-    shape: a topology in the package by name, the path of a .toml file, or a Topology. Several may be up at
-    a time.
+    shape: a topology in the package by name, the path of a .toml file, or a Topology. Several may be up at a
+    time.
     """
 
     def __init__(self, shape: str | Topology, name: str | None = None) -> None:
@@ -252,7 +253,7 @@ class Lab(RunningLab):
         if self._router is None:
             return
         for process in self._spawned:
-            process.kill()  # one that has not entered its host yet would not be found there
+            process.kill()  # a process that has not entered its host yet is not found by `down`
         super().down()
         if self._router.stdin is not None:
             self._router.stdin.close()
@@ -262,6 +263,6 @@ class Lab(RunningLab):
         self._router = None
 
     def void_reason(self, since: LabStats | None = None) -> str | None:
-        """Why what was measured since (default: ever) proves nothing; None when the router was on time."""
+        """Why measurements after `since` (default: all) prove nothing; None: the router was on time."""
         now = self.stats()
         return (now.since(since) if since else now).void_reason(self.topology.smallest_rtt_ms())

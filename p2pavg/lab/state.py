@@ -1,4 +1,4 @@
-"""The state of running labs on disk: found by name, and used to take down one that crashed."""
+"""The state of running labs on disk, by which they are found by name, and taken down after a crash."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LabState:
 
     pid: int
     start: (
-        int  # the process's start time, in clock ticks since boot: tells it from a later one of the same id
+        int  # start time in clock ticks since boot, which distinguishes the process from later ones of its id
     )
     priority: str
     hosts: Mapping[str, HostState]
@@ -47,7 +47,7 @@ class LabState:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when there is none, or it is a zombie."""
+    """Start time of a process in clock ticks since boot; None for an unused id and for a zombie."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -88,7 +88,7 @@ def names() -> list[str]:
 
 
 def read(name: str) -> LabState | None:
-    """The state of a lab, dead or alive; None when it was never up, or went down in order."""
+    """The state of a lab, running or crashed; None when it was never up, or went down in order."""
     try:
         document = json.loads((directory(name) / "state.json").read_text())
     except FileNotFoundError:
@@ -124,9 +124,9 @@ def wait_ended(pid: int, start: int, timeout: float = _END_S) -> bool:
 
 
 def reclaim(name: str) -> bool:
-    """Take down what is left of a lab: its router, the processes in its hosts, its directory. Nothing else.
+    """Take down the remains of a lab: its router, the processes in its hosts, its directory; nothing else.
 
-    Returns whether there was anything. Call it under `exclusive()` unless the lab is known to be yours.
+    Returns whether anything remained. Call this under `exclusive()` unless the lab is the caller's own.
     """
     path = directory(name)
     state = read(name)
@@ -146,7 +146,8 @@ def reclaim(name: str) -> bool:
 def _kill_left(name: str, inodes: set[int]) -> None:
     """Kill processes of the lab that outlived its router.
 
-    A namespace's number may be another's by now, so the lab's name in the environment must agree as well.
+    The number of a namespace may have been used again, so the lab's name in the environment must agree as
+    well.
     """
     mark = f"{ENVIRONMENT_NAME}={name}".encode()
     for entry in Path("/proc").iterdir():

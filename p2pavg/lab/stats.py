@@ -18,14 +18,14 @@ TOLERANCE_OF_RTT = 0.01
 class PathCounters:
     """One ordered pair. Packets are MTU-sized; bytes are IP bytes, headers included."""
 
-    sent_packets: int = 0  # offered by the sender
+    sent_packets: int = 0  # packets offered by the sender
     sent_bytes: int = 0
     delivered_packets: int = 0
     delivered_bytes: int = 0
-    lost_packets: int = 0  # by the loss rate
-    dropped_packets: int = 0  # a queue was full
-    corrupted_packets: int = 0  # one bit flipped, with the right checksum
-    cut_packets: int = 0  # the path, or the flow, was down
+    lost_packets: int = 0  # dropped by the loss rate
+    dropped_packets: int = 0  # dropped because a queue was full
+    corrupted_packets: int = 0  # delivered with one bit flipped and a right checksum
+    cut_packets: int = 0  # dropped because the path, or the flow, was down
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Mapped:
     protocol: int  # 6: TCP, 17: UDP, 1: ICMP
     outside_port: int
     inside: str  # address:port
-    leased: bool  # asked for by NAT-PMP or PCP
-    lease_s: float  # what is left of the lease, seconds; 0.0: not asked for
+    leased: bool  # whether a host asked for the port by NAT-PMP or PCP
+    lease_s: float  # remaining seconds of the lease; 0.0: no lease
 
 
 @dataclass(frozen=True)
 class GatewayStats:
-    """A gateway now."""
+    """The state of a gateway now."""
 
     external: str
     mappings: tuple[Mapped, ...]
@@ -53,14 +53,14 @@ class LabStats:
 
     seconds: float
     cpu_s: float
-    run_queue_s: float  # the router was ready but not running
-    kernel_drops: int  # packets that never reached the router
+    run_queue_s: float  # seconds in which the router was ready but not running
+    kernel_drops: int  # packets that the kernel dropped before the router read them
     write_errors: int
     priority: str  # "fifo" | "nice" | "normal"
     late: tuple[int, ...]  # deliveries by their lateness, in the buckets of BOUNDS_US
     turns: tuple[
         int, ...
-    ]  # turns of the router's loop by their length: what bounds a packet's wait to be read
+    ]  # turns of the router's loop by their length, which bounds a packet's wait to be read
     paths: Mapping[tuple[str, str], PathCounters]
     settings: Mapping[tuple[str, str], Mapping[str, float]]
     gateways: Mapping[str, GatewayStats] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class LabStats:
         return bucket_percentile(self.late, percent)
 
     def void_reason(self, smallest_rtt_ms: float) -> str | None:
-        """The reason for which a run on this lab proves nothing; None when the router was on time.
+        """The reason why a run on this lab proves nothing; None when the router was on time.
 
         At most 1 % of the deliveries, and of the loop's turns, may be later than 1 ms or 1 % of the shortest
         RTT, whichever is more, and no packet may be lost other than by the topology.
@@ -144,7 +144,7 @@ class LabStats:
         return None
 
     def to_json(self, smallest_rtt_ms: float) -> dict[str, Any]:
-        """JSON data: what every result measured on a lab carries."""
+        """JSON data that every result measured on a lab includes."""
         reason = self.void_reason(smallest_rtt_ms)
         return {
             "seconds": self.seconds,

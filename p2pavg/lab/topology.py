@@ -20,7 +20,7 @@ SUBNET6 = "fd77::"
 LARGEST_LAB = 64
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
-# What a user writes -> what the router reads, and the factor between them.
+# A user's setting -> the router's setting, and the factor between them.
 PATH_SETTINGS: Mapping[str, tuple[str, float]] = {
     "delay_ms": ("delay_ns", 1e6),
     "jitter_ms": ("jitter_ns", 1e6),
@@ -46,8 +46,8 @@ class PathSettings:
     """One ordered pair of hosts. Rates count IP bytes, headers included; 0 is unlimited.
 
     delay_ms is one way. jitter_ms: uniform, plus or minus, never reordering a flow. loss: a share of packets.
-    corrupt: a share in which one bit of the payload is flipped, unseen by the checksum.
-    queue_kb: what may wait at a full rate before packets are dropped; 0 is one bandwidth-delay product.
+    corrupt: a share in which one bit of the payload is flipped, unseen by the checksum. queue_kb: the bytes
+    that may wait at a full rate before packets are dropped; 0 is one bandwidth-delay product.
     """
 
     delay_ms: float = 0.0
@@ -61,11 +61,11 @@ class PathSettings:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """One host: what it may send and receive in all, in Mb/s; 0 is unlimited.
+    """One host. Its total rates of sending and receiving are in Mb/s; 0 is unlimited.
 
-    behind_nat: packets reach it only as answers: of TCP, UDP and ICMP flows that it opened itself; addresses
-    stay. Hosts whose addresses are translated stand behind a `Gateway`. drop_udp: no datagram goes out or in.
-    family: which addresses it has, IPv4, IPv6 or both.
+    behind_nat: only answers of TCP, UDP and ICMP flows that the host opened reach it; addresses are not
+    translated. Hosts whose addresses are translated stand behind a `Gateway`. drop_udp: no datagram goes out
+    or in. family: the host's addresses: IPv4, IPv6 or both.
     """
 
     egress_mbps: float = 0.0
@@ -80,7 +80,7 @@ class NodeSettings:
 class Topology:
     """A named network. `paths` has every ordered pair of different hosts, `nodes` every host.
 
-    Between hosts behind different gateways a path is that from host to host, gateways included.
+    Between hosts behind different gateways a path leads from host to host, gateways included.
     """
 
     name: str
@@ -98,9 +98,7 @@ class Topology:
         return tuple(self.nodes)
 
     def address(self, host: str) -> str:
-        """The address that `host` has itself: IPv4 where it has one. Raises ConfigurationError for an unknown
-        host.
-        """
+        """A host's own address: IPv4 where it has one. Raises ConfigurationError for an unknown host."""
         index = self.index(host)
         if self.nodes[host].family == "6":
             return self.address6(host)
@@ -128,7 +126,7 @@ class Topology:
         return self.paths[a, b].delay_ms + self.paths[b, a].delay_ms
 
     def rate_mbps(self, src: str, dst: str, streams: int | None = None) -> float:
-        """What can flow from src to dst over so many streams (None: any number), Mb/s of IP; inf: no cap."""
+        """The most Mb/s of IP from src to dst over so many streams (None: any number); inf: no cap."""
         path = self.paths[src, dst]
         caps = [path.rate_mbps, self.nodes[src].egress_mbps, self.nodes[dst].ingress_mbps]
         if streams is not None:
@@ -139,9 +137,7 @@ class Topology:
         return min((self.rtt_ms(a, b) for a, b in self.paths), default=0.0)
 
     def scaled(self, factor: float) -> Topology:
-        """The same network with all rates, and queues, times `factor`: as many bytes times `factor` take as
-        long.
-        """
+        """The network with rates and queues times `factor`: `factor` times the bytes take as long."""
         nodes = {
             host: replace(
                 node,
@@ -206,7 +202,7 @@ def settings_text(settings: Mapping[str, Any], known: Mapping[str, tuple[str, fl
 
 
 def parse(text: str, name: str) -> Topology:
-    """Read a topology from TOML. Raises ConfigurationError with what is wrong and where."""
+    """Read a topology from TOML. Raises ConfigurationError that names the fault and its place."""
     try:
         document = tomllib.loads(text)
         return _build(document, name)
@@ -302,7 +298,7 @@ def _members(
 def _pairs(
     table: dict[str, Any], hosts: Sequence[str], groups: Mapping[str, Sequence[str]]
 ) -> list[tuple[str, str]]:
-    """The ordered pairs that a [[paths]] table speaks of; takes its selecting keys out of it."""
+    """The ordered pairs that a [[paths]] table selects; removes the selecting keys from the table."""
     if "between" in table:
         first, second = (_members(words, hosts, groups) for words in table.pop("between"))
         pairs = [*itertools.product(first, second), *itertools.product(second, first)]
