@@ -192,8 +192,8 @@ def enum_table(kind: type[Enum], told: dict[str, str]) -> str:
 
 def datagram_kinds() -> str:
     """Requests of the table, with the bodies of request and answer."""
-    same("datagrams", {one.name for one in wire.Kind}, set(words.DATAGRAMS))
-    rows = [[str(one.value), one.name, *words.DATAGRAMS[one.name]] for one in wire.Kind]
+    same("datagrams", {one.name for one in wire.RequestKind}, set(words.DATAGRAMS))
+    rows = [[str(one.value), one.name, *words.DATAGRAMS[one.name]] for one in wire.RequestKind]
     return table(["number", "kind", "asks", "body", "body of the answer"], rows)
 
 

@@ -50,7 +50,7 @@ class NoLinkError(Exception):
 
 
 @dataclass(slots=True)
-class Job:
+class JobInProgress:
     """An attempt in progress."""
 
     transfer: int
@@ -114,10 +114,10 @@ class Jobs:
         self._residuals = [Residual(numel) for _ in range(feedback if codecs.has_feedback(codec) else 0)]
         self._outgoing = ResultMemory()
         self._numel = numel
-        self._open: dict[int, Job] = {}
+        self._open: dict[int, JobInProgress] = {}
         self._memory = ResultMemory(allocate)
 
-    def get(self, transfer: int) -> Job | None:
+    def get(self, transfer: int) -> JobInProgress | None:
         """The open job, if there is one."""
         return self._open.get(transfer)
 
@@ -130,7 +130,7 @@ class Jobs:
         links: Mapping[bytes, int],
         exact: bool = False,
         epoch: int = 0,
-    ) -> Job:
+    ) -> JobInProgress:
         """members: (peer id, votes) in rank order. exact: the vector goes uncompressed, with more behind it.
         epoch: what chance is drawn for, and which vector's turn it is.
         Raises NoLinkError when a member with which we exchange something has no link to us.
@@ -158,7 +158,9 @@ class Jobs:
         chunk = chunk_elements([part.count for part in plan.parts])
         layout = Layout(plan.parts, chunk, result_codec)
         result, rank = self._memory.take(layout.nbytes), peers.index(me)
-        job = Job(transfer, rank, tuple(ids), peers, voters, plan, layout, result, exact, epoch, codec=codec)
+        job = JobInProgress(
+            transfer, rank, tuple(ids), peers, voters, plan, layout, result, exact, epoch, codec=codec
+        )
         job.count()
         self._engine.open_reduce(
             ReduceJob(
@@ -239,7 +241,7 @@ class Jobs:
             if isinstance(job.growing, HostEncoding):
                 job.growing.stop()
 
-    def finish(self, transfer: int) -> Job:
+    def finish(self, transfer: int) -> JobInProgress:
         """The attempt was committed."""
         self._engine.finish(transfer)
         job = self._open.pop(transfer)
@@ -253,7 +255,7 @@ class Jobs:
         for residual in self._residuals:
             residual.forget()
 
-    def _residual(self, job: Job) -> Residual | None:
+    def _residual(self, job: JobInProgress) -> Residual | None:
         """That of the vector whose turn the job's epoch is."""
         return self._residuals[job.epoch % len(self._residuals)] if self._residuals else None
 

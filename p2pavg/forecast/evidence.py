@@ -8,7 +8,16 @@ from statistics import median, pstdev
 
 from p2pavg import codecs
 from p2pavg.errors import ConfigurationError
-from p2pavg.forecast.laws import BYTES, Job, Link, Member, Overheads, epoch, furthest, transfer
+from p2pavg.forecast.laws import (
+    BYTES,
+    LinkProfile,
+    Overheads,
+    PeerProfile,
+    Workload,
+    epoch,
+    furthest,
+    transfer,
+)
 from p2pavg.report import RoundReport
 
 FEW = 5  # epochs below which an interval is doubled
@@ -20,9 +29,9 @@ _WIDEST = 0.35
 class Evidence:
     """A swarm as its reports show it. epochs: that were looked at. sample: seconds of these epochs."""
 
-    job: Job
-    members: tuple[Member, ...]
-    links: Mapping[tuple[int, int], Link]
+    job: Workload
+    members: tuple[PeerProfile, ...]
+    links: Mapping[tuple[int, int], LinkProfile]
     overheads: Overheads
     epochs: int
     sample: tuple[float, ...]
@@ -51,7 +60,7 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
     links = _links(rounds, order)
     codec = rounds[-1].codec if rounds[-1].codec in BYTES else "fp16"
     result = codecs.for_results(codecs.get(codec)).name
-    job = Job(
+    job = Workload(
         target=float(median(report.samples for report in rounds)),
         values=_values(rounds, codec, result, len(members)),
         contribution=codec,
@@ -64,7 +73,7 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
     return Evidence(job, members, links, _overheads(job, members, links, rounds), len(seconds), seconds)
 
 
-def _members(rounds: Sequence[RoundReport]) -> tuple[tuple[Member, ...], dict[str, int]]:
+def _members(rounds: Sequence[RoundReport]) -> tuple[tuple[PeerProfile, ...], dict[str, int]]:
     """Peers that reported, in the order of their ids; those only named are as fast as the others."""
     speeds: dict[str, list[float]] = {}
     regions: dict[str, str] = {}
@@ -80,13 +89,13 @@ def _members(rounds: Sequence[RoundReport]) -> tuple[tuple[Member, ...], dict[st
         )
     usual = median(median(found) for found in speeds.values())
     members = tuple(
-        Member(name[:6], regions.get(name, ""), median(speeds[name]) if name in speeds else usual)
+        PeerProfile(name[:6], regions.get(name, ""), median(speeds[name]) if name in speeds else usual)
         for name in names
     )
     return members, {name: index for index, name in enumerate(names)}
 
 
-def _links(rounds: Sequence[RoundReport], order: Mapping[str, int]) -> dict[tuple[int, int], Link]:
+def _links(rounds: Sequence[RoundReport], order: Mapping[str, int]) -> dict[tuple[int, int], LinkProfile]:
     """Rates of links are what the sender measured, or the receiver where that one does not report."""
     rates: dict[tuple[int, int], list[float]] = {}
     trips: dict[tuple[int, int], list[float]] = {}
@@ -100,7 +109,7 @@ def _links(rounds: Sequence[RoundReport], order: Mapping[str, int]) -> dict[tupl
                     rates.setdefault(way, []).append(link.rate_bps / 8)
                 if link.rtt_s > 0:
                     trips.setdefault(way, []).append(link.rtt_s)
-    return {pair: Link(median(trips.get(pair, [0.0])), median(found)) for pair, found in rates.items()}
+    return {pair: LinkProfile(median(trips.get(pair, [0.0])), median(found)) for pair, found in rates.items()}
 
 
 def _values(rounds: Sequence[RoundReport], codec: str, result: str, members: int) -> float:
@@ -116,7 +125,10 @@ def _values(rounds: Sequence[RoundReport], codec: str, result: str, members: int
 
 
 def _overheads(
-    job: Job, members: Sequence[Member], links: Mapping[tuple[int, int], Link], rounds: Sequence[RoundReport]
+    job: Workload,
+    members: Sequence[PeerProfile],
+    links: Mapping[tuple[int, int], LinkProfile],
+    rounds: Sequence[RoundReport],
 ) -> Overheads:
     """Phases in round trips where those are long enough to count in, and what is left in seconds."""
     usual = Overheads(update=median(report.seconds_update for report in rounds))

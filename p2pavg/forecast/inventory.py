@@ -12,7 +12,7 @@ from typing import Any
 
 from p2pavg import codecs
 from p2pavg.errors import ConfigurationError
-from p2pavg.forecast.laws import BYTES, Job, Link
+from p2pavg.forecast.laws import BYTES, LinkProfile, Workload
 
 _STREAMS = 16  # the fewest streams of a long link
 _MOST = 1e15
@@ -71,7 +71,7 @@ class Offer:
     def name(self) -> str:
         return f"{self.kind}@{self.region}"
 
-    def fits(self, job: Job) -> bool:
+    def fits(self, job: Workload) -> bool:
         """Whether a machine of this kind has the memory that one peer of the job needs."""
         return self.memory is None or self.memory >= job.memory
 
@@ -80,9 +80,9 @@ class Offer:
 class Inventory:
     """Offers, links between regions (both ways, and inside each), and dollars per GB between regions."""
 
-    job: Job
+    job: Workload
     offers: tuple[Offer, ...]
-    links: Mapping[tuple[str, str], Link]
+    links: Mapping[tuple[str, str], LinkProfile]
     per_gb: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
@@ -108,7 +108,7 @@ def parse(document: Mapping[str, Any], folder: Path = Path()) -> Inventory:
     codec = job.get("codec", "fp16")
     if codec not in BYTES:
         raise ConfigurationError(f"[job] codec = {codec!r} is none of {', '.join(BYTES)}")
-    made = Job(
+    made = Workload(
         _number(job, "target_batch_size", "[job]"),
         _number(job, "values", "[job]"),
         codec,
@@ -123,7 +123,7 @@ def parse(document: Mapping[str, Any], folder: Path = Path()) -> Inventory:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise ConfigurationError(f"{twice} is offered twice; add the counts up")
-    links: dict[tuple[str, str], Link] = {}
+    links: dict[tuple[str, str], LinkProfile] = {}
     per_gb: dict[tuple[str, str], float] = {}
     for row in document.get("link", []):
         a, b = _between(row)
@@ -137,7 +137,7 @@ def parse(document: Mapping[str, Any], folder: Path = Path()) -> Inventory:
     return Inventory(made, offers, links, per_gb)
 
 
-def _complete(offers: Iterable[Offer], links: Mapping[tuple[str, str], Link]) -> None:
+def _complete(offers: Iterable[Offer], links: Mapping[tuple[str, str], LinkProfile]) -> None:
     kinds = list(offers)
     for one in kinds:
         for other in kinds:
@@ -179,7 +179,7 @@ def _between(row: Mapping[str, Any]) -> tuple[str, str]:
     return ends[0], ends[1]
 
 
-def _link(row: Mapping[str, Any], folder: Path) -> Link:
+def _link(row: Mapping[str, Any], folder: Path) -> LinkProfile:
     where = f"the link {' '.join(row['between'])}"
     if "net_json" in row:
         try:
@@ -187,14 +187,14 @@ def _link(row: Mapping[str, Any], folder: Path) -> Link:
             rtt, rate = float(told["rtt_ms"]) / 1e3, float(told["rate_gbps"]) * 1e9 / 8
         except (OSError, ValueError, TypeError, KeyError):
             raise ConfigurationError(f"{where}: {row['net_json']!r} is no JSON of 'bench net'") from None
-        return Link(rtt, rate)
+        return LinkProfile(rtt, rate)
     rtt = _number(row, "rtt_ms", where, least=0.0) / 1e3
     if "window_kb" in row and rtt > 0:
         by_window = _STREAMS * _number(row, "window_kb", where) * 1e3 / rtt
         rate = min(by_window, _number(row, "rate_mbps", where, default=_MOST) / 8e-6)
     else:
         rate = _number(row, "rate_mbps", where) / 8e-6
-    return Link(rtt, rate)
+    return LinkProfile(rtt, rate)
 
 
 def _known(table: Any, keys: set[str], where: str) -> None:

@@ -24,7 +24,7 @@ HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PeerProfile:
     """A peer. sps: samples/s between two rounds. Rates in bytes/s, None: no limit of its own."""
 
     name: str
@@ -36,7 +36,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkProfile:
     """Between two peers, one way. rtt in seconds, rate in bytes/s over all streams."""
 
     rtt: float
@@ -65,7 +65,7 @@ class Overheads:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Workload:
     """What is trained. values: elements of the vector. contribution, result: codecs by name.
 
     delayed: communication hides behind the next epoch's calculation. An epoch of outer steps has the samples
@@ -87,12 +87,12 @@ class Job:
     def result_bytes(self) -> float:
         return self.values * BYTES[self.result]
 
-    def with_target(self, target: float) -> Job:
+    def with_target(self, target: float) -> Workload:
         return replace(self, target=target)
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class TransferForecast:
     """One round's bytes. sent: by ordered pair of member indices. binds: what is slowest, in words."""
 
     seconds: float
@@ -102,13 +102,13 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class EpochForecast:
     """A predicted epoch, seconds. hidden: what of communication the calculation covers."""
 
     calculation: float
     communication: float
     hidden: float
-    transfer: Transfer
+    transfer: TransferForecast
     rtt: float
     samples: float
 
@@ -125,11 +125,13 @@ class Epoch:
         return self.calculation / self.communication if self.communication else math.inf
 
 
-def transfer(job: Job, members: Sequence[Member], links: Mapping[tuple[int, int], Link]) -> Transfer:
+def transfer(
+    job: Workload, members: Sequence[PeerProfile], links: Mapping[tuple[int, int], LinkProfile]
+) -> TransferForecast:
     """The transfer of one round. links: by ordered pair of member indices, where known."""
     n = len(members)
     if n < 2:
-        return Transfer(0.0, (1.0,) * n, "nothing: one peer averages alone")
+        return TransferForecast(0.0, (1.0,) * n, "nothing: one peer averages alone")
     capacities = [Capacity(member.up, member.down) for member in members]
     rates = {pair: link.rate for pair, link in links.items()}
     parts = shares(capacities, rates)
@@ -137,13 +139,15 @@ def transfer(job: Job, members: Sequence[Member], links: Mapping[tuple[int, int]
     sent = {(i, j): own * parts[j] + back * parts[i] for i in range(n) for j in range(n) if i != j}
     table = costs(capacities, rates)
     if table is None:
-        return Transfer(0.0, parts, "nothing that was measured", sent)
+        return TransferForecast(0.0, parts, "nothing that was measured", sent)
     seconds = (own + back) / 2 * float((table @ np.array(parts)).max())
-    return Transfer(seconds, parts, _slowest(members, links, sent), sent)
+    return TransferForecast(seconds, parts, _slowest(members, links, sent), sent)
 
 
 def _slowest(
-    members: Sequence[Member], links: Mapping[tuple[int, int], Link], sent: Mapping[tuple[int, int], float]
+    members: Sequence[PeerProfile],
+    links: Mapping[tuple[int, int], LinkProfile],
+    sent: Mapping[tuple[int, int], float],
 ) -> str:
     """What takes longest to carry its bytes, in words."""
     bounds = [
@@ -160,17 +164,17 @@ def _slowest(
     return f"{what} ({8e-6 * rate:,.4g} Mb/s)"
 
 
-def furthest(links: Mapping[tuple[int, int], Link]) -> float:
+def furthest(links: Mapping[tuple[int, int], LinkProfile]) -> float:
     """The longest round trip, seconds."""
     return max((link.rtt for link in links.values()), default=0.0)
 
 
 def epoch(
-    job: Job,
-    members: Sequence[Member],
-    links: Mapping[tuple[int, int], Link],
+    job: Workload,
+    members: Sequence[PeerProfile],
+    links: Mapping[tuple[int, int], LinkProfile],
     overheads: Overheads = Overheads(),
-) -> Epoch:
+) -> EpochForecast:
     """One epoch of a swarm of these members."""
     calculation = job.target / sum(member.sps for member in members)
     moved = transfer(job, members, links)
@@ -179,10 +183,12 @@ def epoch(
     if len(members) > 1:
         communication += overheads.local + overheads.round_trips * rtt + moved.seconds
     hidden = min(calculation, communication) if job.delayed else 0.0
-    return Epoch(calculation, communication, hidden, moved, rtt, job.target)
+    return EpochForecast(calculation, communication, hidden, moved, rtt, job.target)
 
 
-def smallest_target(job: Job, members: Sequence[Member], found: Epoch, efficiency: float) -> float:
+def smallest_target(
+    job: Workload, members: Sequence[PeerProfile], found: EpochForecast, efficiency: float
+) -> float:
     """The target batch at which calculation is `efficiency` of the epoch."""
     speed = sum(member.sps for member in members)
     needed = found.communication * (1.0 if job.delayed else efficiency / (1 - efficiency))
@@ -190,7 +196,7 @@ def smallest_target(job: Job, members: Sequence[Member], found: Epoch, efficienc
 
 
 def dollars_per_hour(
-    found: Epoch, members: Sequence[Member], per_gb: Mapping[tuple[str, str], float]
+    found: EpochForecast, members: Sequence[PeerProfile], per_gb: Mapping[tuple[str, str], float]
 ) -> tuple[float, float]:
     """(rent, traffic) in dollars an hour. per_gb: dollars for 1e9 bytes from one region to another."""
     rent = sum(member.dollars_hour for member in members)
@@ -201,6 +207,6 @@ def dollars_per_hour(
     return rent, per_epoch * HOUR / found.total
 
 
-def dollars_per_million(found: Epoch, dollars_hour: float) -> float:
+def dollars_per_million(found: EpochForecast, dollars_hour: float) -> float:
     """Dollars for a million samples."""
     return dollars_hour / HOUR / found.samples_per_second * 1e6

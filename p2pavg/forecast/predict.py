@@ -15,10 +15,10 @@ from p2pavg.forecast.evidence import Evidence, from_reports
 from p2pavg.forecast.inventory import Inventory, load
 from p2pavg.forecast.laws import (
     BYTES,
-    Epoch,
-    Job,
-    Link,
-    Member,
+    EpochForecast,
+    LinkProfile,
+    PeerProfile,
+    Workload,
     dollars_per_hour,
     dollars_per_million,
     epoch,
@@ -84,7 +84,7 @@ def run_predict(args: argparse.Namespace) -> int:
     return emit(args.json, figures, lines)
 
 
-def _job(job: Job, args: argparse.Namespace) -> Job:
+def _job(job: Workload, args: argparse.Namespace) -> Workload:
     if args.target_batch_size is not None:
         if not 0 < args.target_batch_size < 1e15:
             raise ConfigurationError(f"--target-batch-size must be above 0, not {args.target_batch_size:g}")
@@ -101,7 +101,7 @@ def _job(job: Job, args: argparse.Namespace) -> Job:
 
 def _swarm(
     evidence: Evidence, inventory: Inventory | None, added: Sequence[str], without: Sequence[str]
-) -> tuple[list[Member], dict[tuple[int, int], Link]]:
+) -> tuple[list[PeerProfile], dict[tuple[int, int], LinkProfile]]:
     """The members to predict, and their links: measured ones, else those of their regions."""
     kept = [i for i, member in enumerate(evidence.members) if member.region not in without]
     members = [evidence.members[i] for i in kept]
@@ -115,7 +115,7 @@ def _swarm(
     by_region = dict(inventory.links) if inventory else {}
     for (i, j), link in evidence.links.items():
         by_region.setdefault((evidence.members[i].region, evidence.members[j].region), link)
-    links: dict[tuple[int, int], Link] = {}
+    links: dict[tuple[int, int], LinkProfile] = {}
     for a in range(len(members)):
         for b in range(len(members)):
             if a == b:
@@ -132,7 +132,7 @@ def _swarm(
     return members, links
 
 
-def _added(text: str, inventory: Inventory | None) -> list[Member]:
+def _added(text: str, inventory: Inventory | None) -> list[PeerProfile]:
     found = _ADDED.fullmatch(text)
     if found is None:
         raise ConfigurationError(f"--add is NxTYPE@REGION, such as 4xT4@europe-west1, not {text!r}")
@@ -149,7 +149,7 @@ def _added(text: str, inventory: Inventory | None) -> list[Member]:
         )
     rent = here.dollars_hour if here else 0.0
     up, down = (here.up, here.down) if here else (None, None)
-    return [Member(f"{kind}@{region}#{n + 1}", region, speed, up, down, rent) for n in range(count)]
+    return [PeerProfile(f"{kind}@{region}#{n + 1}", region, speed, up, down, rent) for n in range(count)]
 
 
 class _Money:
@@ -159,8 +159,8 @@ class _Money:
         self,
         inventory: Inventory | None,
         prices: PriceTable | None,
-        members: Sequence[Member],
-        links: Mapping[tuple[int, int], Link],
+        members: Sequence[PeerProfile],
+        links: Mapping[tuple[int, int], LinkProfile],
     ) -> None:
         self.known = prices is not None or inventory is not None
         self._prices = prices
@@ -171,7 +171,7 @@ class _Money:
                 where = distance(a, b, same_host=False, rtt_s=link.rtt)
                 self.per_gb[a, b] = prices.gb.get(where, 0.0)
 
-    def dollars(self, found: Epoch, members: Sequence[Member]) -> tuple[float, float]:
+    def dollars(self, found: EpochForecast, members: Sequence[PeerProfile]) -> tuple[float, float]:
         rented = [
             replace(member, dollars_hour=member.dollars_hour or self._hourly(member.region))
             for member in members
@@ -183,7 +183,7 @@ class _Money:
 
 
 def _figures(
-    job: Job, members: Sequence[Member], found: Epoch, half_width: float, money: _Money
+    job: Workload, members: Sequence[PeerProfile], found: EpochForecast, half_width: float, money: _Money
 ) -> dict[str, Any]:
     rent, traffic = money.dollars(found, members)
     sps = found.samples_per_second
@@ -210,12 +210,12 @@ def _figures(
 
 
 def _change(
-    job: Job,
-    members: Sequence[Member],
-    links: Mapping[tuple[int, int], Link],
+    job: Workload,
+    members: Sequence[PeerProfile],
+    links: Mapping[tuple[int, int], LinkProfile],
     region: str,
     evidence: Evidence,
-    before: Epoch,
+    before: EpochForecast,
     money: _Money,
 ) -> dict[str, float | None]:
     """The changes when a region is left out, as shares."""
@@ -235,7 +235,10 @@ def _change(
 
 
 def _hides_from(
-    job: Job, members: Sequence[Member], links: Mapping[tuple[int, int], Link], evidence: Evidence
+    job: Workload,
+    members: Sequence[PeerProfile],
+    links: Mapping[tuple[int, int], LinkProfile],
+    evidence: Evidence,
 ) -> dict[str, int]:
     """For each codec, how many epochs' worth of local steps communication would hide behind."""
     found = {}
@@ -246,7 +249,7 @@ def _hides_from(
     return found
 
 
-def _words(figures: Mapping[str, Any], members: Sequence[Member], found: Epoch) -> list[str]:
+def _words(figures: Mapping[str, Any], members: Sequence[PeerProfile], found: EpochForecast) -> list[str]:
     low, high = figures["interval"]
     lines = [
         f"{figures['samples_per_second']:,.1f} samples/s ({low:,.1f} to {high:,.1f}), {len(members)} peers: "

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg.forecast.inventory import Inventory
-from p2pavg.forecast.laws import HOUR, Link, Member, Overheads
+from p2pavg.forecast.laws import HOUR, LinkProfile, Overheads, PeerProfile
 
 EXHAUSTIVE = 20_000
 LARGEST = 32  # members of a flat group
@@ -74,7 +74,7 @@ class Judge:
         place = {region: index for index, region in enumerate(regions)}
         self.regions = np.array([place[offer.region] for offer in offers])
         self._regions = np.eye(len(regions), dtype=np.int64)[self.regions]  # [offers, regions]
-        none = Link(0.0, _ANY)
+        none = LinkProfile(0.0, _ANY)
         links = [[inventory.links.get((a, b), none) for b in regions] for a in regions]
         self._rates = np.array([[link.rate for link in row] for row in links])
         self._rtts = np.array([[link.rtt for link in row] for row in links])
@@ -167,13 +167,13 @@ class Judge:
         sps, money = self.judge(np.array([counts]))
         return Plan(tuple(int(count) for count in counts), float(sps[0]), float(money[0]))
 
-    def swarm(self, plan: Plan) -> tuple[list[Member], dict[tuple[int, int], Link]]:
+    def swarm(self, plan: Plan) -> tuple[list[PeerProfile], dict[tuple[int, int], LinkProfile]]:
         """The plan's peers and links, for `laws.epoch`."""
         offers = self.inventory.offers
         kinds = [i for i, count in enumerate(plan.counts) for _ in range(count)]
         numbers = itertools.count(1)
         members = [
-            Member(
+            PeerProfile(
                 f"{offers[i].name}#{next(numbers)}",
                 offers[i].region,
                 offers[i].sps,

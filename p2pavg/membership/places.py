@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 
 from p2pavg.membership.names import Names
 from p2pavg.membership.peerinfo import PeerInfo
-from p2pavg.membership.roster import Member, Roster
+from p2pavg.membership.roster import Roster, SeenPeer
 from p2pavg.membership.table.address import Address
 from p2pavg.membership.table.ledger import AMPLIFICATION
 from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.records.entries import PREFIX_BYTES, StoredRecord
-from p2pavg.membership.table.wire import PING_BYTES, Contact, Kind
+from p2pavg.membership.table.wire import PING_BYTES, Contact, RequestKind
 
 MAX_PROVING = 256
 PROOF_SECONDS = 1.0  # that a newcomer waits for peers to prove themselves
@@ -57,7 +57,7 @@ class Places:
         if len(self._heard_at) > 2 * len(self._roster) + 16:
             self._heard_at = {i: a for i, a in self._heard_at.items() if i in self._roster.members}
 
-    def contacts(self, members: Iterable[Member]) -> list[Contact]:
+    def contacts(self, members: Iterable[SeenPeer]) -> list[Contact]:
         """The address to send to: where a peer has proven itself; else where it says it is, or was heard
         from.
         """
@@ -68,7 +68,7 @@ class Places:
                 found.append(Contact(member.info.peer_id, address))
         return found
 
-    def _address(self, member: Member) -> Address | None:
+    def _address(self, member: SeenPeer) -> Address | None:
         peer_id, held = member.info.peer_id, member.held
         ledger = self._node.rpc.ledger
         announced = [] if member.info.client_only else self._numeric(member.info)
@@ -130,7 +130,7 @@ class Places:
         rpc, store = self._node.rpc, self._node.store
 
         async def ask(address: Address) -> None:
-            if await rpc.ask(address, Kind.PING, [], expected=peer_id, prove=True) is not None:
+            if await rpc.ask(address, RequestKind.PING, [], expected=peer_id, prove=True) is not None:
                 held = store.lookup(self._key, peer_id[:PREFIX_BYTES])
                 if held is not None and held.record.peer_id == peer_id and held.proved_at is None:
                     store.prove(held, address)

@@ -12,7 +12,7 @@ from typing import Any
 
 from p2pavg.membership.places import Places
 from p2pavg.membership.revoking import Revoking
-from p2pavg.membership.roster import LARGE_VIEW, Member, Roster, prefixes
+from p2pavg.membership.roster import LARGE_VIEW, Roster, SeenPeer, prefixes
 from p2pavg.membership.table.address import Address
 from p2pavg.membership.table.beat import NEWS, RUN_TAG_BYTES, SAMPLED, SENDER_BYTES, Beat
 from p2pavg.membership.table.dht import DHT
@@ -192,7 +192,7 @@ class Pulse:
     async def _place(self) -> None:
         await self._publication.place(except_at=set(self._roster.members))  # these keep it by push and beats
 
-    def _beat(self, members: Iterable[Member], now: float) -> None:
+    def _beat(self, members: Iterable[SeenPeer], now: float) -> None:
         data = self._own_beat(now)
         for contact in self._places.contacts(members) if data else ():
             self._dht.node.rpc.send_beat(data, contact.address)
@@ -298,7 +298,7 @@ class Pulse:
         work = Reading(self._dht.node, self._key).read_own(address)
         self._spawn(work).add_done_callback(lambda _: self._introducing.discard(address))
 
-    def _compare(self, beat: Beat, member: Member, now: float) -> None:
+    def _compare(self, beat: Beat, member: SeenPeer, now: float) -> None:
         """Read what a peer sees when it sees something else: at once when it has news, else after a while."""
         if beat.flags & SAMPLED or self._roster.is_sample or self.value is None:
             return

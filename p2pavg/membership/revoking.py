@@ -8,7 +8,7 @@ from typing import Any
 
 from p2pavg.membership.closed import PAGE_BYTES, ClosedRun
 from p2pavg.membership.table.node import Node
-from p2pavg.membership.table.wire import Contact, Kind, matches
+from p2pavg.membership.table.wire import Contact, RequestKind, matches
 
 
 class Revoking:
@@ -47,7 +47,7 @@ class Revoking:
     async def _tell(self, contact: Contact, statements: bytes) -> bool:
         for at in range(0, len(statements), PAGE_BYTES):
             body = [self._key, b"", statements[at : at + PAGE_BYTES]]
-            answer = await self._node.rpc.ask(contact.address, Kind.REVOKED, body, expected=contact.id)
+            answer = await self._node.rpc.ask(contact.address, RequestKind.REVOKED, body, expected=contact.id)
             if answer is None:
                 return False
         return True
@@ -63,7 +63,7 @@ class Revoking:
         cursor = b""
         while True:
             answer = await self._node.rpc.ask(
-                contact.address, Kind.REVOKED, [self._key, cursor, b""], expected=contact.id, tries=2
+                contact.address, RequestKind.REVOKED, [self._key, cursor, b""], expected=contact.id, tries=2
             )
             if answer is None or not matches(answer.body, bytes, bytes) or len(answer.body[0]) > PAGE_BYTES:
                 return

@@ -17,7 +17,7 @@ SAMPLE_SHARE = 0.75  # of the limit: below, the run has become one that is seen 
 
 
 @dataclass(slots=True)
-class Member:
+class SeenPeer:
     """A peer in view: what it said, how fresh that is, when to send it the next beat."""
 
     info: PeerInfo
@@ -33,7 +33,7 @@ class Roster:
     """
 
     def __init__(self, own_id: bytes, lifetime: float, *, limit: int = FULL_VIEW) -> None:
-        self.members: dict[bytes, Member] = {}
+        self.members: dict[bytes, SeenPeer] = {}
         self._own_prefix = own_id[:PREFIX_BYTES]
         self._lifetime = lifetime
         self._limit = limit
@@ -80,7 +80,7 @@ class Roster:
         if len(self.members) >= self._limit:
             self.remove(max(self.members, key=lambda i: self.members[i].rank))
         due = now + self._rng.uniform(0.0, self.interval)
-        self.members[peer_id] = Member(info, held, due, self._rank(peer_id[:PREFIX_BYTES]))
+        self.members[peer_id] = SeenPeer(info, held, due, self._rank(peer_id[:PREFIX_BYTES]))
         self._highest = None
         self._by_sender.setdefault(peer_id[:SENDER_BYTES], set()).add(peer_id)
         self._combined ^= held.digest
@@ -101,23 +101,23 @@ class Roster:
             self.remove(peer_id)
         return gone
 
-    def senders(self, prefix: bytes) -> list[Member]:
+    def senders(self, prefix: bytes) -> list[SeenPeer]:
         """The members whose id starts with these four bytes."""
         return [self.members[peer_id] for peer_id in self._by_sender.get(prefix, ())]
 
-    def due(self, now: float) -> list[Member]:
+    def due(self, now: float) -> list[SeenPeer]:
         """The members that a beat must go to now; the next one is then due an interval later."""
         found = [member for member in self.members.values() if member.beat_due <= now]
         for member in found:
             member.beat_due = max(member.beat_due + self.interval, now)
         return found
 
-    def overdue(self, now: float) -> list[Member]:
+    def overdue(self, now: float) -> list[SeenPeer]:
         """The members that this peer should have heard from by now: others may have."""
         patience = 1.25 * self.interval
         return [m for m in self.members.values() if now - m.held.refreshed > patience]
 
-    def fresh(self, now: float, count: int) -> list[Member]:
+    def fresh(self, now: float, count: int) -> list[SeenPeer]:
         """Up to `count` random members that were heard from lately."""
         patience = 1.25 * self.interval
         heard = [m for m in self.members.values() if now - m.held.refreshed <= patience]
@@ -153,5 +153,5 @@ class Roster:
         return self._highest
 
 
-def prefixes(members: Iterable[Member]) -> list[bytes]:
+def prefixes(members: Iterable[SeenPeer]) -> list[bytes]:
     return [member.info.peer_id[:PREFIX_BYTES] for member in members]

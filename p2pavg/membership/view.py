@@ -14,7 +14,7 @@ from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.membership.places import Places
 from p2pavg.membership.pulse import WAKE_SECONDS, Pulse
 from p2pavg.membership.revoking import Revoking
-from p2pavg.membership.roster import Member, Roster
+from p2pavg.membership.roster import Roster, SeenPeer
 from p2pavg.membership.table.address import Address, is_loopback
 from p2pavg.membership.table.dht import DHT, key_of
 from p2pavg.membership.table.record import SignedRecord
@@ -219,7 +219,7 @@ class View:
                 self._pulse.grew()
             self._update()
 
-    def _is_dead(self, peer_id: bytes, member: Member) -> bool:
+    def _is_dead(self, peer_id: bytes, member: SeenPeer) -> bool:
         dead = self._dead.get(peer_id)
         if dead is None:
             return False

@@ -34,7 +34,7 @@ from p2pavg.rounds.training import Start, TrainingSpec
 log = logging.getLogger("p2pavg.optim")
 
 
-class Member(Wrapper):
+class RunWrapper(Wrapper):
     """The part of a CollaborativeOptimizer that enters the run and leaves it."""
 
     run_id: str

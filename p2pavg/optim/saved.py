@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from p2pavg.optim.member import Member
+from p2pavg.optim.member import RunWrapper
 from p2pavg.optim.outer.local import LocalSteps
 from p2pavg.optim.outer.reference import Reference
 from p2pavg.optim.resume import MARK
 from p2pavg.optim.updates import options
 
 
-class Saved(Member):
+class Saved(RunWrapper):
     """The part of a CollaborativeOptimizer that saves, loads and shows its state."""
 
     _reference: Reference | None

@@ -8,10 +8,10 @@ from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.evidence import from_reports
 from p2pavg.forecast.laws import (
     BYTES,
-    Job,
-    Link,
-    Member,
+    LinkProfile,
     Overheads,
+    PeerProfile,
+    Workload,
     dollars_per_hour,
     dollars_per_million,
     epoch,
@@ -21,15 +21,15 @@ from p2pavg.forecast.laws import (
 from tests.forecast.swarms import report, reports
 
 
-def pair(rate: float = 1e8, rtt: float = 0.1) -> tuple[list[Member], dict[tuple[int, int], Link]]:
-    members = [Member("a", "us", 60.0, dollars_hour=1.0), Member("b", "eu", 40.0, dollars_hour=2.0)]
-    return members, {(0, 1): Link(rtt, rate), (1, 0): Link(rtt, rate)}
+def pair(rate: float = 1e8, rtt: float = 0.1) -> tuple[list[PeerProfile], dict[tuple[int, int], LinkProfile]]:
+    members = [PeerProfile("a", "us", 60.0, dollars_hour=1.0), PeerProfile("b", "eu", 40.0, dollars_hour=2.0)]
+    return members, {(0, 1): LinkProfile(rtt, rate), (1, 0): LinkProfile(rtt, rate)}
 
 
 def test_two_peers_exchange_the_vector_once_each_way() -> None:
     """Half of a contribution and half of a result in each direction: S bytes over the link's rate."""
     members, links = pair()
-    found = transfer(Job(1, 1e6), members, links)
+    found = transfer(Workload(1, 1e6), members, links)
     assert found.shares == pytest.approx((0.5, 0.5))
     assert found.seconds == pytest.approx(1e6 * BYTES["fp16"] / 1e8)
     assert sum(found.sent.values()) == pytest.approx(2 * 1e6 * BYTES["fp16"])
@@ -38,9 +38,9 @@ def test_two_peers_exchange_the_vector_once_each_way() -> None:
 
 def test_what_is_slowest_binds() -> None:
     """A home's upload is named, with its rate, and its owner is given less to reduce."""
-    members = [Member("home", "", 1.0, up=2.5e6), Member("b", "", 1.0), Member("c", "", 1.0)]
-    links = {(i, j): Link(0.04, 1e8) for i in range(3) for j in range(3) if i != j}
-    found = transfer(Job(1, 1e6), members, links)
+    members = [PeerProfile("home", "", 1.0, up=2.5e6), PeerProfile("b", "", 1.0), PeerProfile("c", "", 1.0)]
+    links = {(i, j): LinkProfile(0.04, 1e8) for i in range(3) for j in range(3) if i != j}
+    found = transfer(Workload(1, 1e6), members, links)
     assert found.binds == "what home sends (20 Mb/s)"
     assert found.shares[0] < 0.05
 
@@ -49,26 +49,26 @@ def test_an_epoch_is_calculation_round_trips_and_bytes() -> None:
     """Synchronous epochs add up; delayed ones hide what fits behind the calculation."""
     members, links = pair()
     over = Overheads(local=0.0, update=0.5)
-    found = epoch(Job(1000, 1e8), members, links, over)
+    found = epoch(Workload(1000, 1e8), members, links, over)
     assert found.calculation == 10
     bytes_s = 1e8 * BYTES["fp16"] / 1e8
     assert found.communication == pytest.approx(0.5 + over.round_trips * 0.1 + bytes_s)
     assert found.total == pytest.approx(found.calculation + found.communication)
-    assert epoch(Job(1000, 1e8, delayed=True), members, links, over).total == pytest.approx(10)
-    small = epoch(Job(10, 1e8, delayed=True), members, links, over)
+    assert epoch(Workload(1000, 1e8, delayed=True), members, links, over).total == pytest.approx(10)
+    small = epoch(Workload(10, 1e8, delayed=True), members, links, over)
     assert small.total == pytest.approx(small.communication)
 
 
 def test_a_peer_alone_moves_nothing() -> None:
     """One member has neither transfer nor round trips."""
-    found = epoch(Job(100, 1e9), [Member("a", "", 50.0)], {}, Overheads())
+    found = epoch(Workload(100, 1e9), [PeerProfile("a", "", 50.0)], {}, Overheads())
     assert (found.total, found.communication) == (2.0, 0.0)
 
 
 def test_the_smallest_target_reaches_its_efficiency() -> None:
     """At the target batch that is told, calculation is that share of the epoch, to the digit."""
     members, links = pair()
-    job = Job(1000, 1e8)
+    job = Workload(1000, 1e8)
     for efficiency in (0.8, 0.9, 0.95):
         target = smallest_target(job, members, epoch(job, members, links), efficiency)
         again = epoch(job.with_target(target), members, links)
@@ -78,7 +78,7 @@ def test_the_smallest_target_reaches_its_efficiency() -> None:
 def test_dollars_are_rent_and_bytes_between_regions() -> None:
     """Rent by the hour, and what every epoch sends from region to region."""
     members, links = pair()
-    found = epoch(Job(1000, 1e9), members, links)
+    found = epoch(Workload(1000, 1e9), members, links)
     rent, traffic = dollars_per_hour(found, members, {("us", "eu"): 0.08})
     assert rent == 3.0
     assert traffic == pytest.approx(found.transfer.sent[0, 1] / 1e9 * 0.08 * 3600 / found.total)

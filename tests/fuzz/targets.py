@@ -210,17 +210,17 @@ _ROOM = 1000
 def _requests() -> list[bytes]:
     made, key, link = _record(), b"k" * 20, bytes(record.LINK_BYTES)
     prefix = made.peer_id[: store.PREFIX_BYTES]
-    asked: list[tuple[wire.Kind, list[Any]]] = [
-        (wire.Kind.PING, []),
-        (wire.Kind.FIND, [b"p" * 20]),
-        (wire.Kind.STORE, [made.encoded, 0, made.anchor, 9000, bytes(64)]),
-        (wire.Kind.REVOKED, [key, prefix, b"s" * 84]),
-        (wire.Kind.INDEX, [key, b"", b""]),
-        (wire.Kind.INDEX, [key, prefix, b"d" * store.DIGEST_BYTES]),
-        (wire.Kind.FETCH, [key, prefix]),
-        (wire.Kind.ENTRIES, [key, prefix]),
-        (wire.Kind.DIAL, [31330]),
-        (wire.Kind.REFRESH, [key, prefix, made.incarnation, made.sequence, 3, link]),
+    asked: list[tuple[wire.RequestKind, list[Any]]] = [
+        (wire.RequestKind.PING, []),
+        (wire.RequestKind.FIND, [b"p" * 20]),
+        (wire.RequestKind.STORE, [made.encoded, 0, made.anchor, 9000, bytes(64)]),
+        (wire.RequestKind.REVOKED, [key, prefix, b"s" * 84]),
+        (wire.RequestKind.INDEX, [key, b"", b""]),
+        (wire.RequestKind.INDEX, [key, prefix, b"d" * store.DIGEST_BYTES]),
+        (wire.RequestKind.FETCH, [key, prefix]),
+        (wire.RequestKind.ENTRIES, [key, prefix]),
+        (wire.RequestKind.DIAL, [31330]),
+        (wire.RequestKind.REFRESH, [key, prefix, made.incarnation, made.sequence, 3, link]),
     ]
     head = (bytes(wire.TRANSACTION_BYTES), b"p" * 20, wire.NO_TOKEN)
     return [wire.encode(kind, 0, *head, body) for kind, body in asked]
@@ -255,7 +255,7 @@ async def _take_answer(data: bytes) -> None:
     if not isinstance(body, list):
         return
     node, asked = _node(), wire.Contact(b"a" * 20, ("192.0.2.1", 31330))
-    message = wire.Message(wire.Kind.INDEX, wire.Flag.ANSWER, b"", asked.id, b"", body, b"")
+    message = wire.Message(wire.RequestKind.INDEX, wire.Flag.ANSWER, b"", asked.id, b"", body, b"")
     node._closer_contacts(message, asked)
     reading = Reading(node, b"k" * 20)
     reading._first_page(asked, body)

@@ -14,7 +14,7 @@ from p2pavg.rounds.machine.decisions import Decisions
 from p2pavg.rounds.machine.healing import Healing
 from p2pavg.rounds.machine.leading import Leading
 from p2pavg.rounds.machine.member import Member
-from p2pavg.rounds.machine.rules.camps import Facts, View
+from p2pavg.rounds.machine.rules.camps import Facts, LinkedPeers
 from p2pavg.rounds.machine.succession import Succession
 from p2pavg.rounds.machine.transfer import Transfer
 from p2pavg.rounds.machine.waiting import Waiting
@@ -274,7 +274,7 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
         Mutation("the lineage of a proposal is not looked at", Member, "_cannot", _any_lineage, (62, 65)),
         Mutation("nor that of a member", Core, "stands_here", _same_epoch),
         Mutation("nor that of anybody", Facts, "trains_at", _anywhere),
-        Mutation("nor of all together", View, "standing", _all_camps),
+        Mutation("nor of all together", LinkedPeers, "standing", _all_camps),
     ),
     (Mutation("what was offered to a lost round is forgotten", History, "offer", _forget_offers, (62, 65)),),
     (Mutation("healing does not name the lost samples", History, "adopt", _forget_losses, (0,)),),
@@ -291,7 +291,7 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("BEGIN with samples that nobody declared", Leading, "on_ready", _more_than_declared),),
     (Mutation("COMMITTED with other weights than BEGIN", Transfer, "on_done", _other_weights),),
     (Mutation("DONE after a denial", Member, "_job", _done_after_denial),),
-    (Mutation("a process that came back is waited for", Member, "authority", _whoever_has_the_name, (375,)),),
+    (Mutation("a process that came back is waited for", Member, "authority", _whoever_has_the_name, (809,)),),
     (Mutation("a ballot that was replaced is committed alone", Decisions, "_asked", _never_replaced),),
 )
 

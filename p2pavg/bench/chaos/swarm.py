@@ -45,7 +45,7 @@ GARBAGE_BYTES = 65536
 
 
 @dataclass(slots=True)
-class Member:
+class SwarmProcess:
     """One process of the swarm."""
 
     who: str
@@ -84,7 +84,7 @@ class Swarm(AbstractContextManager["Swarm"]):
         self._topology = topology
         self._random = random.Random(seed)
         self._authority = Authority.new(RUN) if encrypted else None
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, SwarmProcess] = {}
         self._queue: queue.Queue[tuple[str, dict[str, Any] | None]] = queue.Queue()
         self._stack = ExitStack()
         self._lab: Any = None
@@ -146,7 +146,7 @@ class Swarm(AbstractContextManager["Swarm"]):
         members = self._living()
         return bool(members) and all(m.finished for m in members)
 
-    def _hangs(self, member: Member, now: float) -> bool:
+    def _hangs(self, member: SwarmProcess, now: float) -> bool:
         if member.process.poll() is not None or member.finished:
             return False
         if now - max(member.heard_at, member.stopped_until) > HANG_S:
@@ -169,7 +169,7 @@ class Swarm(AbstractContextManager["Swarm"]):
 
     # ---------------------------------------------------------------------------------- processes
 
-    def _living(self) -> list[Member]:
+    def _living(self) -> list[SwarmProcess]:
         return [m for m in self._members.values() if m.process.poll() is None]
 
     def _own(self, who: str) -> dict[str, str]:
@@ -177,7 +177,7 @@ class Swarm(AbstractContextManager["Swarm"]):
             return {"credentials": self._authority.member().to_text()}
         return {"identity": str(self._folder / f"{who}.key")}
 
-    def _spawn(self, own: dict[str, str] | None = None, host: str | None = None) -> Member:
+    def _spawn(self, own: dict[str, str] | None = None, host: str | None = None) -> SwarmProcess:
         who = f"p{self._born}"
         self._born += 1
         argv = [sys.executable, "-m", "p2pavg.bench.chaos.worker"]
@@ -186,7 +186,7 @@ class Swarm(AbstractContextManager["Swarm"]):
             used = {m.host for m in self._living()}
             host = host or next((h for h in self._lab.hosts if h not in used), self._lab.hosts[0])
         process = start(argv, env, lab=self._lab, host=host)
-        member = Member(who, host, process, own or self._own(who), heard_at=time.monotonic())
+        member = SwarmProcess(who, host, process, own or self._own(who), heard_at=time.monotonic())
         known = [m.address for m in self._living() if m.address]
         config = {
             **self._config,
@@ -199,7 +199,7 @@ class Swarm(AbstractContextManager["Swarm"]):
         self._members[who] = member
         return member
 
-    def _read(self, member: Member) -> None:
+    def _read(self, member: SwarmProcess) -> None:
         assert member.process.stdout is not None
         for line in member.process.stdout:
             self._queue.put((member.who, json.loads(line)))
@@ -215,7 +215,7 @@ class Swarm(AbstractContextManager["Swarm"]):
                 return
             self._take(self._members[who], event)
 
-    def _take(self, member: Member, event: dict[str, Any] | None) -> None:
+    def _take(self, member: SwarmProcess, event: dict[str, Any] | None) -> None:
         if event is None:
             self._note(member.who, "ended", code=member.process.wait())
             return
@@ -288,15 +288,15 @@ class Swarm(AbstractContextManager["Swarm"]):
     def _log(self, name: str, victim: str, seconds: float, **fields: Any) -> None:
         self._note("", "fault", fault=name, victim=victim, until=time.monotonic() + seconds, **fields)
 
-    def _kill(self, member: Member, name: str) -> None:
+    def _kill(self, member: SwarmProcess, name: str) -> None:
         self._log(name, member.who, 0.0)
         member.process.kill()
 
-    def _kill_quietly(self, member: Member) -> None:
+    def _kill_quietly(self, member: SwarmProcess) -> None:
         if member.process.poll() is None:
             member.process.kill()
 
-    def _stop(self, member: Member) -> None:
+    def _stop(self, member: SwarmProcess) -> None:
         seconds = self._random.uniform(*STOP_S)
         self._log("stop", member.who, seconds)
         member.process.send_signal(signal.SIGSTOP)
@@ -310,7 +310,7 @@ class Swarm(AbstractContextManager["Swarm"]):
 
         self._undo.append((member.stopped_until, resume))
 
-    def _break_link(self, name: str, victim: Member) -> None:
+    def _break_link(self, name: str, victim: SwarmProcess) -> None:
         """Break all paths from and to a host for a while; "cut-one-way" breaks those of one direction."""
         seconds = self._random.uniform(*CUT_S)
         settings = BREAKS[name]
@@ -333,7 +333,7 @@ class Swarm(AbstractContextManager["Swarm"]):
 
         self._undo.append((victim.stopped_until, mend))
 
-    def _garbage(self, victim: Member) -> None:
+    def _garbage(self, victim: SwarmProcess) -> None:
         """Random bytes to the victim's TCP and UDP ports, from the victim's own machine."""
         host, _, port = victim.address.rpartition(":")
         noise = self._random.randbytes(GARBAGE_BYTES)

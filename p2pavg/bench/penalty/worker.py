@@ -24,7 +24,7 @@ def place_of(device: str, index: int) -> torch.device:
     return torch.device(device)
 
 
-class Job:
+class TimedModel:
     """A model whose microbatches sleep for a known time, as beside an accelerator, or compute here."""
 
     def __init__(self, config: dict[str, Any], seconds: float) -> None:
@@ -70,7 +70,7 @@ class Penalty:
         torch.set_num_threads(config["threads"])
         slow = config["slow"] if config["index"] == config["peers"] - 1 else 1.0
         self.batch = config["batch"]
-        self.job = Job(config, config["step_seconds"] * slow)
+        self.job = TimedModel(config, config["step_seconds"] * slow)
         self.opt = CollaborativeOptimizer(
             self.job.inner(),
             "bench-penalty",
@@ -87,7 +87,7 @@ class Penalty:
     def baseline(self, command: dict[str, Any]) -> dict[str, Any]:
         """Plain PyTorch, alone: samples per second, with an optimizer step every `steps` microbatches."""
         torch.set_num_threads(command["threads"])
-        job = Job(command, command["step_seconds"])
+        job = TimedModel(command, command["step_seconds"])
         inner = job.inner()
         begun = 0.0
         for epoch in range(command["epochs"] + 1):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from p2pavg.membership.table.address import Address, format_host_port
 from p2pavg.membership.table.node import Node
-from p2pavg.membership.table.wire import Contact, Kind, matches
+from p2pavg.membership.table.wire import Contact, RequestKind, matches
 
 DIAL_SECONDS = 2.0
 ANSWER_SECONDS = 3.0
@@ -86,7 +86,7 @@ async def ask_to_dial(node: Node, contact: Contact, port: int) -> bool | None:
     """Have one contact open a TCP connection to this machine's `port`; None when it cannot tell."""
     deadline, pause = node.clock() + ANSWER_SECONDS, FIRST_POLL_SECONDS
     while node.clock() < deadline:
-        answer = await node.rpc.ask(contact.address, Kind.DIAL, [port], expected=contact.id, tries=2)
+        answer = await node.rpc.ask(contact.address, RequestKind.DIAL, [port], expected=contact.id, tries=2)
         if answer is None or not matches(answer.body, int):
             return None
         if answer.body[0] in (DialBack.REACHED, DialBack.FAILED):

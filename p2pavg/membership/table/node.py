@@ -30,8 +30,8 @@ from p2pavg.membership.table.wire import (
     CONTACT_BYTES,
     Contact,
     Flag,
-    Kind,
     Message,
+    RequestKind,
     matches,
     pack_contacts,
     unpack_contacts,
@@ -89,7 +89,7 @@ class Node:
         self, address: Address, *, expected: bytes | None = None, tries: int = 4
     ) -> tuple[Contact | None, Address | None]:
         """Like `ping`; also where the contact says that it sees this node."""
-        answer = await self.rpc.ask(address, Kind.PING, [], expected=expected, tries=tries)
+        answer = await self.rpc.ask(address, RequestKind.PING, [], expected=expected, tries=tries)
         if answer is None or not matches(answer.body, bytes):
             return None, None
         contact = Contact(answer.sender, address)
@@ -111,15 +111,21 @@ class Node:
 
     async def find(self, target: bytes, *, via: Iterable[Contact] = ()) -> list[Contact]:
         """The k live nodes closest to `target`, closest first; this node is not among them."""
-        return await self.lookup(target, Kind.FIND, [target], lambda contact, body: True, via=via)
+        return await self.lookup(target, RequestKind.FIND, [target], lambda contact, body: True, via=via)
 
     async def lookup(
-        self, target: bytes, kind: Kind, request: list[Any], on_body: OnBody, *, via: Iterable[Contact] = ()
+        self,
+        target: bytes,
+        kind: RequestKind,
+        request: list[Any],
+        on_body: OnBody,
+        *,
+        via: Iterable[Contact] = (),
     ) -> list[Contact]:
         """Ask the nodes closest to `target`, closer and closer; each answer ends with contacts closer to
         it.
         """
-        parallel = PARALLEL if kind == Kind.FIND else PARALLEL_READS
+        parallel = PARALLEL if kind == RequestKind.FIND else PARALLEL_READS
         shortlist = Shortlist(target, self.identity.peer_id, self.k, parallel)
         shortlist.add([*self.contacts.nearest(target, 2 * self.k), *via])
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -139,7 +145,7 @@ class Node:
     def _ask_in_lookup(
         self,
         contact: Contact,
-        kind: Kind,
+        kind: RequestKind,
         request: list[Any],
         shortlist: Shortlist,
         on_body: OnBody,
@@ -215,7 +221,7 @@ class Node:
     async def _replace(self, contact: Contact, rivals: list[Contact]) -> None:
         """Who moved is known at its old place while that answers: else anybody between could move it."""
         answers = await asyncio.gather(
-            *(self.rpc.ask(rival.address, Kind.PING, [], expected=rival.id) for rival in rivals)
+            *(self.rpc.ask(rival.address, RequestKind.PING, [], expected=rival.id) for rival in rivals)
         )
         for rival, answer in zip(rivals, answers, strict=True):
             if answer is None and self.contacts.get(rival.id) == rival:
@@ -286,27 +292,29 @@ class Node:
     def _answer(self, message: Message, address: Address, returnable: bool, room: int) -> list[Any] | None:
         body = message.body
         match message.kind:
-            case Kind.PING if not body:
+            case RequestKind.PING if not body:
                 return [pack_address(address)]
-            case Kind.FIND if matches(body, bytes) and len(body[0]) == PEER_ID_BYTES:
+            case RequestKind.FIND if matches(body, bytes) and len(body[0]) == PEER_ID_BYTES:
                 return [self._contacts_for(body[0], message.sender, room)]
-            case Kind.INDEX if matches(body, bytes, bytes, bytes) and len(body[0]) == KEY_BYTES:
+            case RequestKind.INDEX if matches(body, bytes, bytes, bytes) and len(body[0]) == KEY_BYTES:
                 return self._index(body[0], body[1], body[2], message.sender, room)
-            case Kind.FETCH if matches(body, bytes, bytes) and len(body[1]) <= FETCH_PREFIXES * PREFIX_BYTES:
+            case RequestKind.FETCH if (
+                matches(body, bytes, bytes) and len(body[1]) <= FETCH_PREFIXES * PREFIX_BYTES
+            ):
                 return self._fetch(body[0], body[1], room)
-            case Kind.ENTRIES if matches(body, bytes, bytes) and len(body[1]) <= ENTRIES_BYTES:
+            case RequestKind.ENTRIES if matches(body, bytes, bytes) and len(body[1]) <= ENTRIES_BYTES:
                 return [self._entries(body[0], body[1])]
-            case Kind.DIAL if matches(body, int) and 0 < body[0] < 65536 and self.dial is not None:
+            case RequestKind.DIAL if matches(body, int) and 0 < body[0] < 65536 and self.dial is not None:
                 return [self.dial(address[0], body[0])] if returnable else None
-            case Kind.STORE if matches(body, bytes, int, bytes, int, bytes):
+            case RequestKind.STORE if matches(body, bytes, int, bytes, int, bytes):
                 # a sender without our token may be anybody: it learns the token from this answer, and tries
                 # again
                 if not returnable:
                     return [int(Outcome.UNKNOWN), b""]
                 return self._store(*body, sender=message.sender, address=address)
-            case Kind.REVOKED if matches(body, bytes, bytes, bytes) and body[0] in self.on_revoked:
+            case RequestKind.REVOKED if matches(body, bytes, bytes, bytes) and body[0] in self.on_revoked:
                 return self.on_revoked[body[0]](body[1], body[2]) if returnable else None
-            case Kind.REFRESH if matches(body, bytes, bytes, int, int, int, bytes):
+            case RequestKind.REFRESH if matches(body, bytes, bytes, int, int, int, bytes):
                 key, prefix, incarnation, sequence, step, link = body
                 now = self.clock()
                 version = (incarnation, sequence)

@@ -17,7 +17,7 @@ from p2pavg.membership.table.record import (
     to_store,
 )
 from p2pavg.membership.table.records.entries import PREFIX_BYTES, Outcome
-from p2pavg.membership.table.wire import Contact, Kind, matches
+from p2pavg.membership.table.wire import Contact, RequestKind, matches
 
 HOLDERS_SECONDS = 30.0
 
@@ -136,7 +136,7 @@ class Publication:
         prefix = record.peer_id[:PREFIX_BYTES]
         body = [record.key, prefix, record.incarnation, record.sequence, step, link]
         answer = await self._node.rpc.ask(
-            contact.address, Kind.REFRESH, body, expected=contact.id, on_slow=on_slow
+            contact.address, RequestKind.REFRESH, body, expected=contact.id, on_slow=on_slow
         )
         if answer is None or not matches(answer.body, int):
             self._node.failed(contact)
@@ -149,7 +149,9 @@ class Publication:
         rpc = self._node.rpc
         for _ in range(3):
             if not rpc.has_token(contact.address):
-                opened = await rpc.ask(contact.address, Kind.PING, [], expected=contact.id, on_slow=on_slow)
+                opened = await rpc.ask(
+                    contact.address, RequestKind.PING, [], expected=contact.id, on_slow=on_slow
+                )
                 if opened is None:
                     self._node.failed(contact)
                     return False
@@ -160,7 +162,7 @@ class Publication:
             signature = self._node.identity.sign(signed)
             body = [record.encoded, step, link, int(record.lifetime * 1000), signature]
             answer = await self._node.rpc.ask(
-                contact.address, Kind.STORE, body, expected=contact.id, on_slow=on_slow
+                contact.address, RequestKind.STORE, body, expected=contact.id, on_slow=on_slow
             )
             if answer is None or not matches(answer.body, int, bytes):
                 self._node.failed(contact)

@@ -12,7 +12,7 @@ from p2pavg.membership.table.address import Address, unpack_address
 from p2pavg.membership.table.node import FETCH_PREFIXES, Node
 from p2pavg.membership.table.record import Refresh, parse_record
 from p2pavg.membership.table.records.entries import PREFIX_BYTES, Entry, Outcome, decode_entries
-from p2pavg.membership.table.wire import Contact, Kind, Message, matches
+from p2pavg.membership.table.wire import Contact, Message, RequestKind, matches
 
 LARGE_KEY = 128  # records; of a larger key only some holders are read to the end
 PAGED_HOLDERS = 3
@@ -63,7 +63,7 @@ class Reading:
         known = self._node.store.summary(self._key, self._node.clock())[1] if brief else b""
         try:
             holders = await self._node.lookup(
-                self._key, Kind.INDEX, [self._key, b"", known], self._first_page
+                self._key, RequestKind.INDEX, [self._key, b"", known], self._first_page
             )
             await self._finish([self._digest_of[holder.id] for holder in holders])
         finally:
@@ -81,7 +81,7 @@ class Reading:
     async def read_entries(self, contact: Contact, prefixes: list[bytes]) -> None:
         """Ask one node how fresh its records of these peers (at most 28) are."""
         answer = await self._node.rpc.ask(
-            contact.address, Kind.ENTRIES, [self._key, b"".join(prefixes)], expected=contact.id
+            contact.address, RequestKind.ENTRIES, [self._key, b"".join(prefixes)], expected=contact.id
         )
         try:
             if answer is not None and matches(answer.body, bytes):
@@ -92,7 +92,7 @@ class Reading:
 
     async def read_own(self, address: Address) -> None:
         """Fetch the record that the node at `address` has published itself."""
-        answer = await self._node.rpc.ask(address, Kind.FETCH, [self._key, b""], tries=1)
+        answer = await self._node.rpc.ask(address, RequestKind.FETCH, [self._key, b""], tries=1)
         if answer is not None:
             contact = Contact(answer.sender, address)
             for item in answer.body:
@@ -115,7 +115,7 @@ class Reading:
 
     async def _read_pages(self, contact: Contact, cursor: bytes) -> None:
         for _ in range(MAX_PAGES):
-            answer = await self._ask(contact, Kind.INDEX, [self._key, cursor, b""], lambda: True)
+            answer = await self._ask(contact, RequestKind.INDEX, [self._key, cursor, b""], lambda: True)
             page = self._learn(contact, answer.body) if answer is not None else None
             if page is not None and not page.cursor:
                 self._read_whole.add(self._digest_of.get(contact.id, page.digest))
@@ -172,7 +172,9 @@ class Reading:
         async with self._gate:
             while missing and contact.id not in self._liars:
                 body = [self._key, b"".join(missing)]
-                answer = await self._ask(contact, Kind.FETCH, body, partial(self._fetch_elsewhere, missing))
+                answer = await self._ask(
+                    contact, RequestKind.FETCH, body, partial(self._fetch_elsewhere, missing)
+                )
                 got = {self._keep(contact, item) for item in answer.body} if answer is not None else set()
                 if got.isdisjoint(missing):
                     self._liars.add(contact.id)
@@ -215,7 +217,7 @@ class Reading:
     # tasks
 
     async def _ask(
-        self, contact: Contact, kind: Kind, body: list[Any], on_slow: Callable[[], bool]
+        self, contact: Contact, kind: RequestKind, body: list[Any], on_slow: Callable[[], bool]
     ) -> Message | None:
         """Ask within a task of this reading, which may end without it when `on_slow` says so."""
         task = asyncio.current_task()

@@ -34,8 +34,8 @@ from p2pavg.membership.table.wire import (
     Contact,
     Flag,
     Head,
-    Kind,
     Message,
+    RequestKind,
     decode,
     encode,
     other_version,
@@ -48,12 +48,13 @@ TRIES = 4
 BACKOFF = 1.5
 MAX_LATE = 1024
 FIND_BYTES = 480  # of the longest answer to a lookup
-OPENED = (Kind.STORE, Kind.FETCH, Kind.DIAL, Kind.REVOKED)  # asked once the other side has given a token
+# These are asked once the other side has given a token.
+OPENED = (RequestKind.STORE, RequestKind.FETCH, RequestKind.DIAL, RequestKind.REVOKED)
 ROOM: dict[int, int] = {
-    Kind.FIND: 120,
-    Kind.INDEX: 180,
-    Kind.ENTRIES: 400,
-    Kind.REFRESH: 120,
+    RequestKind.FIND: 120,
+    RequestKind.INDEX: 180,
+    RequestKind.ENTRIES: 400,
+    RequestKind.REFRESH: 120,
 }  # else these as well
 
 
@@ -182,7 +183,7 @@ class Rpc(asyncio.DatagramProtocol):
         kind, body = question.kind, question.body
         if opens and endpoint.token == NO_TOKEN:
             # get a token first, with a short message: an address may be anybody's before it answers
-            pending.opens, kind, body = True, Kind.PING, []
+            pending.opens, kind, body = True, RequestKind.PING, []
         pending.data = bytearray(encode(kind, flags, transaction, me, endpoint.token, body, asked=asked))
         pending.timeout = self._endpoints.timeout(endpoint)
         pending.tries = TRIES - question.tries
@@ -248,8 +249,8 @@ class Rpc(asyncio.DatagramProtocol):
             return
         pending.data[FLAGS_OFFSET] = pending.data[FLAGS_OFFSET] & ~Flag.TRY | pending.tries << TRY_SHIFT
         data = bytes(pending.data)
-        if endpoint.token == NO_TOKEN and pending.data[3] != Kind.PING:  # whose answer is short
-            longest = FIND_BYTES if pending.data[3] == Kind.FIND else MAX_DATAGRAM
+        if endpoint.token == NO_TOKEN and pending.data[3] != RequestKind.PING:  # whose answer is short
+            longest = FIND_BYTES if pending.data[3] == RequestKind.FIND else MAX_DATAGRAM
             wanted = int(min(longest // AMPLIFICATION, self.carrier.room(pending.address)))
             data = data.ljust(wanted, b"\x00")
         attempt = pending.tries - (TRIES - pending.question.tries)

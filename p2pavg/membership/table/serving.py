@@ -19,8 +19,8 @@ from p2pavg.membership.table.wire import (
     Contact,
     Flag,
     Head,
-    Kind,
     Message,
+    RequestKind,
     decode,
     encode,
 )
@@ -92,7 +92,7 @@ class Server:
             flags = Flag.ANSWER | Flag.COOKIE | head.flags & Flag.TRY
             send(encode(head.kind, flags, head.transaction, self._identity.peer_id, token, []))
             return
-        work = SIGNED_WORK if head.kind in (Kind.STORE, Kind.REVOKED) and returnable else 1.0
+        work = SIGNED_WORK if head.kind in (RequestKind.STORE, RequestKind.REVOKED) and returnable else 1.0
         message = decode(data, head) if self.admits(address, work) else None
         if message is not None:
             self._serve(message, address, token, returnable, send)

@@ -44,7 +44,7 @@ PING_BYTES = HEADER_BYTES + 1 + PACKED_ADDRESS_BYTES  # that asks for a proof
 CONTACT_BYTES = PEER_ID_BYTES + PACKED_ADDRESS_BYTES
 
 
-class Kind(enum.IntEnum):
+class RequestKind(enum.IntEnum):
     """What a request asks for. An answer has the same kind and flag ANSWER."""
 
     PING = 1

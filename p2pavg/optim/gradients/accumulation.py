@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.optim.gradients.edits import Edits
-from p2pavg.optim.gradients.layout import Layout, exchange_layout
+from p2pavg.optim.gradients.layout import VectorLayout, exchange_layout
 from p2pavg.optim.gradients.path import GradientPath, PathOpener
 from p2pavg.optim.gradients.reached import EDITED, Reached
 from p2pavg.optim.gradients.store import Store
@@ -51,7 +51,7 @@ class Accumulation:
                     f"a parameter of dtype {param.dtype} cannot be averaged; use float32, float16, bfloat16 "
                     "or float64 (store complex values as torch.view_as_real of them)"
                 )
-        self.layout: Layout = exchange_layout([param.numel() for param in self.params], extra_size)
+        self.layout: VectorLayout = exchange_layout([param.numel() for param in self.params], extra_size)
         self._reached = Reached(len(self.params))  # shared with the hooks
         self._hooks: dict[int, tuple[Any, Any]] = {}  # index -> (AccumulateGrad node, hook handle)
         self._loose = False

@@ -13,7 +13,7 @@ GUARD = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class VectorLayout:
     """offsets[i], sizes[i]: elements of parameter i's slice; `marks`: where one mark per parameter begins;
     `extra`, `extra_size`: where the deltas of buffers lie.
 
@@ -43,13 +43,13 @@ def pack(sizes: Sequence[int], order: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def exchange_layout(sizes: Sequence[int], extra_size: int = 0) -> Layout:
+def exchange_layout(sizes: Sequence[int], extra_size: int = 0) -> VectorLayout:
     """The layout that every peer with these parameters uses, whatever its devices."""
     order = list(reversed(range(len(sizes))))
     packed, end = pack(sizes, order)
     marks = end + GUARD
     end = marks + aligned(len(sizes))
     extra = end + GUARD if extra_size else end
-    return Layout(
+    return VectorLayout(
         tuple(reversed(packed)), tuple(sizes), marks, extra, extra_size, extra + aligned(extra_size)
     )

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from p2pavg.optim.gradients.layout import Layout, pack
+from p2pavg.optim.gradients.layout import VectorLayout, pack
 
 F32 = npt.NDArray[np.float32]
 Vector = F32 | torch.Tensor
@@ -42,7 +42,7 @@ class Store:
         self,
         params: Sequence[torch.Tensor],
         dtypes: Sequence[torch.dtype],
-        layout: Layout,
+        layout: VectorLayout,
         path: bool = False,
     ) -> None:
         self._layout = layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from p2pavg.optim.gradients.layout import Layout
+from p2pavg.optim.gradients.layout import VectorLayout
 from p2pavg.optim.gradients.store import F32, Vector
 
 STEP = 1 << 16
@@ -81,7 +81,7 @@ def flat(vector: Vector) -> torch.Tensor:
     return vector if isinstance(vector, torch.Tensor) else torch.from_numpy(vector)
 
 
-def used(vector: Vector, layout: Layout) -> list[bool]:
+def used(vector: Vector, layout: VectorLayout) -> list[bool]:
     """For each parameter, whether any peer's backward pass reached it, told by the averaged bits alone."""
     marks = tail(vector[: layout.marks + len(layout.sizes)], layout.marks)
     found = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from p2pavg.optim.gradients.layout import Layout, pack
+from p2pavg.optim.gradients.layout import VectorLayout, pack
 from p2pavg.optim.gradients.store import Vector, dense_stride
 from p2pavg.optim.gradients.vectors import flat, used
 
@@ -109,7 +109,7 @@ class Masters:
             if fused and not group.get("differentiable") and not isinstance(group["lr"], torch.Tensor):
                 group["fused"], group["foreach"] = True, False
 
-    def step(self, vector: Vector, layout: Layout) -> None:
+    def step(self, vector: Vector, layout: VectorLayout) -> None:
         """Step the optimizer on an averaged gradient; parameters that no peer used rest."""
         self.wait_published()
         whole, reached = flat(vector), used(vector, layout)

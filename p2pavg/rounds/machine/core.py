@@ -1,4 +1,4 @@
-"""What all parts of the rounds machine share: where this peer stands, its view, its timers, its outbox.
+"""What all parts of the machine share: where this peer and its linked peers stand, its timers, its outbox.
 
 Other files read the fields of `Core` and of what stands in them, and change them by verbs alone.
 """
@@ -18,7 +18,7 @@ from p2pavg.rounds.machine.memory.own import OwnThread
 from p2pavg.rounds.machine.memory.promises import Promises
 from p2pavg.rounds.machine.memory.proposal import Proposal
 from p2pavg.rounds.machine.memory.standing import EpochState, Standing
-from p2pavg.rounds.machine.rules.camps import Camp, Facts, Gap, View, ends, gaps
+from p2pavg.rounds.machine.rules.camps import Camp, Facts, Gap, LinkedPeers, ends, gaps
 from p2pavg.rounds.machine.rules.deadlines import Deadlines, Timer
 from p2pavg.rounds.machine.rules.election import rendezvous
 from p2pavg.rounds.machine.rules.notes import Combine, of_leader
@@ -70,7 +70,7 @@ class Core:
         self.target = 1 if config.lockstep else config.target
         self.now = now
         self.resumed_at = now  # when this process last came back from a pause
-        self.view = View()
+        self.view = LinkedPeers()
         self.deadlines = Deadlines()
         self.history = History()
         self.history.generations.extend(config.history)

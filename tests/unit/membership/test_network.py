@@ -15,7 +15,7 @@ from p2pavg.membership import DHT, PeerInfo, View, key_of
 from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.record import Chain, Refresh, sign_record
 from p2pavg.membership.table.records.entries import Entry
-from p2pavg.membership.table.wire import Kind
+from p2pavg.membership.table.wire import RequestKind
 
 KEY = key_of("test")
 ONE_WAY = 0.02
@@ -402,8 +402,8 @@ def test_nobody_can_write_for_another() -> None:
         altered = record.encoded.replace(forger.public_key, owner.public_key)
         node: Node = nodes[1].node
         for contact in list(node.contacts):
-            await node.rpc.ask(contact.address, Kind.STORE, [altered, 0, record.anchor, 60000])
-            await node.rpc.ask(contact.address, Kind.STORE, [altered, 0, record.anchor, 60000])
+            await node.rpc.ask(contact.address, RequestKind.STORE, [altered, 0, record.anchor, 60000])
+            await node.rpc.ask(contact.address, RequestKind.STORE, [altered, 0, record.anchor, 60000])
         for reader in nodes:
             assert [r.value for r in (await reader.get(KEY)).values()] == [b"mine"]
 
@@ -431,7 +431,11 @@ def test_an_unproven_address_gets_little() -> None:
         outgoing: list[bytes] = []
         stranger.rpc.carrier.send = lambda data, address: not outgoing.append(data)  # type: ignore[method-assign, func-returns-value]
         here = target.external_addresses()[0]
-        for kind, body in ((Kind.PING, []), (Kind.FIND, [KEY]), (Kind.INDEX, [KEY, b"", b""])):
+        for kind, body in (
+            (RequestKind.PING, []),
+            (RequestKind.FIND, [KEY]),
+            (RequestKind.INDEX, [KEY, b"", b""]),
+        ):
             stranger.rpc.call(here, kind, body, lambda message: None)
         for data in outgoing:
             net.send(data, victim, here)

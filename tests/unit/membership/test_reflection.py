@@ -22,7 +22,7 @@ from p2pavg.membership.table.ledger import MAX_PROVED_OF_NETWORK, MAX_PROVED_OF_
 from p2pavg.membership.table.record import Chain, Refresh, SignedRecord, sign_record, to_store
 from p2pavg.membership.table.records.entries import Outcome
 from p2pavg.membership.table.records.store import RecordStore
-from p2pavg.membership.table.wire import Contact, Flag, Kind, decode, encode, pack_contacts
+from p2pavg.membership.table.wire import Contact, Flag, RequestKind, decode, encode, pack_contacts
 from tests.unit.membership.test_strangers import (
     KEY,
     PORT,
@@ -99,7 +99,7 @@ def test_an_announced_address_that_proves_nothing_is_left_in_peace(members: int)
         for number, (dht, _) in enumerate(made, 1):
             stranger.tokens[home(number)] = dht.node.rpc.token_for(stranger.address)
             body = store_body(record, identity, dht.identity.peer_id, stranger.tokens[home(number)])
-            stranger.ask(home(number), Kind.STORE, body)
+            stranger.ask(home(number), RequestKind.STORE, body)
         for _ in range(12):
             await asyncio.sleep(10.0)
             for _, view in made:
@@ -124,13 +124,13 @@ def test_spoofed_questions_and_beats_draw_little() -> None:
         for number in range(200):
             sender = bytes([number]) * 20
             for kind, body in (
-                (Kind.PING, []),
-                (Kind.FIND, [KEY]),
-                (Kind.INDEX, [KEY, b"", b""]),
-                (Kind.FETCH, [KEY, b""]),
-                (Kind.STORE, [b"r" * 200, 0, b"l" * 10, 9, b"s" * 64]),
-                (Kind.DIAL, [VICTIM[1]]),
-                (Kind.REVOKED, [KEY, b"", b""]),
+                (RequestKind.PING, []),
+                (RequestKind.FIND, [KEY]),
+                (RequestKind.INDEX, [KEY, b"", b""]),
+                (RequestKind.FETCH, [KEY, b""]),
+                (RequestKind.STORE, [b"r" * 200, 0, b"l" * 10, 9, b"s" * 64]),
+                (RequestKind.DIAL, [VICTIM[1]]),
+                (RequestKind.REVOKED, [KEY, b"", b""]),
             ):
                 asked = pack_address(here) if number % 2 else b""
                 flags = Flag.PROVE if asked else 0
@@ -157,9 +157,13 @@ def test_contacts_that_a_stranger_names_draw_little() -> None:
 
         def lie(data: bytes, addr: Any) -> None:
             message = decode(data)
-            if message is not None and message.kind in (Kind.FIND, Kind.INDEX) and not message.flags & 1:
+            if (
+                message is not None
+                and message.kind in (RequestKind.FIND, RequestKind.INDEX)
+                and not message.flags & 1
+            ):
                 contacts = pack_contacts([Contact(bytes([n]) * 20, VICTIM) for n in range(1, 9)])
-                found = [contacts] if message.kind == Kind.FIND else [b"", b"", 0, bytes(8), contacts]
+                found = [contacts] if message.kind == RequestKind.FIND else [b"", b"", 0, bytes(8), contacts]
                 stranger.answer(message, addr, stranger.identities[0], found)
             else:
                 answer(data, addr)
@@ -210,7 +214,7 @@ def test_a_flood_of_spoofed_questions_costs_no_signatures() -> None:
         sign = node.identity.sign
         node.identity.sign = lambda message: (signed.append(message), sign(message))[1]  # type: ignore[method-assign]
         asked = pack_address(home(1))
-        data = encode(Kind.PING, Flag.PROVE, b"t" * 8, b"s" * 20, bytes(8), [], asked=asked)
+        data = encode(RequestKind.PING, Flag.PROVE, b"t" * 8, b"s" * 20, bytes(8), [], asked=asked)
         for number in range(5000):
             node.node.rpc.datagram_received(data, (f"100.64.{number // 250}.{number % 250 + 1}", PORT))
         assert len(signed) <= serving.STRANGERS_AT_ONCE
@@ -232,7 +236,7 @@ def test_a_mute_stranger_holds_up_no_check() -> None:
         for number in range(1000):
             source = (f"198.51.100.{number % 250 + 1}", 1000 + number)
             token = node.node.rpc.token_for(source)
-            data = encode(Kind.FIND, 0, b"t" * 8, number.to_bytes(20, "big"), token, [KEY])
+            data = encode(RequestKind.FIND, 0, b"t" * 8, number.to_bytes(20, "big"), token, [KEY])
             node.node.rpc.datagram_received(data, source)
         assert len(node.node._checking) <= 16
         await net.start([f"{home(1)[0]}:{PORT}"], address=home(2))

@@ -19,7 +19,7 @@ from p2pavg.membership.table.record import Chain, Refresh, SignedRecord, sign_re
 from p2pavg.membership.table.records.entries import Outcome
 from p2pavg.membership.table.records.store import RecordStore
 from p2pavg.membership.table.whereabouts import Whereabouts
-from p2pavg.membership.table.wire import Contact, Flag, Kind, Message, decode, encode
+from p2pavg.membership.table.wire import Contact, Flag, Message, RequestKind, decode, encode
 
 RUN, KEY = "r", key_of("run", "r")
 ONE_WAY = 0.02
@@ -94,7 +94,9 @@ class Stranger(asyncio.DatagramProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Nothing to do."""
 
-    def ask(self, target: Address, kind: Kind, body: list[Any], identity: Identity | None = None) -> None:
+    def ask(
+        self, target: Address, kind: RequestKind, body: list[Any], identity: Identity | None = None
+    ) -> None:
         """One request, with the token that the target gave, if it did."""
         sender = (identity or self.identities[0]).peer_id
         token = self.tokens.get(target, bytes(8))
@@ -109,10 +111,10 @@ class Stranger(asyncio.DatagramProtocol):
         self.received.append(message)
         if message.flags & Flag.ANSWER:
             self.tokens[addr] = message.token
-        elif message.kind == Kind.PING:
+        elif message.kind == RequestKind.PING:
             self.answer(message, addr, self.turn[0], [pack_address((FORGED, PORT))])
             self.turn.rotate(-1)
-        elif message.kind == Kind.DIAL:
+        elif message.kind == RequestKind.DIAL:
             self.answer(message, addr, self.turn[0], [1])
 
     def answer(self, message: Message, addr: Address, identity: Identity, body: list[Any]) -> None:
@@ -149,7 +151,7 @@ def test_strangers_do_not_change_what_a_member_announces(closed: bool) -> None:
         stranger = Stranger(net, ("198.51.100.7", 4000), 64)
         for _ in range(3):
             for identity, (dht, _) in itertools.product(stranger.identities, made):
-                stranger.ask(home(_number(dht)), Kind.FIND, [KEY], identity)
+                stranger.ask(home(_number(dht)), RequestKind.FIND, [KEY], identity)
                 await asyncio.sleep(0.005)
         for dht, _ in made:
             dht.review_address()
@@ -386,7 +388,7 @@ def test_only_its_publisher_brings_a_record(who: str) -> None:
         body = [record.encoded, 0, record.anchor, 15000, by.sign(signed)]
         stranger = Stranger(net, home(2))
         stranger.tokens[home(1)] = token
-        stranger.ask(home(1), Kind.STORE, body, sender)
+        stranger.ask(home(1), RequestKind.STORE, body, sender)
         await asyncio.sleep(1.0)
         assert len(holder.known(KEY)) == (1 if who == "publisher" else 0)
 

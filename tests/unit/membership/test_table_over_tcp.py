@@ -19,7 +19,7 @@ from p2pavg.membership.table.carrying.carrier import Carrier
 from p2pavg.membership.table.carrying.ways import BOTH, FIRST_AGAIN_SECONDS, TCP, UDP, Ways
 from p2pavg.membership.table.dht import DHT, key_of
 from p2pavg.membership.table.ledger import Ledger
-from p2pavg.membership.table.wire import MAX_DATAGRAM, Flag, Kind, decode, encode
+from p2pavg.membership.table.wire import MAX_DATAGRAM, Flag, RequestKind, decode, encode
 from p2pavg.membership.view import View
 from p2pavg.transport.links.listening import TablePort
 
@@ -191,7 +191,7 @@ async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
     return await asyncio.open_connection("127.0.0.1", port)
 
 
-def request(kind: Kind, body: list[object]) -> bytes:
+def request(kind: RequestKind, body: list[object]) -> bytes:
     return encode(kind, 0, os.urandom(8), b"s" * 20, bytes(8), body)
 
 
@@ -227,7 +227,9 @@ async def test_a_request_is_answered_over_its_connection(monkeypatch: pytest.Mon
         node = await made.start()
         reader, writer = await connect(node.port)
         writer.write(
-            streams.head(0) + streams.pack_frame(b"garbage") + streams.pack_frame(request(Kind.PING, []))
+            streams.head(0)
+            + streams.pack_frame(b"garbage")
+            + streams.pack_frame(request(RequestKind.PING, []))
         )
         async with asyncio.timeout(DEADLINE_S):
             assert await reader.readexactly(16) == streams.head(node.port)
@@ -252,7 +254,7 @@ async def test_a_flood_is_read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(node.node, "handle", count)
         _, writer = await connect(node.port)
         writer.write(streams.head(0))
-        one = streams.pack_frame(request(Kind.PING, []))
+        one = streams.pack_frame(request(RequestKind.PING, []))
         began = asyncio.get_running_loop().time()
         with suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(2.0):

@@ -31,8 +31,8 @@ from p2pavg.membership.table.wire import (
     MAX_DATAGRAM,
     Contact,
     Flag,
-    Kind,
     Message,
+    RequestKind,
     decode,
     encode,
     matches,
@@ -48,12 +48,20 @@ def test_a_message_survives_its_encoding() -> None:
     asked = pack_address(("192.0.2.1", 31330))
     flags = Flag.PROVE | Flag.PROOF
     data = encode(
-        Kind.FIND, flags, b"t" * 8, SENDER, b"k" * 8, [b"x", 1], asked=asked, proof=b"p" * 96, pad_to=400
+        RequestKind.FIND,
+        flags,
+        b"t" * 8,
+        SENDER,
+        b"k" * 8,
+        [b"x", 1],
+        asked=asked,
+        proof=b"p" * 96,
+        pad_to=400,
     )
     assert len(data) == 400
     message = decode(data)
     assert message is not None
-    assert (message.kind, message.flags, message.transaction) == (Kind.FIND, flags, b"t" * 8)
+    assert (message.kind, message.flags, message.transaction) == (RequestKind.FIND, flags, b"t" * 8)
     assert (message.sender, message.token, message.body) == (SENDER, b"k" * 8, [b"x", 1])
     assert (message.asked, message.proof, message.size) == (asked, b"p" * 96, 400)
 
@@ -253,7 +261,7 @@ def test_a_node_survives_any_answer(answers: list[list[Any]]) -> None:
         turn = itertools.cycle(answers)
 
         def handle(message: Message, *rest: Any) -> list[Any] | None:
-            if message.kind == Kind.PING:
+            if message.kind == RequestKind.PING:
                 return honest(message, *rest)
             answer = next(turn)
             return answer if len(msgpack.packb(answer)) <= SENDABLE else []

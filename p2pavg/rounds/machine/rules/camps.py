@@ -74,7 +74,7 @@ class Camp:
         return self.lineage < other.lineage
 
 
-class View:
+class LinkedPeers:
     """All peers that have a link to this one. Live trainers are kept by where they stand, so that looking at
     a camp, or for another one, does not mean looking at everybody: where somebody stands changes only here.
     """
@@ -221,7 +221,7 @@ BELIEVED_S = (
 )
 
 
-def gaps(view: View, me: PeerId, own: Collection[PeerId], now: float) -> list[Gap]:
+def gaps(view: LinkedPeers, me: PeerId, own: Collection[PeerId], now: float) -> list[Gap]:
     """The pairs that are believed. own: to whom this peer gets no link, which it knows."""
     found = [(me, peer) for peer in own]
     for claimant in view.claims.values():

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from p2pavg.rounds.machine.events import PeerUp, RankProgress
-from p2pavg.rounds.machine.rules.camps import Camp, View
+from p2pavg.rounds.machine.rules.camps import Camp, LinkedPeers
 from p2pavg.rounds.machine.rules.deadlines import SILENCE_FLOOR, SILENCE_PRIOR, Deadlines, K, Measured
 from p2pavg.rounds.machine.rules.election import rendezvous
 from p2pavg.rounds.machine.rules.stalls import TransferWatch, judge
@@ -227,7 +227,7 @@ def test_which_camp_wins(winner: Camp, loser: Camp) -> None:
 
 def test_the_view_counts_camps_without_silent_and_joining_peers() -> None:
     """A camp is made of trainers that are heard and have their state."""
-    view = View()
+    view = LinkedPeers()
     for peer in (A, B, C):
         view.up(PeerUp(peer, 5, L1))
     silent = view.get(C)
@@ -239,7 +239,7 @@ def test_the_view_counts_camps_without_silent_and_joining_peers() -> None:
 
 def test_a_view_finds_everybody_who_stands_somewhere() -> None:
     """Whatever peers tell, and whoever falls silent or leaves: a camp holds just the live trainers there."""
-    dice, view, peers = random.Random(3), View(), [bytes([n]) * 20 for n in range(6)]
+    dice, view, peers = random.Random(3), LinkedPeers(), [bytes([n]) * 20 for n in range(6)]
     roles = (Role.TRAINER, Role.TRAINER, Role.JOINER, Role.WATCHER)
     for _ in range(2000):
         peer, epoch, lineage = dice.choice(peers), dice.randrange(3), dice.choice((L0, L1))

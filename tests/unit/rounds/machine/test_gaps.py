@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 from p2pavg.rounds.machine import events as ev
-from p2pavg.rounds.machine.rules.camps import BELIEVED_S, View, ends, gaps
+from p2pavg.rounds.machine.rules.camps import BELIEVED_S, LinkedPeers, ends, gaps
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 
 A, B, C = (letter * 20 for letter in (b"a", b"b", b"c"))
 
 
-def view(**apart: dict[bytes, float]) -> View:
+def view(**apart: dict[bytes, float]) -> LinkedPeers:
     """Of peers a and b, who say to whom they get no link, and since when."""
-    made = View()
+    made = LinkedPeers()
     for name in ("a", "b"):
         peer = name.encode() * 20
         made.up(ev.PeerUp(peer, 0, b"l" * 32))
