@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import hypot
 
-from p2pavg.rounds.machine.memory.state import State
+from p2pavg.rounds.machine.memory.state import MemberState
 from pages.markdown import table
 
-S = State
-TURNS: dict[tuple[State, State], str] = {  # a test holds them against simulated rounds
+S = MemberState
+TURNS: dict[tuple[MemberState, MemberState], str] = {  # a test holds them against simulated rounds
     (S.JOINING, S.COUNTING): "state and results are in, or the download is given up",
     (S.COUNTING, S.JOINING): "the others are ahead, or another lineage wins",
     (S.COUNTING, S.PROMISED): "PREPARE came, or this member proposes itself",
@@ -27,7 +27,7 @@ TURNS: dict[tuple[State, State], str] = {  # a test holds them against simulated
     (S.APPLYING, S.PROMISED): "PREPARE came: this member follows without a vote",
     (S.APPLYING, S.JOINING): "too many averages wait, or another lineage wins",
 }
-MEANINGS: dict[State, str] = {
+MEANINGS: dict[MemberState, str] = {
     S.JOINING: "downloads a state; member of no round",
     S.COUNTING: "accumulates samples; holds no ballot",
     S.PROMISED: "holds a ballot that has not begun",
@@ -36,7 +36,7 @@ MEANINGS: dict[State, str] = {
     S.DONE: "holds the result, waits for the outcome",
     S.APPLYING: "the average waits for the training thread",
 }
-_PLACES: dict[State, tuple[int, int]] = {
+_PLACES: dict[MemberState, tuple[int, int]] = {
     S.JOINING: (330, 60),
     S.COUNTING: (120, 250),
     S.PROMISED: (470, 190),
@@ -49,11 +49,11 @@ _WIDTH, _HEIGHT = 190, 56
 _SHIFT = 12.0  # of an arrow beside the line between two middles, so that arrows there and back part
 
 
-def _numbers() -> dict[tuple[State, State], int]:
+def _numbers() -> dict[tuple[MemberState, MemberState], int]:
     return {turn: number for number, turn in enumerate(TURNS, 1)}
 
 
-def _arrow(turn: tuple[State, State], number: int) -> str:
+def _arrow(turn: tuple[MemberState, MemberState], number: int) -> str:
     (x0, y0), (x1, y1) = _PLACES[turn[0]], _PLACES[turn[1]]
     length = hypot(x1 - x0, y1 - y0)
     ux, uy = (x1 - x0) / length, (y1 - y0) / length
@@ -69,7 +69,7 @@ def _arrow(turn: tuple[State, State], number: int) -> str:
     )
 
 
-def _box(state: State) -> str:
+def _box(state: MemberState) -> str:
     x, y = _PLACES[state]
     left, top = x - _WIDTH / 2, y - _HEIGHT / 2
     words, mid = MEANINGS[state].split("; ")[0], f'x="{x}" text-anchor="middle"'
@@ -82,7 +82,9 @@ def _box(state: State) -> str:
 
 def drawing() -> str:
     """docs/member.svg."""
-    parts = [_box(state) for state in State] + [_arrow(turn, number) for turn, number in _numbers().items()]
+    parts = [_box(state) for state in MemberState] + [
+        _arrow(turn, number) for turn, number in _numbers().items()
+    ]
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 500" font-family="sans-serif"'
         ' font-size="14" role="img" aria-label="The states of one member, and the ways between them">\n'

@@ -39,7 +39,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlanInputs:
     """What a plan follows from."""
 
     numel: int
@@ -51,7 +51,7 @@ class Question:
     prices: Prices | None = None
 
 
-def choose(topology: Topology, question: Question) -> Choice:
+def choose(topology: Topology, question: PlanInputs) -> Choice:
     """The plan of a round. Raises ValueError when nobody may own a part."""
     level = flat(question)
     if topology is Topology.FLAT:
@@ -67,7 +67,7 @@ def choose(topology: Topology, question: Question) -> Choice:
     return stacked if stacked.seconds <= _WORTH * level.seconds else level
 
 
-def flat(question: Question) -> Choice:
+def flat(question: PlanInputs) -> Choice:
     """One part for each member that owns something; all others send to it."""
     members, links = question.members, question.links
     fractions = shares(members, links)
@@ -83,7 +83,7 @@ def flat(question: Question) -> Choice:
     return Choice(plan, seconds, dollars(plan, question))
 
 
-def two_levels(question: Question, homes: Collection[int] | None = None) -> Choice | None:
+def two_levels(question: PlanInputs, homes: Collection[int] | None = None) -> Choice | None:
     """A plan over the regions; None: there are none, or they have one member each. homes: regions that may
     own parts; None: all.
     """
@@ -97,7 +97,7 @@ def two_levels(question: Question, homes: Collection[int] | None = None) -> Choi
     return Choice(plan, seconds, dollars(plan, question))
 
 
-def cheapest_homes(question: Question) -> set[int]:
+def cheapest_homes(question: PlanInputs) -> set[int]:
     """The regions to which partial means, and from which results, cost least."""
     prices = question.prices or {}
     here = {question.groups[rank] for rank, member in enumerate(question.members) if member.owns}
@@ -109,7 +109,7 @@ def cheapest_homes(question: Question) -> set[int]:
     return {home for home, price in cost.items() if price <= least * (1 + 1e-9)}
 
 
-def dollars(plan: Plan, question: Question) -> float:
+def dollars(plan: Plan, question: PlanInputs) -> float:
     """What the plan's traffic costs, contributions and results."""
     prices, groups = question.prices, question.groups
     if not prices or not question.numel:

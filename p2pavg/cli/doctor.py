@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from p2pavg.cli.machine_checks import DEFAULT_PORT, Check, State, checks
+from p2pavg.cli.machine_checks import DEFAULT_PORT, Check, CheckResult, checks
 from p2pavg.errors import ConfigurationError
 
-MARKS = {State.GOOD: "ok", State.SLOW: "--", State.BAD: "!!", State.UNKNOWN: "??"}
+MARKS = {CheckResult.GOOD: "ok", CheckResult.SLOW: "--", CheckResult.BAD: "!!", CheckResult.UNKNOWN: "??"}
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
             Path(args.json).write_text(document)
     if args.json != "-":
         print("\n".join(page(found)))
-    return int(any(check.state is State.BAD for check in found))
+    return int(any(check.state is CheckResult.BAD for check in found))
 
 
 def page(found: Sequence[Check]) -> Iterator[str]:

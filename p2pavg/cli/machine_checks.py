@@ -24,7 +24,7 @@ NVIDIA = Path("/dev/nvidiactl")  # there when a driver is loaded
 _ADJTIMEX_UNSYNCHRONISED = 5
 
 
-class State(StrEnum):
+class CheckResult(StrEnum):
     """How a check came out."""
 
     GOOD = "good"
@@ -38,7 +38,7 @@ class Check:
     """One thing of this machine. advice: what to do, where something can be done."""
 
     name: str
-    state: State
+    state: CheckResult
     found: str
     advice: str = ""
 
@@ -58,10 +58,10 @@ def checks(port: int = DEFAULT_PORT) -> Iterator[Check]:
 def modules() -> Check:
     """The compiled kernels and the pump."""
     if native.available():
-        return Check("native module", State.GOOD, f"loaded, {native.compiled.isa()}")
+        return Check("native module", CheckResult.GOOD, f"loaded, {native.compiled.isa()}")
     return Check(
         "native module",
-        State.SLOW,
+        CheckResult.SLOW,
         "not there: the Python twin averages, several times slower",
         "install a wheel for this platform, or install from source where there is a C++ compiler",
     )
@@ -75,21 +75,21 @@ def torch_and_gpu() -> Check:
     if torch.cuda.is_available():
         device = f"{name}, {torch.cuda.get_device_name()}"
         if native.cuda() is not None:
-            return Check("torch and GPU", State.GOOD, device)
+            return Check("torch and GPU", CheckResult.GOOD, device)
         return Check(
             "torch and GPU",
-            State.SLOW,
+            CheckResult.SLOW,
             f"{device}, but p2pavg was built without CUDA: gradients are encoded on the CPU",
             "install from source where nvcc is on the PATH",
         )
     if NVIDIA.exists():
         return Check(
             "torch and GPU",
-            State.BAD,
+            CheckResult.BAD,
             f"{name} does not use the GPU that is here",
             "install a build of torch for CUDA",
         )
-    return Check("torch and GPU", State.GOOD, f"{name}, no GPU")
+    return Check("torch and GPU", CheckResult.GOOD, f"{name}, no GPU")
 
 
 def ports(port: int) -> Iterator[Check]:
@@ -103,12 +103,12 @@ def ports(port: int) -> Iterator[Check]:
             except OSError as error:
                 yield Check(
                     f"{word} port {port}",
-                    State.SLOW,
+                    CheckResult.SLOW,
                     f"cannot be had: {error.strerror}",
                     "a peer takes the next free port: open that one, or end what has this one",
                 )
                 continue
-        yield Check(f"{word} port {port}", State.GOOD, "free")
+        yield Check(f"{word} port {port}", CheckResult.GOOD, "free")
 
 
 def addresses() -> Check:
@@ -117,24 +117,24 @@ def addresses() -> Check:
     gateway = default_gateway()
     ask = "'p2pavg reach HOST:PORT' with any member's address tells how others reach this machine"
     if not told:
-        return Check("addresses", State.BAD, "none but loopback", "connect this machine to a network")
+        return Check("addresses", CheckResult.BAD, "none but loopback", "connect this machine to a network")
     found = ", ".join(told) + (f"; gateway {gateway}" if gateway else "")
-    return Check("addresses", State.UNKNOWN, found, ask)
+    return Check("addresses", CheckResult.UNKNOWN, found, ask)
 
 
 def clock() -> Check:
     """Whether the kernel's clock is kept by somebody: certificates begin and end by it."""
     state = _clock_state()
     if state is None:
-        return Check("clock", State.UNKNOWN, "this system does not tell whether it is synchronised")
+        return Check("clock", CheckResult.UNKNOWN, "this system does not tell whether it is synchronised")
     if state == _ADJTIMEX_UNSYNCHRONISED:
         return Check(
             "clock",
-            State.SLOW,
+            CheckResult.SLOW,
             "nothing synchronises it",
             "run chrony or systemd-timesyncd: in closed runs a clock that is wrong by a day keeps peers out",
         )
-    return Check("clock", State.GOOD, "synchronised")
+    return Check("clock", CheckResult.GOOD, "synchronised")
 
 
 def _clock_state(library: str | None = None) -> int | None:
@@ -152,13 +152,13 @@ def buffers(settings: Path = Path("/proc/sys/net/ipv4")) -> Check:
     try:
         most = {name: int((settings / name).read_text().split()[-1]) for name in ("tcp_rmem", "tcp_wmem")}
     except (OSError, ValueError, IndexError):
-        return Check("TCP buffers", State.UNKNOWN, "this system does not tell")
+        return Check("TCP buffers", CheckResult.UNKNOWN, "this system does not tell")
     found = ", ".join(f"{name} up to {size / 2**20:.1f} MiB" for name, size in most.items())
     small = [name for name, size in most.items() if size < LEAST_BUFFER]
     if small:
         wanted = " ".join(f"net.ipv4.{name}='4096 131072 16777216'" for name in small)
-        return Check("TCP buffers", State.SLOW, found, f"for links above 50 ms: sysctl -w {wanted}")
-    return Check("TCP buffers", State.GOOD, found)
+        return Check("TCP buffers", CheckResult.SLOW, found, f"for links above 50 ms: sysctl -w {wanted}")
+    return Check("TCP buffers", CheckResult.GOOD, found)
 
 
 def open_files() -> Check:
@@ -166,16 +166,16 @@ def open_files() -> Check:
     try:
         import resource
     except ImportError:
-        return Check("open files", State.UNKNOWN, "this system does not tell")
+        return Check("open files", CheckResult.UNKNOWN, "this system does not tell")
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
         return Check(
             "open files",
-            State.SLOW,
+            CheckResult.SLOW,
             f"at most {soft}",
             f"ulimit -n {LEAST_FILES} before a peer of a large swarm",
         )
-    return Check("open files", State.GOOD, "enough")
+    return Check("open files", CheckResult.GOOD, "enough")
 
 
 def disk() -> Check:
@@ -184,7 +184,9 @@ def disk() -> Check:
     free = shutil.disk_usage(folder).free
     found = f"{free / 1e9:.1f} GB free in {folder}"
     if free < LEAST_DISK:
-        return Check("disk", State.SLOW, found, "make room, or set TMPDIR to a larger disk")
+        return Check("disk", CheckResult.SLOW, found, "make room, or set TMPDIR to a larger disk")
     if not os.access(folder, os.W_OK):
-        return Check("disk", State.BAD, f"{folder} cannot be written", "set TMPDIR to a folder that can")
-    return Check("disk", State.GOOD, found)
+        return Check(
+            "disk", CheckResult.BAD, f"{folder} cannot be written", "set TMPDIR to a folder that can"
+        )
+    return Check("disk", CheckResult.GOOD, found)

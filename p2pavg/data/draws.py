@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pavg.data import notes
-from p2pavg.data.ledger import Ledger
+from p2pavg.data.ledger import PositionLedger
 from p2pavg.data.notes import Said
 from p2pavg.data.runs import Run, Runs, by_pass, difference, head, intersection, packed, size, union, unpacked
 from p2pavg.errors import ConfigurationError
@@ -18,7 +18,7 @@ MOST_CLAIM_RUNS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class DrawFigures:
     """For the report of a round."""
 
     consumed: Sequence[tuple[int, int, int]]  # (pass, first, end) of positions, of all members
@@ -45,7 +45,7 @@ class Draws:
         self._peers: Callable[[], Collection[bytes]] = tuple
         self._tell: Callable[[], None] = lambda: None
         self._claims: dict[bytes, Runs] = {}  # what others hold without a lease, by name
-        self.ledger = Ledger()
+        self.ledger = PositionLedger()
         self._held: Runs = ()  # leases and claims, whatever became of them until they are consumed
         self._ready: Runs = ()  # of those, what was not given out
         self._out: tuple[Run, ...] = ()  # in the order in which it was given out
@@ -184,12 +184,14 @@ class Draws:
             if notes.name(peer) in self._claims or len(self._claims) < notes.MOST_MEMBERS:
                 self._claims[notes.name(peer)] = runs
 
-    def figures(self, note: bytes) -> Figures:
+    def figures(self, note: bytes) -> DrawFigures:
         """What a report says of a round."""
         with self._lock:
             consumed = by_pass(notes.understand(note)[1].consumed, self.length)
             done = size(self.ledger.consumed)
-            return Figures(consumed, done / self.length, done // self._block, self._returned // self._block)
+            return DrawFigures(
+                consumed, done / self.length, done // self._block, self._returned // self._block
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The ledger, which belongs to the swarm's state."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2pavg.data.notes import NAME_BYTES, Told
+from p2pavg.data.notes import NAME_BYTES, RoundNotes
 from p2pavg.data.runs import Runs, difference, lowest_free, packed, size, union, unpacked
 from p2pavg.errors import StateError
 
@@ -13,7 +13,7 @@ MOST_LEASED_ROUNDS = 8
 MOST_STATE_RUNS = 1 << 20
 
 
-class Ledger:
+class PositionLedger:
     """Consumed positions, and leases: positions that one peer may draw, and no other.
 
     `commit` is deterministic: peers that applied the same rounds hold the same ledger. A lease ends when its
@@ -30,7 +30,7 @@ class Ledger:
         """What this peer may not draw, beside what is consumed."""
         return union(*(runs for peer, runs in self.leases.items() if peer != me))
 
-    def commit(self, epoch: int, told: Told) -> None:
+    def commit(self, epoch: int, told: RoundNotes) -> None:
         """Take in the round of `epoch`; a round that is in it already changes nothing."""
         if epoch < self.epoch:
             return
@@ -53,7 +53,7 @@ class Ledger:
                 self.leases[peer] = union(self.leases.get(peer, ()), free)
         self._grant(told)
 
-    def _grant(self, told: Told) -> None:
+    def _grant(self, told: RoundNotes) -> None:
         """The lowest positions that nobody holds go to those that want more, in rank order.
 
         Nobody gets more than what some rounds consume, whatever it says.

@@ -33,7 +33,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RoundNotes:
     """Of a whole round: what was said by whose samples are counted, and who else takes part in the run."""
 
     said: Mapping[bytes, Said]  # by name, in rank order
@@ -50,7 +50,7 @@ class Told:
         return {**{peer: each.claims for peer, each in self.said.items()}, **self.others}
 
 
-NOTHING_TOLD = Told({}, {})
+NOTHING_TOLD = RoundNotes({}, {})
 
 
 def name(peer: bytes) -> bytes:
@@ -103,7 +103,7 @@ def combine(
     return note, frozenset(notes) - frozenset(counted)
 
 
-def understand(note: bytes) -> tuple[bytes, Told]:
+def understand(note: bytes) -> tuple[bytes, RoundNotes]:
     """The inner note, and what `combine` put around it. What is malformed tells nothing: the same on
     all peers.
     """
@@ -113,7 +113,7 @@ def understand(note: bytes) -> tuple[bytes, Told]:
             raise ValueError("too many members")
         said = {_name(row[0]): _said(*row[1:]) for row in rows}
         silent = {_name(peer): unpacked(claims, MOST_RUNS) for peer, claims in others}
-        return _inner(inner), Told(said, silent)
+        return _inner(inner), RoundNotes(said, silent)
     except (ValueError, TypeError, msgpack.UnpackException):
         return b"", NOTHING_TOLD
 

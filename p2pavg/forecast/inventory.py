@@ -53,7 +53,7 @@ dollars_per_gb = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class MachineOffer:
     """A kind of machine in one region. Rates in bytes/s, None: no limit of its own; memory in bytes, None:
     enough.
     """
@@ -81,7 +81,7 @@ class Inventory:
     """Offers, links between regions (both ways, and inside each), and dollars per GB between regions."""
 
     job: Workload
-    offers: tuple[Offer, ...]
+    offers: tuple[MachineOffer, ...]
     links: Mapping[tuple[str, str], LinkProfile]
     per_gb: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
@@ -137,7 +137,7 @@ def parse(document: Mapping[str, Any], folder: Path = Path()) -> Inventory:
     return Inventory(made, offers, links, per_gb)
 
 
-def _complete(offers: Iterable[Offer], links: Mapping[tuple[str, str], LinkProfile]) -> None:
+def _complete(offers: Iterable[MachineOffer], links: Mapping[tuple[str, str], LinkProfile]) -> None:
     kinds = list(offers)
     for one in kinds:
         for other in kinds:
@@ -149,7 +149,7 @@ def _complete(offers: Iterable[Offer], links: Mapping[tuple[str, str], LinkProfi
                 )
 
 
-def _offer(row: Mapping[str, Any]) -> Offer:
+def _offer(row: Mapping[str, Any]) -> MachineOffer:
     _known(row, _OFFER, "[[offer]]")
     kind, region = row.get("type"), row.get("region")
     if not isinstance(kind, str) or not isinstance(region, str):
@@ -159,7 +159,7 @@ def _offer(row: Mapping[str, Any]) -> Offer:
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 4096:
         raise ConfigurationError(f"{where}: count is a whole number from 1 to 4096, not {count!r}")
     rates = [_number(row, key, where) / 8e-6 if key in row else None for key in ("up_mbps", "down_mbps")]
-    return Offer(
+    return MachineOffer(
         kind,
         region,
         count,

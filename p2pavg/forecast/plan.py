@@ -12,7 +12,7 @@ from p2pavg.forecast.evidence import from_reports
 from p2pavg.forecast.inventory import EXAMPLE, Inventory, load
 from p2pavg.forecast.laws import dollars_per_hour, dollars_per_million, epoch
 from p2pavg.forecast.output import emit, usage
-from p2pavg.forecast.search import Goal, Judge, Plan, front, search
+from p2pavg.forecast.search import Goal, Judge, MachinePlan, front, search
 from p2pavg.monitor.history import load as load_reports
 from p2pavg.report.plot import from_zero, save_plot
 
@@ -112,12 +112,12 @@ def _ones(judge: Judge) -> list[list[int]]:
     return [[int(i == j) for j in range(n)] for i in range(n)]
 
 
-def _brief(judge: Judge, plan: Plan) -> dict[str, Any]:
+def _brief(judge: Judge, plan: MachinePlan) -> dict[str, Any]:
     peers = {offer.name: n for offer, n in zip(judge.inventory.offers, plan.counts, strict=True) if n}
     return {"peers": peers, "samples_per_second": plan.sps, "dollars_per_hour": plan.dollars_hour}
 
 
-def _told(judge: Judge, plan: Plan) -> dict[str, Any]:
+def _told(judge: Judge, plan: MachinePlan) -> dict[str, Any]:
     """The plan with its prediction by the laws."""
     members, links = judge.swarm(plan)
     found = epoch(judge.inventory.job, members, links, judge.overheads)
@@ -134,7 +134,7 @@ def _told(judge: Judge, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _left_out(judge: Judge, goal: Goal, plan: Plan) -> dict[str, str]:
+def _left_out(judge: Judge, goal: Goal, plan: MachinePlan) -> dict[str, str]:
     """Why no more of each offer is in the plan."""
     found = {}
     for offer, have, one in zip(judge.inventory.offers, plan.counts, _ones(judge), strict=True):
@@ -173,7 +173,7 @@ def _replayed(
     return summary, lines
 
 
-def _draw(ways: Sequence[Plan], chosen: Plan, path: str) -> None:
+def _draw(ways: Sequence[MachinePlan], chosen: MachinePlan, path: str) -> None:
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
         axes.set_title("The best plans of this inventory")

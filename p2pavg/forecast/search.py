@@ -41,7 +41,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MachinePlan:
     """So many of each offer, and what the bound makes of them."""
 
     counts: tuple[int, ...]
@@ -162,12 +162,12 @@ class Judge:
         found: F64 = self._size / 1e9 * (both - own)
         return found
 
-    def plan(self, counts: Sequence[int]) -> Plan:
+    def plan(self, counts: Sequence[int]) -> MachinePlan:
         """One swarm, judged."""
         sps, money = self.judge(np.array([counts]))
-        return Plan(tuple(int(count) for count in counts), float(sps[0]), float(money[0]))
+        return MachinePlan(tuple(int(count) for count in counts), float(sps[0]), float(money[0]))
 
-    def swarm(self, plan: Plan) -> tuple[list[PeerProfile], dict[tuple[int, int], LinkProfile]]:
+    def swarm(self, plan: MachinePlan) -> tuple[list[PeerProfile], dict[tuple[int, int], LinkProfile]]:
         """The plan's peers and links, for `laws.epoch`."""
         offers = self.inventory.offers
         kinds = [i for i, count in enumerate(plan.counts) for _ in range(count)]
@@ -204,7 +204,7 @@ def _better(goal: Goal, sps: F64, money: F64) -> F64:
 
 def search(
     judge: Judge, goal: Goal, begin: Sequence[int] | None = None, whole: bool | None = None
-) -> Plan | None:
+) -> MachinePlan | None:
     """The best swarm found; None: none meets the goal.
 
     begin: the plan at hand, kept unless another is better by `KEEP`. whole: whether every swarm is judged;
@@ -225,14 +225,14 @@ def search(
     return found if _meets(goal, found) else None
 
 
-def _meets(goal: Goal, plan: Plan) -> bool:
+def _meets(goal: Goal, plan: MachinePlan) -> bool:
     if goal.dollars_hour is not None:
         return plan.sps > 0 and plan.dollars_hour <= goal.dollars_hour
     assert goal.sps is not None
     return plan.sps >= goal.sps
 
 
-def _worth(goal: Goal, now: Plan, other: Plan) -> bool:
+def _worth(goal: Goal, now: MachinePlan, other: MachinePlan) -> bool:
     """Whether to leave the plan at hand."""
     if goal.dollars_hour is not None:
         return other.sps > KEEP * now.sps
@@ -298,17 +298,17 @@ def _beginnings(judge: Judge, limits: Counts) -> tuple[Counts, Counts]:
     return np.concatenate(found), ways
 
 
-def front(judge: Judge, plans: int = 40) -> list[Plan]:
+def front(judge: Judge, plans: int = 40) -> list[MachinePlan]:
     """Plans of which none has both more samples/s and fewer dollars: the way from cheap to fast."""
     everything = judge.plan(np.minimum(judge.limits, LARGEST).tolist())
     fastest = search(judge, Goal(dollars_hour=1e12)) or everything
-    found: dict[tuple[int, ...], Plan] = {fastest.counts: fastest}
+    found: dict[tuple[int, ...], MachinePlan] = {fastest.counts: fastest}
     for share in np.linspace(0.02, 1.0, plans):
         plan = search(judge, Goal(sps=float(share) * fastest.sps))
         if plan is not None:
             found[plan.counts] = plan
     ordered = sorted(found.values(), key=lambda plan: plan.dollars_hour)
-    kept: list[Plan] = []
+    kept: list[MachinePlan] = []
     for plan in ordered:
         if not kept or plan.sps > kept[-1].sps:
             kept.append(plan)

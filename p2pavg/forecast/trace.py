@@ -11,7 +11,7 @@ from typing import Any
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.inventory import Inventory
 from p2pavg.forecast.laws import HOUR
-from p2pavg.forecast.search import Goal, Judge, Plan, search
+from p2pavg.forecast.search import Goal, Judge, MachinePlan, search
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Step:
 
     begin: float
     end: float
-    plan: Plan | None
+    plan: MachinePlan | None
     changed: bool
     joined: int
     join_seconds: float
@@ -85,7 +85,7 @@ def load(path: str, inventory: Inventory) -> list[Change]:
 def replay(judge: Judge, goal: Goal, changes: Sequence[Change], join_seconds: float) -> list[Step]:
     """A plan for each change, made from the one at hand; the last change only ends the replay."""
     steps: list[Step] = []
-    plan: Plan | None = None
+    plan: MachinePlan | None = None
     for change, following in pairwise(changes):
         offers = tuple(
             replace(offer, count=max(1, count))

@@ -13,7 +13,7 @@ from typing import Any
 
 from p2pavg.errors import ConfigurationError, P2PAvgError
 from p2pavg.lab import gateways, state, topology
-from p2pavg.lab.stats import GatewayStats, LabStats, Mapped
+from p2pavg.lab.stats import GatewayStats, LabStats, MappedPort
 from p2pavg.lab.topology import Topology
 
 ROUTER = Path(__file__).parent / "_router"
@@ -122,7 +122,7 @@ class RunningLab:
         """The outside address of a gateway."""
         return self._gateway(gateway).external
 
-    def mappings(self, gateway: str) -> tuple[Mapped, ...]:
+    def mappings(self, gateway: str) -> tuple[MappedPort, ...]:
         """The ports of a gateway that are mapped to hosts now."""
         return self._gateway(gateway).mappings
 

@@ -29,7 +29,7 @@ class PathCounters:
 
 
 @dataclass(frozen=True)
-class Mapped:
+class MappedPort:
     """A port of a gateway that leads to a host behind it."""
 
     protocol: int  # 6: TCP, 17: UDP, 1: ICMP
@@ -44,7 +44,7 @@ class GatewayStats:
     """The state of a gateway now."""
 
     external: str
-    mappings: tuple[Mapped, ...]
+    mappings: tuple[MappedPort, ...]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class LabStats:
             },
             gateways={
                 gateway["name"]: GatewayStats(
-                    gateway["external"], tuple(Mapped(**mapped) for mapped in gateway["mappings"])
+                    gateway["external"], tuple(MappedPort(**mapped) for mapped in gateway["mappings"])
                 )
                 for gateway in document["gateways"]
             },

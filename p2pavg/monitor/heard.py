@@ -10,7 +10,7 @@ from p2pavg.report.parsing import Malformed, count, peer_id, text
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class MemberEvent:
     """One event in a member's rounds."""
 
     kind: str
@@ -22,7 +22,7 @@ class Told:
     attempt: int = 0
 
 
-def event(message: Mapping[str, Any]) -> Told | None:
+def event(message: Mapping[str, Any]) -> MemberEvent | None:
     """Parse {"t": "event", "kind": ..., "fields": {...}}. None: no correct peer sends this."""
     fields = message.get("fields")
     try:
@@ -30,7 +30,7 @@ def event(message: Mapping[str, Any]) -> Told | None:
             return None
         peer = fields.get("peer", fields.get("leader"))
         number = fields.get("contributors", fields.get("to", 0))
-        return Told(
+        return MemberEvent(
             text(message.get("kind")),
             count(fields.get("epoch")),
             None if peer is None else peer_id(peer),

@@ -120,7 +120,7 @@ class Picture:
                 if event is not None:
                     self._event(by, event, now)
 
-    def _event(self, by: bytes, event: heard.Told, now: float) -> None:
+    def _event(self, by: bytes, event: heard.MemberEvent, now: float) -> None:
         about = None if event.peer is None else self._peers.get(event.peer)
         if about is not None and event.kind in ("silent", "heard again"):
             about.silent = event.kind == "silent"

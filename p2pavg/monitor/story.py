@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2pavg.identity import short_id
-from p2pavg.monitor.heard import Told
+from p2pavg.monitor.heard import MemberEvent
 
 SAME_S = 10.0  # seconds within which equal events of different members are one event
 LINES = 200
@@ -41,7 +41,7 @@ class Story:
         self._epoch = 0  # the newest epoch of any event
         self._round = (-1, -1)  # the newest round: epoch, attempt
 
-    def told(self, by: bytes, event: Told, now: float) -> None:
+    def told(self, by: bytes, event: MemberEvent, now: float) -> None:
         """Take an event that a member told of."""
         self._epoch = max(self._epoch, event.epoch)
         if event.kind == "begun":
@@ -62,7 +62,7 @@ class Story:
 
     def gone(self, peer: bytes, epoch: int, why: str, now: float) -> None:
         """Say that a peer is gone, as the watcher itself sees it."""
-        self.told(peer, Told("down", epoch, peer, why, 0, False), now)
+        self.told(peer, MemberEvent("down", epoch, peer, why, 0, False), now)
 
     def _is_new(self, key: tuple[object, ...], now: float) -> bool:
         kind, subject, epoch = key
@@ -76,7 +76,7 @@ class Story:
             self._said = {other: at for other, at in self._said.items() if now - at < SAME_S}
         return now - before >= SAME_S
 
-    def _begun(self, event: Told) -> None:
+    def _begun(self, event: MemberEvent) -> None:
         """Take the begin of a round: a loss in this epoch was overcome with so many members."""
         if (event.epoch, event.attempt) <= self._round:
             return  # told before, or by a member that was stopped and catches up
@@ -86,7 +86,7 @@ class Story:
                 line.went_on = line.went_on or event.number
                 return
 
-    def _led(self, event: Told, now: float) -> None:
+    def _led(self, event: MemberEvent, now: float) -> None:
         if event.peer is None or event.peer == self._leader or event.epoch < self._epoch:
             return
         before, self._leader = self._leader, event.peer
@@ -102,7 +102,7 @@ def text_of(line: Line) -> str:
     return f"{line.text}; round {how} with {line.went_on}"
 
 
-def sentence(by: bytes, event: Told, name_of: Callable[[bytes], str]) -> str:
+def sentence(by: bytes, event: MemberEvent, name_of: Callable[[bytes], str]) -> str:
     """An event in words; empty: it is not told."""
     name = "" if event.peer is None else name_of(event.peer)
     why = f" ({event.why})" if event.why else ""

@@ -48,7 +48,7 @@ class NodeOptimizer(torch.optim.Optimizer):
         super().__init__([{"params": self._params}], {})
         self.inner = inner
         self._samples: int | None = options.pop("batch_size_per_step", None)
-        self._shards = Shards(self._params, node_group)
+        self._shards = ParameterShards(self._params, node_group)
         self._sums: list[torch.Tensor | None] = [None] * len(self._params)
         modules = [options["model"]] if options.get("model") is not None else owning_modules(self._params)
         self._buffers = persistent_buffers(modules)
@@ -204,7 +204,7 @@ class NodeOptimizer(torch.optim.Optimizer):
             self._leave()  # the others may be anywhere
 
 
-class Shards:
+class ParameterShards:
     """Where the parts of each parameter are, and their way to the first rank and back.
 
     params: this rank's; DTensors are shards, others are whole on every rank.
@@ -289,7 +289,7 @@ class Shards:
                 dist.broadcast(tensor, self._first, self._group)
 
 
-class _Holder(frozen.Told):
+class _Holder(frozen.FrozenDigest):
     """A model whose parameters are on the host, with the buffers of the first rank's."""
 
     def __init__(

@@ -14,7 +14,7 @@ from p2pavg.optim.sample import TENSORS, Sample
 NONE = "none"
 
 
-class Told(nn.Module):
+class FrozenDigest(nn.Module):
     """Stands for a model whose frozen parameters are elsewhere, by their digest."""
 
     frozen: str
@@ -27,7 +27,7 @@ def digest(modules: Iterable[nn.Module], params: Iterable[torch.Tensor]) -> str:
     held = {id(param) for param in params}
     modules = list(modules)
     for module in modules:
-        if isinstance(module, Told):
+        if isinstance(module, FrozenDigest):
             return module.frozen
     aside = [param for module in modules for param in module.parameters() if id(param) not in held]
     if not aside:

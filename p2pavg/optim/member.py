@@ -29,7 +29,7 @@ from p2pavg.optim.wrapper import Wrapper
 from p2pavg.peer.peer import Peer
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.saver import Saving
-from p2pavg.rounds.training import Start, TrainingSpec
+from p2pavg.rounds.training import RunStart, TrainingSpec
 
 log = logging.getLogger("p2pavg.optim")
 
@@ -66,7 +66,7 @@ class RunWrapper(Wrapper):
         mine = {id(param) for param in self._flat.params}
         return not self._closed and any(id(param) in mine for param in params)
 
-    def _join(self, start: Start | None, known: Sequence[str] | None = None) -> None:
+    def _join(self, start: RunStart | None, known: Sequence[str] | None = None) -> None:
         """Enter the run, and load the swarm's state when it has gone on without us.
 
         known: addresses of members, instead of those that the user named.
@@ -87,7 +87,7 @@ class RunWrapper(Wrapper):
         if self._options.follows_peers:
             self.peer.set_target(self._options.target_with(1 + self.peer.wait_for_peers(0)))
 
-    def _load_checkpoint(self) -> Start | None:
+    def _load_checkpoint(self) -> RunStart | None:
         """Load the newest checkpoint of the directory. None: there is none."""
         found = None if self._saving is None else self._saving.checkpoints.newest()
         if found is None:
@@ -99,9 +99,9 @@ class RunWrapper(Wrapper):
             self._masters.round()
             self._masters.publish()
         log.info("going on from %s", found.path)
-        return Start(found.state.epoch, found.state.lineage, found.history)
+        return RunStart(found.state.epoch, found.state.lineage, found.history)
 
-    def _specify(self, start: Start | None) -> TrainingSpec:
+    def _specify(self, start: RunStart | None) -> TrainingSpec:
         outer = outer_of(self._options.outer)
         return TrainingSpec(
             target_batch_size=self._options.target or 1,
@@ -165,7 +165,7 @@ class RunWrapper(Wrapper):
             "and takes the swarm's state where others are further",
             self._update.epoch,
         )
-        start = Start(*self._training.standing, self._training.history())
+        start = RunStart(*self._training.standing, self._training.history())
         known = self._leave()
         self._flat.clear()
         self._join(start, known)

@@ -18,12 +18,12 @@ from p2pavg.optim import arguments, frozen, live, sigterm
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.microbatches import Microbatches
 from p2pavg.optim.gradients.path import open_cuda_path
-from p2pavg.optim.gradients.uneven import Retained
+from p2pavg.optim.gradients.uneven import RetainedSums
 from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
 from p2pavg.optim.outer.advice import Advisor
 from p2pavg.optim.outer.fragments import fragments_of
 from p2pavg.optim.outer.local import LocalSteps
-from p2pavg.optim.outer.reference import Kept, Reference
+from p2pavg.optim.outer.reference import KeptReference, Reference
 from p2pavg.optim.outer.settings import outer_of
 from p2pavg.optim.outer.update import Moves, OuterUpdate
 from p2pavg.optim.outside import Outside
@@ -168,7 +168,7 @@ class CollaborativeOptimizer(Saved):
             path = open_cuda_path(options.compression)
             self._flat = FlatGradients(params, options.grad_dtype, self._buffers.size, path)
             self._flat.before_backward = self._scale.follow
-            self._retained = Retained(lambda: self._flat.sums)
+            self._retained = RetainedSums(lambda: self._flat.sums)
         else:
             sizes = [param.numel() for param in params]
             fragments = fragments_of(sizes, self._outer.fragments, self._buffers.size)
@@ -185,7 +185,7 @@ class CollaborativeOptimizer(Saved):
             extras[SAMPLER] = options.sampler
         kept, whole, values = extras, dict(extras), None
         if self._reference is not None:
-            kept[OUTER], whole[OUTER] = (Kept(self._reference, whole=it) for it in (False, True))
+            kept[OUTER], whole[OUTER] = (KeptReference(self._reference, whole=it) for it in (False, True))
             values = partial(self._reference.views, self._reference.theta)
         self._state = TrainingState(optimizer, scheduler, self._buffers.agreed, kept, values)
         self._described = _describe(optimizer)

@@ -19,7 +19,7 @@ from p2pavg.optim.updates.masters import Masters
 from p2pavg.rounds.state.checkpoints import About, Checkpoints
 from p2pavg.rounds.state.generation_rows import from_rows, to_rows
 from p2pavg.rounds.state.saver import Saving
-from p2pavg.rounds.training import Start, Training
+from p2pavg.rounds.training import RunStart, Training
 
 log = logging.getLogger("p2pavg.optim")
 CHECKPOINT_EPOCHS = 10
@@ -104,7 +104,7 @@ class Resumable:
                 SOFTWARE,
             )
 
-    def load(self, saved: Mapping[str, Any] | None) -> Start | None:
+    def load(self, saved: Mapping[str, Any] | None) -> RunStart | None:
         """Load the run's part, after the inner optimizer's. None: it does not tell where the run stood."""
         if self.masters is not None:
             self.masters.collect(None if saved is None else saved.get("masters"))
@@ -117,7 +117,7 @@ class Resumable:
             return None
         try:
             rows = msgpack.unpackb(base64.b64decode(saved["history"]))
-            return Start(int(saved["epoch"]), bytes.fromhex(saved["lineage"]), from_rows(rows))
+            return RunStart(int(saved["epoch"]), bytes.fromhex(saved["lineage"]), from_rows(rows))
         except (ValueError, KeyError, TypeError, msgpack.UnpackException):
             raise StateError("the run's part of this state_dict is malformed; load an older one") from None
 

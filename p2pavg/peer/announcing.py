@@ -14,12 +14,12 @@ from p2pavg.report import RoundReport
 from p2pavg.report.compact import CompactReport
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.protocol.roles import Role
-from p2pavg.rounds.training import Start, TrainingSpec
+from p2pavg.rounds.training import RunStart, TrainingSpec
 
 ANNOUNCE_INTERVAL_S = 1.0
 
 
-def enter(hello: dict[str, Any], spec: TrainingSpec, start: Start) -> None:
+def enter(hello: dict[str, Any], spec: TrainingSpec, start: RunStart) -> None:
     """Say in a peer's hello that it trains in the run, what, and from where on."""
     hello.update(
         schema=spec.schema,

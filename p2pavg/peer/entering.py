@@ -14,14 +14,14 @@ from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.machine.rules.notes import of_leader
 from p2pavg.rounds.protocol.roles import Role
-from p2pavg.rounds.training import Start, TrainingSpec
+from p2pavg.rounds.training import RunStart, TrainingSpec
 from p2pavg.transport.links import handshake
 from p2pavg.transport.links.link import Link
 
 EARLY_BYTES = 1 << 20  # of messages that wait for the start of the rounds
 
 
-def role_among(links: Iterable[Link], start: Start) -> Role:
+def role_among(links: Iterable[Link], start: RunStart) -> Role:
     """JOINER when a linked peer stands further than `start`, though it may download a later state itself, or
     when a trainer began from another state; else TRAINER.
     """
@@ -37,7 +37,7 @@ def role_among(links: Iterable[Link], start: Start) -> Role:
 
 
 def build_machine(
-    settings: Settings, me: bytes, spec: TrainingSpec, start: Start, role: Role, *, client_only: bool
+    settings: Settings, me: bytes, spec: TrainingSpec, start: RunStart, role: Role, *, client_only: bool
 ) -> Machine:
     """The state machine of the rounds, as it stands when this peer enters."""
     result = codecs.for_results(codecs.get(spec.compression))

@@ -1,4 +1,4 @@
-"""Refusals: peers that want no link to this one, before it trains and while it does."""
+"""Peers that want no link to this one, before it trains and while it does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gives_way(shut_out: int, peers: int, *, later: bool, proven: bool) -> bool:
     return 2 * shut_out > peers or (later and (proven or 2 * shut_out == peers))
 
 
-class Refusals:
+class DialRefusals:
     """What follows when other peers refuse this one's dials."""
 
     def __init__(

@@ -20,7 +20,7 @@ from p2pavg.peer.entering import EarlyMessages, build_machine, role_among
 from p2pavg.peer.observer import Observer
 from p2pavg.peer.ports import open_ports
 from p2pavg.peer.reach.introductions import Introductions
-from p2pavg.peer.refusals import Refusals
+from p2pavg.peer.refusals import DialRefusals
 from p2pavg.peer.settings import Settings
 from p2pavg.plan import MOST_MEMBERS
 from p2pavg.report import RoundReport
@@ -34,7 +34,7 @@ from p2pavg.rounds.measure.status import WATCH, Watching, status
 from p2pavg.rounds.protocol.lineage import first_lineage
 from p2pavg.rounds.protocol.roles import Role
 from p2pavg.rounds.session import Session
-from p2pavg.rounds.training import Start, TrainingSpec
+from p2pavg.rounds.training import RunStart, TrainingSpec
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.engines import make_engine
 from p2pavg.transport.links.link import Link
@@ -65,7 +65,7 @@ class Runtime:
         self.watching = Watching(self._status)
         self._last: RoundReport | None = None
         self._publish = publish
-        self._refusals = Refusals(
+        self._refusals = DialRefusals(
             self._others,
             lambda: self.endpoint.incarnation,
             self._fail,
@@ -226,7 +226,7 @@ class Runtime:
         IncompatiblePeerError.
         """
         codec = codecs.get(spec.compression)
-        fresh = Start(0, first_lineage(self.settings.run_id.encode(), spec.initial_digest))
+        fresh = RunStart(0, first_lineage(self.settings.run_id.encode(), spec.initial_digest))
         start = spec.start or fresh
         announcing.enter(self.endpoint.hello, spec, start)
         await asyncio.gather(self.view.refresh_now(), self._learn_reachability())

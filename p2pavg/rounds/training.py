@@ -215,7 +215,7 @@ class Training(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RunStart:
     """Where a run goes on after a checkpoint was loaded."""
 
     epoch: int
@@ -274,7 +274,7 @@ class TrainingSpec:
     state: StateSource
     saving: Saving | None = None  # checkpoints; None: none are written
     state_upload_bps: float | None = None  # most bit/s that all newcomers together get of the state
-    start: Start | None = None  # None: at epoch 0, from the initial parameters
+    start: RunStart | None = None  # None: at epoch 0, from the initial parameters
     lockstep: bool = False  # one step() of each peer present makes an epoch, not target_batch_size samples
     weighted: bool = False  # contributions have weights of their own; else each weighs as much as its samples
     inherits: bool = False  # takes over what peers that leave have accumulated

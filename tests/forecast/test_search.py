@@ -13,7 +13,7 @@ from p2pavg.errors import ConfigurationError
 from p2pavg.forecast import trace
 from p2pavg.forecast.inventory import load, parse
 from p2pavg.forecast.laws import dollars_per_hour, epoch
-from p2pavg.forecast.search import Goal, Judge, Plan, front, search
+from p2pavg.forecast.search import Goal, Judge, MachinePlan, front, search
 from tests.forecast.swarms import inventory
 
 SEEDS = range(40)
@@ -29,7 +29,7 @@ def goals(seed: int, judge: Judge) -> list[Goal]:
     ]
 
 
-def value(goal: Goal, plan: Plan) -> float:
+def value(goal: Goal, plan: MachinePlan) -> float:
     return plan.sps if goal.dollars_hour is not None else -plan.dollars_hour
 
 

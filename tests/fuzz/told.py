@@ -483,7 +483,7 @@ class _Socket:
 class _Streams:
     """A bundle that carries nothing."""
 
-    def send(self, *budgets: streams.Budget) -> None:
+    def send(self, *budgets: streams.SendBudget) -> None:
         assert all(budget.left >= 0 for budget in budgets)
 
     def stop(self) -> None: ...
@@ -514,8 +514,8 @@ def _questions() -> list[bytes]:
 
 
 def _parse_question(data: bytes) -> None:
-    session = _Session(streams.Budget(1000))
-    session.answer(protocol.Lines(_Socket(data)).read())  # type: ignore[arg-type]
+    session = _Session(streams.SendBudget(1000))
+    session.answer(protocol.JsonLines(_Socket(data)).read())  # type: ignore[arg-type]
 
 
 TARGETS = (

@@ -16,7 +16,7 @@ from p2pavg.rounds.machine.leading import Leading
 from p2pavg.rounds.machine.member import Member
 from p2pavg.rounds.machine.rules.camps import Facts, LinkedPeers
 from p2pavg.rounds.machine.succession import Succession
-from p2pavg.rounds.machine.transfer import Transfer
+from p2pavg.rounds.machine.transfer import TransferRules
 from p2pavg.rounds.machine.waiting import Waiting
 from p2pavg.rounds.protocol.ballot import Stage
 from p2pavg.rounds.protocol.lineage import History
@@ -38,7 +38,7 @@ class Mutation:
 
 
 def _commit_early(original: Original) -> Original:
-    def on_done(self: Transfer, peer: bytes, message: Any) -> None:
+    def on_done(self: TransferRules, peer: bytes, message: Any) -> None:
         original(self, peer, message)
         proposal = self.core.proposal
         if (
@@ -73,7 +73,7 @@ def _apply_when_done(original: Original) -> Original:
 
 
 def _trust_digests(original: Original) -> Original:
-    def on_done(self: Transfer, peer: bytes, message: Any) -> None:
+    def on_done(self: TransferRules, peer: bytes, message: Any) -> None:
         proposal = self.core.proposal
         if proposal is not None and proposal.done:
             first = next(iter(proposal.done.values()))
@@ -227,7 +227,7 @@ def _more_than_declared(original: Original) -> Original:
 
 
 def _other_weights(original: Original) -> Original:
-    def on_done(self: Transfer, peer: bytes, message: Any) -> None:
+    def on_done(self: TransferRules, peer: bytes, message: Any) -> None:
         proposal = self.core.proposal
         if proposal is not None and proposal.begun:
             proposal.weights = tuple(2 * weight for weight in proposal.weights)
@@ -260,11 +260,11 @@ def _never_replaced(_: Original) -> Original:
 
 
 MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
-    (Mutation("commit without all voters DONE", Transfer, "on_done", _commit_early, (0,)),),
+    (Mutation("commit without all voters DONE", TransferRules, "on_done", _commit_early, (0,)),),
     (Mutation("no promise to the successor", Member, "freeze", _no_promise),),
     (Mutation("apply when DONE, before COMMIT", Member, "on_job_done", _apply_when_done, (0,)),),
     (
-        Mutation("digests are not compared", Transfer, "on_done", _trust_digests, (0,)),
+        Mutation("digests are not compared", TransferRules, "on_done", _trust_digests, (0,)),
         Mutation("nor with the own result", Decisions, "on_committed", _trust_fact),
     ),
     (Mutation("the successor always aborts", succession, "decide", _always_abort, (55, 439)),),
@@ -289,7 +289,7 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("the successor does not ask whom answers name", Succession, "_ask", _ask_nobody_else),),
     (Mutation("a question that is given up is not told", Succession, "_give_up", _give_up_silently),),
     (Mutation("BEGIN with samples that nobody declared", Leading, "on_ready", _more_than_declared),),
-    (Mutation("COMMITTED with other weights than BEGIN", Transfer, "on_done", _other_weights),),
+    (Mutation("COMMITTED with other weights than BEGIN", TransferRules, "on_done", _other_weights),),
     (Mutation("DONE after a denial", Member, "_job", _done_after_denial),),
     (Mutation("a process that came back is waited for", Member, "authority", _whoever_has_the_name, (809,)),),
     (Mutation("a ballot that was replaced is committed alone", Decisions, "_asked", _never_replaced),),

@@ -24,7 +24,7 @@ RUN = "bench dht"
 JOIN_SECONDS = 20.0
 
 
-class Swarm:
+class NodeSwarm:
     """The nodes of this process, by number."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ def lose_datagrams(fraction: float, seed: int) -> None:
 
 
 def main() -> int:
-    swarm = Swarm()
+    swarm = NodeSwarm()
     return serve(swarm.start, swarm.store, swarm.get, swarm.kill, swarm.views_start, swarm.measure)
 
 

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from p2pavg.bench.input.compression import Compression
-from p2pavg.bench.input.source import Sample, Source
+from p2pavg.bench.input.source import RawSample, Source
 from p2pavg.bench.input.steps import Pipeline, packed, unpacked
 from p2pavg.bench.result import percentile
 
@@ -67,7 +67,7 @@ def _measured(
     pipeline: Pipeline,
     offline: int,
     way: Compression,
-    samples: Sequence[Sample],
+    samples: Sequence[RawSample],
     values: Sequence[bytes],
     count: int,
     preparing: float,
@@ -137,7 +137,7 @@ def _side_by_side(loop: Callable[[], None], workers: int, samples: int) -> float
 
 
 def _steps(
-    pipeline: Pipeline, offline: int, way: Compression, samples: Sequence[Sample], stored: Sequence[bytes]
+    pipeline: Pipeline, offline: int, way: Compression, samples: Sequence[RawSample], stored: Sequence[bytes]
 ) -> tuple[tuple[float, ...], float]:
     """Seconds per sample of each online step, and of reading: which one binds, not how fast the whole is."""
     begun = time.perf_counter()

@@ -13,7 +13,7 @@ from p2pavg.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RawSample:
     """One raw sample."""
 
     name: str
@@ -43,18 +43,18 @@ class Source:
             raise ConfigurationError(f"the files of --data {pattern!r} hold no sample")
         return cls(files, count, nbytes)
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> Iterator[RawSample]:
         for name in self.files:
             if not _is_tar(name):
-                yield Sample(name, Path(name).read_bytes())
+                yield RawSample(name, Path(name).read_bytes())
                 continue
             with tarfile.open(name) as archive:
                 for member in archive:
                     file = archive.extractfile(member) if member.isfile() else None
                     if file is not None:
-                        yield Sample(f"{name}:{member.name}", file.read())
+                        yield RawSample(f"{name}:{member.name}", file.read())
 
-    def some(self, count: int) -> list[Sample]:
+    def some(self, count: int) -> list[RawSample]:
         """So many samples, spread over the whole: a dataset is often sorted."""
         if count >= self.count:
             return list(islice(cycle(self), count)) if self.count else []

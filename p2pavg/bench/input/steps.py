@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 import torch
 
-from p2pavg.bench.input.source import Sample
+from p2pavg.bench.input.source import RawSample
 from p2pavg.errors import ConfigurationError
 
 Step = Callable[[Any], Any]
@@ -68,7 +68,7 @@ class Pipeline:
                 ) from None
         return value
 
-    def check_repeatable(self, sample: Sample) -> None:
+    def check_repeatable(self, sample: RawSample) -> None:
         """Raises ConfigurationError when an offline step gives two results for one sample."""
         value: Any = sample.data
         for number in range(self.offline):

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure all splits, say what they mean, and write the best one if asked for."""
     pipeline, source = Pipeline.of(args.steps), Source.of(args.data)
     need = args.need if args.reports is None else needed(args.reports)
-    ways, limits = available(), verdict.Limits(args.disk_mbps, args.memory_gb)
+    ways, limits = available(), verdict.MachineLimits(args.disk_mbps, args.memory_gb)
     with progress("splits", 1 + pipeline.offline * len(ways)) as advance:
         splits = measure(pipeline, source, ways, args.workers, advance)
     names, count = pipeline.names, source.count

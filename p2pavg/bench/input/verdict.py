@@ -13,14 +13,14 @@ MUCH = 1.05  # a split with more offline work is better only if it is faster by 
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineLimits:
     """Of the machine that feeds the trainers."""
 
     disk_mbps: float | None = None  # MB/s that its storage reads; None: no limit
     memory_gb: float | None = None  # what fits there is read from storage once; None: nothing does
 
 
-def rate(split: Split, count: int, limits: Limits) -> float:
+def rate(split: Split, count: int, limits: MachineLimits) -> float:
     """Samples/s that reach training: the roofline min(workers / time, storage / size)."""
     size = split.kb_per_sample * 1e3
     in_memory = limits.memory_gb is not None and size * count <= limits.memory_gb * 1e9
@@ -29,7 +29,7 @@ def rate(split: Split, count: int, limits: Limits) -> float:
     return min(split.sps_workers, limits.disk_mbps * 1e6 / size)
 
 
-def binds(split: Split, names: Sequence[str], count: int, limits: Limits) -> str:
+def binds(split: Split, names: Sequence[str], count: int, limits: MachineLimits) -> str:
     """What limits the rate: "storage", "reading", or a step by its number and name."""
     if rate(split, count, limits) < split.sps_workers:
         return "storage"
@@ -41,7 +41,7 @@ def binds(split: Split, names: Sequence[str], count: int, limits: Limits) -> str
     return f"step {number + 1} ({names[number]})"
 
 
-def best(splits: Sequence[Split], count: int, limits: Limits) -> Split:
+def best(splits: Sequence[Split], count: int, limits: MachineLimits) -> Split:
     """The fastest; of those that are nearly as fast, the one with least work and least bytes beforehand."""
     fastest = max(rate(split, count, limits) for split in splits)
     near = [split for split in splits if rate(split, count, limits) * MUCH >= fastest]
@@ -49,7 +49,7 @@ def best(splits: Sequence[Split], count: int, limits: Limits) -> Split:
 
 
 def verdict(
-    splits: Sequence[Split], names: Sequence[str], count: int, limits: Limits, need: float | None
+    splits: Sequence[Split], names: Sequence[str], count: int, limits: MachineLimits, need: float | None
 ) -> str:
     """One sentence for people. need: samples/s that one trainer takes; None: not known."""
     now, top = splits[0], best(splits, count, limits)

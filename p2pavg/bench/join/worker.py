@@ -19,7 +19,7 @@ from p2pavg.errors import ClosedError
 POLL_S = 0.01
 
 
-class Joining:
+class JoiningWorker:
     """The worker's commands."""
 
     def _build(self, config: dict[str, Any]) -> None:
@@ -116,5 +116,5 @@ class Joining:
 
 
 if __name__ == "__main__":
-    worker = Joining()
+    worker = JoiningWorker()
     sys.exit(serve(worker.start, worker.train_on, worker.stop, worker.join))

@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 from p2pavg.bench.machine import tcp_sysctls
-from p2pavg.bench.net.streams import Budget, Bundle
+from p2pavg.bench.net.streams import Bundle, SendBudget
 from p2pavg.errors import IncompatiblePeerError, P2PAvgError, ProtocolError, UnreachableError
 
 MAGIC = b"p2pavg-net/1 "
@@ -32,7 +32,7 @@ _GREETING_S = 5.0
 _SILENCE_S = 30.0
 
 
-class Lines:
+class JsonLines:
     """JSON objects, one a line, over a socket. Raises ProtocolError on anything else."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -73,7 +73,7 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
     return data
 
 
-class Server:
+class MeasurementServer:
     """The listening side: serves one measurement at a time. `gigabytes` bounds what it sends for each."""
 
     def __init__(self, host: str, port: int, gigabytes: float) -> None:
@@ -104,7 +104,7 @@ class Server:
             if read_exactly(sock, len(MAGIC)) == MAGIC:
                 kind = read_exactly(sock, 1)
                 if kind == CONTROL:
-                    self._control(Lines(sock))
+                    self._control(JsonLines(sock))
                 elif kind == DATA:
                     kept = self._data(sock)
         if not kept:
@@ -118,11 +118,11 @@ class Server:
         sock.settimeout(None)
         return session.join(sock, step, stream, streams)
 
-    def _control(self, lines: Lines) -> None:
+    def _control(self, lines: JsonLines) -> None:
         limit = lines.read().get("bytes")
         if not isinstance(limit, int) or limit < 0:
             raise ProtocolError("The hello must say how many bytes may be sent.")
-        session = _Session(Budget(min(limit, int(self._gigabytes * 1e9))))
+        session = _Session(SendBudget(min(limit, int(self._gigabytes * 1e9))))
         with self._lock:
             if self._session is not None:
                 lines.write({"error": "busy"})
@@ -142,7 +142,7 @@ class Server:
 class _Session:
     """One measurement, on the listening side."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: SendBudget) -> None:
         self.token = secrets.token_bytes(16)
         self._budget = budget
         self._step = -1
@@ -181,7 +181,7 @@ class _Session:
             if not isinstance(allowance, int) or allowance < 0:
                 raise ProtocolError("The request does not say how many bytes to send.")
             left = self._budget.left
-            bundle.send(self._budget, Budget(allowance))
+            bundle.send(self._budget, SendBudget(allowance))
             return {"left": left}
         if do == "stop":
             bundle.stop()
@@ -237,7 +237,7 @@ class Client:
         try:
             sock = socket.create_connection((host, port), timeout=_GREETING_S)
             sock.sendall(MAGIC + CONTROL)
-            self._lines = Lines(sock)
+            self._lines = JsonLines(sock)
             self._lines.write({"bytes": limit_bytes})
             answer = self._lines.read()
             if "error" not in answer:

@@ -63,7 +63,7 @@ def stream_info(sock: socket.socket) -> StreamInfo:
     )
 
 
-class Budget:
+class SendBudget:
     """A budget of bytes to send, shared by threads."""
 
     def __init__(self, count: int) -> None:
@@ -107,7 +107,7 @@ class Bundle:
         for thread in self._threads:
             thread.start()
 
-    def send(self, *budgets: Budget) -> None:
+    def send(self, *budgets: SendBudget) -> None:
         """Send on all streams at once until stop(), or until one of the budgets is used up."""
         self._stop.clear()
         self._senders = [
@@ -166,7 +166,7 @@ class Bundle:
         for sock in self.sockets:
             sock.close()
 
-    def _send(self, sock: socket.socket, budgets: tuple[Budget, ...]) -> None:
+    def _send(self, sock: socket.socket, budgets: tuple[SendBudget, ...]) -> None:
         # Linux calls a stream writable when a third of its send buffer is free. Writing much at that moment
         # keeps the buffer, and so the window, fuller than writing little each time. iperf3 does the same.
         chunk = bytes(CHUNK)

@@ -12,7 +12,7 @@ from p2pavg.bench.machine import tcp_sysctls
 from p2pavg.bench.net import advice, fit
 from p2pavg.bench.net.advice import Burst, SenderView
 from p2pavg.bench.net.protocol import Client, vars_of
-from p2pavg.bench.net.streams import SAMPLE_S, Budget, Bundle, StreamInfo, stream_info
+from p2pavg.bench.net.streams import SAMPLE_S, Bundle, SendBudget, StreamInfo, stream_info
 from p2pavg.errors import P2PAvgError
 
 PINGS = 6
@@ -68,7 +68,7 @@ class Sweep:
         self._client = client
         self._deadline = time.monotonic() + limits.seconds
         self._limits = limits
-        self._budget = Budget(limits.bytes)
+        self._budget = SendBudget(limits.bytes)
         self._remote_sent = 0
         self.rtt_s = 0.0
 
@@ -135,7 +135,7 @@ class Sweep:
             return None
         with self._open(streams) as bundle:
             allowance = self._allowance() // 2
-            bundle.send(self._budget, Budget(allowance))
+            bundle.send(self._budget, SendBudget(allowance))
             left = int(self._client.ask("send", allowance)["left"])
             time.sleep(self._step_s)
             answer = self._client.ask("samples")
@@ -179,7 +179,7 @@ class Sweep:
             left = int(self._client.ask("send", self._allowance())["left"])
         else:
             self._client.ask("restart")
-            bundle.send(self._budget, Budget(self._allowance()))
+            bundle.send(self._budget, SendBudget(self._allowance()))
         time.sleep(self._step_s - self._measure_s)
         infos = []
         for _ in range(_LOOKS):
@@ -217,7 +217,7 @@ class Sweep:
         pause = max(0.6, 4 * self.rtt_s)
         time.sleep(pause)
         self._client.ask("restart")
-        bundle.send(self._budget, Budget(count))
+        bundle.send(self._budget, SendBudget(count))
         warm_s = count * 8e-9 / point.gbps
         give_up = time.monotonic() + 4 * warm_s + 10 * self.rtt_s
         samples: list[tuple[float, int]] = []

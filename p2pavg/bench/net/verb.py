@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from p2pavg.bench.net import fit
-from p2pavg.bench.net.protocol import Client, Server
+from p2pavg.bench.net.protocol import Client, MeasurementServer
 from p2pavg.bench.net.sweep import Limits, measure
 from p2pavg.bench.options import at_least
 from p2pavg.bench.progress import progress
@@ -81,7 +81,7 @@ def parse_address(text: str) -> tuple[str, int]:
 def _listen(args: argparse.Namespace) -> int:
     host, port = parse_address(args.listen)
     try:
-        server = Server(host, port, args.gigabytes)
+        server = MeasurementServer(host, port, args.gigabytes)
     except OSError as error:
         raise AddressInUseError(
             f"Cannot listen on {args.listen}: {error.strerror}; choose another."

@@ -21,7 +21,7 @@ LATELY_SECONDS = 10.0
 MAX_IDS = 4  # that one address may have: a process that restarts takes the place of another
 
 
-class Ledger:
+class AddressLedger:
     """Addresses that have shown that they receive what is sent there, and what the others have left."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -16,7 +16,7 @@ from p2pavg.membership.table.address import Address, normalise, pack_address
 from p2pavg.membership.table.beat import BEAT_MARK
 from p2pavg.membership.table.carrying.carrier import Carrier
 from p2pavg.membership.table.carrying.streams import Write
-from p2pavg.membership.table.ledger import AMPLIFICATION, Ledger
+from p2pavg.membership.table.ledger import AMPLIFICATION, AddressLedger
 from p2pavg.membership.table.questions import Answer, Pending, Question, once
 from p2pavg.membership.table.serving import BEAT_WORK, Server, Service
 from p2pavg.membership.table.timing import LONGEST_TIMEOUT, Endpoints
@@ -75,7 +75,7 @@ class Rpc(asyncio.DatagramProtocol):
             Address, list[tuple[Question, asyncio.TimerHandle | None]]
         ] = {}  # questions that wait for the first answer from there
         self._late: OrderedDict[bytes, Pending] = OrderedDict()  # given up, but an answer still tells the RTT
-        self.ledger = Ledger(clock)
+        self.ledger = AddressLedger(clock)
         self._endpoints = Endpoints()
         self._closed = False
         self._complained: set[str] = set()

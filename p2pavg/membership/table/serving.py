@@ -11,7 +11,7 @@ import msgpack
 
 from p2pavg.identity import Identity
 from p2pavg.membership.table.address import Address, pack_address, unpack_address
-from p2pavg.membership.table.ledger import AMPLIFICATION, Ledger
+from p2pavg.membership.table.ledger import AMPLIFICATION, AddressLedger
 from p2pavg.membership.table.throttle import Throttle
 from p2pavg.membership.table.wire import (
     MAX_DATAGRAM,
@@ -59,7 +59,7 @@ class Server:
         self,
         identity: Identity,
         service: Service,
-        ledger: Ledger,
+        ledger: AddressLedger,
         clock: Callable[[], float],
     ) -> None:
         self._identity = identity

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 
-class Retained:
+class RetainedSums:
     """What a step left in the sums because its round went on without it, and of how many samples.
 
     A step's gradient is the mean over its own samples. When the next one is added it may have another size:

@@ -18,21 +18,23 @@ CHUNK = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CodecAdvice:
     """After so many local steps a round with this codec takes no longer than they do."""
 
     codec: str
     steps: int
 
 
-def choices(steps: int, calculation: float, communication: float, codec: str) -> list[Choice]:
+def choices(steps: int, calculation: float, communication: float, codec: str) -> list[CodecAdvice]:
     """For the codec in use and for coarser ones. steps: local steps that took `calculation` s, beside a round
     of `communication` s. A round's time counts as proportional to its bytes.
     """
     names = [name for name in codecs.WIRE_IDS if name != "bf16"]
     coarser = names[names.index(codec) + 1 :] if codec in names else []
     return [
-        Choice(name, max(1, math.ceil(steps * communication * _bytes(name) / _bytes(codec) / calculation)))
+        CodecAdvice(
+            name, max(1, math.ceil(steps * communication * _bytes(name) / _bytes(codec) / calculation))
+        )
         for name in (codec, *coarser)
     ]
 

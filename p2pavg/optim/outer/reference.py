@@ -127,7 +127,7 @@ class Reference:
         return found.digest()
 
 
-class Kept:
+class KeptReference:
     """What of the reference is kept beside the model's parameters: its velocity, and with `whole` θ_ref
     too.
     """

@@ -32,7 +32,7 @@ IMPROVE_S = (60.0, 3600.0)  # the first pause before a relayed link is to become
 
 
 @dataclass(frozen=True, slots=True)
-class Helper:
+class CommonMember:
     """A member to which both sides have links."""
 
     link: Link
@@ -82,7 +82,7 @@ class Meetings:
                 logger.debug("no link to peer %s through a relay: %s", short_id(peer), error)
         return peer in self._endpoint.links
 
-    async def helpers(self, peer: bytes) -> list[Helper]:
+    async def helpers(self, peer: bytes) -> list[CommonMember]:
         """Members through which a word to the peer gets, the quickest first."""
         asked = self._observers()[:ASKED]
         answers = await asyncio.gather(*(self._ask(link, peer) for link in asked))
@@ -94,7 +94,7 @@ class Meetings:
         straight = [link for link in links if link.way is Way.DIRECT and not link.hello.get("client_only")]
         return sorted(straight, key=lambda link: link.rtt)
 
-    async def _ask(self, link: Link, peer: bytes) -> Helper | None:
+    async def _ask(self, link: Link, peer: bytes) -> CommonMember | None:
         try:
             told = await link.request({"t": KNOWS, "peer": peer}, ANSWER_S)
         except (TimeoutError, UnreachableError):
@@ -102,9 +102,9 @@ class Meetings:
         rtt = told.get("rtt")
         if told.get("linked") is not True or not isinstance(rtt, float) or not rtt >= 0:
             return None
-        return Helper(link, min(link.rtt + rtt, punching.MOST_RTT_S), told.get("relays") is True)
+        return CommonMember(link, min(link.rtt + rtt, punching.MOST_RTT_S), told.get("relays") is True)
 
-    async def punch(self, peer: bytes, helper: Helper) -> Link:
+    async def punch(self, peer: bytes, helper: CommonMember) -> Link:
         """A link through holes in both NATs. Raises P2PAvgError, OSError, TimeoutError."""
         sock = await self._met(helper.link, helper.link, helper.rtt_s, {"to": peer})
         link = await self._endpoint.greet(sock, peer, partial(self._stream, peer), GREETING_S)
@@ -145,7 +145,7 @@ class Meetings:
         except Refusal as refusal:
             raise refusal.error() from None
 
-    async def relay(self, peer: bytes, helper: Helper) -> Link:
+    async def relay(self, peer: bytes, helper: CommonMember) -> Link:
         """A link that a member carries. Raises P2PAvgError, OSError, TimeoutError."""
         sock = await self._tunnels.open(peer, helper.link)
         opener = partial(self._tunnel, peer, helper.link.peer_id)

@@ -24,7 +24,7 @@ from p2pavg.rounds.state.downloader import Downloader
 from p2pavg.rounds.state.following import Following
 from p2pavg.rounds.state.generation_rows import Generations
 from p2pavg.rounds.state.inbox import Inbox
-from p2pavg.rounds.state.projection import Projection, Standing, Wish
+from p2pavg.rounds.state.projection import DownloadProgress, Projection, Wish
 from p2pavg.rounds.state.results import ResultHead
 from p2pavg.rounds.state.telling import Joined, Telling
 from p2pavg.rounds.training import Average
@@ -193,7 +193,7 @@ class Joining:
             self._asked_at, self._asked = now, asked
             self._ask(standing[0], wish or Wish(0, 0.0), at)
 
-    def _ask(self, epoch: int, wish: Wish, at: Standing) -> None:
+    def _ask(self, epoch: int, wish: Wish, at: DownloadProgress) -> None:
         link_bps = 8 * self._projection.bytes_per_second
         asked = CatchUp(epoch, wish.spare, wish.seconds, at.total, at.result, link_bps)
         message = wire.to_dict(asked)
@@ -206,10 +206,10 @@ class Joining:
             if donor in self._links:
                 self._links[donor].send(message)
 
-    def _at(self) -> Standing:
+    def _at(self) -> DownloadProgress:
         state, total, _ = (self._needs_state and self._downloader.progress) or (0, 0, 0)
         following = self.following
-        return Standing(
+        return DownloadProgress(
             state, total, following.fetched_bytes, following.lacking_bytes, following.result_bytes
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from p2pavg.allreduce.choosing import Choice, Question, Topology, choose
+from p2pavg.allreduce.choosing import Choice, PlanInputs, Topology, choose
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.regions import NEAR_RTT_S, regions
 from p2pavg.plan import Plan
@@ -35,7 +35,7 @@ class Planner:
         rank = {member.peer: rank for rank, member in enumerate(members)}
         groups, near = self._regions(members, rank)
         numel = self._numel()
-        question = Question(
+        question = PlanInputs(
             numel,
             self._nbytes(numel),
             # What a member receives says what others sent; where it is the limit, the links to it show that.

@@ -22,14 +22,14 @@ from p2pavg.rounds.machine.healing import Healing
 from p2pavg.rounds.machine.leading import Leading
 from p2pavg.rounds.machine.measurements import Measurements
 from p2pavg.rounds.machine.member import Member
-from p2pavg.rounds.machine.memory.state import State, state_of
+from p2pavg.rounds.machine.memory.state import MemberState, state_of
 from p2pavg.rounds.machine.newcomers import Newcomers
 from p2pavg.rounds.machine.others import Peers
 from p2pavg.rounds.machine.own_thread import Trainer
 from p2pavg.rounds.machine.refusals import Refusals
 from p2pavg.rounds.machine.rules.deadlines import PAUSE, Timer
 from p2pavg.rounds.machine.succession import Succession
-from p2pavg.rounds.machine.transfer import Transfer
+from p2pavg.rounds.machine.transfer import TransferRules
 from p2pavg.rounds.machine.waiting import Waiting
 from p2pavg.rounds.protocol import messages
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
@@ -49,7 +49,7 @@ class Machine:
         self.member = Member(self)
         self.leading = Leading(self)
         self.refusals = Refusals(self)
-        self.transfer = Transfer(self)
+        self.transfer = TransferRules(self)
         self.succession = Succession(self)
         self.counting = Counting(self)
         self.waiting = Waiting(self)
@@ -85,7 +85,7 @@ class Machine:
         return Role.JOINER if self.core.here.joining is not None else self.core.here.role
 
     @property
-    def state(self) -> State:
+    def state(self) -> MemberState:
         """What this peer is doing in the epoch."""
         return state_of(self.core.here, self.core.holding)
 

@@ -24,7 +24,7 @@ MOST_SLOW = 3  # rounds in which a voter may be slow, before it stays out of som
 LATE_FACTOR = 3.0  # times what most needed: so much longer a voter that says that it is at it may need
 
 
-class Transfer:
+class TransferRules:
     """What the leader makes of what voters say between BEGIN and the outcome."""
 
     def __init__(self, machine: Machine) -> None:

@@ -23,7 +23,7 @@ from p2pavg.rounds.state import snapshot
 from p2pavg.rounds.state.download import IDLE_S, Download, Piece
 from p2pavg.rounds.state.manifest import Manifest, chunk_bytes
 from p2pavg.rounds.state.results import ResultHead
-from p2pavg.rounds.state.retained import Retained
+from p2pavg.rounds.state.retained import RetainedResults
 from p2pavg.rounds.state.snapshot import Live
 from p2pavg.rounds.state.yielding import Yielding
 from p2pavg.rounds.training import StateSource, SwappedError
@@ -44,7 +44,7 @@ EPOCHS_KNOWN = 8  # whose times tell how long one is
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class StateOffer:
     """What a newcomer is given: a state, or only results that follow on its own."""
 
     manifest: Manifest | None
@@ -84,7 +84,7 @@ class Donor:
         self._tell = tell
         self._yielding = Yielding(time.monotonic())
         self._snapshot: tuple[Manifest, U8] | None = None
-        self._retained = Retained(background, directory)
+        self._retained = RetainedResults(background, directory)
         self._downloads: dict[int, Download] = {}
         self._bucket = None if upload_bps is None else Limiter(upload_bps / 8, time.monotonic())
         self._waking: asyncio.TimerHandle | None = None
@@ -99,7 +99,7 @@ class Donor:
 
     async def offer(
         self, link: int, *, have: tuple[int, bytes] | None = None, root: bytes = b"", aligned: bool = False
-    ) -> Offer | None:
+    ) -> StateOffer | None:
         """What a newcomer needs, all that is committed meanwhile included; None: busy, ask again.
 
         have: (epoch, lineage) of its own state, where results that follow on it are enough. root: of a state
@@ -125,11 +125,11 @@ class Donor:
                 return None
             await asyncio.sleep(max(LOOK_S, min(deadline, self._rests_until) - time.monotonic()))
 
-    def _begin(self, link: int, manifest: Manifest | None, epoch: int) -> Offer:
+    def _begin(self, link: int, manifest: Manifest | None, epoch: int) -> StateOffer:
         now = time.monotonic()
         root = None if manifest is None else manifest.root
         self._downloads[link] = Download(epoch, now, now, root)
-        return Offer(manifest, tuple(self._retained.since(epoch)))
+        return StateOffer(manifest, tuple(self._retained.since(epoch)))
 
     def _usable(self, root: bytes) -> Manifest | None:
         if self._snapshot is None:

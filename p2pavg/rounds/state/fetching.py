@@ -15,7 +15,7 @@ MEASURED_S = 2.0  # its rate is that of about the last two seconds
 MOST_TIMES = 2  # donors that a chunk is asked of at a time, the second one when it has nothing else to do
 
 
-class Source:
+class DonorSource:
     """One donor: what it can serve, what it owes, and how fast it is."""
 
     def __init__(self, can: bytearray) -> None:
@@ -57,7 +57,7 @@ class Fetching:
         self.have = bytearray(have) or bytearray(chunks)
         self.left = chunks - sum(self.have)  # not yet verified
         self.moved = 0  # verified since this download began, and asked for twice
-        self._sources = {donor: Source(can) for donor, can in donors.items()}
+        self._sources = {donor: DonorSource(can) for donor, can in donors.items()}
         self._pool = deque(chunk for chunk in range(chunks) if not self.have[chunk])
         self._asked = Counter[int]()  # of how many donors, by chunk on its way
 
@@ -92,7 +92,7 @@ class Fetching:
             self._asked[chunk] += 1
         return chosen
 
-    def _overdue(self, source: Source) -> list[int]:
+    def _overdue(self, source: DonorSource) -> list[int]:
         """What others owe, the last of the one that owes most first."""
         most = max(self._sources.values(), key=lambda other: len(other.coming))
         return [c for c in reversed(most.coming) if source.can[c] and self._asked[c] < MOST_TIMES]

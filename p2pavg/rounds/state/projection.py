@@ -24,7 +24,7 @@ ENDS_S = 3.0  # of a newcomer for which rounds wait anyway: none begins before i
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class DownloadProgress:
     """How far a download is. Bytes."""
 
     state: int  # verified
@@ -49,7 +49,7 @@ class Projection:
         self._seen: deque[tuple[float, int]] = deque()  # (time, bytes that the links brought)
         self._before: int | None = None  # what they had brought when the state was asked for
         self._began_at: float | None = None
-        self._last = Standing(0, 0, 0, 0, 0)
+        self._last = DownloadProgress(0, 0, 0, 0, 0)
         self._epoch_s = math.inf
         self._rtt_s = 0.0
         self._knows = False  # what the link brings
@@ -62,7 +62,7 @@ class Projection:
         self._epoch_s = epoch_s or math.inf
         self._rtt_s = rtt_s
 
-    def observe(self, now: float, at: Standing, received: int, epochs: int, epochs_s: float) -> None:
+    def observe(self, now: float, at: DownloadProgress, received: int, epochs: int, epochs_s: float) -> None:
         """received: what the links to all donors have brought, whatever it was. epochs: that the swarm was
         seen to make in `epochs_s` seconds, in case the donors do not know.
         """

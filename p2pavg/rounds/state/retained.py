@@ -33,14 +33,14 @@ def spilled(data: U8, directory: Path | None) -> U8:
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptResult:
     """A result, and its bytes."""
 
     head: ResultHead
     data: U8
 
 
-class Retained:
+class RetainedResults:
     """A chain of results: each follows on the one before. Runs on the loop thread; copies beside it."""
 
     def __init__(self, background: Executor, directory: Path | None = None) -> None:
@@ -48,7 +48,7 @@ class Retained:
         self._background = background
         self._directory = directory
         self._start: tuple[int, bytes] | None = None  # (epoch, lineage) that the first one follows on
-        self._chain: deque[Kept] = deque()
+        self._chain: deque[KeptResult] = deque()
         self.state_bytes = 0  # of the state that they follow on
 
     def __bool__(self) -> bool:
@@ -87,7 +87,7 @@ class Retained:
         if (head.epoch, head.before) != self.end:
             self.clear()
             return False
-        kept = Kept(head, data)
+        kept = KeptResult(head, data)
         self._chain.append(kept)
         if self.nbytes > max(MOST_BYTES, MOST_STATES * self.state_bytes):
             logger.warning(
@@ -99,7 +99,7 @@ class Retained:
         self._background.submit(self._settle, kept, self.nbytes > MEMORY_BYTES)
         return True
 
-    def _settle(self, kept: Kept, to_disk: bool) -> None:
+    def _settle(self, kept: KeptResult, to_disk: bool) -> None:
         """Out of the memory that the rounds use."""
         if to_disk:
             try:

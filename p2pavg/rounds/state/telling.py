@@ -6,7 +6,7 @@ import logging
 import math
 from dataclasses import dataclass
 
-from p2pavg.rounds.state.projection import Projection, Standing
+from p2pavg.rounds.state.projection import DownloadProgress, Projection
 
 logger = logging.getLogger("p2pavg.state")
 
@@ -39,7 +39,7 @@ class Telling:
         members = "1 member" if donors == 1 else f"{donors} members"
         logger.warning("joining: %s of state (epoch %d) come from %s", _mb(nbytes), epoch, members)
 
-    def look(self, now: float, at: Standing, projection: Projection) -> None:
+    def look(self, now: float, at: DownloadProgress, projection: Projection) -> None:
         """Say how far it is, if that is due."""
         if projection.paced and not self._paced:
             self._paced = True
@@ -64,7 +64,7 @@ class Telling:
             end,
         )
 
-    def _tell_paced(self, at: Standing, projection: Projection) -> None:
+    def _tell_paced(self, at: DownloadProgress, projection: Projection) -> None:
         epoch_s = projection.epoch_seconds
         logger.warning(
             "joining: a result of %s every %.2f s (%.1f Mb/s) leaves too little of a link of %.1f Mb/s for "
@@ -78,7 +78,7 @@ class Telling:
             projection.held_s,
         )
 
-    def ends(self, now: float, epoch: int, at: Standing, results: int) -> None:
+    def ends(self, now: float, epoch: int, at: DownloadProgress, results: int) -> None:
         """It is in."""
         logger.info(
             "joined at epoch %d after %.1f s: %s of state and %d results of %s",

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from p2pavg.allreduce.choosing import Question, Topology, choose, dollars, flat, two_levels
+from p2pavg.allreduce.choosing import PlanInputs, Topology, choose, dollars, flat, two_levels
 from p2pavg.allreduce.levels import MOST_TREES
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.regions import regions
@@ -21,12 +21,12 @@ NUMEL = 25_000_000
 
 def question(
     sizes: tuple[int, ...], *, lan: float = 125e6, wan: float = 1e6, numel: int = NUMEL, **more: object
-) -> Question:
+) -> PlanInputs:
     """Regions of so many members; pairs of one region carry `lan` bytes/s, others `wan`."""
     groups = tuple(region for region, size in enumerate(sizes) for _ in range(size))
     pairs = itertools.permutations(range(len(groups)), 2)
     links = {(a, b): lan if groups[a] == groups[b] else wan for a, b in pairs}
-    return Question(numel, 2 * numel, [Capacity()] * len(groups), links, groups, **more)  # type: ignore[arg-type]
+    return PlanInputs(numel, 2 * numel, [Capacity()] * len(groups), links, groups, **more)  # type: ignore[arg-type]
 
 
 def crossing(plan: Plan, groups: tuple[int, ...] | list[int]) -> float:
@@ -94,7 +94,7 @@ def test_where_it_does_not_pay_rounds_are_flat() -> None:
         question((8,)),
         question((1, 1, 1, 1)),
         question((2, 2), wan=125e6, lan=12.5e6),
-        Question(NUMEL, 2 * NUMEL, [Capacity()] * 4, {}, (0, 0, 1, 1)),
+        PlanInputs(NUMEL, 2 * NUMEL, [Capacity()] * 4, {}, (0, 0, 1, 1)),
         question((2, 2), numel=1000, lan=125e6, wan=60e6),  # it takes longer to go twice than to send
     ):
         assert not any(part.deputies for part in choose(Topology.AUTO, asked).plan.parts)
@@ -104,7 +104,7 @@ def test_who_cannot_own_is_no_deputy() -> None:
     """A member that owns nothing is no deputy, and its region's others do."""
     asked = question((2, 2))
     members = [Capacity(), Capacity(), Capacity(owns=False), Capacity()]
-    found = two_levels(Question(NUMEL, 2 * NUMEL, members, asked.links, asked.groups))
+    found = two_levels(PlanInputs(NUMEL, 2 * NUMEL, members, asked.links, asked.groups))
     assert found is not None
     assert {rank for part in found.plan.parts for rank in (part.owner, *part.deputies)} == {0, 1, 3}
 
@@ -116,7 +116,7 @@ def test_slow_pairs_are_left_alone() -> None:
         (a, b): 125e6 if groups[a] == groups[b] else 1e5 if {groups[a], groups[b]} == {1, 2} else 1e7
         for a, b in itertools.permutations(range(6), 2)
     }
-    found = two_levels(Question(NUMEL, 2 * NUMEL, [Capacity()] * 6, links, groups))
+    found = two_levels(PlanInputs(NUMEL, 2 * NUMEL, [Capacity()] * 6, links, groups))
     assert found is not None
     at_home = sum(part.count for part in found.plan.parts if groups[part.owner] == 0)
     assert at_home > 0.95 * NUMEL
@@ -125,7 +125,7 @@ def test_slow_pairs_are_left_alone() -> None:
 def brute_force(groups: tuple[int, ...], prices: dict[tuple[int, int], float], nbytes: int) -> float:
     """The least dollars of all flat plans, and of all plans with one deputy in each other region."""
     members = [Capacity()] * len(groups)
-    asked = Question(1, nbytes, members, {}, groups, prices=prices)
+    asked = PlanInputs(1, nbytes, members, {}, groups, prices=prices)
     first = {group: groups.index(group) for group in groups}
     ways = [Plan((Part(owner, 0, 1),)) for owner in range(len(groups))]
     for home in first.values():
@@ -146,7 +146,7 @@ def test_cheapest_is_as_cheap_as_any() -> None:
             for a in regions
             for b in regions
         }
-        asked = Question(100_000, 200_000, [Capacity()] * len(groups), {}, groups, prices=prices)
+        asked = PlanInputs(100_000, 200_000, [Capacity()] * len(groups), {}, groups, prices=prices)
         found = choose(Topology.CHEAPEST, asked)
         assert found.dollars <= brute_force(groups, prices, 200_000) * (1 + 1e-9)
 
@@ -156,7 +156,7 @@ def test_planning_is_quick() -> None:
     dice = random.Random(2)
     asked = question((8,) * 8)
     links = {pair: rate * dice.uniform(0.5, 2) for pair, rate in asked.links.items()}
-    asked = Question(NUMEL, 2 * NUMEL, asked.members, links, asked.groups)
+    asked = PlanInputs(NUMEL, 2 * NUMEL, asked.members, links, asked.groups)
     best = min(_timed(lambda: two_levels(asked)) for _ in range(3))
     assert len(two_levels(asked).plan.parts) <= MOST_TREES  # type: ignore[union-attr]
     assert best < 0.25, f"{best:.3f} s"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pavg.allreduce.choosing import Question, flat
+from p2pavg.allreduce.choosing import PlanInputs, flat
 from p2pavg.allreduce.partition import ALIGNMENT, Capacity, chunk_elements, part_counts, shares
 
 rates = st.floats(1e5, 1e10)
@@ -139,7 +139,7 @@ def test_chunks_are_bounded() -> None:
 def test_plan_leaves_no_gap() -> None:
     """Parts follow each other and cover the vector; members that own nothing have no part."""
     members = [Capacity(), Capacity(owns=False), Capacity()]
-    parts = flat(Question(1_000_003, 1, members, {}, (0, 0, 0))).plan.parts
+    parts = flat(PlanInputs(1_000_003, 1, members, {}, (0, 0, 0))).plan.parts
     assert [part.owner for part in parts] == [0, 2]
     assert parts[0].start == 0
     assert parts[0].count == parts[1].start

@@ -18,7 +18,7 @@ from p2pavg.bench import __main__ as bench
 from p2pavg.bench.input import measure, verdict
 from p2pavg.bench.input.measure import Split
 from p2pavg.bench.input.steps import packed, unpacked
-from p2pavg.bench.input.verdict import Limits
+from p2pavg.bench.input.verdict import MachineLimits
 from p2pavg.errors import ConfigurationError
 
 NAMES = ["decode", "resize", "crop"]
@@ -34,16 +34,16 @@ def split(
 def test_the_roofline_is_the_slower_of_workers_and_storage() -> None:
     """min(workers / time, storage / size); what fits into memory is read once."""
     fast = split(1, 1000, kb=500)
-    assert verdict.rate(fast, 10, Limits()) == 2000
-    assert verdict.rate(fast, 10, Limits(disk_mbps=100)) == 200
-    assert verdict.rate(fast, 10, Limits(disk_mbps=100, memory_gb=0.01)) == 2000
-    assert verdict.binds(fast, NAMES, 10, Limits(disk_mbps=100)) == "storage"
+    assert verdict.rate(fast, 10, MachineLimits()) == 2000
+    assert verdict.rate(fast, 10, MachineLimits(disk_mbps=100)) == 200
+    assert verdict.rate(fast, 10, MachineLimits(disk_mbps=100, memory_gb=0.01)) == 2000
+    assert verdict.binds(fast, NAMES, 10, MachineLimits(disk_mbps=100)) == "storage"
 
 
 def test_the_published_order_of_a_vision_pipeline() -> None:
     """Where storage decides, resized offline beats everything and nothing offline (PRESTO's CV table)."""
     # Samples/s and GB for the same 1.3 million images, as published; storage of 910 MB/s on 8 threads.
-    count, limits = 1_281_167, Limits(disk_mbps=910)
+    count, limits = 1_281_167, MachineLimits(disk_mbps=910)
     table = [
         split(0, 107 / 2, 146e6 / count),
         split(1, 1789 / 2, 494e6 / count),
@@ -57,12 +57,12 @@ def test_the_published_order_of_a_vision_pipeline() -> None:
 
 def test_the_slowest_step_binds() -> None:
     """Which online step takes longest is named by number and name."""
-    assert verdict.binds(split(1, 500, steps=(0.001, 0.004)), NAMES, 10, Limits()) == "step 3 (crop)"
+    assert verdict.binds(split(1, 500, steps=(0.001, 0.004)), NAMES, 10, MachineLimits()) == "step 3 (crop)"
 
 
 def test_less_work_beforehand_wins_a_tie() -> None:
     """A split that is hardly faster is not worth its offline work."""
-    assert verdict.best([split(0, 1000), split(1, 1020)], 10, Limits()).offline == 0
+    assert verdict.best([split(0, 1000), split(1, 1020)], 10, MachineLimits()).offline == 0
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_less_work_beforehand_wins_a_tie() -> None:
 )
 def test_the_verdict_answers_the_question(need: float, said: str) -> None:
     """One sentence: what binds, what would help at what cost, and whether that is needed."""
-    words = verdict.verdict([split(0, 100), split(1, 1000)], NAMES, 10, Limits(), need)
+    words = verdict.verdict([split(0, 100), split(1, 1000)], NAMES, 10, MachineLimits(), need)
     assert words.startswith(
         "step 1 (decode) binds at 200 samples/s; decode offline with none (1.0 GB, 60.0 s once)"
     )

@@ -10,8 +10,8 @@ from contextlib import closing
 
 import pytest
 
-from p2pavg.bench.net.protocol import CONTROL, DATA, MAGIC, Client, Server
-from p2pavg.bench.net.streams import Budget
+from p2pavg.bench.net.protocol import CONTROL, DATA, MAGIC, Client, MeasurementServer
+from p2pavg.bench.net.streams import SendBudget
 from p2pavg.bench.net.sweep import Limits, measure
 from p2pavg.bench.net.verb import parse_address, table
 from p2pavg.errors import ConfigurationError, IncompatiblePeerError, UnreachableError
@@ -20,8 +20,8 @@ DEADLINE_S = 10
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server("127.0.0.1", 0, gigabytes=2.0)
+def server() -> Iterator[MeasurementServer]:
+    server = MeasurementServer("127.0.0.1", 0, gigabytes=2.0)
     threading.Thread(target=server.serve, daemon=True).start()
     yield server
     server.close()
@@ -38,11 +38,11 @@ def received_until_closed(sock: socket.socket) -> bytes:
     return data
 
 
-def test_streams_carry_bytes_both_ways_and_count_them(server: Server) -> None:
+def test_streams_carry_bytes_both_ways_and_count_them(server: MeasurementServer) -> None:
     """What one side sends on all streams the other one counts, each way, and no more than the budget."""
     with closing(Client("127.0.0.1", server.port, 3_000_000)) as client, closing(client.open(3)) as bundle:
         client.ask("restart")
-        bundle.send(Budget(1_000_000))
+        bundle.send(SendBudget(1_000_000))
         got = 0
         while got < 1_000_000:
             got = client.ask("samples")["samples"][-1][1]
@@ -54,7 +54,7 @@ def test_streams_carry_bytes_both_ways_and_count_them(server: Server) -> None:
         assert client.ask("samples")["left"] == 0
 
 
-def test_a_measurement_keeps_its_bounds(server: Server) -> None:
+def test_a_measurement_keeps_its_bounds(server: MeasurementServer) -> None:
     """Seconds and bytes are not exceeded, and the result has what the command line promises."""
     with closing(Client("127.0.0.1", server.port, 2_000_000_000)) as client:
         result = measure(client, Limits(seconds=6.0, bytes=2_000_000_000))
@@ -113,7 +113,7 @@ def test_nobody_listening_is_one_clear_sentence() -> None:
         MAGIC + CONTROL + b"{}\n",
     ],
 )
-def test_the_listening_side_closes_on_strangers(server: Server, greeting: bytes) -> None:
+def test_the_listening_side_closes_on_strangers(server: MeasurementServer, greeting: bytes) -> None:
     """Bytes that no correct client sends, and a stream without a token, are answered by closing."""
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
         sock.sendall(greeting)
@@ -122,7 +122,7 @@ def test_the_listening_side_closes_on_strangers(server: Server, greeting: bytes)
         assert client.ping() > 0
 
 
-def test_one_measurement_at_a_time(server: Server) -> None:
+def test_one_measurement_at_a_time(server: MeasurementServer) -> None:
     """A second client is told that the other side is busy, and may come when the first one has gone."""
     with closing(Client("127.0.0.1", server.port, 1000)), pytest.raises(IncompatiblePeerError, match="later"):
         Client("127.0.0.1", server.port, 1000)

@@ -13,7 +13,7 @@ import pytest
 
 from p2pavg import cli, native
 from p2pavg.cli import machine_checks
-from p2pavg.cli.machine_checks import State
+from p2pavg.cli.machine_checks import CheckResult
 
 
 def test_the_page_has_a_line_for_each_check(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,9 +50,9 @@ def test_a_taken_port_is_told_with_advice() -> None:
         holder.bind(("0.0.0.0", 0))
         holder.listen()
         tcp, udp = machine_checks.ports(holder.getsockname()[1])
-    assert tcp.state is State.SLOW
+    assert tcp.state is CheckResult.SLOW
     assert "next free port" in tcp.advice
-    assert udp.state is State.GOOD
+    assert udp.state is CheckResult.GOOD
 
 
 def test_small_buffers_are_told_with_the_command(tmp_path: Path) -> None:
@@ -60,10 +60,10 @@ def test_small_buffers_are_told_with_the_command(tmp_path: Path) -> None:
     (tmp_path / "tcp_rmem").write_text("4096 131072 6291456")
     (tmp_path / "tcp_wmem").write_text("4096 16384 1048576")
     check = machine_checks.buffers(tmp_path)
-    assert check.state is State.SLOW
+    assert check.state is CheckResult.SLOW
     assert "sysctl -w net.ipv4.tcp_wmem=" in check.advice
     assert "tcp_rmem" not in check.advice
-    assert machine_checks.buffers(tmp_path / "none").state is State.UNKNOWN
+    assert machine_checks.buffers(tmp_path / "none").state is CheckResult.UNKNOWN
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_clock_that_nothing_keeps_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """adjtimex() says whether the clock is synchronised; where there is none, that is said."""
-    states = {5: State.SLOW, 0: State.GOOD, None: State.UNKNOWN}
+    states = {5: CheckResult.SLOW, 0: CheckResult.GOOD, None: CheckResult.UNKNOWN}
     for value, state in states.items():
         monkeypatch.setattr(machine_checks, "_clock_state", lambda value=value: value)
         assert machine_checks.clock().state is state

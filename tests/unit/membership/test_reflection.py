@@ -18,7 +18,7 @@ from p2pavg.membership.names import MAX_NAMES, Names
 from p2pavg.membership.table import serving
 from p2pavg.membership.table.address import Address, pack_address
 from p2pavg.membership.table.beat import Beat
-from p2pavg.membership.table.ledger import MAX_PROVED_OF_NETWORK, MAX_PROVED_OF_SOURCE, Ledger
+from p2pavg.membership.table.ledger import MAX_PROVED_OF_NETWORK, MAX_PROVED_OF_SOURCE, AddressLedger
 from p2pavg.membership.table.record import Chain, Refresh, SignedRecord, sign_record, to_store
 from p2pavg.membership.table.records.entries import Outcome
 from p2pavg.membership.table.records.store import RecordStore
@@ -185,7 +185,7 @@ def test_contacts_that_a_stranger_names_draw_little() -> None:
 
 def test_a_ledger_forgets_no_honest_address_for_a_flood() -> None:
     """Ten thousand addresses of one source, or of one network, that prove themselves take its places only."""
-    ledger = Ledger(lambda: 0.0)
+    ledger = AddressLedger(lambda: 0.0)
     ledger.proved(("192.0.2.1", PORT), b"p" * 20)
     for port in range(1, 10_001):
         ledger.proved(("198.51.100.7", port), b"s" * 20)

@@ -18,7 +18,7 @@ from p2pavg.membership.table.carrying import streams
 from p2pavg.membership.table.carrying.carrier import Carrier
 from p2pavg.membership.table.carrying.ways import BOTH, FIRST_AGAIN_SECONDS, TCP, UDP, Ways
 from p2pavg.membership.table.dht import DHT, key_of
-from p2pavg.membership.table.ledger import Ledger
+from p2pavg.membership.table.ledger import AddressLedger
 from p2pavg.membership.table.wire import MAX_DATAGRAM, Flag, RequestKind, decode, encode
 from p2pavg.membership.view import View
 from p2pavg.transport.links.listening import TablePort
@@ -299,7 +299,7 @@ async def test_an_unproven_address_gets_one_packet() -> None:
         dialled.append((host, port))
         raise OSError("nobody")
 
-    ledger = Ledger(clock)
+    ledger = AddressLedger(clock)
     sends = Carrier(ledger, clock)
     sends.streams = streams.Streams(lambda *args: None, 0, dial)
     victim = ("203.0.113.1", 80)
@@ -334,7 +334,7 @@ async def test_what_may_go_to_a_stranger_does_for_the_way_that_gets_through() ->
 
         def close(self) -> None: ...
 
-    ledger = Ledger(clock)
+    ledger = AddressLedger(clock)
     sends = Carrier(ledger, clock)
     sends.opened(Udp())
     sends.streams = streams.Streams(lambda *args: None, 0, dial)

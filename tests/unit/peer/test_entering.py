@@ -8,7 +8,7 @@ import pytest
 
 from p2pavg.peer.entering import role_among
 from p2pavg.rounds.protocol.roles import Role
-from p2pavg.rounds.training import Start
+from p2pavg.rounds.training import RunStart
 
 FIRST, OTHER = b"f" * 32, b"o" * 32
 
@@ -37,4 +37,4 @@ class Met:
 )
 def test_a_newcomer_begins_no_second_run(start: int, met: list[Any], role: Role) -> None:
     """Whoever meets somebody with a state that is further, joins its run."""
-    assert role_among(met, Start(start, FIRST)) is role
+    assert role_among(met, RunStart(start, FIRST)) is role

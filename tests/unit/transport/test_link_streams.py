@@ -15,7 +15,7 @@ from p2pavg.transport.engine import SELF, JobProgress, StreamStats
 from p2pavg.transport.links.streams.count import (
     MOST_SOCKETS,
     StreamCount,
-    Transfer,
+    StreamTransfer,
     least_streams,
     most_streams,
     useful_streams,
@@ -56,7 +56,7 @@ def run(
         queue = 0.1 * rtt if 8 * used[-1] * window / rtt > rate else 0.0
         seconds = 8 * nbytes / carried
         now += seconds + pause_s
-        count.measured(Transfer(used[-1], int(nbytes), seconds, rtt, busy, queue), links, now)
+        count.measured(StreamTransfer(used[-1], int(nbytes), seconds, rtt, busy, queue), links, now)
     return used
 
 
@@ -113,7 +113,9 @@ class TestStreamCount:
         for _ in range(24):
             used.append(count.wanted(7))
             carried = min(used[-1], 10) * 7e6
-            count.measured(Transfer(used[-1], int(carried / 8 * 2), 2.0, 0.27, 1.0, 0.2), 7, 2.0 * len(used))
+            count.measured(
+                StreamTransfer(used[-1], int(carried / 8 * 2), 2.0, 0.27, 1.0, 0.2), 7, 2.0 * len(used)
+            )
         assert min(used) == 16
 
     def test_short_transfers_say_nothing(self):
@@ -121,14 +123,14 @@ class TestStreamCount:
         count = StreamCount(0.3, 4e6)
         before = count.wanted(1)
         for _ in range(20):
-            count.measured(Transfer(before, 10_000, 0.4, 0.3, 1.0), 1, 0.0)
+            count.measured(StreamTransfer(before, 10_000, 0.4, 0.3, 1.0), 1, 0.0)
         assert count.wanted(1) == before
 
     def test_short_path(self):
         """Where one window fills any path, nothing is tried: the number stays at its least."""
         count = StreamCount(0.0003, 4e6)
         for _ in range(50):
-            count.measured(Transfer(count.wanted(1), 100_000_000, 0.2, 0.0003, 1.0), 1, 0.0)
+            count.measured(StreamTransfer(count.wanted(1), 100_000_000, 0.2, 0.0003, 1.0), 1, 0.0)
         assert count.wanted(1) == least_streams(1)
 
     def test_new_path(self):
@@ -192,7 +194,7 @@ class TestStreamCount:
         """Whatever is measured, the number stays between its bounds."""
         count = StreamCount(0.1, 4e6)
         for index, (streams, nbytes, seconds, rtt, busy) in enumerate(transfers):
-            count.measured(Transfer(streams, nbytes, seconds, rtt, busy), links, 100.0 * index)
+            count.measured(StreamTransfer(streams, nbytes, seconds, rtt, busy), links, 100.0 * index)
             assert 1 <= count.wanted(links) <= most_streams(links)
             assert count.window_bytes > 0
             assert count.rate_bps >= 0

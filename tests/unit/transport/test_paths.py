@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pavg.transport.links.streams.count import StreamCount, Transfer
+from p2pavg.transport.links.streams.count import StreamCount, StreamTransfer
 from p2pavg.transport.paths import MOST, OLDEST_S, PathFacts, Paths, usual_file
 
 HERE, THERE = "10.0.0.1", "10.0.1.1"
@@ -107,6 +107,6 @@ def test_a_known_number_of_streams_is_not_searched_for() -> None:
     count.begin_with(40, 0.0)
     assert count.wanted(1) == 40 != blind
     for number in range(8):
-        count.measured(Transfer(40, 50_000_000, 1.5, 0.3, 1.0), 1, float(number))
+        count.measured(StreamTransfer(40, 50_000_000, 1.5, 0.3, 1.0), 1, float(number))
     assert count.wanted(1) == 40
     assert count.settled == 40

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from p2pavg.membership.table.address import Address
 from p2pavg.membership.table.carrying.streams import SYN_BYTES, Streams
 from p2pavg.membership.table.carrying.ways import Carriers, Ways
-from p2pavg.membership.table.ledger import Ledger
+from p2pavg.membership.table.ledger import AddressLedger
 from p2pavg.report.wire import UDP_HEADER, Wire, packet_header
 
 MOST_ASKED_TWICE = 512
@@ -19,7 +19,7 @@ SHORTEST_GRACE_S = 0.05  # that an answer over UDP may come later than the one o
 class Carrier:
     """`udp` and `streams` are there once they are opened."""
 
-    def __init__(self, ledger: Ledger, clock: Callable[[], float]) -> None:
+    def __init__(self, ledger: AddressLedger, clock: Callable[[], float]) -> None:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.wire = Wire()  # of UDP; whoever opens TCP connections counts those

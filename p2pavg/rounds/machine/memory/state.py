@@ -10,7 +10,7 @@ from p2pavg.rounds.protocol.ballot import Stage
 from p2pavg.rounds.protocol.roles import Role
 
 
-class State(StrEnum):
+class MemberState(StrEnum):
     """A member's state, from the target of one epoch to the next."""
 
     JOINING = "joining"  # has no state of the run, or downloads another one; member of no round
@@ -22,14 +22,14 @@ class State(StrEnum):
     APPLYING = "applying"  # the result is committed, and waits for the training thread
 
 
-def state_of(here: Standing, holding: Holding | None) -> State:
+def state_of(here: Standing, holding: Holding | None) -> MemberState:
     """The state of a member that stands `here` and holds this ballot."""
     if here.joining is not None or here.role is not Role.TRAINER:
-        return State.JOINING
+        return MemberState.JOINING
     if holding is None:
-        return State.APPLYING if here.pending else State.COUNTING
+        return MemberState.APPLYING if here.pending else MemberState.COUNTING
     if holding.stage is Stage.DONE:
-        return State.DONE
+        return MemberState.DONE
     if holding.frozen:
-        return State.DENIED
-    return State.AVERAGING if holding.begun else State.PROMISED
+        return MemberState.DENIED
+    return MemberState.AVERAGING if holding.begun else MemberState.PROMISED

@@ -51,7 +51,7 @@ _SHORT_RTTS = 2.0  # a transfer shorter than that measures nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class StreamTransfer:
     """The measurement of one transfer over a link, of the bytes that this side sent."""
 
     streams: int
@@ -138,7 +138,7 @@ class StreamCount:
         """An earlier run's search ended on this number."""
         self._settled, self._searching, self._trial_at = streams, False, now + _TRIAL_S
 
-    def measured(self, transfer: Transfer, links: int, now: float) -> None:
+    def measured(self, transfer: StreamTransfer, links: int, now: float) -> None:
         """Take the measurement of a transfer that is over. now: seconds of any monotonic clock."""
         streams = transfer.streams
         if self._window / max(transfer.rtt_s, 1e-9) * 8.0 > _ANY_RATE_BPS:

@@ -12,7 +12,7 @@ from p2pavg.identity import short_id
 from p2pavg.transport import tcp_info
 from p2pavg.transport.engine import SELF, Engine, ReduceJob, StreamStats
 from p2pavg.transport.links.link import Link
-from p2pavg.transport.links.streams.count import StreamCount, Transfer
+from p2pavg.transport.links.streams.count import StreamCount, StreamTransfer
 
 logger = logging.getLogger("p2pavg.transport")
 
@@ -43,10 +43,12 @@ class _Meter:
             self.rtt_s = max(self.rtt_s, statistics.median(row.rtt_s for row in stats) if stats else 0.0)
         self.last = sent
 
-    def transfer(self, rtt_s: float) -> Transfer:
+    def transfer(self, rtt_s: float) -> StreamTransfer:
         """rtt_s: the least known of the link."""
         queue = max(0.0, self.rtt_s - rtt_s)
-        return Transfer(self.streams, self.nbytes, self.seconds, rtt_s, self.busy / max(1, self.looks), queue)
+        return StreamTransfer(
+            self.streams, self.nbytes, self.seconds, rtt_s, self.busy / max(1, self.looks), queue
+        )
 
 
 class StreamCounts:

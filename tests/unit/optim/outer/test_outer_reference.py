@@ -13,7 +13,7 @@ from torch import nn
 from p2pavg import native
 from p2pavg.errors import ConfigurationError, StateError
 from p2pavg.optim.outer.fragments import fragments_of
-from p2pavg.optim.outer.reference import Kept, Reference, outer_step
+from p2pavg.optim.outer.reference import KeptReference, Reference, outer_step
 from p2pavg.optim.outer.settings import Outer, outer_of
 
 HARD = np.array([0.0, -0.0, 1e-45, -1e-39, 2.0**-101, -(2.0**-100), 1e-20, 3.4e38, -1.5, 7e-3], np.float32)
@@ -106,7 +106,7 @@ def test_a_state_of_another_model_is_refused() -> None:
     """What was kept of a reference fits the same model with the same settings alone."""
     params = list(model().parameters())
     layout = fragments_of([p.numel() for p in params], 1)
-    kept = Kept(Reference(params, layout, Outer()), whole=True)
+    kept = KeptReference(Reference(params, layout, Outer()), whole=True)
     state = kept.state_dict()
     kept.load_state_dict(state)
     with pytest.raises(StateError, match="velocity"):

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from p2pavg.errors import P2PAvgError, ProtocolError, UnreachableError
-from p2pavg.peer.reach.meetings import Helper
+from p2pavg.peer.reach.meetings import CommonMember
 from p2pavg.transport.links import handshake
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.carried import CountedSocket, Way
@@ -28,7 +28,7 @@ PARTY = Party.of("run", closed=False)
 
 async def relayed(one: Introduced, two: Introduced, member: Introduced) -> None:
     """Link two by relay, whatever else is possible."""
-    helper = Helper(one.link_to(member), 0.01, True)
+    helper = CommonMember(one.link_to(member), 0.01, True)
     await one.introductions._meetings.relay(two.id, helper)
     await is_whole(one, two, Way.RELAYED)
 
@@ -69,7 +69,7 @@ async def test_who_does_not_relay_says_so(caplog: pytest.LogCaptureFixture) -> N
     """With a cap of 0 a member refuses; the peer that asked logs one sentence, once, with what to do."""
     async with three() as (one, two, member):
         member.relay_bps = 0.0
-        helper = Helper(one.link_to(member), 0.01, True)
+        helper = CommonMember(one.link_to(member), 0.01, True)
         for _ in range(2):
             with pytest.raises(UnreachableError, match="start it with max_relay_mbps above 0"):
                 await one.introductions._meetings.relay(two.id, helper)
@@ -81,7 +81,7 @@ async def test_a_relay_is_for_its_own_links(monkeypatch: pytest.MonkeyPatch) -> 
     """No tunnel leads to whom the relay has no direct link, nor to oneself; each peer asks so often only."""
     async with three() as (one, two, member):
         for nobody in (ONE, one.id):
-            helper = Helper(one.link_to(member), 0.01, True)
+            helper = CommonMember(one.link_to(member), 0.01, True)
             with pytest.raises(UnreachableError, match="no link to that peer"):
                 await one.introductions._meetings.relay(nobody, helper)
         answers = [await one.link_to(member).request({"t": "relay", "to": two.id}, 10.0) for _ in range(80)]

@@ -170,8 +170,8 @@ def test_who_told_more_than_it_declares_is_named(
 @pytest.mark.parametrize(
     ("owner", "name", "instead", "trick"),
     [
-        (transfer.Transfer, "_due", lambda *_: float("inf"), "says STALLED instead of DONE"),
-        (transfer.Transfer, "_due", lambda *_: float("inf"), "is late"),
+        (transfer.TransferRules, "_due", lambda *_: float("inf"), "says STALLED instead of DONE"),
+        (transfer.TransferRules, "_due", lambda *_: float("inf"), "is late"),
         (refusals.Refusals, "is_too_often", lambda *_: False, "is busy with a ballot of nobody"),
         (leading.Leading, "bar", lambda _: None, "never promises"),
         (leading, "overtold", lambda *_: (), "boasts"),

@@ -9,11 +9,15 @@ import pytest
 
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.machine.member import Member
-from p2pavg.rounds.machine.memory.state import State
+from p2pavg.rounds.machine.memory.state import MemberState
 from pages.states import MEANINGS, TURNS
 from tests.simulation.schedule import Schedule
 
-RARE = {(State.PROMISED, State.APPLYING), (State.APPLYING, State.PROMISED), (State.APPLYING, State.JOINING)}
+RARE = {
+    (MemberState.PROMISED, MemberState.APPLYING),
+    (MemberState.APPLYING, MemberState.PROMISED),
+    (MemberState.APPLYING, MemberState.JOINING),
+}
 SEEDS = range(60)
 
 
@@ -21,8 +25,8 @@ class Watched:
     """Notes each change of a machine's state, from one look at it to the next."""
 
     def __init__(self) -> None:
-        self.turns: set[tuple[State, State]] = set()
-        self._last: dict[int, tuple[Machine, State]] = {}  # the machine, so that its id stays its own
+        self.turns: set[tuple[MemberState, MemberState]] = set()
+        self._last: dict[int, tuple[Machine, MemberState]] = {}  # the machine, so that its id stays its own
 
     def look(self, machine: Machine) -> None:
         state = machine.state
@@ -58,4 +62,4 @@ def test_simulated_members_do_what_the_drawing_shows(monkeypatch: pytest.MonkeyP
 
 def test_each_state_has_its_words() -> None:
     """Nothing is left out of the drawing."""
-    assert MEANINGS.keys() == set(State)
+    assert MEANINGS.keys() == set(MemberState)

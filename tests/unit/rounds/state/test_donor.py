@@ -22,7 +22,7 @@ from p2pavg.rounds.protocol.lineage import next_lineage
 from p2pavg.rounds.protocol.roles import Seat
 from p2pavg.rounds.state import donor as donor_module
 from p2pavg.rounds.state import download as download_module
-from p2pavg.rounds.state.donor import Donor, Offer
+from p2pavg.rounds.state.donor import Donor, StateOffer
 from p2pavg.rounds.state.download import IDLE_S, STATE_SHARE, Download, Piece, queued
 from p2pavg.rounds.state.manifest import chunk_bytes
 from p2pavg.rounds.state.results import ResultHead
@@ -121,14 +121,14 @@ def donor(engine: Engine, upload_bps: float | None) -> Donor:
     return engine.donor
 
 
-async def offered(served: Donor, link: int, **asked: Any) -> Offer:
+async def offered(served: Donor, link: int, **asked: Any) -> StateOffer:
     async with asyncio.timeout(20):
         while True:  # it may rest from the last snapshot
             if (offer := await served.offer(link, **asked)) is not None:
                 return offer
 
 
-def wanted(offer: Offer, transfer: int) -> dict[str, Any]:
+def wanted(offer: StateOffer, transfer: int) -> dict[str, Any]:
     """All chunks of its state."""
     assert offer.manifest is not None
     return {"root": offer.manifest.root, "transfer": transfer, "chunks": list(range(CHUNKS))}

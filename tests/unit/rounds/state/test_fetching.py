@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2pavg.errors import StateError
 from p2pavg.identity import Identity
-from p2pavg.rounds.state.fetching import AHEAD_S, LEAST, MOST_TIMES, Fetching, Source, choose, same
+from p2pavg.rounds.state.fetching import AHEAD_S, LEAST, MOST_TIMES, DonorSource, Fetching, choose, same
 from p2pavg.rounds.state.manifest import HASH_BYTES, LEAST_CHUNK_BYTES, Manifest
 
 
@@ -70,7 +70,7 @@ def test_what_is_asked_of_a_donor_follows_its_rate() -> None:
     """Ten times the rate means about ten times as much on its way, and over a longer trip still more."""
     found = {}
     for name, per_s, rtt in (("slow", 10, 0.0), ("fast", 100, 0.0), ("far", 100, 0.5)):
-        source = Source(everything(1000))
+        source = DonorSource(everything(1000))
         for n in range(1 + per_s):
             source.arrived(n / per_s)
         found[name] = source.allowance(rtt, 1 << 30)

@@ -17,8 +17,8 @@ from p2pavg.rounds.state.projection import (
     PROBE_S,
     SPARE,
     TRIED_S,
+    DownloadProgress,
     Projection,
-    Standing,
     Wish,
 )
 from p2pavg.rounds.state.telling import Telling
@@ -50,7 +50,7 @@ class Downloading:
             self.state, self.results = min(self._total, self.state + came - share), self.results + share
             self.received += came
             lacking = int(known - self.results)
-            at = Standing(int(self.state), self._total, int(self.results), lacking, RESULT)
+            at = DownloadProgress(int(self.state), self._total, int(self.results), lacking, RESULT)
             epochs = int(self.now / self._epoch_s)
             self.projection.observe(self.now, at, int(self.received), epochs, epochs * self._epoch_s)
             self.now += 0.05
@@ -150,7 +150,7 @@ def test_once_rounds_wait_they_go_on_waiting() -> None:
     """Epochs that take longer because they wait do not look like long epochs."""
     projection = download(20, 20 * MB, 0.3, 2.0)
     assert projection.paced
-    at = Standing(10 * MB, 20 * MB, 2 * MB, RESULT, RESULT)
+    at = DownloadProgress(10 * MB, 20 * MB, 2 * MB, RESULT, RESULT)
     projection.observe(10.0, at, 12 * MB, 7, 10.0)
     assert projection.paced
     assert projection.epoch_seconds == pytest.approx(0.3, rel=0.1)
@@ -163,7 +163,7 @@ def test_the_log_says_what_happens_and_then_more_rarely(caplog: Any) -> None:
     telling.begins(7, 20 * MB, 2)
     for tenth in range(1000):
         now = tenth / 10
-        at = Standing(int(min(20 * MB, now * 2e6)), 20 * MB, int(now * 5e5), RESULT, RESULT)
+        at = DownloadProgress(int(min(20 * MB, now * 2e6)), 20 * MB, int(now * 5e5), RESULT, RESULT)
         projection.observe(now, at, int(now * 2.5e6), int(now / 0.3), int(now / 0.3) * 0.3)
         telling.look(now, at, projection)
     caplog.set_level(logging.INFO)
