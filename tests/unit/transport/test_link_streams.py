@@ -225,7 +225,7 @@ class Moving:
 @pytest.mark.parametrize(("busy", "wanted"), [(4, 8), (3, 8), (2, 4), (0, 4)])
 def test_only_busy_streams_measure(busy: int, wanted: int) -> None:
     """A link whose streams all had more to send gets more; one on which some ran dry keeps its number."""
-    link: Any = SimpleNamespace(id=1, rtt_min=0.04, peer_id=b"p" * 20)
+    link: Any = SimpleNamespace(id=1, rtt_min=0.04, peer_id=b"p" * 20, prior=None)
     counts = StreamCounts(Moving(busy), {1: link}, lambda link, number: asked.append(number))  # type: ignore[arg-type]
     asked: list[int] = []
     counts.links_changed()
