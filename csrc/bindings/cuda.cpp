@@ -40,7 +40,7 @@ std::string problem() {
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error == cudaSuccess && count == 0) error = cudaErrorNoDevice;
     if (error == cudaSuccess) error = usable();
-    cudaGetLastError();  // a failed question must not be found by somebody else's
+    cudaGetLastError();  // clears the error, which the next caller would see otherwise
     return error == cudaSuccess ? "" : cudaGetErrorString(error);
 }
 

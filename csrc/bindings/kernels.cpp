@@ -79,7 +79,7 @@ uint32_t crc32(Bytes data, uint32_t crc) {
     return p2pavg_crc32(crc, data.data(), data.size());
 }
 
-// None when it would take more than `room` bytes.
+// Returns None when the block needs more than `room` bytes.
 nb::object lz4_pack(Bytes data, size_t room) {
     const size_t most = std::min(room, data.size() + data.size() / 255 + 16);
     const std::unique_ptr<uint8_t[]> packed(new uint8_t[most]);

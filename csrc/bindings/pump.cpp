@@ -1,4 +1,4 @@
-// The pump for Python: integers for addresses, tuples for events. Whoever calls keeps the memory alive.
+// The pump for Python, with integers for addresses and tuples for events. The caller keeps the memory alive.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>

@@ -9,7 +9,7 @@
 namespace p2pavg {
 namespace {
 
-constexpr size_t kAhead = 4096;  // elements: the next block comes into the cache while this one is encoded
+constexpr size_t kAhead = 4096;  // elements ahead: the next block is prefetched while this one is encoded
 
 inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
@@ -39,14 +39,14 @@ uint32_t max_abs(const float *x, size_t n) {
     return larger(reduce(all), portable_spans.max_abs(x + i, n - i));
 }
 
-// Around the cache (kStream), y must lie at a multiple of 32 bytes.
+// With kStream, which writes around the cache, y must be at a multiple of 32 bytes.
 template <bool kStream>
 inline void store(float *y, __m256 v) {
     if (kStream) _mm256_stream_ps(y, v);
     else _mm256_storeu_ps(y, v);
 }
 
-// Elements before y lies so; all n when it never does.
+// The number of elements until y is at a multiple of 32 bytes; n when y never is.
 size_t before_lines(const float *y, size_t n) {
     const size_t beyond = reinterpret_cast<uintptr_t>(y) % 32;
     return beyond % 4 ? n : std::min(n, (32 - beyond) % 32 / 4);
@@ -286,7 +286,7 @@ inline void load_i4(const uint8_t *q, __m128i (&levels)[2]) {
     levels[1] = _mm_sub_epi8(_mm_xor_si128(_mm_unpackhi_epi8(low, high), sign), sign);
 }
 
-// Eight of the levels, from number 8k on.
+// Eight of the levels, from level 8k on.
 inline __m256 float_i4(const __m128i (&levels)[2], int k) {
     const __m128i bytes = k % 2 ? _mm_srli_si128(levels[k / 2], 8) : levels[k / 2];
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));

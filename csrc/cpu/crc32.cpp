@@ -48,7 +48,7 @@ Crc best() {
 }  // namespace
 
 uint32_t crc32_table(uint32_t state, const uint8_t *p, size_t length) {
-    while (length >= 8) {  // slicing by eight; little-endian, as everything here
+    while (length >= 8) {  // slicing by eight, on little-endian machines only
         uint64_t word;
         std::memcpy(&word, p, 8);
         word ^= state;

@@ -6,7 +6,7 @@
 
 namespace p2pavg {
 
-// All take and return the raw register: the caller inverts before and after.
+// All methods take and return the raw register: the caller inverts before and after.
 uint32_t crc32_table(uint32_t state, const uint8_t *data, size_t length);
 #if defined(__x86_64__)
 uint32_t crc32_pclmul(uint32_t state, const uint8_t *data, size_t length);

@@ -10,7 +10,7 @@ namespace {
 
 inline __m128i load(const uint8_t *p) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(p)); }
 
-// a moved on by the distance of k, plus b.
+// a, shifted by the distance of k, plus b.
 inline __m128i fold(__m128i a, __m128i k, __m128i b) {
     const __m128i low = _mm_clmulepi64_si128(a, k, 0x00), high = _mm_clmulepi64_si128(a, k, 0x11);
     return _mm_xor_si128(_mm_xor_si128(low, high), b);
@@ -33,7 +33,7 @@ uint32_t crc32_pclmul(uint32_t state, const uint8_t *p, size_t length) {
     a = fold(fold(fold(a, by128, b), by128, c), by128, d);
     for (; length >= 16; p += 16, length -= 16) a = fold(a, by128, load(p));
 
-    // 128 bits to 64, to 32 by Barrett reduction.
+    // Folds 128 bits to 64, and reduces them to 32 (Barrett).
     const __m128i low32 = _mm_setr_epi32(-1, 0, -1, 0);
     a = _mm_xor_si128(_mm_srli_si128(a, 8), _mm_clmulepi64_si128(a, by128, 0x10));
     a = _mm_xor_si128(_mm_srli_si128(a, 4), _mm_clmulepi64_si128(_mm_and_si128(a, low32), _mm_set_epi64x(0, 0x163cd6124), 0x00));

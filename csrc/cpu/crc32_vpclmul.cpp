@@ -8,7 +8,7 @@ namespace {
 
 inline __m512i load(const uint8_t *p) { return _mm512_loadu_si512(p); }
 
-// Each lane of a moved on by the distance of k, plus b.
+// Each lane of a, shifted by the distance of k, plus b.
 inline __m512i fold(__m512i a, __m512i k, __m512i b) {
     constexpr int kXor3 = 0x96;
     return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(a, k, 0x00), _mm512_clmulepi64_epi128(a, k, 0x11), b, kXor3);
@@ -30,7 +30,7 @@ uint32_t crc32_vpclmul(uint32_t state, const uint8_t *p, size_t length) {
         d = fold(d, by2048, load(p + 192));
     }
     a = fold(fold(fold(a, by512, b), by512, c), by512, d);
-    // What is left is the message of these 64 bytes, from an empty register, and the rest.
+    // The remaining message is these 64 bytes, from an empty register, and the bytes after them.
     alignas(64) uint8_t folded[64];
     _mm512_store_si512(folded, a);
     return crc32_pclmul(crc32_pclmul(0, folded, sizeof folded), p, length);

@@ -1,5 +1,5 @@
-// Kernels compute with denormals and rounding to nearest, whatever mode the calling thread is in
-// (torch.set_flush_denormal changes it): twins and peers must agree to the bit.
+// Kernels compute with denormals and round to nearest, whatever the mode of the calling thread (which
+// torch.set_flush_denormal changes), because the results of twins and peers must be equal to the bit.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ size_t header_used(int codec, size_t n) {
 
 size_t header_size(int codec, size_t n) { return blocks(header_used(codec, n), kHeaderAlign) * kHeaderAlign; }
 
-// Bytes of n elements behind the header.
+// Bytes of n elements after the header.
 size_t body_size(int codec, size_t n) {
     if (codec == P2PAVG_INT4) return n / 2 + n % 2;
     return n * (codec == P2PAVG_NONE ? 4 : codec == P2PAVG_INT8 ? 1 : 2);
@@ -70,7 +70,7 @@ std::atomic<const Spans *> &chosen() {
     return spans;
 }
 
-// How int8 rounds: to nearest, or by draws of a counter RNG.
+// The rounding of int8: to nearest, or by draws of a counter RNG.
 struct Draws {
     uint64_t key, first;
 };
@@ -101,8 +101,8 @@ struct Run {
     Run(int c, Byte *bytes, size_t n) : codec(c), header(bytes), body(bytes + header_size(c, n)) {}
 };
 
-// Scaling by a power of two and by s in one multiplication gives the bits of doing it in two, (x * s) * 2^e, as
-// long as nothing overflows, and what becomes denormal on the way is far below the smallest float16 anyway.
+// Whether one multiplication by s * 2^e gives the same bits as two, (x * s) * 2^e: it does while nothing overflows, and
+// while products that become denormal are far below the smallest float16.
 bool one_factor(int e, float factor) {
     const uint32_t a = abs_bits(factor);
     return e >= -112 && e <= 100 && a >= 0x00800000u && a < kInfBits;
@@ -138,7 +138,7 @@ bool encode_step_block(const Spans &k, const Draws *draws, size_t at, const floa
     const uint32_t m = std::max(raw, abs_bits(largest));
     float step = 0.0f;
     if (m >= kInfBits) {
-        step = from_bits(0x7fc00000u);  // levels have no NaN of their own: the whole block becomes NaN
+        step = from_bits(0x7fc00000u);  // no level is NaN, so the whole block becomes NaN
         std::memset(q, 0, body_size(run.codec, n));
     } else if (std::min(raw, abs_bits(largest)) < kStepMinBits) {
         std::memset(q, 0, body_size(run.codec, n));
@@ -192,7 +192,7 @@ int encode_run(const Spans &k, const Draws *draws, int codec, const float *src, 
     return finite;
 }
 
-// y = (h * 2^-e) * scale; in one multiplication when that gives the same bits.
+// y = (h * 2^-e) * scale, in one multiplication when one gives the same bits.
 void decode_fp16_block(const Spans &k, const uint16_t *h, size_t n, int e, float scale, float *y) {
     const float power = power_of_two(-e);
     if (one_factor(e, power * scale)) return k.decode_f16(h, n, power * scale, y);
@@ -340,7 +340,7 @@ void p2pavg_decode(int codec, const uint8_t *src, size_t n, float scale, float *
     for (size_t at = 0; at < n; at += kBlock)
         decode_block(k, run, at / kBlock, std::min(kBlock, n - at), scale, dst + at);
 #if defined(__x86_64__)
-    if (streaming) _mm_sfence();  // such stores are not ordered
+    if (streaming) _mm_sfence();  // stores around the cache are not ordered
 #endif
 }
 

@@ -1,4 +1,4 @@
-// CPU kernels: what a run of float32 looks like on the wire, and CRC-32.
+// CPU kernels: the encodings of a run of float32 on the wire, and CRC-32.
 //
 // Plain C++ without Python, shared by the bindings and the pump. All functions are thread-safe, never allocate,
 // and take pointers of any alignment; source and destination must not overlap.
@@ -15,19 +15,19 @@ size_t p2pavg_encoded_size(int codec, size_t n);
 // dst[encoded_size(n)] <- encode(src[n] * scale). Returns 1 when every src * scale is finite, else 0.
 int p2pavg_encode(int codec, const float *src, size_t n, float scale, uint8_t *dst);
 
-// dst[n] <- decode(src[encoded_size(n)]) * scale. streaming: around the cache, for runs of a vector far larger than it.
+// dst[n] <- decode(src[encoded_size(n)]) * scale. streaming: write around the cache, for vectors far larger than it.
 void p2pavg_decode(int codec, const uint8_t *src, size_t n, float scale, float *dst, bool streaming = false);
 
-// acc[n] += decode(src[encoded_size(n)]) * weight. Returns 1 when every term is finite; else 0, and acc is spoiled.
+// acc[n] += decode(src[encoded_size(n)]) * weight. Returns 1 when every term is finite; else 0, and acc is undefined.
 int p2pavg_decode_add(int codec, const uint8_t *src, size_t n, float weight, float *acc);
 
-// CRC-32 with zlib's polynomial: crc32(0, ...) starts, a former result continues. Equal to zlib.crc32.
+// The CRC-32 of zlib.crc32: crc is 0 for the first bytes, and the result for the bytes before after that.
 uint32_t p2pavg_crc32(uint32_t crc, const void *data, size_t length);
 
-// The CRC-32 of n floats, in one pass over memory with: returns 1 when every one is finite.
+// *crc <- the CRC-32 of n floats. Returns 1 when every one is finite. One pass over memory serves both.
 int p2pavg_finite_crc32(const float *src, size_t n, uint32_t *crc);
 
-// int8 with stochastic rounding: element i (of src) draws from a counter RNG keyed by (seed, epoch, first + i).
+// Encodes int8 with stochastic rounding: element i of src draws from a counter RNG keyed by (seed, epoch, first + i).
 int p2pavg_encode_int8_stochastic(const float *src, size_t n, float scale, uint64_t seed, uint64_t epoch,
                                   uint64_t first, uint8_t *dst);
 
@@ -42,6 +42,6 @@ struct P2pavgTerm {
 // memory. Returns 1 when every result is finite.
 int p2pavg_sum_encode(const P2pavgTerm *terms, size_t count, size_t n, float scale, int codec_out, uint8_t *dst);
 
-// The instruction set in use: "avx2", "neon" or "portable". select returns 0 when this machine lacks it.
+// The instruction set in use: "avx2", "neon" or "portable". select returns 0 when this machine lacks the named one.
 const char *p2pavg_isa();
 int p2pavg_select_isa(const char *name);

@@ -8,8 +8,8 @@ namespace {
 
 constexpr size_t kLeastMatch = 4;
 constexpr size_t kFarthest = 65535;
-constexpr size_t kLastLiterals = 5;     // no match reaches into the last bytes of a block
-constexpr size_t kLastMatchStart = 12;  // and none begins nearer to its end
+constexpr size_t kLastLiterals = 5;     // no match may cover these last bytes of a block
+constexpr size_t kLastMatchStart = 12;  // no match may begin nearer to the block's end
 constexpr size_t kHashBits = 12;
 constexpr size_t kSampled = 256, kSamples = 16;
 
@@ -21,7 +21,7 @@ uint32_t word(const uint8_t *p) {
 
 size_t slot_of(uint32_t v) { return (v * 2654435761u) >> (32 - kHashBits); }
 
-// How many bytes from `a` on equal those from `b` on; `a` ends at `end`.
+// The number of equal bytes from `a` and from `b` on; `a` ends at `end`.
 size_t equal_bytes(const uint8_t *a, const uint8_t *b, const uint8_t *end) {
     const uint8_t *const start = a;
     uint64_t x, y;
@@ -38,7 +38,7 @@ class Writer {
   public:
     Writer(uint8_t *dst, size_t room) : start_(dst), at_(dst), end_(dst + room) {}
 
-    // Literals, and a match behind them unless `match` is 0. False when there is no room.
+    // Writes literals, and then a match unless `match` is 0. Returns false when there is no room.
     bool sequence(const uint8_t *literals, size_t count, size_t offset, size_t match) {
         const size_t extra = match ? match - kLeastMatch : 0;
         if (static_cast<size_t>(end_ - at_) < 1 + count / 255 + 1 + count + (match ? 2 + extra / 255 + 1 : 0)) return false;
@@ -73,7 +73,7 @@ bool all_zero(const uint8_t *src, size_t n) { return n == 0 || (src[0] == 0 && s
 }  // namespace
 
 size_t p2pavg_lz4_pack(const uint8_t *src, size_t n, uint8_t *dst, size_t room) {
-    uint32_t places[size_t{1} << kHashBits] = {};  // one more than where such a word was seen last
+    uint32_t places[size_t{1} << kHashBits] = {};  // hash of a word -> its last position + 1
     Writer out(dst, room);
     size_t anchor = 0, at = 0, misses = 0;
     while (n >= kLastMatchStart && at <= n - kLastMatchStart) {
@@ -82,7 +82,7 @@ size_t p2pavg_lz4_pack(const uint8_t *src, size_t n, uint8_t *dst, size_t room) 
         const size_t before = place;
         place = static_cast<uint32_t>(at + 1);
         if (before == 0 || at + 1 - before > kFarthest || word(src + before - 1) != seen) {
-            at += 1 + (misses++ >> 6);  // faster and faster through what does not repeat
+            at += 1 + (misses++ >> 6);  // the steps grow through bytes that do not repeat
             continue;
         }
         size_t from = before - 1;
@@ -100,7 +100,7 @@ size_t p2pavg_lz4_pack(const uint8_t *src, size_t n, uint8_t *dst, size_t room) 
 int p2pavg_lz4_unpack(const uint8_t *src, size_t bytes, uint8_t *dst, size_t n) {
     const uint8_t *const end = src + bytes;
     size_t done = 0;
-    // The rest of a length; false when the block ends within, or it is longer than anything that fits.
+    // Reads the rest of a length; returns false when the block ends before, or when no such length can fit.
     const auto extend = [&](size_t &length) {
         uint8_t more = 255;
         while (more == 255) {
@@ -128,7 +128,7 @@ int p2pavg_lz4_unpack(const uint8_t *src, size_t bytes, uint8_t *dst, size_t n) 
         if (offset == 0 || offset > done || match > n - done) return 0;
         uint8_t *to = dst + done;
         done += match;
-        for (size_t period = offset; match;) {  // what was copied repeats: each time twice as much can be copied at once
+        for (size_t period = offset; match;) {  // copied bytes repeat: each copy may double in length
             const size_t piece = std::min(period, match);
             std::memcpy(to, to - period, piece);
             to += piece;

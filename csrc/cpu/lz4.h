@@ -1,17 +1,17 @@
-// Blocks in the format of LZ4 (github.com/lz4/lz4, doc/lz4_Block_format.md), which other implementations can read.
+// Blocks in the LZ4 block format (github.com/lz4/lz4, doc/lz4_Block_format.md), readable by other implementations.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-// Bytes of the block written to dst, or 0 when it would take more than `room`. n of at most 1 GiB.
+// Writes a block to dst. Returns its bytes, or 0 when it needs more than `room`. n is at most 1 GiB.
 size_t p2pavg_lz4_pack(const uint8_t *src, size_t n, uint8_t *dst, size_t room);
 
-// dst[exactly n] <- the block. Returns 0 when it is malformed or of another size; never reads or writes beyond.
+// dst[exactly n] <- the block's bytes. Returns 0 for a malformed block or another size; stays within both buffers.
 int p2pavg_lz4_unpack(const uint8_t *src, size_t bytes, uint8_t *dst, size_t n);
 
-// How much of n bytes is left when they are packed, as a sample of them tells: 0 when all are zero, about 1 for noise.
+// The packed size of n bytes as a share of n, estimated from a sample: 0 when all are zero, about 1 for noise.
 double p2pavg_lz4_sample(const uint8_t *src, size_t n);
 
-// Bytes/s that this processor packs, half of them zeros; measured once, in about a millisecond.
+// Bytes/s that this processor packs when half of them are zeros; measured once, in about a millisecond.
 double p2pavg_lz4_speed();

@@ -13,7 +13,7 @@ inline uint32x4_t max_of(uint32x4_t m, float32x4_t x) {
     return vmaxq_u32(m, vreinterpretq_u32_f32(vabsq_f32(x)));
 }
 
-// Loads and stores of any alignment: NEON's typed ones may assume that of the element.
+// Loads and stores of any alignment: NEON's typed ones may assume the alignment of the element.
 inline float32x4_t load(const float *x) { return vreinterpretq_f32_u8(vld1q_u8(reinterpret_cast<const uint8_t *>(x))); }
 
 inline void store(float *y, float32x4_t v) { vst1q_u8(reinterpret_cast<uint8_t *>(y), vreinterpretq_u8_f32(v)); }

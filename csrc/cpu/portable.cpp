@@ -1,4 +1,4 @@
-// The portable twin: plain loops over scalar.h, which compilers vectorise as they can.
+// The portable twin: plain loops over scalar.h, which compilers may vectorise.
 #include "scalar.h"
 #include "spans.h"
 

@@ -1,4 +1,4 @@
-// One element at a time: the definition of every codec, which all instruction sets equal to the bit.
+// The definition of every codec for one element; the results of all instruction sets equal it to the bit.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace p2pavg {
 
-constexpr uint32_t kInfBits = 0x7f800000u;  // absolute bits at or above: not finite
+constexpr uint32_t kInfBits = 0x7f800000u;  // values whose absolute bits are at least these are not finite
 constexpr uint32_t kBf16MaxBits = 0x7f7f7fffu;  // the largest absolute bits that round to a finite bfloat16
 
 static inline uint32_t to_bits(float x) {
@@ -42,7 +42,7 @@ static inline uint32_t abs_bits(float x) { return to_bits(x) & 0x7fffffffu; }
 static inline uint16_t half_from_finite(float x) {
     const uint32_t b = to_bits(x), a = b & 0x7fffffffu;
     const uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
-    const uint32_t tiny = to_bits(from_bits(a) + 0.5f) - 0x3f000000u;  // the adder does the rounding
+    const uint32_t tiny = to_bits(from_bits(a) + 0.5f) - 0x3f000000u;  // the addition rounds
     const uint32_t is_tiny = 0u - static_cast<uint32_t>(a < (113u << 23));
     return static_cast<uint16_t>((normal & ~is_tiny) | (tiny & is_tiny) | ((b >> 16) & 0x8000u));
 }
@@ -87,17 +87,17 @@ static inline int half_exponent(uint32_t max_bits) {
     return biased < 14 ? 127 : 141 - biased;
 }
 
-// What values of a block with exponent e are limited to. In the topmost binade of float32 a float16 rounded up to
-// 2^15 would decode to infinity: 32752 is the largest one below.
+// The limit of values of a block with exponent e. In the topmost binade of float32 a float16 rounded up to 2^15 would
+// decode to infinity, so the limit there is 32752, the largest float16 below.
 static inline uint32_t half_top_bits(int e) { return e == -113 ? 0x46ffe000u : 0x47000000u; }
 
 // 2^e for any e of one byte; 2^128 is infinity.
 static inline float power_of_two(int e) { return std::ldexp(1.0f, e); }
 
-// Below this a block of int8 or int4 is all zeros: its step would lose precision as a denormal.
+// A block of int8 or int4 whose largest bits are below these is all zeros: its step would be an imprecise denormal.
 constexpr uint32_t kStepMinBits = 15u << 23;  // 2^-112
 
-// The step of a block of int8 whose largest magnitude is |largest|: such that 127 steps never round to infinity.
+// The step of a block of int8 whose largest magnitude is |largest|; 127 steps never round to infinity.
 static inline float int8_step(float largest) {
     constexpr float kMost = 0x1.020406p+121f;
     const float step = largest / 127.0f;

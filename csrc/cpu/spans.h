@@ -7,7 +7,7 @@
 namespace p2pavg {
 
 // Every function that returns uint32_t returns the largest absolute bits of the float32 values it produced
-// (before encoding), from which the caller tells whether all were finite. Encoders of float16, int8 and int4 need
+// (before encoding), by which the caller knows whether all were finite. Encoders of float16, int8 and int4 need
 // finite input within their range; that of bfloat16 is right when the largest absolute bits are at most kBf16MaxBits.
 struct Spans {
     const char *name;
@@ -30,8 +30,8 @@ struct Spans {
     uint32_t (*add_i4)(const uint8_t *q, size_t n, float s, float *acc);           // acc += q*s
     uint32_t (*sum_f32)(const float *x, float a, const float *y, float b, size_t n, float s,
                         float *z);                                                 // z = (x*a + y*b)*s
-    const Spans *in_cache;  // the same for x that is in L1 already, so that nothing is prefetched; nullptr: itself
-    const Spans *streaming;  // the same with decoded y written around the cache; nullptr: itself
+    const Spans *in_cache;  // variants for x that is in L1 already, without prefetches; nullptr: this table
+    const Spans *streaming;  // variants that write decoded y around the cache; nullptr: this table
 };
 
 extern const Spans portable_spans;

@@ -13,7 +13,7 @@ struct Batch {
     const void *src[kTerms];
     float *dst[kTerms];
     uint64_t n[kTerms];
-    uint32_t first_block[kTerms + 1];  // of each term; then the number of blocks
+    uint32_t first_block[kTerms + 1];  // the first block of each term; then the number of blocks
     int count;
 };
 static_assert(sizeof(Batch) + 16 <= 4096, "kernel arguments are limited to 4 KB");

@@ -1,4 +1,4 @@
-// Encoded chunks to float32, written or added, with the finite check of the sum's terms.
+// Decodes chunks to float32, which are written or added, and checks whether the terms of the sum are finite.
 #include "device.cuh"
 #include "launch.h"
 

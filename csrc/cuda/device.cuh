@@ -1,4 +1,4 @@
-// The definition of the codecs for one element on the device: csrc/cpu/scalar.h in CUDA's words.
+// The definition of the codecs for one element on the device, equal to csrc/cpu/scalar.h.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -29,7 +29,7 @@ __host__ __device__ inline size_t header_used(int codec, size_t n) {
 
 __host__ __device__ inline size_t header_size(int codec, size_t n) { return (header_used(codec, n) + 63) / 64 * 64; }
 
-// Bytes of n elements behind the header.
+// Bytes of n elements after the header.
 __host__ __device__ inline size_t body_size(int codec, size_t n) {
     if (codec == P2PAVG_INT4) return n / 2 + n % 2;
     return n * (codec == P2PAVG_NONE ? 4 : codec == P2PAVG_INT8 ? 1 : 2);
@@ -72,7 +72,7 @@ __device__ inline uint16_t bf16_of(float x) {
 __device__ inline float canonical(float x) { return magnitude(x) > kInf ? __uint_as_float(0x7fc00000u) : x; }
 
 __device__ inline float int8_step(float largest) {
-    const float most = __uint_as_float(0x7c010203u);  // 127 of it are still finite
+    const float most = __uint_as_float(0x7c010203u);  // 127 times this step is still finite
     const float step = __fdiv_rn(largest, 127.0f);
     return step > most ? most : step < -most ? -most : step;
 }
@@ -88,11 +88,11 @@ __device__ inline float uniform(uint32_t index, uint64_t key) {
     return __uint2float_rn((x >> 8) ^ (x >> 24)) * 0x1p-24f;
 }
 
-// Where a thread block works: kBlock elements (or the rest) of one chunk.
+// The elements of a thread block: kBlock elements (or the rest) of one chunk.
 struct Place {
-    size_t element;    // of the run, where the block starts
-    size_t chunk_at;   // byte where the encoded chunk starts
-    size_t in_chunk;   // element of the chunk where the block starts
+    size_t element;    // number in the run of the block's first element
+    size_t chunk_at;   // byte at which the encoded chunk starts
+    size_t in_chunk;   // number in the chunk of the block's first element
     size_t chunk_len;  // elements of the chunk
     int count;         // elements of the block
 };
@@ -128,14 +128,14 @@ struct Layout {
     }
 };
 
-// Element 4k + i of a thread's sixteen lies here in its block. Either way those of one k are in one block of int8 or int4.
+// The index in its block of a thread's element 4k + i. Elements of the same k are in one block of int8 or int4.
 template <bool VECTOR>
 __device__ inline int offset_of(int k, int i) {
     return VECTOR ? (static_cast<int>(threadIdx.x) + kThreads * k) * 4 + i
                   : static_cast<int>(threadIdx.x) + kThreads * (4 * k + i);
 }
 
-// The sixteen floats of this thread; beyond `count` zeros.
+// The sixteen floats of this thread; elements beyond `count` are zero.
 template <bool VECTOR>
 __device__ inline void load_floats(const float *x, int count, float (&v)[kPerThread]) {
     if (VECTOR) {
@@ -169,7 +169,7 @@ __device__ inline void store_floats(float *y, int count, const float (&v)[kPerTh
     }
 }
 
-// Step i of a chunk of int8 or int4. Chunks of odd length lie at odd addresses, which only bytes can reach.
+// Step i of a chunk of int8 or int4. A chunk may be at an odd address, where only single bytes can be accessed.
 template <bool VECTOR>
 __device__ inline void store_step(uint8_t *header, size_t i, float step) {
     if (VECTOR) {

@@ -1,5 +1,5 @@
-// float32 to encoded chunks: one thread block reads one exponent's worth of elements once, keeps them in registers
-// while the block's largest magnitude is found, and writes them encoded.
+// Encodes float32 to chunks: one thread block reads the elements of one exponent once, keeps them in registers while it
+// finds their largest magnitude, and writes them encoded.
 #include "device.cuh"
 #include "launch.h"
 
@@ -60,7 +60,7 @@ __device__ inline void store_bytes(int8_t *q, int count, const int (&v)[kPerThre
     }
 }
 
-// Levels of int4, two to a byte. The neighbour of a lone element is in the next thread.
+// Levels of int4, two to a byte. The second level of a lone element's byte is in the next thread.
 template <bool VECTOR>
 __device__ inline void store_pairs(uint8_t *q, int count, const int (&v)[kPerThread]) {
     if (VECTOR) {
@@ -73,7 +73,7 @@ __device__ inline void store_pairs(uint8_t *q, int count, const int (&v)[kPerThr
 #pragma unroll
         for (int k = 0; k < kPerThread; k++) {
             const int at = static_cast<int>(threadIdx.x) + kThreads * k;
-            const int next = __shfl_down_sync(0xffffffffu, v[k], 1);  // 0 beyond the end, as what was loaded there
+            const int next = __shfl_down_sync(0xffffffffu, v[k], 1);  // 0 beyond the end, as the elements loaded there
             if (at % 2 == 0 && at < count) q[at / 2] = static_cast<uint8_t>((v[k] & 0xf) | (next & 0xf) << 4);
         }
     }
@@ -128,7 +128,7 @@ __device__ inline bool encode_steps(const float (&v)[kPerThread], float scale, c
         const float factor = usable ? __fdiv_rn(kTop, __uint_as_float(raw[k])) : 0.0f;
         const float step = CODEC == P2PAVG_INT4 ? int4_step(largest) : int8_step(largest);
         steps[k] = usable ? step : finite ? 0.0f : __uint_as_float(0x7fc00000u);
-        // Blocks beyond the chunk's end hold zeros, which are not its own.
+        // Blocks beyond the chunk's end hold zeros, which do not belong to the chunk.
         bad |= !finite && kStepBlock * k < p.count;
 #pragma unroll
         for (int i = 0; i < 4; i++) {

@@ -29,7 +29,7 @@ struct Term {
 
 size_t encoded_size(int codec, size_t n);
 
-// *flag is set to 1 when a value is not finite, else left.
+// *flag is set to 1 when a value is not finite, else unchanged.
 cudaError_t encode(int codec, const float *src, size_t n, size_t chunk, float scale, const Draws &draws, uint8_t *dst,
                    int *flag, cudaStream_t stream);
 
@@ -45,7 +45,7 @@ cudaError_t rescale(float *data, size_t n, const float *wanted, float *current, 
 // data = 0 unless *flag is 0.
 cudaError_t clear_if(float *data, size_t n, const float *flag, cudaStream_t stream);
 
-// Whether the kernels run on the current device: cudaSuccess, or what is wrong.
+// Whether the kernels run on the current device: cudaSuccess, or the error.
 cudaError_t usable();
 
 }  // namespace p2pavg

@@ -1,4 +1,4 @@
-// Work on accumulated sums that depends on numbers which only the device knows: no stream is waited for.
+// Work on accumulated sums that depends on numbers in device memory, so that no call waits for a stream.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMostBlocks = 2048;
 
-// Ends at once in the ordinary case that the scale is what it was.
+// Returns at once in the ordinary case that the scale has not changed.
 __global__ void __launch_bounds__(kThreads)
     rescale_kernel(float *data, size_t n, const float *wanted, const float *current) {
     const float to = *wanted, from = *current;

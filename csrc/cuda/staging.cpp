@@ -55,7 +55,7 @@ void Transfer::hold(cudaStream_t stream) {
 
 Staging::Staging(int device, size_t slot_bytes, int slots) : device_(device), slot_bytes_(slot_bytes) {
     const DeviceGuard guard(device);
-    // Encoding waits behind the trainer's kernels if it has to: it must not slow them down.
+    // The streams for encoding have the lowest priority, so that encoding does not slow down the trainer's kernels.
     int least = 0, most = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &most), "asking for stream priorities");
     check(cudaStreamCreateWithPriority(&compute_, cudaStreamNonBlocking, least), "creating a stream");
@@ -127,7 +127,7 @@ std::unique_ptr<Transfer> Staging::download(int codec, const float *src, size_t 
         transfer->pieces_.push_back({std::make_unique<Event>(), chunks});
         check(cudaEventRecord(transfer->pieces_.back().finished->get(), copy_), "recording an event");
     }
-    // The next download clears the flag only when this one's has been read.
+    // The next download may clear the flag only after this download's flag has been read.
     check(cudaStreamWaitEvent(compute_, transfer->pieces_.back().finished->get(), 0), "making a stream wait");
     return transfer;
 }

@@ -1,5 +1,5 @@
 // Gradients between device and host, chunk by chunk: encode and copy overlap on two streams of their own over a small
-// ring of device buffers, so the device holds O(ring) extra bytes and no stream of the trainer is ever waited for.
+// ring of device buffers, so the device holds O(ring) extra bytes, and no call waits for a stream of the trainer.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -26,7 +26,7 @@ inline void check(cudaError_t error, const char *doing) {
     if (error != cudaSuccess) throw CudaError(error, doing);
 }
 
-// Makes a device current, and the former one at the end.
+// Makes a device current, and the former device again in the destructor.
 class DeviceGuard {
   public:
     explicit DeviceGuard(int device) {
@@ -53,37 +53,37 @@ class Event {
     cudaEvent_t event_ = nullptr;
 };
 
-// Page-locked ints, kept for the next who asks: freeing page-locked memory waits for the whole device.
+// Page-locked ints that are used again: freeing page-locked memory would wait for the whole device.
 class Flags : public std::enable_shared_from_this<Flags> {
   public:
     Flags() = default;
     ~Flags();
     Flags(const Flags &) = delete;
     Flags &operator=(const Flags &) = delete;
-    std::shared_ptr<int> take();  // comes back by itself
+    std::shared_ptr<int> take();  // its deleter returns the int to the pool
 
   private:
     std::mutex lock_;
     std::vector<int *> free_;
 };
 
-// One transfer under way. Everything was enqueued; `done` counts chunks whose bytes (or values) are in place.
+// One running transfer. All its work is enqueued; `done` counts the chunks whose bytes (or values) are in place.
 class Transfer {
   public:
     Transfer() = default;
-    ~Transfer();  // waits, so that memory in use is never freed
+    ~Transfer();  // waits for the transfer, so that no memory in use is freed
     Transfer(const Transfer &) = delete;
     Transfer &operator=(const Transfer &) = delete;
 
-    size_t done();       // chunks in place, from the front; does not block
-    bool wait();         // blocks until all are in place; true when all values were finite
-    void hold(cudaStream_t stream);  // lets `stream` go on only when the device side has been read or written
+    size_t done();       // returns the number of first chunks that are in place; does not block
+    bool wait();         // blocks until all chunks are in place; true when all values were finite
+    void hold(cudaStream_t stream);  // makes `stream` wait until the device memory has been read or written
 
   private:
     friend class Staging;
     struct Piece {
         std::unique_ptr<Event> finished;
-        size_t chunks;  // in place when `finished` and all before it
+        size_t chunks;  // in place when this piece and all before it have `finished`
     };
     int device_ = 0;
     std::vector<Piece> pieces_;
@@ -100,12 +100,12 @@ class Staging {
     Staging(const Staging &) = delete;
     Staging &operator=(const Staging &) = delete;
 
-    // host[encoded chunks of n] <- encode(src * scale), after what `stream` was given so far. Pinned host memory
-    // makes it asynchronous. src must stay unchanged until the transfer `hold`s no longer.
+    // host[encoded chunks of n] <- encode(src * scale), after the work enqueued on `stream` so far. The call is
+    // asynchronous if host memory is pinned. src must not change before a stream that `hold` made wait goes on.
     std::unique_ptr<Transfer> download(int codec, const float *src, size_t n, size_t chunk, float scale,
                                        const Draws &draws, uint8_t *host, cudaStream_t stream);
 
-    // dst = decode(host) * scale, after what `stream` was given so far.
+    // dst = decode(host) * scale, after the work enqueued on `stream` so far.
     std::unique_ptr<Transfer> upload(int codec, const uint8_t *host, size_t n, size_t chunk, float scale, float *dst,
                                      cudaStream_t stream);
 
@@ -114,7 +114,7 @@ class Staging {
   private:
     struct Slot {
         uint8_t *bytes = nullptr;
-        Event free;  // recorded when its last user is through
+        Event free;  // recorded after the slot's last use
     };
     struct Plan {
         size_t chunk, chunk_bytes, chunks_per_piece;

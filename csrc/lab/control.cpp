@@ -20,7 +20,7 @@ constexpr size_t kMostGateways = 64;
 
 using Setters = std::map<std::string, std::function<void(double)>>;
 
-// Parses all of a line before any of it is applied.
+// Parses a whole line before it applies any setting.
 void assign(std::istringstream& words, const Setters& setters) {
     std::vector<std::pair<const std::function<void(double)>*, double>> changes;
     std::string word;
@@ -51,7 +51,7 @@ std::pair<size_t, size_t> range(const std::string& word, size_t hosts) {
     throw std::runtime_error("no such host " + word);
 }
 
-// "gateway NAME key=value ...": a new one, or changes to one that exists.
+// "gateway NAME key=value ...": a new gateway, or changes to an existing one.
 void apply_gateway(Network& network, std::istringstream& words, const std::string& name) {
     std::vector<Gateway>& gateways = network.gateways();
     size_t g = 0;
@@ -182,7 +182,7 @@ bool ControlServer::serve(int fd) {
     while (open && (end = input.find('\n')) != std::string::npos) {
         const std::string reply = answer(input.substr(0, end), &quit) + "\n";
         input.erase(0, end + 1);
-        // The socket's buffer takes one answer; a client that does not read is not waited for.
+        // The socket's buffer has room for one answer, so the router does not wait for a client that does not read.
         open = send(fd, reply.data(), reply.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(reply.size());
     }
     if (!open) {
@@ -208,7 +208,7 @@ std::string ControlServer::answer(const std::string& line, bool* quit) {
     }
 }
 
-// "readdress I A.B.C.D": the host's device gets another address, and packets to the old one lead nowhere.
+// "readdress I A.B.C.D": the host's device gets another address, and packets to the old address are lost.
 void ControlServer::readdress(const std::string& line) {
     std::istringstream words(line);
     std::string verb, host, address;

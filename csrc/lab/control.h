@@ -1,4 +1,4 @@
-// Text commands, one a line, from the configuration file and from the control socket; one line answers each.
+// Text commands, one per line, from the configuration file and the control socket; one line answers each command.
 #pragma once
 
 #include <map>
@@ -22,7 +22,7 @@ public:
         : devices_(devices), network_(network), router_(router) {}
 
     int accept(int listener);  // the new client's descriptor, or -1
-    bool serve(int client);    // reads and answers; false: told to quit
+    bool serve(int client);    // reads commands and answers them; false: a command said to quit
 
 private:
     std::string answer(const std::string& line, bool* quit);
@@ -32,7 +32,7 @@ private:
     std::vector<HostDevice>& devices_;
     Network& network_;
     Router& router_;
-    std::map<int, std::string> clients_;  // descriptor -> what it sent of a line
+    std::map<int, std::string> clients_;  // descriptor -> the part of a line received so far
 };
 
 }  // namespace lab

@@ -59,7 +59,7 @@ uint16_t Gateway::leaves(uint8_t protocol, Endpoint4 source, Endpoint4 destinati
         if (found != by_inside_.end() && (mapped = known(protocol, found->second, now)) != nullptr) break;
     }
     if (mapped == nullptr) {
-        // Ports are preserved where one mapping serves all destinations, as most home routers do.
+        // A mapping for all destinations preserves the port where possible, as most home routers do.
         const uint16_t wanted = mapping == Dependence::kIndependent ? source.port : 0;
         const uint16_t port = free_port(protocol, wanted, now);
         if (port == 0) return 0;

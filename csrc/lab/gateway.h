@@ -1,4 +1,4 @@
-// A gateway: translates the addresses of the hosts behind it (NAT). The words are those of RFC 4787 and RFC 5382.
+// A gateway, which translates the addresses of the hosts behind it (NAT), in the terms of RFC 4787 and RFC 5382.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@ namespace lab {
 
 using Nanoseconds = int64_t;
 
-enum class Dependence : uint8_t { kIndependent, kAddress, kAddressAndPort };  // of a mapping, of a filter
+enum class Dependence : uint8_t { kIndependent, kAddress, kAddressAndPort };  // on the remote side
 
 struct Endpoint4 {
     uint32_t address = 0;  // host order
-    uint16_t port = 0;     // of ICMP: the echo's identifier
+    uint16_t port = 0;     // for ICMP, the echo's identifier
     uint64_t key() const { return uint64_t{address} << 16 | port; }
 };
 
@@ -27,9 +27,9 @@ struct Mapping {
     uint8_t protocol = 0;
     Endpoint4 inside;
     uint16_t outside_port = 0;
-    Nanoseconds used = 0;                             // when a packet last passed
-    Nanoseconds lease_ends = 0;                       // asked for by NAT-PMP or PCP: open to all until then; 0: not asked for
-    std::vector<uint8_t> nonce;                       // of the PCP client that asked for it; empty: NAT-PMP
+    Nanoseconds used = 0;                             // time of the last packet
+    Nanoseconds lease_ends = 0;                       // a lease by NAT-PMP or PCP, open to all until then; 0: no lease
+    std::vector<uint8_t> nonce;                       // of the PCP client that holds the lease; empty: NAT-PMP
     std::unordered_map<uint64_t, Nanoseconds> spoken_to;  // remote Endpoint4::key -> when the host last sent to it
 };
 
@@ -40,29 +40,29 @@ public:
     int parent = -1;                    // the gateway that this one stands behind; -1: none
     Dependence mapping = Dependence::kIndependent, filtering = Dependence::kAddressAndPort;
     bool hairpin = true;
-    bool resets = false;  // an uninvited SYN is answered by RST instead of being dropped
+    bool resets = false;  // whether it answers an uninvited SYN by RST instead of dropping it
     bool pmp = false, pcp = false;
     Nanoseconds udp_idle = 30'000'000'000, tcp_idle = 300'000'000'000;
 
     // The outside port for a packet that a host sends; 0: the table is full.
     uint16_t leaves(uint8_t protocol, Endpoint4 source, Endpoint4 destination, Nanoseconds now);
-    // Where an outside port leads, whoever asks; null: nowhere.
+    // The mapping of an outside port, for any remote address; null: there is none.
     const Mapping* find(uint8_t protocol, uint16_t outside_port, Nanoseconds now);
-    // The same for a packet from `remote` that the filter lets in; null: kept out.
+    // The mapping for a packet from `remote` that the filter lets in; null: the packet is kept out.
     const Mapping* enters(uint8_t protocol, uint16_t outside_port, Endpoint4 remote, Nanoseconds now);
 
-    // A port asked for by a host: `suggested` where that is free. Null: the table is full, or the port another host's.
+    // A lease for a host, of port `suggested` where free. Null: the table is full, or the port is another host's.
     const Mapping* lease(uint8_t protocol, Endpoint4 source, uint16_t suggested, Nanoseconds ends,
                          const std::vector<uint8_t>& nonce, Nanoseconds now);
     bool release(uint8_t protocol, Endpoint4 source, const std::vector<uint8_t>& nonce);
     void release_all(uint8_t protocol, uint32_t address);
 
     const std::map<std::pair<uint8_t, uint16_t>, Mapping>& mappings() const { return by_outside_; }
-    void clear();  // as after a restart, or under a new outside address
+    void clear();  // drops all mappings, as a restart or a new outside address does
     Nanoseconds started = 0;
 
 private:
-    using InsideKey = std::tuple<uint8_t, uint64_t, uint64_t>;  // protocol, inside, remote as far as mappings depend on it
+    using InsideKey = std::tuple<uint8_t, uint64_t, uint64_t>;  // protocol, inside, part of remote
 
     InsideKey key(uint8_t protocol, Endpoint4 source, Endpoint4 destination) const;
     bool expired(const Mapping& mapping, Nanoseconds now) const;

@@ -25,7 +25,7 @@
 namespace lab {
 namespace {
 
-constexpr int kTransmitQueue = 10000;  // packets; the router, not the device, is where queues are limited
+constexpr int kTransmitQueue = 10000;  // packets; the router limits queues, not the device
 
 [[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what + ": " + std::strerror(errno)); }
 
@@ -55,7 +55,7 @@ void set_address(int sock, const char* device, unsigned long what, const std::st
     if (ioctl(sock, what, &request) < 0) fail("cannot set address " + address);
 }
 
-// All that has no address of its own here goes to the router.
+// Routes all packets to the router, except those to the host's own address.
 void add_default_route(int sock, const char* device) {
     rtentry route{};
     route.rt_dst.sa_family = route.rt_genmask.sa_family = route.rt_gateway.sa_family = AF_INET;
@@ -92,7 +92,7 @@ void set_v6(const std::string& address) {
     close(sock);
 }
 
-// By netlink, for the ioctl asks for privilege outside of the user namespace.
+// Uses netlink, because the ioctl requires privilege outside of the user namespace.
 void set_transmit_queue(const char* device, uint32_t packets) {
     struct {
         nlmsghdr header;
@@ -211,7 +211,7 @@ uint64_t kernel_drops(const HostDevice& host) {
 
 int kill_inside(const std::vector<HostDevice>& hosts) {
     int killed = 0;
-    for (bool found = true; found;) {  // again until none is left: a dying process may have forked
+    for (bool found = true; found;) {  // repeated until no process is left, as a dying one may have forked
         found = false;
         DIR* proc = opendir("/proc");
         if (proc == nullptr) return killed;

@@ -1,5 +1,5 @@
-// A host of the lab: a network namespace with one TUN device, held open by file descriptors of this process alone,
-// so that nothing is left when the process ends.
+// A host of the lab: a network namespace with one TUN device. Only file descriptors of this process hold it, so that it
+// ends with the process.
 #pragma once
 
 #include <sys/types.h>
@@ -21,14 +21,14 @@ struct HostDevice {
 
 using Sysctls = std::vector<std::pair<std::string, std::string>>;
 
-// Moves this process into a fresh user namespace when it may not make network namespaces otherwise.
-// Throws std::runtime_error with a sentence for the user; so do all functions here.
+// Moves this process into a new user namespace when it may not make network namespaces otherwise.
+// All functions here throw std::runtime_error with a sentence for the user.
 void gain_privilege();
 
 HostDevice make_host(const std::string& name, const std::string& address, const std::string& address6, int mtu,
                      const Sysctls& sysctls);
 
-// Gives a host another IPv4 address, in the place of the one that it has.
+// Replaces the IPv4 address of a host.
 void set_host_address(HostDevice& host, const std::string& address);
 
 uint64_t kernel_drops(const HostDevice& host);  // packets that the kernel dropped because the router was too slow

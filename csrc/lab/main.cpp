@@ -79,7 +79,7 @@ int listen_on(const std::string& path) {
     return fd;
 }
 
-unsigned long long start_time() {  // field 22 of /proc/self/stat: tells this process from a later one of the same id
+unsigned long long start_time() {  // field 22 of /proc/self/stat: differs from that of later processes of this id
     std::ifstream file("/proc/self/stat");
     std::string text;
     std::getline(file, text);

@@ -4,7 +4,7 @@ namespace lab {
 namespace {
 
 constexpr size_t kMostFlows = 4096;
-constexpr Nanoseconds kTcpIdle = 300'000'000'000;  // as short as home routers have them
+constexpr Nanoseconds kTcpIdle = 300'000'000'000;  // as short as the timeout of home routers
 constexpr Nanoseconds kIdle = 30'000'000'000;
 
 bool expired(FlowKey flow, Nanoseconds seen, Nanoseconds now) {

@@ -1,4 +1,4 @@
-// The way back into a host behind a firewall: open to what the host spoke to first, and to nothing else.
+// A firewall in front of a host: it lets in only packets of flows that the host has opened.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,17 @@ namespace lab {
 
 using Nanoseconds = int64_t;
 
-// Flows by protocol, addresses and ports: address- and port-dependent filtering in the words of RFC 4787. Addresses and
-// ports are not rewritten (gateway.h does that). A packet either way keeps a flow open; when the table is full, new flows stay closed.
+// Flows by protocol, addresses and ports: address- and port-dependent filtering in the terms of RFC 4787. Addresses and
+// ports are not translated (gateway.h does that). A packet of either direction keeps a flow open. No new flow
+// opens when the table is full.
 class Nat {
 public:
     void sent(FlowKey flow, Nanoseconds now);        // the host sent a packet of this flow
-    bool admits(FlowKey arriving, Nanoseconds now);  // a packet of this flow may go in: the host opened its reverse
+    bool admits(FlowKey arriving, Nanoseconds now);  // whether the host has opened the reverse flow
     void clear() { seen_.clear(); }
 
 private:
-    std::unordered_map<FlowKey, Nanoseconds, FlowKeyHash> seen_;  // as the host sends it -> when it was last used
+    std::unordered_map<FlowKey, Nanoseconds, FlowKeyHash> seen_;  // flow of the host's packets -> when it was last used
 };
 
 }  // namespace lab

@@ -8,9 +8,9 @@
 namespace lab {
 namespace {
 
-constexpr double kShortestQueue = 5e6;         // ns: the queue of a short path holds this much of its rate
+constexpr double kShortestQueue = 5e6;         // ns: the queue of a short path holds the bytes of this time at its rate
 constexpr double kSmallestQueue = 128 * 1024;  // bytes: two super-packets
-constexpr double kPieceTime = 1e6;             // ns: a super-packet is sliced so that no slice takes longer than this
+constexpr double kPieceTime = 1e6;             // ns: the longest time of a slice of a super-packet
 constexpr Nanoseconds kFlowIdle = 120'000'000'000;
 constexpr size_t kManyFlows = 4096;
 
@@ -41,7 +41,7 @@ uint32_t Shaper::fit(double now, uint32_t segments, double segment_bytes) const 
 }
 
 double Shaper::pass(double now, double bytes) {
-    if (ns_per_byte == 0) return std::max(free_at, now);  // the cap was lifted: what waits still goes first
+    if (ns_per_byte == 0) return std::max(free_at, now);  // the cap was lifted, but waiting packets still leave first
     free_at = std::max(free_at, now) + bytes * ns_per_byte;
     return free_at;
 }
@@ -149,7 +149,7 @@ int Network::gateway_in(int net, uint32_t address) const {
     return -1;
 }
 
-// The host that a port of a gateway leads to, or, while it leads nowhere, one whose path to the gateway is as long.
+// The host to which a port of a gateway is mapped, or, without a mapping, one whose path to the gateway is as long.
 int Network::likely_host(int gateway, uint8_t protocol, uint16_t port, Nanoseconds now) {
     if (const Mapping* mapped = gateways_[gateway].find(protocol, port, now)) {
         const int host = host_in(gateway, mapped->inside.address);
@@ -252,7 +252,7 @@ void Network::answer(PacketPool& pool, Packet* packet, Gateway& gateway, Nanosec
     push(reply, now + static_cast<Nanoseconds>(kInside));
 }
 
-// A gateway that refuses a connection aloud: as if the host that the packet was for had sent the RST.
+// Lets a gateway refuse a connection by an RST that comes from the address of the packet's destination.
 void Network::reset(PacketPool& pool, Packet* refused, Nanoseconds now) {
     Packet* reply = make_reset(pool, refused);
     reply->src = refused->dst;
@@ -317,7 +317,7 @@ void Network::admit(PacketPool& pool, Packet* packet, uint8_t src, Nanoseconds n
                 path.to_next_loss -= n;
             }
         }
-        // A single segment's header must not be rewritten: only whole super-packets are sliced.
+        // Only super-packets are sliced, as the header of a single segment must not be rewritten.
         Packet* piece = n == total ? packet : slice(pool, packet, first, n);
         first += n;
         if (lose) {
@@ -333,8 +333,9 @@ void Network::admit(PacketPool& pool, Packet* packet, uint8_t src, Nanoseconds n
 }
 
 // The order of stages: the flow's cap, the sender's egress cap, the pair's rate, the delay, the receiver's ingress cap.
-// Each sees packets in order of time. Flows leave their caps, and paths end, out of order among each other: there the
-// packet waits for its time in the heap. Egress and rate follow each other in order and are computed at once.
+// Each stage handles packets in order of time. Packets of several flows leave the flows' caps, and arrive at the ends
+// of paths, out of order, so they wait in the heap for their time there. The egress cap and the pair's rate keep the
+// order, and are computed at once.
 void Network::enter_flow(PacketPool& pool, Packet* piece, Path& path, Nanoseconds now) {
     Shaper& shaper = piece->flow->shaper;
     piece->flow->in_flight += 1;
@@ -371,7 +372,7 @@ void Network::enter_ingress(PacketPool& pool, Packet* piece, Path& path, double 
     push(piece, static_cast<Nanoseconds>(ingress.pass(now, piece->wire)));
 }
 
-// The first segments of a packet, as many as a queue has room for; the others are dropped. Null: there is room for none.
+// The first segments of a packet, as many as a queue has room for; the others are dropped. Null: all are dropped.
 Packet* Network::keep(PacketPool& pool, Packet* piece, Path& path, uint32_t segments) {
     if (segments == piece->segments) return piece;
     path.counters.dropped_packets += piece->segments - segments;

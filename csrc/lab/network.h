@@ -1,4 +1,4 @@
-// The emulated network: decides when, and whether, a packet arrives. No I/O: time and packets come in as arguments.
+// The emulated network, which decides when, and whether, a packet arrives. No I/O: time and packets are arguments.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace lab {
 
-// A FIFO with a rate and a tail-drop limit, kept as the time at which its last byte will have left.
+// A FIFO queue with a rate and a tail-drop limit. Its state is the time at which its last byte will have left.
 struct Shaper {
     double ns_per_byte = 0;  // 0: unlimited
     double limit = 0;        // bytes that may wait
@@ -35,20 +35,20 @@ struct Flow {
 struct Counters {
     uint64_t sent_packets = 0, sent_bytes = 0;            // offered by the sender, in packets and bytes of the wire
     uint64_t delivered_packets = 0, delivered_bytes = 0;
-    uint64_t lost_packets = 0;     // by the loss rate
-    uint64_t dropped_packets = 0;  // a queue was full
-    uint64_t corrupted_packets = 0;  // a bit was flipped
-    uint64_t cut_packets = 0;        // the path, or the flow, was down, or a firewall or NAT kept it out
+    uint64_t lost_packets = 0;     // dropped by the loss rate
+    uint64_t dropped_packets = 0;  // dropped because a queue was full
+    uint64_t corrupted_packets = 0;  // delivered with a flipped bit
+    uint64_t cut_packets = 0;        // dropped because the path or the flow was down, or by a firewall or NAT
 };
 
 struct Path {  // one ordered pair of hosts
     double delay_ns = 0, jitter_ns = 0, loss = 0, corrupt = 0, rate_bps = 0, flow_bps = 0;
     double queue_bytes = 0;  // 0: one bandwidth-delay product
     bool down = false;
-    bool from_nat = false, to_nat = false;  // derived: an end is behind a NAT
+    bool from_nat = false, to_nat = false;  // derived: whether the sender, or the receiver, is behind a NAT
     double flow_limit = 0;
     Shaper shaper;
-    double to_next_loss = -1;  // segments; < 0: not drawn yet
+    double to_next_loss = -1;  // segments until the next loss; < 0: not drawn yet
     Counters counters;
 };
 
@@ -59,7 +59,7 @@ struct Host {
     Nat nat;
     uint32_t address = 0;  // IPv4, host order; 0: none
     bool has_v6 = false;
-    int gateway = -1;      // behind which gateway; -1: none
+    int gateway = -1;      // number of the gateway in front of the host; -1: none
     bool drop_udp = false;
 };
 
@@ -79,11 +79,11 @@ public:
     const std::vector<Gateway>& gateways() const { return gateways_; }
     void cut_flow(FlowRule rule);
     void restore_flows(uint8_t src, uint8_t dst);
-    void configured();  // call after any change: derives shapers and queue limits
+    void configured();  // derives shapers and queue limits; to be called after any change
 
-    // Takes a packet that host src sent. Owns it from here on.
+    // Takes a packet of host src, and owns it from then on.
     void admit(PacketPool& pool, Packet* packet, uint8_t src, Nanoseconds now);
-    // When the next packet is due; INT64_MAX: nothing in flight.
+    // The time at which the next packet is due; INT64_MAX: none is in flight.
     Nanoseconds next_due() const { return heap_.empty() ? INT64_MAX : heap_.top().due; }
     // The next packet to hand over at or before `now`, with the time it was due, or null.
     Packet* pop(PacketPool& pool, Nanoseconds now, Nanoseconds* due);
@@ -103,11 +103,11 @@ private:
 
     enum class Way : uint8_t { kNowhere, kHost, kEntering, kAnswered };
 
-    // Where a packet goes from the network behind gateway `net` (-1: the public one): translates what it passes on its way
-    // out, and sets dst, and entering where a gateway has to let it in.
+    // Routes a packet from the network behind gateway `net` (-1: the public one): translates its source at each gateway
+    // on the way out, and sets dst, and entering where a gateway has to let it in.
     Way route(PacketPool& pool, Packet* packet, int net, Nanoseconds now);
     bool translate_out(Packet* packet, Gateway& gateway, Nanoseconds now);
-    // On arrival: translates the destination, gateway by gateway, down to a host. False: kept out.
+    // Called on arrival: translates the destination at each gateway on the way to a host. False: a gateway drops it.
     bool translate_in(Packet* packet, Nanoseconds now);
     int host_in(int net, uint32_t address) const;     // -1: none
     int gateway_in(int net, uint32_t address) const;  // -1: none

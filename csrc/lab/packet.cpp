@@ -37,7 +37,7 @@ uint16_t fold(uint32_t sum) {
     return static_cast<uint16_t>(sum);
 }
 
-// RFC 1624: the sum after 16 of its bits changed.
+// The checksum after one 16-bit word has changed (RFC 1624).
 uint16_t changed(uint16_t sum, uint16_t before, uint16_t after) {
     return fold(uint32_t{sum} + static_cast<uint16_t>(~before) + after);
 }
@@ -164,7 +164,7 @@ bool opens_tcp(Packet* packet) {
 
 namespace {
 
-// at: of the address in the IP header; port_at: of the port in the transport's.
+// at: offset of the address in the IP header; port_at: offset of the port in the transport header.
 void set_end(Packet* packet, uint32_t at, uint32_t port_at, uint32_t address, uint16_t port) {
     uint8_t* ip = packet->ip();
     uint8_t* transport = ip + packet->ip_header;
@@ -179,7 +179,7 @@ void set_end(Packet* packet, uint32_t at, uint32_t port_at, uint32_t address, ui
     const uint16_t port_before = load16(transport + port_at);
     store16(transport + port_at, port);
     uint8_t* checksum = transport + (packet->protocol == kTcp ? 16 : 6);
-    if (packet->virtio()->flags & kNeedsChecksum) {  // the field holds the sum of the pseudo-header alone
+    if (packet->virtio()->flags & kNeedsChecksum) {  // the field holds the sum of the pseudo-header only
         store16(checksum, changed(load16(checksum), before, address));
     } else if (packet->protocol == kTcp || load16(checksum) != 0) {
         update(checksum, before, address);
@@ -245,10 +245,10 @@ void flip(Packet* packet, uint32_t bit) {
     const uint32_t at = packet->header + bit / 8;
     const uint8_t mask = static_cast<uint8_t>(1 << bit % 8);
     ip[at] ^= mask;
-    if (packet->virtio()->flags & kNeedsChecksum) return;  // it is computed by the receiver, or not at all
+    if (packet->virtio()->flags & kNeedsChecksum) return;  // the receiver computes the checksum, or needs none
     const uint32_t ip_header = packet->ip_header;
     uint8_t* field = ip + ip_header + (packet->protocol == kTcp ? 16 : 6);
-    if (packet->protocol != kTcp && load16(field) == 0) return;  // a datagram without one
+    if (packet->protocol != kTcp && load16(field) == 0) return;  // a datagram without a checksum
     const uint32_t word = (at - ip_header) % 2 == 0 ? uint32_t{mask} << 8 : mask;
     const bool set = ip[at] & mask;  // RFC 1624: the sum of the words changed by +word or -word
     store16(field, static_cast<uint16_t>(~fold((load16(field) ^ 0xffffu) + (set ? word : 0xffffu - word))));

@@ -35,13 +35,13 @@ struct Packet {
     uint8_t protocol;   // TCP, UDP, ICMP
     uint8_t ip_header;  // bytes of the IP header
     uint8_t entering;   // 1 + the gateway that must still let the packet in; 0: none
-    uint8_t stage;      // of Network: what the packet waits for
+    uint8_t stage;      // the stage of Network for which the packet waits
     uint8_t* data() { return reinterpret_cast<uint8_t*>(this + 1); }
     uint8_t* ip() { return data() + sizeof(VirtioHeader); }
     VirtioHeader* virtio() { return reinterpret_cast<VirtioHeader*>(data()); }
 };
 
-// Buffers in a few sizes, so that an ACK in flight does not hold 64 KB.
+// Buffers of a few sizes, so that an ACK in flight does not occupy 64 KB.
 class PacketPool {
 public:
     Packet* get(size_t bytes);
@@ -67,7 +67,7 @@ struct FlowKeyHash {
 };
 
 FlowKey make_flow_key(uint8_t src, uint8_t dst, uint8_t protocol, uint16_t sport, uint16_t dport);
-FlowKey reversed(FlowKey key);  // of the answers
+FlowKey reversed(FlowKey key);  // the flow of the answers
 uint8_t protocol_of(FlowKey key);
 
 // Reads the headers of a packet that came out of a TUN device. False: neither IPv4 nor IPv6, or malformed.
@@ -80,21 +80,21 @@ uint32_t destination(Packet* packet);  // of IPv4, host order
 uint16_t last_of_destination6(Packet* packet);  // the last 16 bits of an IPv6 destination
 bool is_unfragmented(Packet* packet);           // of IPv4
 
-// Which ports a gateway translates: those of TCP and UDP, and the identifier of an ICMP echo as both. False: it has none.
+// The ports that a gateway translates: of TCP and UDP, and an ICMP echo's identifier as both. False: there are none.
 bool translatable_ports(Packet* packet, uint16_t* sport, uint16_t* dport);
 bool opens_tcp(Packet* packet);  // a SYN without ACK
 
-// Writes another source or destination into an IPv4 packet, and makes the checksums right.
+// Writes another source or destination into an IPv4 packet, and updates the checksums.
 void set_source(Packet* packet, uint32_t address, uint16_t port);
 void set_destination(Packet* packet, uint32_t address, uint16_t port);
 
-// Fresh IPv4 packets; addresses in host order.
+// New IPv4 packets; addresses are in host order.
 Packet* make_udp(PacketPool& pool, uint32_t from, uint16_t sport, uint32_t to, uint16_t dport, const uint8_t* data,
                  size_t bytes);
-Packet* make_reset(PacketPool& pool, Packet* refused);  // what answers a SYN to a closed port
+Packet* make_reset(PacketPool& pool, Packet* refused);  // the answer to a SYN for a closed port
 
-// Inverts one bit of the payload, counted from its first, and makes the checksum right again: the receiver's kernel does
-// not see the damage.
+// Inverts one bit of the payload, counted from its first, and updates the checksum, so that the receiver's kernel does
+// not detect the damage.
 void flip(Packet* packet, uint32_t bit);
 
 // A new packet with segments [first, first + count) of a TSO super-packet.

@@ -1,4 +1,4 @@
-// What a gateway answers to hosts that ask for a port: NAT-PMP (RFC 6886) and PCP (RFC 6887). No I/O.
+// A gateway's answers to hosts that ask for a port by NAT-PMP (RFC 6886) or PCP (RFC 6887). No I/O.
 #pragma once
 
 #include <vector>

@@ -18,9 +18,9 @@
 namespace lab {
 namespace {
 
-constexpr int kBatch = 64;               // packets read from one host, and written in all, before the others' turn
-constexpr Nanoseconds kEarly = 50'000;   // what waking up costs, here and in the receiver: a packet may leave so early
-constexpr size_t kCopyBelow = 16384;     // shorter packets move to a buffer of their size
+constexpr int kBatch = 64;               // the most packets read from one host, and written in total, per turn
+constexpr Nanoseconds kEarly = 50'000;   // packets may leave so much early, as waking takes time
+constexpr size_t kCopyBelow = 16384;     // shorter packets are copied to a buffer of their size
 constexpr double kLongestRest = 200'000;
 constexpr Nanoseconds kShortestRest = 25'000;
 constexpr Nanoseconds kForever = 1'000'000'000'000;
@@ -106,7 +106,7 @@ void Router::run(int control, int lifeline, int signals) {
         if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) < 0)
             throw std::runtime_error(std::string("cannot watch a descriptor: ") + std::strerror(errno));
     };
-    const size_t hosts = devices_.size();  // events below this number are hosts, above kClient clients
+    const size_t hosts = devices_.size();  // events below this number are of hosts, those above kClient of clients
     enum : uint64_t { kSignal = 1 << 16, kLifeline, kListener, kClient };
     for (size_t i = 0; i < hosts; ++i) watch(devices_[i].tun, i);
     watch(signals, kSignal);
@@ -120,8 +120,8 @@ void Router::run(int control, int lifeline, int signals) {
             const Nanoseconds due = network_.next_due();
             return due == INT64_MAX ? kForever : std::max<Nanoseconds>(0, due - kEarly - monotonic());
         };
-        // After a turn that moved packets, rest a while, so that the next turn moves many: each costs system calls.
-        // What would come due meanwhile leaves early instead. The rest is short against the shortest delay.
+        // After a turn that transferred packets the loop rests, so that the next turn transfers more packets per system
+        // call. Packets that fall due during the rest leave early. The rest is short against the shortest delay.
         Nanoseconds pause = static_cast<Nanoseconds>(std::min(kLongestRest, network_.shortest_delay_ns() / 100));
         if (moved_ == 0 || pause < kShortestRest) pause = 0;
         if (pause != 0) rest(pause);

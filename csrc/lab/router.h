@@ -1,4 +1,4 @@
-// The loop that moves packets between the hosts' TUN devices and the emulated network.
+// The loop that transfers packets between the hosts' TUN devices and the emulated network.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace lab {
 
 Nanoseconds monotonic();
 
-// How late things were, in buckets. The bounds are those of p2pavg/lab/stats.py.
+// A histogram of delays. The bounds of its buckets are those of p2pavg/lab/stats.py.
 class Lateness {
 public:
     static constexpr std::array<int, 12> kBoundsUs = {50,   100,  200,   500,   1000,  2000,
@@ -28,7 +28,7 @@ class Router {
 public:
     Router(std::vector<HostDevice>& devices, Network& network);
 
-    // Runs until `control` (a listening socket) was told to quit, `lifeline` is closed, or a signal came.
+    // Runs until a client of `control` (a listening socket) says to quit, `lifeline` is closed, or a signal arrives.
     void run(int control, int lifeline, int signals);
     std::string statistics() const;
 
@@ -43,8 +43,8 @@ private:
     PacketPool pool_;
     Packet* spare_ = nullptr;
     int moved_ = 0;        // packets read and delivered in this turn of the loop
-    Lateness deliveries_;  // of a packet after it was due
-    Lateness turns_;       // length of one turn of the loop: an upper bound for a packet's wait before it is read
+    Lateness deliveries_;  // time from a packet's due time to its delivery
+    Lateness turns_;       // duration of one turn of the loop, which bounds a packet's wait to be read
     uint64_t write_errors_ = 0;
     Nanoseconds started_ = monotonic();
 };

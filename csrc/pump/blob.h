@@ -1,4 +1,4 @@
-// State chunks that arrive: chunk i lands at buffer + i * chunk_bytes.
+// Receives the chunks of a state: chunk i is written at buffer + i * chunk_bytes.
 #pragma once
 
 #include "events.h"
@@ -12,7 +12,7 @@ class Blob : public Receiver {
         : Receiver(transfer, chunk_bytes ? (bytes + chunk_bytes - 1) / chunk_bytes : 0),
           buffer_(buffer), bytes_(bytes), chunk_bytes_(chunk_bytes), events_(events) {}
 
-    // Where a chunk of this length belongs; nullptr when the blob has no such chunk.
+    // The address for a chunk of this length; nullptr when the blob has no such chunk.
     uint8_t *place(uint32_t chunk, uint32_t length) const {
         if (chunk >= landing.size()) return nullptr;
         const size_t at = chunk * chunk_bytes_;

@@ -1,4 +1,4 @@
-// Pooled buffers: a fresh array per chunk would be mapped and zeroed page by page.
+// Pooled buffers, because the kernel would map and zero every page of a new array for each chunk.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,7 @@ class Buffer {
     size_t capacity_ = 0;
 };
 
-// Last in, first out, so that the buffer handed out is the one most likely still in cache.
+// Last in, first out: the buffer returned last is the most likely one to be in cache.
 class BufferPool {
   public:
     explicit BufferPool(size_t keep) : keep_(keep) {}

@@ -16,7 +16,7 @@ constexpr size_t kKeyBytes = 32, kNonceBytes = 12, kSignedBytes = 32, kShortTagB
 constexpr uint32_t kBody = 0, kHeader = 1;
 constexpr int kGetTag = 0x10, kSetTag = 0x11;  // EVP_CTRL_AEAD_GET_TAG, EVP_CTRL_AEAD_SET_TAG
 
-// The few functions of libcrypto that are needed; the same in versions 1.1 and 3.
+// The functions of libcrypto that the cipher needs; versions 1.1 and 3 both have them.
 struct Library {
     evp_cipher_ctx_st *(*create)() = nullptr;
     void (*destroy)(evp_cipher_ctx_st *) = nullptr;

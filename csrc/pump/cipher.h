@@ -1,7 +1,7 @@
 // AES-256-GCM over the frames of one direction of a stream, by the system's libcrypto, opened at run time.
 //
-// The nonce is the number of the frame in its stream. The header stays readable and carries a short tag in place of
-// the checksums, so that nothing acts on a forged one; it is the associated data of the body, whose tag follows it.
+// The nonce is the number of the frame in its stream. The header stays readable, and has a short tag instead of the
+// checksums, so that a forged header is refused. The header is the associated data of the body, whose tag follows it.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ class Cipher {
     bool verify(uint64_t frame, const uint8_t header[kHeaderBytes]);
     // out: length + kTagBytes; may begin where `body` does.
     void encrypt(uint64_t frame, const uint8_t header[kHeaderBytes], const uint8_t *body, size_t length, uint8_t *out);
-    // In place. False when the body, its tag or its header is not what was encrypted.
+    // Decrypts in place. Returns false when the body, its tag or its header was changed.
     bool decrypt(uint64_t frame, const uint8_t header[kHeaderBytes], uint8_t *body, size_t length,
                  const uint8_t tag[kTagBytes]);
 

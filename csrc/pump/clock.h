@@ -1,4 +1,4 @@
-// Seconds; monotonic() is what Python's time.monotonic() tells.
+// Clocks in seconds; monotonic() is the clock of Python's time.monotonic().
 #pragma once
 
 #include <ctime>

@@ -1,4 +1,4 @@
-// What the pump tells the event loop: a queue that is drained in one call, and one eventfd that says it is not empty.
+// The pump's events for the event loop: a queue that one call drains, and an eventfd that is readable unless empty.
 #pragma once
 
 #include <sys/eventfd.h>

@@ -11,7 +11,7 @@ enum class Kind : uint8_t { contribution = 1, result = 2, blob = 3, ping = 4, po
 constexpr size_t kHeaderBytes = 40;
 constexpr uint32_t kMaxBodyBytes = 4u << 20;
 constexpr uint16_t kFlagRepeat = 1;
-constexpr uint16_t kFlagPacked = 2;  // a contribution or result as an LZ4 block; without a body, all its bytes are zero
+constexpr uint16_t kFlagPacked = 2;  // the body is an LZ4 block; an empty body: all bytes of the chunk are zero
 constexpr uint32_t kHeartbeatBytes = 16;
 
 struct Header {
@@ -36,7 +36,7 @@ struct Heartbeat {
 
 void write_header(const Header &header, uint8_t out[kHeaderBytes]);
 
-// nullptr when the header is one that a correct peer sends; else why not. checked: it is authentic, without checksums.
+// nullptr for a header that a correct peer sends; else the fault. checked: a tag has proved the header.
 const char *read_header(const uint8_t in[kHeaderBytes], Header &out, bool checked = false);
 
 void write_heartbeat(const Heartbeat &beat, uint8_t out[kHeartbeatBytes]);

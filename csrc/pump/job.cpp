@@ -212,7 +212,8 @@ Job::Verdict Job::admit(const Header &header, const Link &from, uint32_t &chunk)
         refuse(rank, why);
         return Verdict::discard;
     }
-    if (contribution && contributes(spec.rank) && !supplied(chunk)) return Verdict::hold;  // it is added to ours
+    // The contribution is added to this member's own, so it has to wait until that chunk is in place.
+    if (contribution && contributes(spec.rank) && !supplied(chunk)) return Verdict::hold;
     if (contribution)
         return contributed_[rank * chunks_.size() + chunk].load(std::memory_order_acquire) ? Verdict::discard
                                                                                             : Verdict::accept;
@@ -291,7 +292,7 @@ void Job::resend(uint32_t rank, const ChunkNames &contributions, const ChunkName
         for (auto [part, index] : names) {
             uint32_t c;
             if (!find(part, index, c) || !(kind == Kind::result ? is_child(c, rank) : parent(c) == rank)) continue;
-            // What was never sent is still queued, or will be when it is ready.
+            // A chunk that was never sent is still queued, or is queued once it is ready.
             if (sent_flag(rank, c).load()) items.push_back({kind, true, rank, c, 0, shared_from_this(), {}});
         }
     };

@@ -1,4 +1,4 @@
-// One attempt to average one vector: who contributed which chunk, the sums of our own parts, the encoded result.
+// One attempt to average one vector: the contributors of each chunk, the sums of own parts, the encoded result.
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,7 @@ struct ReduceJob {
     uint32_t rank = 0;
     std::vector<uint8_t> voters;
     std::vector<Part> parts;
-    std::vector<int64_t> groups;  // by rank; needed where parts have deputies
+    std::vector<int64_t> groups;  // indexed by rank; needed where parts have deputies
     uint32_t chunk_elements = 0;
     int contribution_codec = 0;
     int result_codec = 0;
@@ -38,33 +38,33 @@ struct ReduceJob {
     size_t result_bytes = 0;
 };
 
-// What is known when the round begins.
+// The arguments that are known when the round begins.
 struct Start {
-    std::vector<double> weights;  // by rank
-    double scale = 1;             // of source
-    const float *source = nullptr;  // our contribution: at most one of source and encoded
+    std::vector<double> weights;  // indexed by rank
+    double scale = 1;             // multiplies source
+    const float *source = nullptr;  // this member's contribution: at most one of source and encoded is set
     size_t source_elements = 0;
     const uint8_t *encoded = nullptr;
     size_t encoded_bytes = 0;
-    uint32_t ready = UINT32_MAX;  // chunks of encoded that are in place, in their order; the others are supplied later
+    uint32_t ready = UINT32_MAX;  // the first so many chunks of encoded are in place; the others are supplied later
 };
 
 struct Chunk {
-    uint64_t first;  // element of the vector
+    uint64_t first;  // element of the vector at which the chunk begins
     uint32_t count;
     uint32_t part;
-    uint32_t index;  // inside the part
+    uint32_t index;  // number of the chunk in its part
     uint64_t result_at, encoded_at;
     uint32_t result_length, encoded_length;
 };
 
-// Where one peer stands in the tree of one part: p2pavg/plan.py.
+// This member's place in the tree of one part; p2pavg/plan describes the trees.
 struct Place {
-    uint32_t parent;  // our own rank: we own the part
-    bool reduces;     // we own the part, or are a deputy for it
+    uint32_t parent;  // this member's own rank where it owns the part
+    bool reduces;     // this member owns the part, or is a deputy for it
     std::vector<uint32_t> children;
-    std::vector<double> weights;  // once begun, by rank: of what is added up here; empty when we do not reduce
-    double upward = 0;            // once begun: of what we send to the parent, or, as the owner, of all
+    std::vector<double> weights;  // once begun, by rank: the weights of the terms summed here; empty unless `reduces`
+    double upward = 0;            // once begun: the weight of the sum for the parent; at the owner, the total weight
     uint32_t contributors = 0;    // once begun: how many of `weights` are positive
 };
 
@@ -77,33 +77,33 @@ using ChunkNames = std::vector<std::pair<uint32_t, uint32_t>>;  // (part, chunk)
 
 class Job : public Receiver, public std::enable_shared_from_this<Job> {
   public:
-    // links: by rank, nullptr at our own. Throws std::invalid_argument when the numbers do not fit together.
+    // links: indexed by rank, nullptr at this member's own. Throws std::invalid_argument when the numbers do not match.
     Job(ReduceJob spec, std::vector<std::shared_ptr<Link>> links, EventQueue &events, BufferPool &accumulators);
     ~Job() override;
 
-    // Loop thread.
+    // Callable on the loop thread only.
     void begin(Start start);
-    void supply(uint32_t ready);  // so many chunks of our encoded contribution are in place
+    void supply(uint32_t ready);  // the first `ready` chunks of the encoded contribution are in place
     JobProgress progress() const;
     void missing(uint32_t rank, ChunkNames &contributions, ChunkNames &results) const;
     void resend(uint32_t rank, const ChunkNames &contributions, const ChunkNames &results);
     std::vector<std::string> part_crcs() const;  // little-endian CRC-32s of the encoded chunks of each part
     bool begun() const { return begun_.load(std::memory_order_acquire); }
     const std::vector<std::shared_ptr<Link>> &links() const { return links_; }
-    void finish();  // joiners' results go on
+    void finish();  // results for joiners are still sent
     bool finished() const { return finished_.load(std::memory_order_acquire); }
 
-    // Worker threads.
+    // Callable on worker threads.
     enum class Verdict { hold, discard, accept };
     Verdict admit(const Header &header, const Link &from, uint32_t &chunk);
     void contribute(uint32_t rank, uint32_t chunk, const uint8_t *body);
     void landed(uint32_t chunk, uint32_t crc) override;
     void sent(const Item &item);
     void refuse(uint32_t rank, const char *why);
-    // Reduces one chunk that nobody else contributes to; false when there is none left.
+    // Reduces one chunk that no other member contributes to; returns false when no such chunk is left.
     bool reduce_local_chunk();
     bool has_local_chunks() const;
-    void touch(double now);  // a gradient byte was sent or received
+    void touch(double now);  // notes the time of a sent or received gradient byte
     bool voters_served() const { return voter_sends_left_.load(std::memory_order_acquire) == 0; }
     bool joiners_served() const { return joiner_sends_left_.load(std::memory_order_acquire) == 0; }
     bool is_voter(uint32_t rank) const { return spec.voters[rank] != 0; }
@@ -112,7 +112,7 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     uint8_t *result_of(uint32_t chunk) const { return spec.result + chunks_[chunk].result_at; }
     uint32_t result_crc(uint32_t chunk) const { return crcs_[chunk]; }
     const Start &begun_with() const { return start_; }
-    // The encoded partial mean of a chunk for which we are a deputy; nullptr: what goes to the parent is our own contribution.
+    // The encoded partial mean of a deputy's chunk; nullptr: this member sends its own contribution to the parent.
     const uint8_t *partial_of(uint32_t chunk) const { return partials_[chunk].data(); }
     bool is_deputy(uint32_t chunk) const { return place(chunk).reduces && !mine(chunk); }
 
@@ -129,7 +129,7 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     uint32_t parent(uint32_t chunk) const { return place(chunk).parent; }
     bool mine(uint32_t chunk) const { return parent(chunk) == spec.rank; }
     bool is_child(uint32_t chunk, uint32_t rank) const { return child_[chunks_[chunk].part * links_.size() + rank] != 0; }
-    bool is_partial(uint32_t chunk, uint32_t rank) const;  // what it contributes is a mean in the result codec
+    bool is_partial(uint32_t chunk, uint32_t rank) const;  // whether `rank` contributes a mean in the result codec
     uint32_t parent_of(const Part &part, uint32_t rank) const;
     double subtree(const Part &part, uint32_t rank) const;
     void settle_weights();
@@ -144,7 +144,7 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     int codec_of(uint32_t rank, uint32_t chunk) const {
         return is_partial(chunk, rank) ? spec.result_codec : spec.contribution_codec;
     }
-    // Where the encoded mean of a chunk that we reduce goes.
+    // The address of the encoded mean of a chunk that this member reduces.
     uint8_t *mean_of(uint32_t chunk);
     void reduced(uint32_t chunk);
     void in_place(uint32_t chunk);
@@ -155,16 +155,16 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     EventQueue &events_;
     BufferPool &accumulators_;
     std::vector<Chunk> chunks_;
-    std::vector<uint32_t> first_chunk_;  // of each part, and one more
+    std::vector<uint32_t> first_chunk_;  // of each part, and then the number of chunks
     std::vector<Place> places_;    // of each part
-    std::vector<uint8_t> child_;   // part * ranks + rank: whether it is a child of ours there
-    std::vector<uint32_t> local_chunks_;  // once begun: those that we reduce and nobody else contributes to
+    std::vector<uint8_t> child_;   // at part * ranks + rank: whether the rank is this member's child in the part
+    std::vector<uint32_t> local_chunks_;  // once begun: chunks reduced here to which no other member contributes
 
     Start start_;
     uint64_t elements_ = 0, encoded_bytes_ = 0;
 
     std::vector<Sum> sums_;
-    std::vector<Buffer> partials_;  // of chunks for which we are a deputy, encoded for the parent
+    std::vector<Buffer> partials_;  // encoded partial means of a deputy's chunks
     std::mutex stripes_[kStripes];
     std::vector<uint32_t> crcs_;
     std::unique_ptr<std::atomic<uint8_t>[]> contributed_, sent_, refused_;

@@ -1,5 +1,5 @@
-// Where chunks land. At most one stream writes into a slot at a time, and a finished slot is never written again,
-// though the same chunk may be on its way over several streams.
+// The slots of received chunks. At most one stream writes into a slot at a time, and a finished slot is never written
+// again, although several streams may receive the same chunk.
 #pragma once
 
 #include <atomic>
@@ -16,15 +16,15 @@ class Landing {
     size_t size() const { return size_; }
     bool done(size_t slot) const { return slots_[slot].load(std::memory_order_acquire) == kDone; }
 
-    // The stream may write into the slot, piece by piece, between enter and leave.
+    // Claims a slot for a stream, which may then write into the slot, in several steps, between enter and leave.
     bool claim(size_t slot, uint64_t stream) { return swap(slot, kFree, owned(stream)); }
-    // False when another stream has finished the slot meanwhile.
+    // Returns false when another stream has finished the slot meanwhile.
     bool enter(size_t slot, uint64_t stream) { return swap(slot, owned(stream), owned(stream) | kBusy); }
     void leave(size_t slot, uint64_t stream) { slots_[slot].store(owned(stream), std::memory_order_release); }
     void finish(size_t slot) { slots_[slot].store(kDone, std::memory_order_release); }
     void give_up(size_t slot, uint64_t stream) { swap(slot, owned(stream), kFree); }
 
-    // The caller holds the whole chunk elsewhere: true when it shall copy it into the slot and then finish().
+    // For a caller that has the whole chunk elsewhere: true if the caller has to copy it into the slot, then finish().
     bool take_over(size_t slot) {
         for (;;) {
             uint64_t state = slots_[slot].load(std::memory_order_acquire);
@@ -45,18 +45,18 @@ class Landing {
     std::unique_ptr<std::atomic<uint64_t>[]> slots_;
 };
 
-// Something that chunks of one transfer land in.
+// Receives the chunks of one transfer.
 class Receiver {
   public:
     Receiver(uint64_t transfer, size_t slots) : transfer(transfer), landing(slots) {}
     virtual ~Receiver() = default;
 
-    // A chunk is whole and in place, and its slot finished.
+    // Called when a chunk is whole and in place, and its slot is finished.
     virtual void landed(uint32_t slot, uint32_t crc) = 0;
 
     const uint64_t transfer;
     Landing landing;
-    std::atomic<bool> over{false};  // cancelled: its buffers may be gone
+    std::atomic<bool> over{false};  // true once cancelled: the receiver's buffers may be freed
 };
 
 }  // namespace p2pavg::pump

@@ -1,4 +1,4 @@
-// Token bucket for bytes handed to the kernel, shared by all streams.
+// A token bucket for bytes written to the kernel, shared by all streams.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ class Limiter {
         on_.store(rate > 0, std::memory_order_relaxed);
     }
 
-    // How many of `want` bytes may go now; 0: none before `retry_in` seconds have passed.
+    // The number of `want` bytes that may be sent now; 0: none before `retry_in` seconds have passed.
     size_t take(size_t want, double now, double &retry_in) {
         std::lock_guard lock(mutex_);
         if (rate_ <= 0) return want;
@@ -46,7 +46,7 @@ class Limiter {
   private:
     static constexpr double kSlice = 16384;
     static constexpr double kBurstSeconds = 0.05;
-    // Half of what TCP and IP add at an MTU of 1500, so that the limit holds within 2.5% by either way of counting.
+    // Half of the TCP and IP headers at an MTU of 1500, so that the limit holds within 2.5% with and without headers.
     static constexpr double kOverhead = 1.02;
 
     std::atomic<bool> on_{false};

@@ -27,7 +27,7 @@ std::deque<Item> &Link::queue_of(const Item &item) {
 
 std::vector<std::shared_ptr<Stream>> Link::take_idle(size_t most) {
     std::vector<std::shared_ptr<Stream>> taken;
-    while (!idle_.empty() && taken.size() < most) {  // whose queue in the kernel has had the longest time to drain
+    while (!idle_.empty() && taken.size() < most) {  // the stream that has been idle longest comes first
         taken.push_back(std::move(idle_.front()));
         idle_.pop_front();
     }
@@ -87,7 +87,7 @@ bool Link::pop(Item &out, const std::shared_ptr<Stream> &by) {
         return true;
     }
     for (auto item = joiners_.begin(); item != joiners_.end(); ++item) {
-        if (!item->job->voters_served() || item->not_over == by->uid) continue;  // joiners come last
+        if (!item->job->voters_served() || item->not_over == by->uid) continue;  // results for joiners are sent last
         out = std::move(*item);
         joiners_.erase(item);
         return true;

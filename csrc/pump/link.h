@@ -1,5 +1,5 @@
-// All data streams to one peer, what waits to be sent there, and what its heartbeats told.
-// Chunks go to whichever stream is free: streams pull from here.
+// All data streams to one peer, the frames that wait to be sent to it, and the facts from its heartbeats.
+// Each idle stream takes the next frame from here.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ namespace p2pavg::pump {
 class Job;
 class Stream;
 
-// IP bytes of connections since they began: headers, acknowledgements and what was sent again included.
+// IP bytes of connections since their beginning, including headers, acknowledgements and retransmissions.
 struct Wire {
     uint64_t sent = 0, received = 0;
 
@@ -41,8 +41,8 @@ struct OutBlob {
 struct Item {
     Kind kind = Kind::ping;
     bool repeat = false;
-    uint32_t rank = 0;   // whom it goes to (contributions and results)
-    uint32_t chunk = 0;  // of the job
+    uint32_t rank = 0;   // receiver (of contributions and results)
+    uint32_t chunk = 0;  // number in the job
     uint64_t stamp = 0;  // of a ping or pong
     std::shared_ptr<Job> job = {};
     std::shared_ptr<OutBlob> blob = {};
@@ -59,19 +59,19 @@ class Link {
 
     // Queues frames and wakes as many idle streams as there are frames.
     void push(std::vector<Item> items);
-    // Puts back what a lost stream held, before everything else of its kind.
+    // Puts the frames of a lost stream back, before all other frames of their kind.
     void push_front(std::vector<Item> items);
-    // The same, for other streams than this one; whose turn for anything else comes last.
+    // Queues frames for other streams than this one, which becomes the last to be woken for others.
     void push_elsewhere(std::vector<Item> items, const std::shared_ptr<Stream> &than);
     // The next frame for `by`: heartbeats, contributions, results, results for joiners, blobs. When there is none,
     // `by` is remembered as idle and woken when there is.
     bool pop(Item &out, const std::shared_ptr<Stream> &by);
-    // Drops what waits for a transfer; only_voters keeps results for joiners.
+    // Drops the queued frames of a transfer; only_voters keeps results for joiners.
     void purge(uint64_t transfer, bool only_voters);
-    // The peer is gone: forgets its bytes, drops blobs, and results that only this joiner still waited for.
+    // Called when the peer is gone: drops its byte counts, its blobs, and results for which it waited as a joiner.
     void abandon();
     void clear();  // drops everything: queued frames hold their jobs, and jobs their links
-    // Wakes idle streams: something held back may go now.
+    // Wakes idle streams, as a frame that was held back may be sendable now.
     void wake();
 
     void add(std::shared_ptr<Stream> stream);
@@ -80,8 +80,8 @@ class Link {
     size_t open_streams() const;
     std::shared_ptr<Stream> find(int64_t stream) const;
     std::pair<uint64_t, uint64_t> retired() const;  // bytes that closed streams sent and received
-    Wire wire() const;  // of closed streams, too
-    bool forgettable() const;  // detached, and nothing left of it
+    Wire wire() const;  // including closed streams
+    bool forgettable() const;  // detached, without streams or frames
 
     void ask_ping(uint64_t stamp);
     void ask_pong(uint64_t stamp);

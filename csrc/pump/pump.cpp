@@ -11,7 +11,7 @@
 
 namespace p2pavg::pump {
 
-// The links that are pinged, seen from the worker that does it.
+// The links that one worker pings, and the mutex that guards their list.
 struct Pump::Beat {
     std::mutex mutex;
     std::vector<std::shared_ptr<Link>> links;
@@ -36,7 +36,7 @@ Pump::Pump(size_t threads) : shared_(new Shared), beat_(std::make_shared<Beat>()
 Pump::~Pump() {
     if (abandoned_) {
         for (auto &worker : workers_) static_cast<void>(worker.release());
-        new std::unordered_map<int64_t, std::shared_ptr<Link>>(std::move(links_));  // its mutexes may be held
+        new std::unordered_map<int64_t, std::shared_ptr<Link>>(std::move(links_));  // leaked: its mutexes may be held
         return;
     }
     close();
@@ -63,7 +63,7 @@ std::shared_ptr<Link> Pump::link(int64_t id) {
 void Pump::sweep() {
     std::lock_guard lock(beat_->mutex);
     for (auto entry = links_.begin(); entry != links_.end();) {
-        // One reference here, one in the list of links to ping.
+        // Two references are the pump's own: one in links_, one in the list of links to ping.
         if (entry->second.use_count() > 2 || !entry->second->forgettable()) {
             ++entry;
             continue;
@@ -122,7 +122,7 @@ void Pump::detach_all(int64_t id) {
         from->remove(stream.get());
         stream->worker().post([stream] { stream->detach(); });
     }
-    on_all_workers([](Worker &) {});  // closed now: nothing reads the blobs any more
+    on_all_workers([](Worker &) {});  // wait until all streams are closed, after which nothing reads the blobs
     from->abandon();
     sweep();
 }
@@ -175,7 +175,7 @@ void Pump::supply(uint64_t transfer, uint32_t ready) {
     wake_for(of);
 }
 
-// There may be local work, and frames that were held back may be taken.
+// Wakes the workers for a job's local chunks, and for frames that were held back until it began.
 void Pump::wake_for(const std::shared_ptr<Job> &of) {
     for (auto &worker : workers_)
         worker->post([w = worker.get(), of] {
@@ -193,7 +193,7 @@ void Pump::cancel(uint64_t transfer) {
         if (receiver) worker.release(receiver.get());
         worker.release_blob(transfer);
     });
-    for (auto &[id, link] : links_) link->purge(transfer, false);  // what a dying stream put back meanwhile
+    for (auto &[id, link] : links_) link->purge(transfer, false);  // frames of closing streams
     receiver.reset();
     sweep();
 }

@@ -1,6 +1,6 @@
-// The pump: native threads that move and reduce chunks without Python. The C++ side of p2pavg's Engine.
+// The pump: native threads that transfer and reduce chunks without Python. The C++ side of p2pavg's Engine.
 //
-// All methods but note_trainer are called on one thread (the event loop's), and none waits for the network.
+// All methods except note_trainer are called on the event loop's thread, and none waits for the network.
 #pragma once
 
 #include <cstdint>
@@ -37,20 +37,20 @@ class Pump {
     int event_fd() const { return shared_->events.fd(); }
     std::vector<Event> drain() { return shared_->events.drain(); }
 
-    // Owns fd from here on, whatever happens. Returns the stream's unique id, which events name.
+    // Owns fd from the call on, even when it throws. Returns the stream's unique id, which events name.
     uint64_t attach(int64_t link, int64_t stream, int fd, StreamKeys keys = {});
     void detach(int64_t link, int64_t stream);
     void detach_all(int64_t link);
     void repeat(int64_t link, int64_t stream);
-    void pace(int64_t link, double bytes_per_second);  // each stream, at most
+    void pace(int64_t link, double bytes_per_second);  // limits each stream of the link
     std::vector<int64_t> streams(int64_t link) const;
 
     void open_reduce(ReduceJob spec, const std::vector<int64_t> &links);
     void begin(uint64_t transfer, Start start);
     void supply(uint64_t transfer, uint32_t ready);
     void cancel(uint64_t transfer);
-    // The job is over: only results for joiners still go out. True when there are none left and the job is forgotten;
-    // else the event `released` tells when, and the caller then cancels.
+    // Ends a job, except for results to joiners. Returns true, and forgets the job, when no such result is left; else
+    // the event `released` follows when all are sent, after which the caller cancels.
     bool finish(uint64_t transfer);
     std::shared_ptr<Job> job(uint64_t transfer) const;
 
@@ -68,7 +68,7 @@ class Pump {
     double cpu_seconds() const;
 
     void close();
-    // In a forked child: closes the file descriptors and touches nothing else, for the threads do not exist there.
+    // For a forked child: closes the file descriptors and touches nothing else, as the child does not have the threads.
     void abandon();
 
   private:

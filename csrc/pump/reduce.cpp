@@ -1,5 +1,5 @@
-// The arithmetic of a job. A contribution is added as it arrives, while it is in cache; the last one becomes the
-// result in the same pass, so that two members need no accumulator at all.
+// The arithmetic of a job. A contribution is added on arrival, while it is in cache; the pass that adds the last one
+// also encodes the result, so that two members need no accumulator.
 #include <cstring>
 
 #include "job.h"
@@ -7,7 +7,7 @@
 
 namespace p2pavg::pump {
 
-// Our own contribution to one of our chunks, without a detour over the codec where there is no need.
+// This member's contribution to a chunk that it reduces; floats of the source are used as they are, without the codec.
 P2pavgTerm Job::own_term(const Chunk &chunk) const {
     const double weight = start_.weights[spec.rank];
     if (start_.encoded)
@@ -49,7 +49,7 @@ void Job::contribute(uint32_t rank, uint32_t index, const uint8_t *body) {
                                        reinterpret_cast<float *>(sum.accumulator.data()));
         }
         if (!finite) {
-            sum.contributions = 0;  // spoiled: it never becomes a result
+            sum.contributions = 0;  // the sum is not finite, and never becomes a result
             refuse(whose_fault(rank, index, body), "its gradient is not finite");
             return;
         }
@@ -60,7 +60,7 @@ void Job::contribute(uint32_t rank, uint32_t index, const uint8_t *body) {
     if (last) reduced(index);
 }
 
-// Who brought a value that made the sum of one chunk infinite or NaN.
+// The member whose value made the sum of a chunk infinite or NaN.
 uint32_t Job::whose_fault(uint32_t rank, uint32_t index, const uint8_t *body) {
     const Chunk &chunk = chunks_[index];
     Buffer scratch = accumulators_.take(chunk.count * sizeof(float));
@@ -108,13 +108,13 @@ void Job::send_one(Kind kind, uint32_t rank, uint32_t index) {
     links_[rank]->push(std::move(one));
 }
 
-// The encoded mean of a chunk is in place: of one of ours the result, the same bytes for everybody.
+// Called when the encoded mean of a chunk is in place. At the part's owner it is the result, the same bytes for all.
 void Job::reduced(uint32_t index) {
     if (!mine(index)) {
         send_one(Kind::contribution, parent(index), index);
         return;
     }
-    crcs_[index] = p2pavg_crc32(0, result_of(index), chunks_[index].result_length);  // before anybody can send it
+    crcs_[index] = p2pavg_crc32(0, result_of(index), chunks_[index].result_length);  // before a stream can send it
     landing.finish(index);
     in_place(index);
 }

@@ -1,4 +1,4 @@
-// What all threads of one pump share.
+// The objects that all threads of one pump share.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 namespace p2pavg::pump {
 
-// The transfers that are open.
+// The open transfers.
 class Transfers {
   public:
     std::shared_ptr<Receiver> find(uint64_t transfer) const {
@@ -45,8 +45,8 @@ class Transfers {
     std::unordered_map<uint64_t, std::shared_ptr<Receiver>> open_;
 };
 
-// Every file descriptor, readable without a lock: a forked child closes them though a thread that does not exist
-// there may have held any lock.
+// All file descriptors, readable without a lock: a forked child closes them, where a thread that the child does not
+// have may have held any lock.
 class Descriptors {
   public:
     static constexpr size_t kMost = 4096;

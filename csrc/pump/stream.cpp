@@ -21,14 +21,14 @@ namespace p2pavg::pump {
 
 namespace {
 
-constexpr uint32_t kShortPathUs = 2000;  // smoothed round trip of a local network, in microseconds
-constexpr int kNotSentLowWater = 256 << 10;  // what a stalled stream may hold beyond its window
-constexpr int kLeastUnsent = 16 << 10;         // and at least, however slow it is
+constexpr uint32_t kShortPathUs = 2000;  // the longest smoothed RTT of a local network, in microseconds
+constexpr int kNotSentLowWater = 256 << 10;  // unsent bytes that a stalled stream's kernel may hold
+constexpr int kLeastUnsent = 16 << 10;         // the least unsent bytes that the kernel of a slow stream may hold
 constexpr double kUnlimited = 1e15;            // bytes/s
-constexpr uint64_t kTimestampBytes = 12;  // in each segment, where both sides agreed to them
-constexpr double kHeldSeconds = 0.05;          // of what it may send: threads run late on a busy machine
+constexpr uint64_t kTimestampBytes = 12;  // of TCP timestamps in each segment, where both sides agreed to them
+constexpr double kHeldSeconds = 0.05;          // of its rate a paced stream may hold: threads may run late
 
-// Of IP and TCP.
+// Bytes of the IP and TCP headers of a segment.
 uint64_t header_bytes(int fd) {
     sockaddr_in6 address{};
     socklen_t size = sizeof address;
@@ -116,7 +116,7 @@ void Stream::settle(const Job *job) {
     if (out_.loaded && out_.item.job.get() == job && out_.item.kind == Kind::contribution) detach_body();
 }
 
-// The other side was promised the rest of the frame, but the memory that it lies in is about to go.
+// Copies the rest of a frame whose header has been sent, because the memory of its body is about to be freed.
 void Stream::detach_body() {
     if (out_.sent == 0) {
         out_.loaded = false;
@@ -140,7 +140,7 @@ void Stream::fail(const std::string &reason) {
 void Stream::detach() {
     readable_ = true;
     for (int frames = 0; frames < 64 && readable_ && !held_ && !closed_; ++frames) receive();
-    if (!closed_) forget_acknowledged(0);  // this side closes it: the other one reads what it has acknowledged
+    if (!closed_) forget_acknowledged(0);  // the other side reads all that it has acknowledged
     close();
 }
 
@@ -155,10 +155,11 @@ void Stream::close() {
     std::vector<Item> back = undelivered();
     worker_.buffers().give(std::move(out_.buffer));
     ::shutdown(fd, SHUT_RDWR);
-    // Gone now, or the kernel would go on acknowledging what nobody reads; the number stays ours until the end.
+    // Closes the socket at once, or the kernel would go on acknowledging unread bytes; fd itself stays reserved until
+    // the destructor.
     ::dup2(shared_.events.fd(), fd);
     link_->push_front(std::move(back));
-    link_->wake();  // this stream may have been woken for something that it leaves behind
+    link_->wake();  // this stream may have been woken for a frame that it does not send
 }
 
 void Stream::pace(double bytes_per_second) {
@@ -195,7 +196,7 @@ StreamStats Stream::stats() const {
     tcp_info info{};
     socklen_t size = sizeof info;
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
-        // The kernel knows of bytes that are still below the low-water mark.
+        // The kernel's counters include bytes below the low-water mark, which this stream has not read.
         if (info.tcpi_bytes_received > arrived_before_)
             out.last_received_at = std::max(out.last_received_at, monotonic() - 1e-3 * info.tcpi_last_data_recv);
         out.rtt = 1e-6 * info.tcpi_rtt;

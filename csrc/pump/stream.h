@@ -26,20 +26,20 @@ struct StreamStats {
     double rtt = 0;
     uint64_t window = 0;
     double delivery_rate = 0;  // bit/s
-    uint64_t unacked = 0;  // and sent
-    uint64_t unsent = 0;   // in the kernel
+    uint64_t unacked = 0;  // sent bytes without acknowledgement
+    uint64_t unsent = 0;   // bytes in the kernel that are not sent yet
     double last_received_at = 0;
     uint32_t retransmits = 0;
 };
 
-// Both empty on a plain stream.
+// The keys of an encrypted stream; both are empty on a plain one.
 struct StreamKeys {
     std::string sending, receiving;
 };
 
 class Stream : public std::enable_shared_from_this<Stream> {
   public:
-    // Owns fd from here on; throws std::system_error when it is no TCP socket. keys: of an encrypted stream.
+    // Owns fd from the call on; throws std::system_error when fd is no TCP socket.
     Stream(uint64_t uid, int64_t id, int fd, std::shared_ptr<Link> link, Worker &worker, Shared &shared, StreamKeys keys);
     ~Stream();
 
@@ -47,25 +47,25 @@ class Stream : public std::enable_shared_from_this<Stream> {
     const int64_t id;
     const int fd;
 
-    // Any thread.
-    void wake();  // there may be something to send
-    void pace(double bytes_per_second);  // sends at most so much, and holds little more than it sends soon
-    StreamStats stats() const;     // counters, and what the kernel tells
+    // Callable on any thread.
+    void wake();  // says that a frame may wait to be sent
+    void pace(double bytes_per_second);  // limits the rate, and the unsent bytes in the kernel
+    StreamStats stats() const;     // counters, and the kernel's figures
     StreamStats counters() const;  // without system calls
     Wire wire() const;
     Worker &worker() const { return worker_; }
     const std::shared_ptr<Link> &link() const { return link_; }
 
-    // The owning worker only.
+    // Callable on the owning worker's thread only.
     void ready(bool readable, bool writable, bool ending);
     bool step();  // moves at most one frame each way; true when more can be done without waiting
-    void resume() { held_ = false; }  // a job began: look again at the frame that was held back
-    void release(const Receiver *receiver);  // forget it: its buffers are about to go
+    void resume() { held_ = false; }  // a job began: check the frame that was held back again
+    void release(const Receiver *receiver);  // stops using a receiver whose buffers are about to be freed
     void release_blob(uint64_t transfer);
-    void settle(const Job *job);  // it is over but for joiners: what it contributed may change
-    void detach();  // takes what has arrived already, then closes
-    void close();   // puts back what was not delivered
-    void repeat();  // other streams send what has not arrived over this one, too; each frame once
+    void settle(const Job *job);  // the job is over but for joiners: its contribution's memory may change
+    void detach();  // receives all that has arrived, then closes
+    void close();   // puts undelivered frames back into the link
+    void repeat();  // lets other streams send this stream's undelivered frames, too; each frame once
     bool closed() const { return closed_; }
     double throttled_until() const { return throttled_until_; }
     void unthrottle() { throttled_until_ = 0; }
@@ -75,7 +75,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     struct Incoming {
         enum class To { nowhere, place, buffer, sum, heartbeat };
         Header header;
-        uint8_t raw[kHeaderBytes];  // the header as it came
+        uint8_t raw[kHeaderBytes];  // the header's bytes as received
         To to = To::nowhere;
         std::shared_ptr<Receiver> receiver;
         uint32_t slot = 0;
@@ -88,14 +88,14 @@ class Stream : public std::enable_shared_from_this<Stream> {
         uint8_t header[kHeaderBytes];
         uint8_t heartbeat[kHeartbeatBytes];
         const uint8_t *body = nullptr;
-        uint32_t length = 0;  // of the body, with its tag
-        size_t sent = 0;  // of header and body
+        uint32_t length = 0;  // bytes of the body and its tag
+        size_t sent = 0;  // bytes sent of header and body
         Buffer buffer;
         bool loaded = false;
         bool repeated = false;
     };
     struct Delivery {
-        uint64_t end;  // of the frame, in bytes sent over this stream
+        uint64_t end;  // where the frame ends, in bytes sent over this stream
         Item item;
         bool repeated = false;
     };
@@ -133,9 +133,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
     bool readable_ = true, writable_ = true, closed_ = false, held_ = false, in_body_ = false, idle_ = false,
          ending_ = false;
-    bool no_low_water_ = false;  // for receiving: the path is long, and a mark would hold back acknowledgements
+    bool no_low_water_ = false;  // whether the path is long, where a mark would delay acknowledgements
     int low_water_ = 1;
-    // What follows a body: its tag, on encrypted streams, and the next header.
+    // The tail of a body: its tag, on encrypted streams, and the next header.
     static constexpr size_t kTailBytes = kTagBytes + kHeaderBytes;
     uint8_t tail_[kTailBytes];
     size_t tail_got_ = kTagBytes;
@@ -145,7 +145,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     Outgoing out_;
     std::deque<Delivery> deliveries_;
     double throttled_until_ = 0;
-    uint64_t arrived_before_ = 0;  // bytes of the handshake
+    uint64_t arrived_before_ = 0;  // bytes received in the handshake
     std::atomic<uint64_t> bytes_sent_{0}, bytes_received_{0};
     std::atomic<double> last_received_at_{0};
     std::atomic<bool> wanted_{false};

@@ -1,4 +1,4 @@
-// Receiving: header, then [body + tag + next header] in one call, straight to where the body belongs.
+// Receiving: a header, then [body + tag + next header] in one call that writes the body to its final address.
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -17,13 +17,13 @@ namespace p2pavg::pump {
 
 namespace {
 
-constexpr size_t kLowWater = 128 << 10;  // do not wake for less of a body, unless its end is nearer
+constexpr size_t kLowWater = 128 << 10;  // wake for at least so many bytes of a body, or for its end
 
 }  // namespace
 
-// Tells the kernel how much must have arrived before this stream is worth waking for. Not on long paths: the mark is
-// larger than the first windows, so the receiver's kernel would see an application that does not read, and not grow
-// them (over 300 ms the first 20 MB on one stream then take 40 s instead of 4).
+// Tells the kernel how many bytes must have arrived before it wakes this stream. Not on long paths: the mark is
+// larger than the first windows, so the receiver's kernel would see a program that does not read, and not enlarge the
+// windows (over 300 ms the first 20 MB on one stream then take 40 s instead of 4).
 void Stream::want(size_t bytes) {
     if (no_low_water_) return;
     const int mark = static_cast<int>(std::clamp<size_t>(bytes, 1, kLowWater));
@@ -32,7 +32,7 @@ void Stream::want(size_t bytes) {
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark);
 }
 
-// Bytes read of the body and, behind it, of the tail; 0: nothing there now, or the stream failed.
+// Returns the bytes read of the body and of the tail after it; 0: no byte has arrived, or the stream failed.
 ssize_t Stream::read(void *body, size_t body_bytes, bool and_tail) {
     iovec parts[2] = {{body, body_bytes}, {tail_ + tail_got_, kTailBytes - tail_got_}};
     msghdr message{};
@@ -51,7 +51,7 @@ ssize_t Stream::read(void *body, size_t body_bytes, bool and_tail) {
         readable_ = false;
         return 0;
     }
-    // At the end of the stream no further event will come, so read on until it is reached.
+    // No further event follows the end of the stream, so this loop reads until the end.
     if (static_cast<size_t>(got) < asked && !ending_) readable_ = false;
     const double now = monotonic();
     bytes_received_.fetch_add(static_cast<uint64_t>(got), std::memory_order_relaxed);
@@ -74,7 +74,7 @@ void Stream::receive() {
     if (!closed_ && !readable_) want(kTailBytes - tail_got_);
 }
 
-// Reads once. False when less than `until` of the tail is there now.
+// Reads once. Returns false when fewer than `until` bytes of the tail have arrived.
 bool Stream::fill_tail(size_t until) {
     read(nullptr, 0, true);
     if (closed_) return false;
@@ -102,7 +102,7 @@ void Stream::begin_frame() {
     in_body_ = true;
 }
 
-// Decides where the body goes; sets held_ when the frame must wait for its job to begin.
+// Chooses the address for the body; sets held_ when the frame must wait for its job to begin.
 void Stream::route(const Header &header) {
     using To = Incoming::To;
     in_.to = To::nowhere;
@@ -140,8 +140,7 @@ void Stream::route(const Header &header) {
         }
         in_.place = job->result_of(in_.slot);
     }
-    // The same chunk may already be arriving over another stream; then the later one goes through a buffer, as does a
-    // packed one.
+    // Another stream may be receiving the same chunk; this stream then uses a buffer, as it does for a packed chunk.
     if (!(header.flags & kFlagPacked) && receiver->landing.claim(in_.slot, uid)) {
         in_.to = To::place;
     } else {
@@ -151,7 +150,7 @@ void Stream::route(const Header &header) {
     in_.receiver = std::move(receiver);
 }
 
-// Reads once. False when there was nothing more to read now.
+// Reads once. Returns false when no more bytes have arrived.
 bool Stream::fill_body() {
     using To = Incoming::To;
     const uint32_t rest = in_.header.length - in_.got;
@@ -188,7 +187,7 @@ bool Stream::fill_body() {
     return readable_;
 }
 
-// Decrypts the body where it lies, or checks its checksum. header.body_crc is right afterwards.
+// Decrypts the body in place, or checks its checksum. header.body_crc is right afterwards.
 bool Stream::intact(uint8_t *body) {
     Header &header = in_.header;
     if (!decrypting_) return p2pavg_crc32(0, body, header.length) == header.body_crc;
@@ -197,8 +196,8 @@ bool Stream::intact(uint8_t *body) {
     return true;
 }
 
-// The buffer of a packed chunk, whose count and codec were found right, <- all its bytes. header.body_crc is right
-// afterwards. False when it holds less or more.
+// Unpacks a chunk, whose count and codec have been checked, in its buffer. header.body_crc is right afterwards.
+// Returns false when the unpacked length is wrong.
 bool Stream::unpack() {
     Header &header = in_.header;
     const auto length = static_cast<uint32_t>(p2pavg_encoded_size(header.codec, header.count));

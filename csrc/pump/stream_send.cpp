@@ -1,4 +1,4 @@
-// Sending: one frame at a time, pulled from the link when the socket takes it.
+// Sending: a stream takes one frame at a time from its link when the socket is writable.
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -21,15 +21,15 @@ namespace p2pavg::pump {
 
 namespace {
 
-constexpr double kWorthPacking = 0.9;  // of a chunk's bytes: what is not shorter than that goes as it is
-constexpr size_t kRemembered = 8;  // frames of a stream that are sent again when it is lost, though acknowledged
+constexpr double kWorthPacking = 0.9;  // a packed chunk above this share of its bytes is sent unpacked
+constexpr size_t kRemembered = 8;  // acknowledged frames that are sent again when the stream is lost
 
 float age(const std::atomic<double> &seen, double now) {
     const double at = seen.load(std::memory_order_relaxed);
     return at > 0 ? static_cast<float>(std::max(0.0, now - at)) : std::numeric_limits<float>::infinity();
 }
 
-// A chunk's job is not over for the one that it goes to.
+// Whether the receiver of a chunk still needs it for the chunk's job.
 bool wanted_still(const Item &item) {
     if (item.job->over.load(std::memory_order_acquire)) return false;
     return !item.job->finished() || !item.job->is_voter(item.rank);
@@ -92,13 +92,13 @@ void Stream::transmit() {
         if (limited) shared_.limiter.give_back(most - done);
     }
     bytes_sent_.fetch_add(done, std::memory_order_relaxed);
-    if (out_.sent == 0 && done) ++frames_begun_;  // nothing of a frame left before: its nonce may be used again
+    if (out_.sent == 0 && done) ++frames_begun_;  // until its first byte is sent, a frame's nonce may be used again
     out_.sent += done;
     if (out_.item.job) out_.item.job->touch(monotonic());
     if (out_.sent == whole) delivered();
 }
 
-// Makes the frame of out_.item. False when there is nothing to send after all.
+// Makes the frame of out_.item. Returns false when the item needs no frame any more.
 bool Stream::load() {
     Item &item = out_.item;
     Header header;
@@ -154,7 +154,7 @@ bool Stream::load() {
     return true;
 }
 
-// Packs the chunk in out_.body where that takes less time than it saves.
+// Packs the chunk in out_.body where packing takes less time than it saves.
 void Stream::pack(Header &header) {
     const double rate = shared_.limiter.on() ? 0.0 : link_rate(), speed = p2pavg_lz4_speed();
     if (rate >= speed) return;
@@ -178,7 +178,7 @@ void Stream::pack(Header &header) {
     header.body_crc = encrypting_ ? 0 : p2pavg_crc32(0, out_.body, length);
 }
 
-// Bytes/s that all streams of the link carry, if all do as this one; 0 when it is not known yet.
+// Estimates bytes/s of the link as this stream's rate times the number of streams; 0 when the rate is not known yet.
 double Stream::link_rate() const {
     tcp_info info{};
     socklen_t size = sizeof info;
@@ -205,7 +205,7 @@ void Stream::load_contribution(const Job &job, Header &header, bool &finite) {
     } else if (start.encoded) {
         out_.body = start.encoded + chunk.encoded_at;
     } else if (job.spec.contribution_codec == P2PAVG_NONE && start.scale == 1.0) {
-        out_.body = reinterpret_cast<const uint8_t *>(start.source + chunk.first);  // as it lies
+        out_.body = reinterpret_cast<const uint8_t *>(start.source + chunk.first);  // sent without a copy
         finite = p2pavg_finite_crc32(start.source + chunk.first, chunk.count, &header.body_crc) != 0;
         if (encrypting_) header.body_crc = 0;
         return;
@@ -218,7 +218,7 @@ void Stream::load_contribution(const Job &job, Header &header, bool &finite) {
     if (finite && !encrypting_) header.body_crc = p2pavg_crc32(0, out_.body, header.length);
 }
 
-// The whole frame was handed to the kernel.
+// Called when the kernel has taken the whole frame.
 void Stream::delivered() {
     out_.loaded = false;
     worker_.buffers().give(std::move(out_.buffer));
@@ -240,17 +240,17 @@ void Stream::forget_acknowledged(size_t keep) {
     while (deliveries_.size() > keep && deliveries_.front().end <= acked) deliveries_.pop_front();
 }
 
-// How many of the bytes sent the other side's kernel has; 0 when ours does not tell.
+// The number of sent bytes that the other side's kernel has; 0 when this side's kernel does not know.
 uint64_t Stream::acknowledged() const {
     int queued = 0;
     if (ioctl(fd, SIOCOUTQ, &queued) != 0) return 0;
-    // What went out before the stream was attached is queued as well, and not in bytes_sent_.
+    // The queue may also hold bytes from before the stream was attached, which bytes_sent_ does not count.
     const uint64_t sent = bytes_sent_.load(std::memory_order_relaxed), waiting = static_cast<uint64_t>(queued);
     return sent > waiting ? sent - waiting : 0;
 }
 
 void Stream::repeat() {
-    if (closed_ || shared_.limiter.on()) return;  // under an upload limit bytes cost more than time
+    if (closed_ || shared_.limiter.on()) return;  // an upload limit makes bytes costlier than time
     const uint64_t acked = acknowledged();
     std::vector<Item> items;
     auto again = [&](const Item &item, bool &repeated) {
@@ -265,8 +265,8 @@ void Stream::repeat() {
     link_->push_elsewhere(std::move(items), shared_from_this());
 }
 
-// What the other side may not have: the frame half sent, whole ones that its kernel has not acknowledged, and the
-// last ones that it has, for they may not have been read. What it has after all, it drops.
+// The frames that the other side may not have: the frame sent in part, whole frames that its kernel has not
+// acknowledged, and the last acknowledged ones, which its program may not have read. It drops frames that it has.
 std::vector<Item> Stream::undelivered() {
     std::vector<Item> items;
     for (Delivery &delivery : deliveries_) {

@@ -35,7 +35,7 @@ Worker::Worker(Shared &shared)
     epoll_ctl(epoll_, EPOLL_CTL_ADD, wakeup_, &event);
     shared_.descriptors.add(epoll_);
     shared_.descriptors.add(wakeup_);
-    sigset_t all, before;  // signals are for Python's threads
+    sigset_t all, before;  // blocks all signals, which Python's threads handle
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     thread_ = std::thread([this] { run(); });
@@ -183,7 +183,7 @@ void Worker::run_timers(double now) {
 
 void Worker::wait(int timeout) {
     {
-        // Tasks that this thread posted to itself carry no signal.
+        // Tasks that this thread posts to itself do not signal the eventfd.
         std::lock_guard lock(mutex_);
         if (!tasks_.empty()) timeout = 0;
     }
@@ -219,7 +219,7 @@ void Worker::run() {
     while (!streams_.empty()) streams_.back()->close();
     active_.clear();
     local_.clear();
-    run_tasks();  // nobody may wait for ever
+    run_tasks();  // the remaining tasks, as the loop thread may wait for them
     timespec spent{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
     spent_ = seconds(spent);

@@ -1,4 +1,4 @@
-// A thread that owns streams: it waits for their sockets, steps them, and does the arithmetic of their frames.
+// A thread that owns streams: it waits for their sockets, steps the streams, and reduces the chunks of their frames.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 namespace p2pavg::pump {
 
-// Counts down as workers finish a task; the loop thread waits for it.
+// A latch that counts down as workers finish a task; the loop thread waits for zero.
 class Latch {
   public:
     explicit Latch(size_t count) : count_(count) {}
@@ -42,9 +42,9 @@ class Worker {
     static constexpr size_t kScratchBytes = 64 << 10;
 
     explicit Worker(Shared &shared);
-    ~Worker();  // stop() first
+    ~Worker();  // requires stop() before
 
-    // Any thread. Tasks run on the worker, in order, between two steps of streams.
+    // Callable on any thread. Tasks run on the worker, in order, between two steps of streams.
     void post(std::function<void()> task);
     void stop();
     bool is_current() const;
@@ -52,7 +52,7 @@ class Worker {
     size_t load() const { return load_.load(std::memory_order_relaxed); }
     void reserve() { load_.fetch_add(1, std::memory_order_relaxed); }
 
-    // This worker's thread only.
+    // Callable on this worker's thread only.
     void adopt(std::shared_ptr<Stream> stream);
     void drop(Stream &stream);
     void activate(const std::shared_ptr<Stream> &stream);
@@ -63,7 +63,7 @@ class Worker {
     void settle(const Job *job);
     void resume_held();
     void unthrottle();  // the upload limit changed
-    // Calls `beat` every interval, or no more when it is 0.
+    // Calls `beat` every interval; an interval of 0 stops the calls.
     void beat_every(double interval, std::function<void()> beat);
     BufferPool &buffers() { return buffers_; }
     uint8_t *scratch() { return scratch_.data(); }

@@ -1,5 +1,5 @@
-// Prints one line per instruction set of this machine: its name, and the CRC-32 of all that the kernels make of the
-// same pseudo-random runs. All lines, of all machines, must tell the same number.
+// Prints one line per instruction set of this machine: its name, and the CRC-32 of the kernels' results for the same
+// pseudo-random runs. All lines, of all machines, must have the same CRC-32.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -32,7 +32,7 @@ class Random {
     uint64_t state_ = 0x9e3779b97f4a7c15ull;
 };
 
-// NaN of any kind counts as one.
+// All kinds of NaN count as the same value.
 uint32_t digest_floats(uint32_t crc, std::vector<float> values) {
     for (float &x : values)
         if (x != x) x = 0.0f;

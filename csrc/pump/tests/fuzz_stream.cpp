@@ -44,7 +44,7 @@ struct Bench {
     }
 };
 
-// Headers get right checksums or tags, and lengths that fit what is left, or hardly any input would get anywhere.
+// Headers get right checksums or tags, and lengths within the remaining input; else almost all inputs would be refused.
 std::string repaired(const uint8_t *data, size_t size, Cipher *cipher) {
     std::string out;
     uint64_t frame = 0;
@@ -99,7 +99,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     shutdown(ours, SHUT_WR);
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    while (!bench.pump.streams(0).empty()) {  // it reads to the end, or refuses
+    while (!bench.pump.streams(0).empty()) {  // until the stream has read the whole input, or refused it
         check(std::chrono::steady_clock::now() < end, "the pump hangs on an input");
         pollfd wait{bench.pump.event_fd(), POLLIN, 0};
         poll(&wait, 1, 5);

@@ -105,13 +105,13 @@ class Swarm {
         pump(j).attach(link(i), next_, other, back);
         ++next_;
     }
-    // A stream into peer i whose other end, in the name of peer j, the test holds.
+    // A stream of peer i from peer j whose other end the test holds.
     int wire(size_t i, size_t j) {
         auto [one, other] = tcp_pair();
         pump(i).attach(link(j), next_++, one);
         return other;
     }
-    // Closes one stream somewhere, at one of its ends.
+    // Closes a random stream at one of its ends.
     void cut(Random &random) {
         const size_t i = below(random, size()), j = (i + 1 + below(random, size() - 1)) % size();
         const auto streams = pump(i).streams(link(j));
@@ -142,7 +142,7 @@ class Swarm {
     int64_t next_ = 0;
 };
 
-// Every buffer is its own allocation, so that a sanitizer sees whatever is touched too late.
+// Every buffer is its own allocation, so that a sanitizer detects every access after it is freed.
 struct Reduction {
     uint64_t transfer;
     int codec, result_codec;
@@ -176,7 +176,7 @@ struct Reduction {
             voters.push_back(i < members);
             weights.push_back(i < members && below(random, 4) ? 1.0 + static_cast<double>(below(random, 9)) : 0.0);
             std::vector<float> source(numel);
-            bool touched = true;  // stretches of zeros, which travel packed
+            bool touched = true;  // false: the contribution has runs of zeros, which are sent packed
             for (float &value : source) {
                 if (below(random, 500) == 0) touched = below(random, 2) == 0;
                 value = touched ? static_cast<float>(below(random, 2000)) / 1000 - 1 : 0;
@@ -221,7 +221,7 @@ struct Reduction {
         start.source_elements = numel;
         swarm.pump(rank).begin(transfer, std::move(start));
     }
-    // Everybody asks everybody for what it misses.
+    // Every peer asks every other peer for the chunks that it lacks.
     void repair(Swarm &swarm) {
         for (size_t i = 0; i < swarm.size(); ++i)
             for (size_t j = 0; j < swarm.size(); ++j) {

@@ -58,7 +58,7 @@ void lossy(Random &random) {
     for (size_t i = 0; i < swarm.size(); ++i) swarm.pump(i).cancel(reduction.transfer);
 }
 
-// Jobs are cancelled at any moment, and their memory goes at once.
+// Jobs are cancelled at any moment, and their memory is freed at once.
 void cancelled(Random &random) {
     Swarm swarm = random_swarm(random);
     for (int round = 0; round < 6; ++round) {
@@ -83,7 +83,7 @@ void cancelled(Random &random) {
     for (size_t i = 0; i < swarm.size(); ++i) swarm.pump(i).cancel(last.transfer);
 }
 
-// A joiner gets its results after the job is over for the others, or its link goes.
+// A joiner gets its results after the job is over for the other peers, or its link closes.
 void joined(Random &random) {
     const size_t peers = some(random, 3, 4), joiner = peers - 1;
     Swarm swarm(peers, 2, 2);
@@ -113,7 +113,7 @@ void joined(Random &random) {
     for (size_t i = 0; i < peers; ++i) swarm.pump(i).cancel(reduction.transfer);
 }
 
-// State chunks, while some are cancelled and a receiver goes away.
+// State chunks are sent while some transfers are cancelled and a receiver closes.
 void blobs(Random &random) {
     Swarm swarm(2, some(random, 1, 3), 2);
     const size_t chunk = some(random, 1, 100000), bytes = chunk * some(random, 1, 20) + below(random, chunk) + 1;
@@ -142,7 +142,7 @@ void blobs(Random &random) {
     target.reset();
 }
 
-// Bytes that no correct peer sends: random ones, and right frames with a bit turned over.
+// A peer sends invalid bytes: random ones, and correct frames with one bit flipped.
 void hostile(Random &random) {
     Swarm swarm(2, 1, 2);
     Reduction reduction(random, next_transfer++, 2, 20000);
@@ -186,7 +186,7 @@ void hostile(Random &random) {
     swarm.pump(0).cancel(blob);
 }
 
-// Pumps are closed in the middle of everything.
+// Pumps are closed during jobs and transfers.
 void closed(Random &random) {
     Swarm swarm = random_swarm(random);
     Reduction reduction(random, next_transfer++, swarm.size(), 80000);
