@@ -203,7 +203,7 @@ def _named(leader: Node, peers: tuple[PeerId, ...]) -> PeerId | None:
 
 def _pending(node: Node, other: Node) -> bool:
     """Whether the node knows of the other that it has yet to apply an average."""
-    facts = node.machine.core.view.get(other.me)
+    facts = node.machine.core.linked.get(other.me)
     return facts is None or facts.pending
 
 

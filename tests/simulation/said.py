@@ -169,7 +169,7 @@ class Said:
         if type(message) is Aborted and self.bound.get(node, (None, None))[1] == message.ballot:
             del self.bound[node]  # the question was given up
         if type(message) is Promise and message.held is not None and message.ballot in self.asked:
-            view, since = node.machine.core.view, self.asked_at[message.ballot]
+            view, since = node.machine.core.linked, self.asked_at[message.ballot]
             linked = {p for p in message.held.voters if p in view and node.met.get(p, inf) < since}
             self.named.setdefault(message.ballot, set()).update(linked)
 
@@ -211,7 +211,7 @@ class Said:
         if inquest is not None and inquest.ballot == ballot:
             return
         del self.open[node]
-        view, since = node.machine.core.view, self.asked_at[ballot]
+        view, since = node.machine.core.linked, self.asked_at[ballot]
         waiting = self.asked[ballot] - self.told.pop(ballot, set())
         waiting = {p for p in waiting if p in view and p in node.links and node.met.get(p, inf) < since}
         if waiting and not node.machine.departure.announced:

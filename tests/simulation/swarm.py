@@ -122,7 +122,7 @@ class Swarm:
             for hello in hellos:
                 if hello.peer != node.me:
                     node.links[hello.peer] = self.nodes[hello.peer]
-                    core.view.up(hello)
+                    core.linked.up(hello)
                     core.deadlines.measured_rtt(hello.peer, hello.rtt_s)
 
     def link(self, a: Node, b: Node) -> None:

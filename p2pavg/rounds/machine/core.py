@@ -70,7 +70,7 @@ class Core:
         self.target = 1 if config.lockstep else config.target
         self.now = now
         self.resumed_at = now  # when this process last came back from a pause
-        self.view = LinkedPeers()
+        self.linked = LinkedPeers()
         self.deadlines = Deadlines()
         self.history = History()
         self.history.generations.extend(config.history)
@@ -142,7 +142,7 @@ class Core:
         """To a peer with a link, or to this peer itself by the shortest way."""
         if peer == self.me:
             self.inbox.append(message)
-        elif peer in self.view:
+        elif peer in self.linked:
             self.actions.append(Send(peer, message))
 
     def progress(self) -> Progress:
@@ -158,7 +158,7 @@ class Core:
             pending=here.pending,
             joining=here.joining is not None or here.role is not Role.TRAINER,
             total=self.history.total,
-            camp=1 + len(self.view.standing(here.epoch, here.lineage)),
+            camp=1 + len(self.linked.standing(here.epoch, here.lineage)),
             step_s=own.pace.seconds,
             step_samples=own.pace.samples,
             leader=self.leader(),
@@ -171,7 +171,7 @@ class Core:
     def broadcast_progress(self) -> None:
         """Tell everybody where this peer stands."""
         message = self.progress()
-        for facts in self.view:
+        for facts in self.linked:
             self.send(facts.peer, message)
 
     # Ballots.
@@ -316,7 +316,7 @@ class Core:
             return False
         if peer == self.me:
             return self.here.joining is None and not self.here.departing and self.here.role is Role.TRAINER
-        facts = self.view.get(peer)
+        facts = self.linked.get(peer)
         if facts is None or facts.silent or facts.joining or facts.role is not Role.TRAINER:
             return False
         return self.stands_here(facts) or facts.epoch > self.here.epoch
@@ -331,7 +331,7 @@ class Core:
         able = self.can_lead(self.me)
         deposed = tuple(self.idle_leaders.out(self.here.epoch))
         out = frozenset(self.epoch_state.suspects), (*self.epoch_state.excluded, *deposed), frozenset(lacking)
-        of = (self.view.version, self.here.epoch, self.here.lineage, able, sticks and self.sticky, *out)
+        of = (self.linked.version, self.here.epoch, self.here.lineage, able, sticks and self.sticky, *out)
         if of != self._choice_of:
             self._choice_of, self._choice = of, self._choose(able, sticks, lacking)
         return self._choice
@@ -340,7 +340,7 @@ class Core:
         """able: we could lead ourselves. sticks: the last leader can, though it is one of `lacking`."""
         reachable: list[PeerId] = []
         hidden: list[PeerId] = []  # others have no link to them: they lead only when nobody else is there
-        for facts in self.view.standing(self.here.epoch, self.here.lineage):
+        for facts in self.linked.standing(self.here.epoch, self.here.lineage):
             if self.can_lead(facts.peer):
                 (hidden if facts.client_only or facts.peer in lacking else reachable).append(facts.peer)
         if able:
@@ -352,17 +352,17 @@ class Core:
     def gaps(self) -> list[Gap]:
         """Pairs of peers that get no link to each other."""
         own = self.lacking()
-        return gaps(self.view, self.me, own, self.now) if own or self.view.claims else []
+        return gaps(self.linked, self.me, own, self.now) if own or self.linked.claims else []
 
     def lacking(self) -> frozenset[PeerId]:
         """To whom we have no link, or one that a third member carries: gradients are to take another way."""
-        return self.apart | self.view.relayed if self.view.relayed else self.apart
+        return self.apart | self.linked.relayed if self.linked.relayed else self.apart
 
     def met(self) -> list[PeerId]:
         """To whom we have a link though neither of the two can be dialled."""
         if not self.config.client_only:
             return []
-        return [facts.peer for facts in self.view if facts.client_only and not facts.relayed]
+        return [facts.peer for facts in self.linked if facts.client_only and not facts.relayed]
 
     def camp(self) -> Camp:
         """Ours, counting ourselves only. Without a state we stand nowhere."""

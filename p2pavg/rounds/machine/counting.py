@@ -55,11 +55,11 @@ class Counting:
     def followers(self) -> list[Facts]:
         """Live trainers that accumulate for our epoch, not counting ourselves."""
         core = self.core
-        here = core.view.standing(core.here.epoch, core.here.lineage)
+        here = core.linked.standing(core.here.epoch, core.here.lineage)
         return [facts for facts in here if not facts.pending and facts.peer not in core.epoch_state.excluded]
 
     def on_progress(self, peer: PeerId, message: Progress, *, first: bool) -> None:
-        """A peer of our camp told where it stands; the view has it already. first: over this link."""
+        """A peer of our camp told where it stands, which `linked` has already. first: over this link."""
         core = self.core
         if first and peer == core.leader():
             self._told = ()  # our link is new to it: it may have missed what we said before
@@ -87,7 +87,7 @@ class Counting:
             )
             return
         if message.boundary and self.machine.core.proposal is None:
-            facts = core.view.get(peer)
+            facts = core.linked.get(peer)
             if facts is not None and self._is_short(facts.pace, [peer]):
                 self._answer_at(core.now + facts.pace.seconds + core.deadlines.rtt(peer))
             elif facts is not None:  # the peer waits for a target: if that is far, it has to go on
@@ -214,7 +214,7 @@ class Counting:
             return
         if not self._cannot_go_on():
             machine.leading.bar()
-        if Timer.UNHEARD in core.timers and any(map(core.view.alive, core.unheard)):
+        if Timer.UNHEARD in core.timers and any(map(core.linked.alive, core.unheard)):
             return  # they may be ahead of the state that we loaded
         followers = self.followers()
         others = sum(f.samples for f in followers)
@@ -240,7 +240,7 @@ class Counting:
             self._reached = True
             core.trace(TraceKind.REACHED, samples=others + core.own.samples)
             core.arm(Timer.KEEPALIVE, core.now + KEEPALIVE_S)
-        grace = max((self._grace(f) for f in core.view.trainers()), default=0.0)
+        grace = max((self._grace(f) for f in core.linked.trainers()), default=0.0)
         if core.here.pending:
             grace = max(grace, core.here.began_at + core.deadlines.apply(core.me), self._leads_until)
         if grace > core.now:
@@ -264,7 +264,7 @@ class Counting:
         core = self.core
         if not core.epoch_state.excluded or self._is_reached(others):
             return False
-        back = [f for f in core.view.trainers() if core.stands_here(f) and self._is_forgiven(f.peer)]
+        back = [f for f in core.linked.trainers() if core.stands_here(f) and self._is_forgiven(f.peer)]
         own = 0 if core.here.pending else core.own.samples
         if own + others + sum(f.samples for f in back if not f.pending) < core.target:
             return False
@@ -390,5 +390,5 @@ class Counting:
         """This peer leads now. If that is because whoever led so far cannot reach everybody, tell it so."""
         core = self.core
         if before is not None and before in ends(core.gaps()):
-            for facts in core.view.standing(core.here.epoch, core.here.lineage):
+            for facts in core.linked.standing(core.here.epoch, core.here.lineage):
                 core.send(facts.peer, Follow(core.here.epoch, core.here.lineage, core.me))

@@ -110,17 +110,17 @@ class Decisions:
         core.own.serve()
         core.let_go()
         for rank, seat in enumerate(held.members):
-            facts = core.view.get(seat.peer)
+            facts = core.linked.get(seat.peer)
             if facts is None or facts.epoch > ballot.epoch + 1:
                 continue
             if not seat.voter:
                 if facts.stands_at(*ballot.standing):
-                    core.view.stands(
+                    core.linked.stands(
                         facts, ballot.epoch + 1, lineage, joining=facts.joining
                     )  # the peer follows
                 continue
             if not facts.stands_at(ballot.epoch + 1, lineage):
-                core.view.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)
+                core.linked.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)
                 facts.samples, facts.boundary, facts.pending, facts.total = 0, False, True, total
             facts.committed_at = core.now
             facts.late = message.weights[rank] == 0
@@ -136,7 +136,7 @@ class Decisions:
             core.epoch_state.expect(core.target - share)
         self.machine.new_epoch()
         if ballot.leader == core.me or core.leader() == core.me:
-            for facts in core.view:
+            for facts in core.linked:
                 if not core.stands_here(facts):
                     core.send(facts.peer, core.progress())
 

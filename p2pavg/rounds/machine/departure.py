@@ -68,7 +68,7 @@ class Departure:
         self.announced = True
         deadline = core.timers.get(Timer.LEAVE)
         core.disarm_all()
-        for facts in core.view:
+        for facts in core.linked:
             self._announce_to(facts.peer)
         receivers, offered = self._receivers(), core.own.offered
         self._take_off(self._known_to_count(offered))
@@ -107,7 +107,7 @@ class Departure:
             self._outrun, self._unknown = event.behind, event.unknown
             self._go()
         elif isinstance(event, PeerUp):
-            self.core.view.up(event)
+            self.core.linked.up(event)
             self._announce_to(event.peer)
         elif Timer.LEAVE not in self.core.timers:
             self._go()
@@ -160,7 +160,7 @@ class Departure:
             behind = facts.epoch < core.here.epoch
             return absent, behind, not here(facts), facts.pending, core.deadlines.rtt(facts.peer), facts.peer
 
-        return tuple(facts.peer for facts in sorted(filter(self._may_take, core.view), key=distance))
+        return tuple(facts.peer for facts in sorted(filter(self._may_take, core.linked), key=distance))
 
     def _may_take(self, facts: Facts) -> bool:
         core = self.core
@@ -174,7 +174,7 @@ class Departure:
                 core.here.role is not Role.TRAINER
                 or core.here.joining is not None
                 or self._outrun
-                or any(facts.epoch > core.here.epoch + 1 for facts in core.view.trainers())
+                or any(facts.epoch > core.here.epoch + 1 for facts in core.linked.trainers())
             )
             why = Loss.LEFT_BEHIND if behind else Loss.LEFT
             core.act(Discarded(core.own.samples, Loss.LEFT_PERHAPS if self._unknown else why))

@@ -41,10 +41,10 @@ class Healing:
             return  # a departing peer heals only while it holds a ballot, which others may have decided
         if core.here.joining is not None:
             return
-        if core.here.role is Role.TRAINER and not core.view.rivals(core.here.epoch, core.here.lineage):
+        if core.here.role is Role.TRAINER and not core.linked.rivals(core.here.epoch, core.here.lineage):
             self._unrivalled()
             return
-        mine, *others = core.view.camps(core.camp())
+        mine, *others = core.linked.camps(core.camp())
         best = mine
         for camp in others:
             if camp.beats(best):
@@ -108,7 +108,7 @@ class Healing:
 
     def _give_up(self) -> None:
         core = self.core
-        best = max(core.view.camps(core.camp()), key=lambda camp: (camp.epoch, camp.peers, camp.total))
+        best = max(core.linked.camps(core.camp()), key=lambda camp: (camp.epoch, camp.peers, camp.total))
         if best.epoch > core.here.standing[0]:
             self.machine.abandon_round("the others went on without us")
             if core.here.joining is None and not core.here.departing:
@@ -116,7 +116,7 @@ class Healing:
 
     def behind(self, peer: PeerId, epoch: int) -> None:
         """A peer has committed what we cannot: it stands at least at `epoch`."""
-        facts = self.core.view.get(peer)
+        facts = self.core.linked.get(peer)
         if facts is not None and facts.epoch >= epoch:
             self.consider()
         elif facts is not None:
@@ -125,7 +125,7 @@ class Healing:
     def _donors(self, camp: Camp) -> list[PeerId]:
         """Peers that stand there, the best donors first: dialled easily, with the average applied, near."""
         rtt = self.core.deadlines.rtt
-        there = self.core.view.standing(camp.epoch, camp.lineage)
+        there = self.core.linked.standing(camp.epoch, camp.lineage)
         return [
             f.peer
             for f in sorted(there, key=lambda f: (f.relayed, f.client_only, f.pending, rtt(f.peer), f.peer))
@@ -192,7 +192,7 @@ class Healing:
         if core.here.joining is None:
             return
         self._settles_at = None
-        core.await_word({f.peer for f in core.view.trainers() if f.epoch < core.here.epoch})
+        core.await_word({f.peer for f in core.linked.trainers() if f.epoch < core.here.epoch})
         wait = max(map(core.deadlines.answer, core.unheard), default=0.0)
         core.arm(Timer.UNHEARD, core.now + wait)
         core.here.end_joining()

@@ -49,7 +49,7 @@ class Leading:
     def bar(self) -> None:
         """Exclude peers that hindered rounds again and again, for as many epochs as `offences` says."""
         for peer in self.offences.out(self.core.here.epoch):
-            if peer in self.core.view:
+            if peer in self.core.linked:
                 self.core.exclude(peer, Cause.PENANCE)
 
     # The proposal.
@@ -58,7 +58,7 @@ class Leading:
         """Ask all live peers of the lineage to form a group."""
         core = self.core
         voters = [core.me, *(f.peer for f in self.machine.counting.followers())]
-        joiners = [f.peer for f in core.view if self._follows(f)]
+        joiners = [f.peer for f in core.linked if self._follows(f)]
         members = tuple(sorted(voters) + sorted(joiners))
         votes = tuple(rank < len(voters) for rank in range(len(members)))
         landlocked = self._landlocked(voters, members)
@@ -71,7 +71,7 @@ class Leading:
         if self.failures == 0:
             self.budget = len(voters) + SPARE_ATTEMPTS
         core.follow(core.me)  # peers that link meanwhile are told who leads
-        told = {f.peer: f.samples for f in core.view if f.peer in voters}
+        told = {f.peer: f.samples for f in core.linked if f.peer in voters}
         core.lead(Proposal(ballot, members, votes, found, core.now, told=told))
         self.machine.transfer.complaints.new_attempt()
         message = Prepare(ballot, members, votes, found)
@@ -96,13 +96,13 @@ class Leading:
     def _met(self, peer: PeerId) -> Collection[PeerId]:
         if peer == self.core.me:
             return self.core.met()
-        facts = self.core.view.get(peer)
+        facts = self.core.linked.get(peer)
         return facts.met if facts is not None else ()
 
     def _is_client_only(self, peer: PeerId) -> bool:
         if peer == self.core.me:
             return self.core.config.client_only
-        facts = self.core.view.get(peer)
+        facts = self.core.linked.get(peer)
         return facts is not None and facts.client_only
 
     def _follows(self, facts: Facts) -> bool:
@@ -120,14 +120,14 @@ class Leading:
     def _rates(self, peer: PeerId) -> tuple[float, float]:
         if peer == self.core.me:
             return self.core.own.upload_bps, self.core.own.download_bps
-        facts = self.core.view.get(peer)
+        facts = self.core.linked.get(peer)
         return (facts.upload_bps, facts.download_bps) if facts is not None else (0.0, 0.0)
 
     def _place(self, peer: PeerId) -> tuple[Mapping[PeerId, LinkFacts], str]:
         """What it measured of its links, and its region."""
         if peer == self.core.me:
             return self.core.own.links, self.core.config.region
-        facts = self.core.view.get(peer)
+        facts = self.core.linked.get(peer)
         return (facts.links, facts.region) if facts is not None else ({}, "")
 
     def _arm_promise(self) -> None:
@@ -252,7 +252,7 @@ class Leading:
         proposal, core = self.core.proposal, self.core
         assert proposal is not None
         expected = proposal.promised.union(proposal.voting)
-        late = [p for p in proposal.members if p not in expected and core.view.alive(p)]
+        late = [p for p in proposal.members if p not in expected and core.linked.alive(p)]
         return proposal.asked_at + max(map(core.deadlines.retry, late), default=0.0)
 
     def _patience(self, peer: PeerId) -> float:
@@ -304,7 +304,7 @@ class Leading:
         message = Aborted(proposal.ballot, proposal.ballot, cause, words or cause.words, tuple(blamed), final)
         told = {core.me, *proposal.members}
         if final:
-            told.update(f.peer for f in core.view if core.stands_here(f))
+            told.update(f.peer for f in core.linked if core.stands_here(f))
         for peer in sorted(told):
             core.send(peer, message)
 

@@ -112,12 +112,12 @@ class Machine:
     @property
     def level(self) -> bool:
         """Nobody that has the state is known to be ahead of this peer."""
-        return all(facts.epoch <= self.core.here.epoch for facts in self.core.view.trainers())
+        return all(facts.epoch <= self.core.here.epoch for facts in self.core.linked.trainers())
 
     @property
     def alone(self) -> bool:
         """Nobody else that has the state of the run is in view."""
-        return not any(True for _ in self.core.view.trainers())
+        return not any(True for _ in self.core.linked.trainers())
 
     @property
     def leader(self) -> PeerId | None:
@@ -126,7 +126,7 @@ class Machine:
     @property
     def silent(self) -> set[PeerId]:
         """Peers with a link, from which nothing is heard."""
-        return {facts.peer for facts in self.core.view if facts.silent}
+        return {facts.peer for facts in self.core.linked if facts.silent}
 
     @property
     def applied_epoch(self) -> int:
@@ -212,7 +212,7 @@ class Machine:
                 handler()
 
     def _received(self, event: events.Received) -> None:
-        if event.peer in self.core.view:
+        if event.peer in self.core.linked:
             self.waiting.heard(event.peer)
             self._receive(event.peer, event.message)
 

@@ -27,7 +27,7 @@ class Measurements:
 
     def on_links(self, peer: PeerId, message: Links) -> None:
         """What another peer measured."""
-        facts = self.core.view.get(peer)
+        facts = self.core.linked.get(peer)
         if facts is not None:
             facts.links = {other: LinkFacts(bps, rtt_s) for other, bps, rtt_s in message.links}
 
@@ -35,7 +35,7 @@ class Measurements:
         """Called after every event: does whoever leads now know what we measured?"""
         core, links = self.core, self.core.own.links
         leader = core.leader() if links else None
-        facts = core.view.get(leader) if leader is not None else None
+        facts = core.linked.get(leader) if leader is not None else None
         if leader is None or facts is None:
             return
         told = self._told

@@ -60,7 +60,9 @@ class Member:
         why = Objection.DEPOSED if deposed else self._cannot(ballot, votes)
         needed = message.plan.neighbours(rank, len(message.members))
         missing = tuple(
-            other for place, other in enumerate(message.members) if place in needed and other not in core.view
+            other
+            for place, other in enumerate(message.members)
+            if place in needed and other not in core.linked
         )
         if why is not None or missing:
             self._refuse(peer, ballot, why or Objection.NO_LINK, missing)

@@ -61,8 +61,8 @@ class Newcomers:
 
     def allowance(self) -> float:
         """How many seconds the leader may wait for newcomers."""
-        view = self.core.view
-        return sum(asked.message.seconds for peer, asked in self._asked.items() if peer in view)
+        linked = self.core.linked
+        return sum(asked.message.seconds for peer, asked in self._asked.items() if peer in linked)
 
     def held_until(self) -> float:
         """The next round could begin: until when it waits, if nothing happens before; now: it does not."""
@@ -71,7 +71,7 @@ class Newcomers:
         self._looked_at = None
         until = core.now
         for peer, asked in list(self._asked.items()):
-            facts = core.view.get(peer)
+            facts = core.linked.get(peer)
             if facts is None:
                 del self._asked[peer]
             elif self._lacks(facts, asked.message):

@@ -25,7 +25,7 @@ class Peers:
     def on_up(self, event: PeerUp) -> None:
         """A peer is linked: tell it where we stand."""
         core = self.core
-        core.view.up(event)
+        core.linked.up(event)
         core.forget_words(event.peer)
         core.deadlines.measured_rtt(event.peer, event.rtt_s)
         self._health.pop(event.peer, None)
@@ -48,15 +48,15 @@ class Peers:
 
     def on_departing(self, peer: PeerId, message: Departing) -> None:
         """A peer leaves, and says last what it knows."""
-        if peer in self.core.view:
+        if peer in self.core.linked:
             self.core.keep_words(peer, message.held)
         self._down(peer, "left the run")
 
     def _down(self, peer: PeerId, reason: str) -> None:
         core = self.core
-        if peer not in core.view:
+        if peer not in core.linked:
             return
-        core.view.down(peer)
+        core.linked.down(peer)
         core.promises.lose(peer)
         held = self.machine.core.holding
         if held is not None and held.ballot.leader == peer:
@@ -77,7 +77,7 @@ class Peers:
 
     def _heartbeat(self, health: PeerHealth) -> None:
         core = self.core
-        facts = core.view.get(health.peer)
+        facts = core.linked.get(health.peer)
         if facts is None:
             return
         core.deadlines.measured_rtt(health.peer, health.rtt_s)
@@ -96,18 +96,18 @@ class Peers:
         deaf = min(health.loop_s, lived) > LOOP_LIMIT + 2 * core.deadlines.rtt(health.peer)
         if (silent or deaf) and not facts.silent:
             why = "the link to it fell silent" if silent else "its event loop does not turn"
-            core.view.hears(facts, silent=True)
+            core.linked.hears(facts, silent=True)
             core.trace(TraceKind.SILENT, peer=health.peer, why=why)
             self._lost(health.peer, why)
         elif facts.silent and not silent and not deaf:
-            core.view.hears(facts, silent=False)
+            core.linked.hears(facts, silent=False)
             core.trace(TraceKind.HEARD_AGAIN, peer=health.peer)
             core.send(health.peer, core.progress())
 
     def on_progress(self, peer: PeerId, message: Progress) -> None:
         """A peer tells where it stands."""
         core = self.core
-        before = core.view.get(peer)
+        before = core.linked.get(peer)
         if before is None:
             return
         knew, first = (before.epoch, before.lineage, before.joining), not before.heard
@@ -115,7 +115,7 @@ class Peers:
             core.deadlines.measured_apply(peer, core.now - before.committed_at)
         if message.samples > before.samples:
             core.deadlines.measured_step(peer, message.step_s)
-        core.view.told(peer, message, core.now)
+        core.linked.told(peer, message, core.now)
         core.heard_from(peer)
         if (message.epoch, message.lineage) == (
             core.here.epoch,

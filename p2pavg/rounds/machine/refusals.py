@@ -38,7 +38,7 @@ class Refusals:
         proposal, core, leading = self.core.led(message.ballot), self.core, self.machine.leading
         if proposal is None or proposal.begun or peer not in proposal.voting:
             return
-        facts = core.view.get(peer)
+        facts = core.linked.get(peer)
         if message.objection in (Objection.BUSY, Objection.PROMISED) and message.promised is not None:
             self._refused_for(peer, message.promised, proposal)
         elif message.objection is Objection.ELSEWHERE and facts is not None:
@@ -46,7 +46,7 @@ class Refusals:
                 core.here.epoch,
                 core.here.lineage,
             )
-            core.view.stands(facts, message.epoch, message.lineage, joining=joining)
+            core.linked.stands(facts, message.epoch, message.lineage, joining=joining)
             leading.abort(Cause.ELSEWHERE, [peer] if self.is_too_often(peer) else ())
         elif message.objection is Objection.PENDING and facts is not None:
             contradicts_itself = facts.heard and not facts.pending
@@ -75,7 +75,7 @@ class Refusals:
         if blamed:
             misled = peer != other.leader and core.idle_leaders.is_out(other.leader, core.here.epoch)
             leading.abort(Cause.ANOTHER_BALLOT, blamed, offence=not misled)
-        elif yields and other.leader != core.me and core.view.alive(other.leader):
+        elif yields and other.leader != core.me and core.linked.alive(other.leader):
             leading.abort(Cause.ANOTHER_LEADS, (), counts=False)
             core.follow(other.leader)
             core.trust(other.leader)

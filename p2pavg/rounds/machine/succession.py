@@ -90,7 +90,7 @@ class Succession:
             or peer in core.promises.gone
             or core.idle_leaders.is_out(peer, core.here.epoch)
         )
-        return core.view.alive(peer) and not barred
+        return core.linked.alive(peer) and not barred
 
     def resolve(self, held: Held) -> None:
         """Our proposal found a round that somebody else began and that may be committed."""
@@ -156,7 +156,12 @@ class Succession:
             held = self.machine.core.holding
             orphaned = held is not None and held.orphaned and held.ballot.leader == other.leader
             gone = other < inquest.ballot and (orphaned or other.leader in core.promises.gone)
-            if yields and not gone and other.leader not in inquest.answers and core.view.alive(other.leader):
+            if (
+                yields
+                and not gone
+                and other.leader not in inquest.answers
+                and core.linked.alive(other.leader)
+            ):
                 self.expected = other.leader
                 core.promises.regain(other.leader)
                 core.trust(other.leader)
@@ -219,7 +224,7 @@ class Succession:
             return
         due = 0.0
         for peer, asked_at in inquest.asked.items():
-            if peer in inquest.answers or peer in inquest.dismissed or not core.view.alive(peer):
+            if peer in inquest.answers or peer in inquest.dismissed or not core.linked.alive(peer):
                 continue
             due = max(due, asked_at + core.deadlines.answer(peer))
         if due > core.now:

@@ -94,7 +94,7 @@ class Waiting:
     def blames_most(self, blamed: Sequence[PeerId]) -> bool:
         """Whether a leader says that most of its members failed: then the fault is rather its own."""
         here = self.core.here
-        return 2 * len(blamed) > len(self.core.view.standing(here.epoch, here.lineage))
+        return 2 * len(blamed) > len(self.core.linked.standing(here.epoch, here.lineage))
 
     def depose(self, leader: PeerId) -> None:
         """Nothing gets done under this leader: have another one."""

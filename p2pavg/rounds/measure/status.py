@@ -111,9 +111,9 @@ def status(
     has passed on for others.
     """
     core = machine.core
-    others = list(core.view)[:MOST_ROWS]
+    others = list(core.linked)[:MOST_ROWS]
     followers = sum(
-        facts.samples for facts in core.view.trainers() if core.stands_here(facts) and not facts.pending
+        facts.samples for facts in core.linked.trainers() if core.stands_here(facts) and not facts.pending
     )
     own = 0 if core.here.pending else core.own.samples
     return Status(

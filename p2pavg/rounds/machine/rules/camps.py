@@ -221,12 +221,12 @@ BELIEVED_S = (
 )
 
 
-def gaps(view: LinkedPeers, me: PeerId, own: Collection[PeerId], now: float) -> list[Gap]:
+def gaps(linked: LinkedPeers, me: PeerId, own: Collection[PeerId], now: float) -> list[Gap]:
     """The pairs that are believed. own: to whom this peer gets no link, which it knows."""
     found = [(me, peer) for peer in own]
-    for claimant in view.claims.values():
+    for claimant in linked.claims.values():
         for peer, since in claimant.apart.items():
-            other = view.get(peer)
+            other = linked.get(peer)
             if other is not None and (now - since < BELIEVED_S or claimant.peer in other.apart):
                 found.append((claimant.peer, peer))
             elif other is None and peer != me:

@@ -113,7 +113,7 @@ def test_two_that_are_late_settle_the_lead_once() -> None:
         core.sticky, core.here.pending, core.epoch_state.begun_before = None, True, True
         core.here.began_at = -10.0
         core.epoch_state.suspects.add(me)
-        for facts in core.view:
+        for facts in core.linked:
             facts.committed_at = -10.0  # nobody is waited for any more
     for _ in range(3):
         pair.now += 0.01
