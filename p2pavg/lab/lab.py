@@ -75,7 +75,7 @@ class RunningLab:
         return subprocess.Popen(self.command(host, argv), env=env, **popen)
 
     def run(self, host: str, argv: Sequence[str], *, timeout: float = 60.0) -> str:
-        """Run argv inside a host to its end and return what it printed.
+        """Run argv inside a host to its end, and return its standard output.
 
         Raises subprocess.CalledProcessError on failure and subprocess.TimeoutExpired.
         """
@@ -100,10 +100,10 @@ class RunningLab:
         self._path("path", src, dst, both, text)
 
     def set_node(self, host: str, **settings: float) -> None:
-        """Change what a host may send and receive: egress_mbps, ingress_mbps, queue_kb; 0 is unlimited.
+        """Change the limits of a host's traffic: egress_mbps, ingress_mbps, queue_kb; 0 is unlimited.
 
-        behind_nat: true lets in nothing but the answers to what the host sends from now on. drop_udp: true
-        lets no datagram out or in.
+        behind_nat: true lets in only answers to packets that the host sends from now on. drop_udp: true lets
+        no datagram out or in.
         """
         text = topology.settings_text(settings, topology.NODE_SETTINGS)
         self._tell(f"node {self._index(host)} {text}")

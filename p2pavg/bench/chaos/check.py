@@ -13,11 +13,11 @@ HANG_S = 60.0  # seconds without an event after which a live peer counts as hang
 ORDERED_ENDS = (0, -signal.SIGKILL)  # exit codes
 FREEZING = ("stop", "cut", "cut-one-way", "slow")
 HARMLESS = ("join", "corrupt", "duplicate")
-LINGERS_S = 1.0  # for so many seconds after its end a fault may still have effects
+LINGERS_S = 1.0  # seconds after its end in which a fault may still have effects
 
 
 def summarise(events: Sequence[Event], *, epochs: int, capacity: float) -> dict[str, Any]:
-    """Count what went wrong.
+    """Count the faults of a run.
 
     events: in order of arrival; each has "who" (the process), "t" (its kind) and "at" (time.monotonic()).
     capacity: samples per second of one peer that never waits.

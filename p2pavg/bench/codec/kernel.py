@@ -1,4 +1,4 @@
-"""A kernel to time, and the result of timing many: what the CPU and the GPU share."""
+"""A kernel to time, and the result of timing many kernels, for the CPU and the GPU."""
 
 from __future__ import annotations
 

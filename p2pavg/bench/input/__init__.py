@@ -1,5 +1,5 @@
-"""`bench input`: what binds an input pipeline, and which of its steps are better done once, beforehand.
+"""`bench input`: the bottleneck of an input pipeline, and the steps that are better done once, beforehand.
 
 Start at `verb`. `source` reads samples, `steps` runs the user's functions, `measure` times every split
-between offline and online, `verdict` says what the figures mean (pure), `shards` writes what was decided.
+between offline and online, `verdict` explains the figures (pure), `shards` writes the best split.
 """

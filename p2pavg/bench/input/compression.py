@@ -12,7 +12,7 @@ import lz4.frame
 
 @dataclass(frozen=True)
 class Compression:
-    """A way of making bytes fewer."""
+    """A compression of bytes."""
 
     name: str
     compress: Callable[[bytes], bytes]

@@ -16,23 +16,23 @@ from p2pavg.bench.input.source import RawSample, Source
 from p2pavg.bench.input.steps import Pipeline, packed, unpacked
 from p2pavg.bench.result import percentile
 
-SAMPLES = 64  # in one loop
-LEAST_S = 0.6  # a split is timed for so long, and at least LEAST_LOOPS
+SAMPLES = 64  # samples in one loop
+LEAST_S = 0.6  # seconds for which a split is timed at least
 LEAST_LOOPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What was measured of one split: the first `offline` steps once beforehand, the others at every pass."""
+    """The figures of one split: the first `offline` steps run once beforehand, the others in each pass."""
 
     offline: int
     codec: str
     sps: float  # samples/s of one worker, median over loops
-    sps_low: float  # 10th and 90th percentile
+    sps_low: float  # 10th and 90th percentile of the loops
     sps_high: float
-    sps_workers: float  # of all workers at once
-    kb_per_sample: float  # stored
-    offline_seconds: float  # for the whole dataset, on one worker
+    sps_workers: float  # samples/s of all workers together
+    kb_per_sample: float  # stored bytes of a sample
+    offline_seconds: float  # duration of the offline steps for the whole dataset, on one worker
     offline_bytes: float
     step_seconds: tuple[float, ...]  # of each online step, for one sample
     read_seconds: float  # decompressing and unpacking one sample
@@ -101,7 +101,7 @@ def _measured(
 
 
 def timed(loop: Callable[[], None]) -> list[float]:
-    """Seconds of each loop but the first, which warms up."""
+    """Seconds of each loop except the first, which is warm-up."""
     loop()
     seconds: list[float] = []
     began = time.perf_counter()
@@ -113,7 +113,7 @@ def timed(loop: Callable[[], None]) -> list[float]:
 
 
 def _side_by_side(loop: Callable[[], None], workers: int, samples: int) -> float:
-    """Samples/s of so many processes that do the same at once."""
+    """Samples/s of `workers` processes that all run the same loop at once."""
     context = multiprocessing.get_context("fork")
     barrier, told = context.Barrier(workers), context.SimpleQueue()
 
@@ -139,7 +139,7 @@ def _side_by_side(loop: Callable[[], None], workers: int, samples: int) -> float
 def _steps(
     pipeline: Pipeline, offline: int, way: Compression, samples: Sequence[RawSample], stored: Sequence[bytes]
 ) -> tuple[tuple[float, ...], float]:
-    """Seconds per sample of each online step, and of reading: which one binds, not how fast the whole is."""
+    """Seconds per sample of each online step and of reading, which show the slowest, not the whole rate."""
     begun = time.perf_counter()
     values: list[Any] = [unpacked(way.decompress(data)) for data in stored]
     reading = (time.perf_counter() - begun) / len(stored)

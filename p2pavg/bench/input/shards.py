@@ -16,8 +16,8 @@ from p2pavg.bench.input.steps import Pipeline, packed
 from p2pavg.errors import ConfigurationError
 
 SAMPLES_PER_SHARD = 1000
-HEADROOM = 1.1  # of the bytes that samples of the dataset foretell
-TAR_BYTES = 1024  # that an archive adds to each member
+HEADROOM = 1.1  # the bytes of the samples, extrapolated, are multiplied by this factor
+TAR_BYTES = 1024  # added to each member by the archive
 
 
 def check_room(directory: Path, split: Split, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Where raw samples come from: the files of a glob, and the members of those that are tar archives."""
+"""The raw samples: the files that match a glob, and the members of tar archives among them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Source:
 
     files: Sequence[str]
     count: int  # samples in all
-    nbytes: int  # of all files
+    nbytes: int  # bytes of all files
 
     @classmethod
     def of(cls, pattern: str) -> Source:
-        """The files that match. Raises ConfigurationError when there are none, or one cannot be read."""
+        """The files that match. Raises ConfigurationError when no file matches, or a file cannot be read."""
         files = sorted(name for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
         if not files:
             raise ConfigurationError(f"no file matches --data {pattern!r}")
@@ -55,7 +55,7 @@ class Source:
                         yield RawSample(f"{name}:{member.name}", file.read())
 
     def some(self, count: int) -> list[RawSample]:
-        """So many samples, spread over the whole: a dataset is often sorted."""
+        """`count` samples, spread over the whole dataset, which is often sorted."""
         if count >= self.count:
             return list(islice(cycle(self), count)) if self.count else []
         stride = self.count // count

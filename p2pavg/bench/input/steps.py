@@ -1,4 +1,4 @@
-"""The user's steps: functions that turn a sample's bytes into what training takes, one after the other."""
+"""The user's steps: functions that turn a sample's bytes, one after the other, into the trainer's input."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Pipeline:
 
     @classmethod
     def of(cls, text: str) -> Pipeline:
-        """MODULE:NAME of a list of functions. Raises ConfigurationError."""
+        """Import the list of functions MODULE:NAME. Raises ConfigurationError."""
         module, colon, name = text.partition(":")
         if not (module and colon and name):
             raise ConfigurationError(f"{text!r} is no MODULE:NAME of a list of steps")
-        sys.path.insert(0, "")  # the user's module is in the folder where the command runs
+        sys.path.insert(0, "")  # the user's module may be in the current folder
         try:
             steps = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
@@ -44,12 +44,12 @@ class Pipeline:
 
     @property
     def names(self) -> list[str]:
-        """What the steps are called."""
+        """The names of the steps."""
         return [getattr(step, "__name__", type(step).__name__) for step in self.steps]
 
     @property
     def offline(self) -> int:
-        """How many of the first steps may be done once, beforehand."""
+        """The number of first steps that may be done once, beforehand."""
         return next(
             (k for k, step in enumerate(self.steps) if getattr(step, "online", False)), len(self.steps)
         )
@@ -82,7 +82,7 @@ class Pipeline:
 
 
 def packed(value: Any) -> bytes:
-    """What stands in a shard for a value: bytes, texts, numbers, NumPy arrays, tensors, lists and dicts of
+    """The MessagePack form of a value: of bytes, texts, numbers, NumPy arrays, tensors, lists and dicts of
     them.
 
     Raises ConfigurationError for anything else.
@@ -92,7 +92,7 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """The inverse; arrays are read-only views."""
+    """The value of a MessagePack form; arrays are read-only views."""
     return msgpack.unpackb(data, ext_hook=_value, strict_map_key=False)
 
 

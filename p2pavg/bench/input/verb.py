@@ -54,7 +54,7 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure all splits, say what they mean, and write the best one if asked for."""
+    """Measure all splits, explain the figures, and write the best split if asked for."""
     pipeline, source = Pipeline.of(args.steps), Source.of(args.data)
     need = args.need if args.reports is None else needed(args.reports)
     ways, limits = available(), verdict.MachineLimits(args.disk_mbps, args.memory_gb)
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def needed(path: str) -> float:
-    """Samples/s of the trainer whose reports these are, over its calculation. Raises ConfigurationError."""
+    """Samples/s of a trainer while it computes, from its reports. Raises ConfigurationError."""
     rates = [
         report.local_samples / report.seconds_calculation
         for report in read_reports(path)[0]
@@ -96,12 +96,12 @@ def needed(path: str) -> float:
 
 
 def label(offline: int, names: list[str]) -> str:
-    """What a split is called."""
+    """The name of a split."""
     return f"{'+'.join(names[:offline])} offline" if offline else "all online"
 
 
 def table(result: dict[str, Any]) -> Iterator[str]:
-    """Lines for people."""
+    """The result as lines for people."""
     yield f"{result['samples']:,} samples, {result['workers']} workers; samples/s:"
     yield f"  {'split':<32} {'codec':<5} {'one':>9} {'workers':>9} {'fed':>9} {'kB':>9} {'once':>20}"
     for row in result["splits"]:
@@ -114,7 +114,7 @@ def table(result: dict[str, Any]) -> Iterator[str]:
 
 
 def draw(figure: Any, result: dict[str, Any]) -> None:
-    """Bars of what each split feeds, with what is needed as a line."""
+    """Bars of the samples/s of each split, with the samples/s that training needs as a line."""
     axes = figure.add_subplot()
     rows = result["splits"]
     axes.barh([f"{row['split']}, {row['codec']}" for row in rows], [row["rate"] for row in rows])

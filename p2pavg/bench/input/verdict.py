@@ -1,4 +1,4 @@
-"""What the figures of an input pipeline mean. Pure."""
+"""The meaning of an input pipeline's figures. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from p2pavg.bench.input.measure import Split
 from p2pavg.printable import counted
 
-NEARLY = 0.1  # within this of what is needed, the answer is "borderline"
-MUCH = 1.05  # a split with more offline work is better only if it is faster by this factor
+NEARLY = 0.1  # within this share of the needed samples/s, the verdict is "borderline"
+MUCH = 1.05  # a split with more offline work is better only when faster by this factor
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """Of the machine that feeds the trainers."""
+    """The storage and the memory of the machine that feeds the trainers."""
 
     disk_mbps: float | None = None  # MB/s that its storage reads; None: no limit
-    memory_gb: float | None = None  # what fits there is read from storage once; None: nothing does
+    memory_gb: float | None = None  # a dataset of this size is read from storage once; None: none is
 
 
 def rate(split: Split, count: int, limits: MachineLimits) -> float:
@@ -30,7 +30,7 @@ def rate(split: Split, count: int, limits: MachineLimits) -> float:
 
 
 def binds(split: Split, names: Sequence[str], count: int, limits: MachineLimits) -> str:
-    """What limits the rate: "storage", "reading", or a step by its number and name."""
+    """The limit of the rate: "storage", "reading", or a step by its number and name."""
     if rate(split, count, limits) < split.sps_workers:
         return "storage"
     times = [split.read_seconds, *split.step_seconds]
@@ -42,7 +42,7 @@ def binds(split: Split, names: Sequence[str], count: int, limits: MachineLimits)
 
 
 def best(splits: Sequence[Split], count: int, limits: MachineLimits) -> Split:
-    """The fastest; of those that are nearly as fast, the one with least work and least bytes beforehand."""
+    """The fastest split; of nearly equal ones, the split with the least work and fewest bytes beforehand."""
     fastest = max(rate(split, count, limits) for split in splits)
     near = [split for split in splits if rate(split, count, limits) * MUCH >= fastest]
     return min(near, key=lambda split: (split.offline, split.offline_bytes))
@@ -81,7 +81,7 @@ def _peers(has: float, need: float) -> str:
 
 
 def in_bytes(size: float) -> str:
-    """For people."""
+    """The verdict as lines for people."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 

@@ -74,7 +74,7 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 class MeasurementServer:
-    """The listening side: serves one measurement at a time. `gigabytes` bounds what it sends for each."""
+    """The listening side: serves one measurement at a time. `gigabytes` bounds the bytes sent in each."""
 
     def __init__(self, host: str, port: int, gigabytes: float) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

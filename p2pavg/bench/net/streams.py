@@ -23,7 +23,7 @@ _INFO_BYTES = 256
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """The kernel's figures of one stream. Times in seconds; 0 where the kernel does not tell."""
+    """The kernel's figures of one stream. Times in seconds; 0 where the kernel has no figure."""
 
     rtt_s: float
     min_rtt_s: float

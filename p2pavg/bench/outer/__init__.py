@@ -1,3 +1,3 @@
 """`bench outer`: outer steps beside data-parallel training, with real peers."""
 
-CONTEXT = 64  # bytes that the model looks back: tokens of a sample
+CONTEXT = 64  # bytes of context: tokens of a sample

@@ -206,7 +206,7 @@ def bytes_of_a_round(parameters: int, peers: int, compression: str) -> float:
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """For people."""
+    """The result as lines for people."""
     told = [
         f"{counted(result['peers'], 'peer')}, {result['parameters'] / 1e6:.2f}M parameters, "
         f"{result['inner_steps']} inner steps, {result['compression']}: {result['tokens'] / 1e6:.2f}M tokens"

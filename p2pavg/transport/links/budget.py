@@ -1,7 +1,7 @@
 """The budget of work that other peers may cause here by their messages, streams and handshakes.
 
 Two peers that average tiny vectors without a pause send each other 1,300 messages a second, four that do so
-400, and those that train less than a hundred. Whoever sends several times as much is read more slowly.
+400, and training peers less than a hundred. A peer that sends several times as many is read more slowly.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from p2pavg.membership.table.throttle import Throttle
 from p2pavg.networks import source_of
 
 MESSAGES_PER_S, MESSAGES_AT_ONCE = 5000.0, 20000.0  # messages of one peer, over all links that it makes
-MESSAGE_BYTES = 1024  # a longer message counts once for each so many bytes
+MESSAGE_BYTES = 1024  # a longer message counts once for each piece of this size
 STREAMS_PER_S, STREAMS_AT_ONCE = 100.0, 400.0  # data streams that one peer opens
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 20.0, 256.0  # handshakes of one source (see p2pavg.networks)
 MAX_LINKS = 512
@@ -25,7 +25,7 @@ class Budget:
         self._handshakes = Throttle(rate=HANDSHAKES_PER_S, burst=HANDSHAKES_AT_ONCE)
 
     def pause_s(self, peer_id: bytes, nbytes: int, now: float) -> float:
-        """Seconds for which nothing more of this peer is read, after a message of so many bytes."""
+        """For how many seconds reading from this peer pauses after a message of `nbytes`."""
         return self._messages.owes(peer_id, now, max(1.0, nbytes / MESSAGE_BYTES))
 
     def admits_stream(self, peer_id: bytes, now: float) -> bool:
@@ -33,5 +33,5 @@ class Budget:
         return self._streams.admits(peer_id, now)
 
     def admits_handshake(self, host: str, now: float) -> bool:
-        """Whether somebody at this address may try to prove who it is."""
+        """Whether a peer at this address may begin a handshake now."""
         return self._handshakes.admits(source_of(host), now)

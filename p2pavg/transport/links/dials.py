@@ -35,7 +35,7 @@ class Dials:
         await asyncio.gather(*dials, return_exceptions=True)
 
     async def connect(self, address: Address, expect: bytes | None, timeout: float, *, anew: bool) -> Link:
-        """The link to the peer at an address, by the dial under way there if there is one. Raises as
+        """Return the link to the peer at an address, by a running dial to it where there is one. Raises like
         `Endpoint.connect`.
         """
         dial = self._under_way.get(address)
@@ -48,7 +48,7 @@ class Dials:
     def _over(self, address: Address, dial: asyncio.Task[Link]) -> None:
         self._under_way.pop(address, None)
         if not dial.cancelled():
-            dial.exception()  # also when nobody waits any more
+            dial.exception()  # marks the exception as seen when no caller waits any more
 
     async def _dial(self, host: str, port: int, expect: bytes | None, timeout: float, anew: bool) -> Link:
         try:
@@ -68,7 +68,7 @@ class Dials:
             ) from None
 
     async def greet(self, sock: CountedSocket, expect: bytes, opener: Opener, timeout: float) -> Link:
-        """The link to a peer over a connection that exists. Raises as `Endpoint.greet`."""
+        """Return the link to a peer over an existing connection. Raises like `Endpoint.greet`."""
         try:
             async with asyncio.timeout(timeout):
                 return await self._greet(sock, expect, opener=opener, anew=True)

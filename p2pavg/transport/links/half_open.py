@@ -1,10 +1,11 @@
 """Half-open connections, whose handshake is not over, and the choice of the one to close when there are too
 many.
 
-Places are counted to where a connection comes from. One that has not said a word yet is *silent*: members
-speak as soon as they are through, so a few silent ones are enough for a source, and its oldest one goes for
-another. All together have a bound, too. There one goes of whoever has most, network first and source then
-(see p2pavg.networks): who floods the port only drives out himself, from however many addresses.
+A connection counts for its source and its source's network (see p2pavg.networks). A connection on which no
+byte has arrived is *silent*: members send as soon as they are connected, so a source may have only a few
+silent ones, and a further one closes its oldest. All half-open connections together have a bound, too. Above
+it, one of the network with the most is closed, and within that network one of the source with the most: a
+flood from however many addresses closes only connections of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from p2pavg.networks import network_of, source_of
 MOST = 256  # connections
 MOST_SILENT = 16  # silent connections of one source
 
-T = TypeVar("T", bound=Hashable)  # what stands for a connection
+T = TypeVar("T", bound=Hashable)  # identifies a connection
 
 
 class HalfOpen(Generic[T]):
@@ -46,7 +47,7 @@ class HalfOpen(Generic[T]):
         return goes
 
     def _of_the_largest(self) -> T:
-        """The largest group; of several, one with a silent connection."""
+        """The connection to close, of the largest source in the largest network; of equals, a silent one."""
         most = max(self._sizes.values())
         largest = [self._networks[network] for network, size in self._sizes.items() if size == most]
         sources = next((found for found in largest if any(map(_silent, found.values()))), largest[0])

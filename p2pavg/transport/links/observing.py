@@ -1,4 +1,4 @@
-"""From where a connection comes, as the other side sees it: what a NAT makes of a local port."""
+"""The address of a connection as the other side sees it, which a NAT may have translated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2pavg.transport.links.handshake import Party
 
 
 async def tell(sock: socket.socket, party: Party) -> None:
-    """Tell the other side its address, and keep the connection, and with it its mapping, until it closes."""
+    """Tell the other side its address; keep the connection, and so its NAT's mapping, until it closes."""
     answer = handshake.pack({"at": list(normalise(sock.getpeername()))})
     await wire.send(sock, handshake.preamble(handshake.OBSERVE, party) + answer)
     await wire.at_end(sock)
@@ -31,7 +31,7 @@ async def ask(sock: socket.socket, party: Party) -> tuple[str, int]:
 
 
 def parse(answer: dict[str, object]) -> tuple[str, int]:
-    """Raises ProtocolError unless it names an address."""
+    """The address in an answer. Raises ProtocolError for an invalid one."""
     at = answer.get("at")
     if not isinstance(at, list) or len(at) != 2 or not handshake.is_address(at[0], at[1]):
         raise ProtocolError("an observed address that is none")

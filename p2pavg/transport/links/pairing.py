@@ -27,10 +27,10 @@ class Pairing:
         self._arrivals: dict[bytes, asyncio.Future[Link]] = {}  # dials that wait for the other side's dial
 
     async def as_dialler(self, theirs: Hello, *, anew: bool = False, way: Way = Way.DIRECT) -> None:
-        """Raises Refusal when a connection that the other side opened is kept. Then `proved` is to follow.
+        """Raises Refusal when the other side's connection is kept. The caller calls `proved` afterwards.
 
-        anew: the link that there is was silent when this was dialled; unless it speaks again, it is replaced.
-        way: how this connection came about; one that nobody relays replaces one that somebody does.
+        anew: the existing link was silent when the dial began; if it still is, the new connection replaces
+        it. way: how the new connection was made; a connection without a relay replaces a relayed one.
         """
         existing = await self._settled(theirs)
         if existing is not None and anew and existing.quiet_s > _QUIET_S:
@@ -54,13 +54,11 @@ class Pairing:
                 raise handshake.SUPERSEDED
         elif decides and accepted_at < existing.established_at:
             raise handshake.SUPERSEDED
-        else:  # it has lost its end of the old link, or it decided so
+        else:  # the other side has lost its end of the old link, or has decided for the new one
             existing.close("replaced by a newer connection")
 
     async def _settled(self, theirs: Hello) -> Link | None:
-        """The link that there is. Of two processes with one identity, the new one takes over from a dead
-        one.
-        """
+        """The existing link. Of two processes with one identity, the new one takes over from a dead one."""
         existing = self._links.get(theirs.peer_id)
         if existing is None or existing.hello["incarnation"] == theirs.incarnation:
             return existing

@@ -1,4 +1,4 @@
-"""Exact reads and writes on a raw non-blocking socket, before it is handed over."""
+"""Exact reads and writes on a raw non-blocking socket, before an engine or a transport owns it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from p2pavg.errors import UnreachableError
 from p2pavg.transport.links import handshake
 
 Sock = TypeVar("Sock", bound=socket.socket)
-Info = tuple[int, int, int, str, Any]  # as getaddrinfo tells it
+Info = tuple[int, int, int, str, Any]  # a result of getaddrinfo
 HEAD_START_S = 0.25
 HANDSHAKE_S = 10.0  # the longest a handshake may take: round trips of the slowest path, lost packets included
 
 
 async def dial(host: str, port: int, make: Callable[[int, int, int], Sock]) -> Sock:
-    """A connected non-blocking TCP socket, made by make(family, kind, protocol). Raises OSError of the last
+    """Connect a non-blocking TCP socket, made by make(family, kind, protocol). Raises the OSError of the last
     address tried.
 
     A name with several addresses is tried at one after the other, IPv6 and IPv4 in turn; the next one a
@@ -75,7 +75,7 @@ async def _connect(info: Info, make: Callable[[int, int, int], Sock]) -> Sock:
 
 
 def _close_late(task: asyncio.Task[Sock]) -> None:
-    """Connected in the very moment in which nobody wanted it any more."""
+    """Close the socket of an attempt that connected after another one had won."""
     if not task.cancelled() and task.exception() is None:
         task.result().close()
 
@@ -106,16 +106,16 @@ async def receive_message(sock: socket.socket) -> dict[str, Any]:
 
 
 async def at_end(sock: socket.socket) -> None:
-    """Until the other side closes; what it says meanwhile is not kept. Raises OSError."""
+    """Wait until the other side closes, and drop its bytes until then. Raises OSError."""
     while await asyncio.get_running_loop().sock_recv(sock, 1024):
         pass
 
 
-_PROBES = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}  # a dead end shows within a minute
+_PROBES = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}  # detects a dead end within a minute
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Have the kernel find out when the other side is gone."""
+    """Let the kernel detect that the other side is gone."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _PROBES.items():
         if hasattr(socket, name):

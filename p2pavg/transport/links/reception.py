@@ -1,4 +1,4 @@
-"""Being dialled: what becomes of a connection on which the other side speaks first."""
+"""Incoming connections, on which the other side speaks first: links, data streams, and answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Tunnels = Callable[[CountedSocket], Awaitable[None]]
 
 
 class Reception:
-    """Makes links, data streams and answers of the connections that come in."""
+    """Turns incoming connections into links and data streams, or answers them."""
 
     def __init__(
         self, maker: LinkMaker, budget: Budget, by_tag: Mapping[bytes, Link], engine: Engine
@@ -37,7 +37,7 @@ class Reception:
         self._by_tag = by_tag
         self._engine = engine
         self.table: Take | None = None  # takes connections of the table, which share the port
-        self.tunnels: Tunnels | None = None  # takes connections that a relay is to join; None: this is none
+        self.tunnels: Tunnels | None = None  # takes connections for a relay to join; None: no relay here
 
     async def welcome(self, sock: CountedSocket) -> None:
         """Serve one connection until it is a link, a data stream, answered or refused. Never raises."""
@@ -85,7 +85,7 @@ class Reception:
         sock.close()
 
     def _address(self, sock: socket.socket) -> str:
-        """The other side's. Raises ProtocolError, and closes the socket, when it comes too often."""
+        """The other side's address. Closes the socket and raises ProtocolError after too many handshakes."""
         address, _ = normalise(sock.getpeername())
         if not self._budget.admits_handshake(address, time.monotonic()):
             sock.close()

@@ -1,8 +1,8 @@
-"""Repairs transfers while they run: chunks that were lost or are stuck are asked for again, stalled streams
-replaced.
+"""Repairs transfers while they run: requests lost and stuck chunks again, and replaces stalled streams.
 
-The receiver asks: it alone knows what it lacks. The sender knows whether that is only on its way, on a slow
-path say, and then leaves the request unanswered: a duplicate would make the path slower still.
+The receiver sends the request, as only the receiver knows the missing chunks. The sender knows whether they
+are still on their way, for example over a slow path, and then ignores the request, as a duplicate would make
+the path slower still.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from p2pavg.transport.links.stalls import Chunk, LinkWatch, RankWatch, patience
 
 logger = logging.getLogger("p2pavg.transport")
 
-_MOST_CHUNKS = 100_000  # named in one request; the next request names the rest
+_MOST_CHUNKS = 100_000  # the most chunks named in one request; the next request names the rest
 
 
 class Repairs:
@@ -37,7 +37,7 @@ class Repairs:
         self._ranks: dict[tuple[int, int], RankWatch] = {}
 
     def tick(self, now: float, jobs: Sequence[ReduceJob]) -> None:
-        """Look at all links and jobs. Called several times a second while jobs run, else each second."""
+        """Check all links and jobs. Called several times a second while jobs run, else once a second."""
         for number in [number for number in self._watches if number not in self._links]:
             del self._watches[number]
         for link in list(self._links.values()):
@@ -86,7 +86,7 @@ class Repairs:
         contributions, results = _chunks(message.get("contributions")), _chunks(message.get("results"))
         watch, now, wait = self._watches.get(link.id), time.monotonic(), patience(link.rtt_min)
         if watch is not None and watch.moving(now, link.rtt_min):
-            return  # the chunk is on its way, and a duplicate before it would delay it
+            return  # the chunks are on their way, and duplicates would delay them
         for job in self._engine.running():
             if job.transfer == message.get("transfer") and link.id in job.links:
                 rank = job.links.index(link.id)
@@ -115,7 +115,7 @@ def _chunks(value: object) -> list[Chunk]:
 
 
 def _of(job: ReduceJob, chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Those that the job has: what is remembered of a request is bounded by it."""
+    """The requested chunks that the job has, so that a request cannot make this side remember others."""
     return [
         (part, index)
         for part, index in chunks

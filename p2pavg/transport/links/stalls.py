@@ -12,25 +12,25 @@ from p2pavg.transport.engine import Missing, ReduceJob, StreamStats
 
 # A tick in which a stream moved less than this counts as quiet: heartbeats alone are less.
 _QUIET_BYTES = 1024
-_RTO_MIN_S = 0.2  # Linux: a retransmission timeout is the round trip and at least so many seconds
+_RTO_MIN_S = 0.2  # Linux: a retransmission timeout is the round trip plus at least this
 _GAPS = 4.0
 _AGAIN_AT_LEAST_EVERY_S = 5.0
 _STALLED_S = 0.5  # seconds without progress, at least, and at least 1.5 timeouts of the kernel
 _STALLED_TIMEOUTS = 1.5
-_STALLED_PAUSES = 2.0  # a stream has stalled after so many times its longest pause lately
-_PAUSE_KEPT = 0.99  # at each tick
-_LATE_RTTS, _LATE_S = 1.25, 0.05  # an acknowledgement that takes longer tells of a loss or a long queue
+_STALLED_PAUSES = 2.0  # a stream has stalled after this multiple of its longest recent pause
+_PAUSE_KEPT = 0.99  # share of the longest pause that each tick keeps
+_LATE_RTTS, _LATE_S = 1.25, 0.05  # a later acknowledgement means a loss or a long queue
 
 
 @dataclass(slots=True)
 class _Stream:
     received: int
     acked: int
-    waiting: bool  # something was sent and not acknowledged
-    busy_at: float  # something was received
-    acked_at: float  # the other side acknowledged something, or had nothing to acknowledge
-    rtt_s: float  # as the kernel smooths it, under load
-    idle: bool = True  # nothing but heartbeats in the kernel
+    waiting: bool  # whether sent bytes are not acknowledged yet
+    busy_at: float  # time of the last received bytes
+    acked_at: float  # time of the last acknowledgement, or of having none to wait for
+    rtt_s: float  # the kernel's smoothed RTT, under load
+    idle: bool = True  # whether the kernel holds heartbeats only
 
 
 @dataclass(slots=True)
@@ -38,10 +38,10 @@ class LinkWatch:
     """The recent activity of a link's streams, fed with their statistics at every tick."""
 
     streams: dict[int, _Stream] = field(default_factory=dict)
-    lost_at: float = 0.0  # a stream closed or was closed
-    busy_at: float = 0.0  # any stream received something
-    acked_at: float = 0.0  # the other side acknowledged something on any stream
-    pause: float = 0.0  # the longest lately between two acknowledgements on a stream that had bytes under way
+    lost_at: float = 0.0  # time at which a stream last closed
+    busy_at: float = 0.0  # time at which any stream last received bytes
+    acked_at: float = 0.0  # time of the last acknowledgement on any stream
+    pause: float = 0.0  # the longest recent time between acknowledgements of a stream with bytes in flight
 
     def tick(self, now: float, stats: Sequence[StreamStats]) -> None:
         self.pause *= _PAUSE_KEPT
@@ -70,9 +70,9 @@ class LinkWatch:
     def stalled(self, now: float, rtt_s: float, heard_at: float) -> list[int]:
         """Streams on which nothing has been acknowledged for so long that a fresh one is better.
 
-        heard_at: when the control connection last brought something. While nothing moves at all the path is
-        to blame, or a machine that is too busy. A receiver that does not read is no reason either: then
-        nothing is sent that could be acknowledged.
+        heard_at: when the control connection last received bytes. While no stream moves, the cause is the
+        path or a busy machine, and not the stream. A receiver that does not read does not count as a stall
+        either: no bytes are sent then that could be acknowledged.
         """
         moved_at = max(self.busy_at, self.acked_at, heard_at)
         found = []
@@ -102,7 +102,7 @@ class LinkWatch:
         return found
 
     def moving(self, now: float, rtt_s: float) -> bool:
-        """Bytes are under way, and on each stream that has any the other side goes on acknowledging them."""
+        """Whether bytes are in flight, and the other side acknowledges them on every stream that has any."""
         waiting = [stream for stream in self.streams.values() if stream.waiting]
         return bool(waiting) and all(
             now - stream.acked_at <= max(patience(max(rtt_s, stream.rtt_s)), self.pause) for stream in waiting
@@ -117,7 +117,7 @@ class KindWatch:
     """The chunks of one kind that one member owes in one job."""
 
     arrived: int = 0
-    at: float = 0.0  # when the last chunk arrived
+    at: float = 0.0  # time of the last chunk
     gap: float = 0.0  # usual seconds between two chunks; longer than any timeout on a slow path
 
     def tick(self, now: float, arrived: int) -> None:

@@ -1,4 +1,4 @@
-"""The beat of an endpoint's links: pings each second, and repairs and stream counts while jobs run."""
+"""The periodic work on an endpoint's links: pings each second; repairs and stream counts while jobs run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from p2pavg.transport.links.streams.tuner import StreamCounts
 logger = logging.getLogger("p2pavg.transport")
 
 PING_INTERVAL_S = 1.0
-_WATCH_INTERVAL_S = 0.1  # seconds between two looks while jobs run
-_REMEMBER_S = 30.0  # seconds between two times that what was measured is kept: a process may be killed
+_WATCH_INTERVAL_S = 0.1  # seconds between two checks while jobs run
+_REMEMBER_S = 30.0  # seconds between two saves of the measurements, as a process may be killed
 
 
 async def keep_up(
@@ -27,7 +27,7 @@ async def keep_up(
     remember: Callable[[], None],
 ) -> None:
     """Ping, repair and tune until cancelled. counts: None where the number of streams is fixed. remember:
-    keeps what was measured.
+    saves the measurements of paths.
     """
     pinged_at, remembered_at, running = -math.inf, time.monotonic(), False
     while True:

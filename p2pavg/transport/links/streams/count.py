@@ -35,17 +35,17 @@ PRIOR_RATE_BPS = 1e9  # bit/s of a machine, all its links together, until measur
 PRIOR_WINDOW_BYTES = 2.5e6  # the usual window of a stream in clouds; this machine's limits may be lower
 _ANY_RATE_BPS = 2e10  # no path is faster
 _CONTINENTS_RTT_S = 0.1  # seconds: a link with at least this round trip joins continents
-_CONTINENTS_STREAMS = 16  # the fewest on such a link: one stream gets a tenth of its rate at most
+_CONTINENTS_STREAMS = 16  # the fewest on such a link, where one stream gets at most a tenth of the rate
 _HEADROOM = 1.25  # more streams than k*, as streams are not equally fast
 
 _CLEARLY = 1.06  # more streams are worth it when goodput grows by this factor
 _NEARLY = 0.97  # a number of streams with this share of the best goodput counts as good as the best
-_OTHER_PATH = 0.6  # share of what as many streams reached: less, several times in a row, is another path
+_OTHER_PATH = 0.6  # below this share of its earlier goodput, several times in a row, the path has changed
 _OTHER_PATH_TIMES = 8  # transfers in a row
-_TRANSFERS = 5  # of each number that a search tries; the first search, which knows nothing, tries in haste
+_TRANSFERS = 5  # transfers for each number that a search tries, except in the first search
 _REST_S = 120.0  # seconds between searches, for each stream that the last one opened
 _TRIAL_S = 900.0  # seconds until another search without a sign that the path has changed
-_BUSY = 0.5  # of a transfer's looks: streams that had nothing to send for longer measure nothing
+_BUSY = 0.5  # the least busy share of a transfer that counts as a measurement
 _QUEUE_S, _QUEUE_RTTS = 0.002, 0.03  # shorter queues are jitter
 _SHORT_RTTS = 2.0  # a transfer shorter than that measures nothing
 
@@ -58,8 +58,8 @@ class StreamTransfer:
     nbytes: int
     seconds: float  # from its first byte to its last
     rtt_s: float  # the shortest round trip known of the link
-    busy: float  # share of the looks at it at which its streams had more to send than their windows took
-    queue_s: float = 0.0  # how much longer round trips were under load
+    busy: float  # share of its samples at which the streams had more to send than their windows held
+    queue_s: float = 0.0  # seconds by which round trips were longer under load
 
     @property
     def goodput_bps(self) -> float:

@@ -23,12 +23,12 @@ logger = logging.getLogger("p2pavg.transport")
 
 MOST_ACCEPTED = 256  # streams of one link that a peer accepts from the other side
 _BACKOFF_S = (0.1, 5.0)
-_SOON_S = 0.5  # the longest pause while the control connection works, which is heard each second
+_SOON_S = 0.5  # the longest pause while the control connection works
 _ATTEMPT_S, _ATTEMPT_TRIPS = 2.0, 4  # how long a stream may take to open; each third time, as any handshake:
 _LONG = 3  # the kernel's own pauses between two tries last longer than most cuts
 _QUIET_S = 0.05  # a stream that received nothing for so long, while nothing is transferred, may be closed
 HEARD_S = 1.5  # pings and their answers come each second
-_MOST_FAILURES = 3  # of a link that is not dialled; then another way is tried
+_MOST_FAILURES = 3  # failures of a link that was not made by dialling; then the link closes
 _LASTING_S = 1.0  # a stream that closes sooner has failed to open
 
 
@@ -60,7 +60,7 @@ class StreamKeeper:
                 if self._failures:
                     await asyncio.sleep(self._pause())
                 opened = await asyncio.gather(*(self._open(next(self._numbers)) for _ in range(lacking)))
-                # Where others have a part in each, what did not open at once may never.
+                # A stream that needs another peer to open, and fails to open at once, may never open.
                 good = all(opened) if link.opener is not None else any(opened)
                 self._failures = 0 if good else self._failures + 1
                 if link.opener is not None and self._failures > _MOST_FAILURES and not link.ready.done():
@@ -90,10 +90,9 @@ class StreamKeeper:
         return min(first * 2.0 ** (self._failures - 1), most) * random.uniform(0.5, 1.0)
 
     def _close_quiet(self, surplus: int) -> bool:
-        """Close streams with nothing under way in either direction; with another one its chunks would be
-        lost.
+        """Close streams with no bytes in flight in either direction, as chunks in flight would be lost.
 
-        True: some are left to close later.
+        True: streams are left to close later.
         """
         now, link = time.monotonic(), self._link
         if self._at_work():
