@@ -16,7 +16,7 @@ from torch import nn
 from p2pavg import CollaborativeOptimizer
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--initial-peers", nargs="*", default=[])
+parser.add_argument("--initial-peers", nargs="*")
 parser.add_argument("--epochs", type=int, default=500)
 args = parser.parse_args()
 signal.signal(signal.SIGINT, lambda *_: sys.exit(130))  # Ctrl-C leaves the run

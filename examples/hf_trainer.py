@@ -17,7 +17,7 @@ from p2pavg import CollaborativeOptimizer
 from p2pavg.hf import trainer_kwargs
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--initial-peers", nargs="*", default=[])
+parser.add_argument("--initial-peers", nargs="*")
 parser.add_argument("--epochs", type=int, default=200, help="optimizer steps of the swarm")
 parser.add_argument("--output", default="out/hf_trainer")
 args = parser.parse_args()

@@ -134,7 +134,7 @@ def main() -> None:
     )
     add("--validation", nargs="+", default=[], metavar="PATTERN")
     add("--run-id", default="images")
-    add("--initial-peers", nargs="*", default=[], metavar="HOST:PORT")
+    add("--initial-peers", nargs="*", metavar="HOST:PORT")
     add("--listen", default="0.0.0.0:31330", metavar="HOST:PORT")
     add("--announce", metavar="HOST:PORT")
     add("--classes", type=int, default=10)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from p2pavg.lightning import CollaborativeStrategy
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--initial-peers", nargs="*", default=[])
+parser.add_argument("--initial-peers", nargs="*")
 parser.add_argument("--epochs", type=int, default=300, help="optimizer steps of the swarm")
 args = parser.parse_args()
 signal.signal(signal.SIGINT, lambda *_: sys.exit(130))  # Ctrl-C leaves the run

@@ -2,8 +2,8 @@
 
 torchrun --nproc-per-node 2 -m bench.gpu.node --out node.json
 
-Two things: that a node over NCCL and a single peer end with the same bits, and what the peer costs the node when it
-trains an encoder of the size of XLM-R large with delayed updates.
+Two things: that a node over NCCL and a single peer end with the same bits, and what the peer costs the node
+when it trains an encoder of the size of XLM-R large with delayed updates.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def arguments(about: str) -> argparse.Namespace:
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--part", type=int, default=0)
     parser.add_argument("--parts", type=int, default=2)
-    parser.add_argument("--initial-peers", nargs="*", default=[])
+    parser.add_argument("--initial-peers", nargs="*")
     signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     torch.set_num_threads(1)  # several peers may share this machine's cores
     return parser.parse_args()

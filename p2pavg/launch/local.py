@@ -44,6 +44,9 @@ class Local:
                 ).start()
             self._say(f"{counted(self._count, 'peer')}; others on this machine join at {address}")
             codes = [self._code(peer) for peer in self._peers]
+            for number, code in enumerate(codes, 1):
+                if code:
+                    self._say(f"ended with exit code {code}", f"[{number}] ")
         finally:
             for process in (*self._peers, bootstrap):
                 if process.poll() is None:

@@ -103,8 +103,9 @@ async def ask(endpoint: Endpoint, initial_peers: Iterable[Address], run_id: str)
     if own and len(own) == len(named):
         refusals.append(
             ConfigurationError(
-                f"{own[0]} is this peer's own address, where it would meet itself alone; name another member "
-                "(its port may have moved: look at what it printed), or no initial_peers to start a new run"
+                f"{own[0]} is this peer's own address, where it would meet itself alone: the peer that you "
+                "mean does not run there, or its port has moved (look at what it printed); name a member "
+                "that runs, or no initial_peers to start a new run"
             )
         )
     return refusals

@@ -45,6 +45,8 @@ def write(
     full.
     """
     directory.mkdir(exist_ok=True)
+    if any(directory.iterdir()):
+        raise ConfigurationError(f"--write {str(directory)!r} is not empty; name another folder")
     samples, number = iter(source), 0
     try:
         while some := list(islice(samples, SAMPLES_PER_SHARD)):

@@ -24,6 +24,7 @@ from p2pavg.bench.options import at_least, positive_int
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.errors import ConfigurationError
+from p2pavg.printable import counted
 from p2pavg.report.reading import read_reports
 
 EXAMPLE = "example: p2pavg bench input pipeline:steps --data 'train/*.tar' --need 260 --disk-mbps 200"
@@ -66,7 +67,12 @@ def run(args: argparse.Namespace) -> int:
         shards.check_room(args.write, top, count)
         way = next(way for way in ways if way.name == top.codec)
         with progress("shards", count) as advance:
-            shards.write(args.write, pipeline, source, top, way, advance)
+            written = shards.write(args.write, pipeline, source, top, way, advance)
+        wrote = (
+            f"wrote {counted(written, 'shard')} of {label(top.offline, names)}, {top.codec}, to {args.write}"
+        )
+    elif args.write is not None:
+        wrote = "wrote no shards: nothing is better done beforehand"
     rows = [{"split": label(split.offline, names), **asdict(split)} for split in splits]
     for row, split in zip(rows, splits, strict=True):
         row["rate"] = verdict.rate(split, count, limits)
@@ -79,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
         "best": {"split": label(top.offline, names), "codec": top.codec},
         "verdict": verdict.verdict(splits, names, count, limits, need),
     }
-    emit(args, result, table(result), lambda figure: draw(figure, result))
+    lines = [*table(result), wrote] if args.write is not None else table(result)
+    emit(args, result, lines, lambda figure: draw(figure, result))
     return 0
 
 
