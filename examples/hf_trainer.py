@@ -43,6 +43,9 @@ with CollaborativeOptimizer(
     max_grad_norm=1.0,  # as TrainingArguments(max_grad_norm=1.0), of the averaged gradient
 ) as opt:
     print(f"join with: python examples/hf_trainer.py --initial-peers {opt.peer.address}", flush=True)
+    if not args.initial_peers:
+        print("training begins when somebody joins, or when you press Enter", flush=True)
+        opt.peer.wait_for_peers(1, enter=True)
     settings = TrainingArguments(
         args.output,
         max_steps=args.epochs,

@@ -38,8 +38,11 @@ class Digits(pl.LightningModule):
         torch.manual_seed(int.from_bytes(os.urandom(4), "big"))  # ... and each draws its own samples
 
     def on_train_start(self) -> None:
-        address = self.trainer.strategy.optimizer.peer.address
-        print(f"join with: python examples/lightning_digits.py --initial-peers {address}", flush=True)
+        peer = self.trainer.strategy.optimizer.peer
+        print(f"join with: python examples/lightning_digits.py --initial-peers {peer.address}", flush=True)
+        if not args.initial_peers:
+            print("training begins when somebody joins, or when you press Enter", flush=True)
+            peer.wait_for_peers(1, enter=True)
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])

@@ -32,6 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _folder(item) in _FIRST:
             item.add_marker(_folder(item))
+        if _folder(item) in (*_FIRST, "integrations"):
             # Real time on a shared machine, the lab's to the millisecond; -ra names each.
             item.add_marker(pytest.mark.flaky(reruns=2 if _folder(item) == "wan" else 1))
     items.sort(key=lambda item: _FIRST.index(_folder(item)) if _folder(item) in _FIRST else len(_FIRST))

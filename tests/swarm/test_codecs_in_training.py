@@ -197,8 +197,7 @@ def test_who_heals_owes_nothing() -> None:
     opt, weight = swarm.opts[1], swarm.weights[1]
     driver = opt.peer._running().driver
     assert driver is not None
-    residual, forget = driver._jobs._residual, driver._jobs.healed
-    assert residual is not None
+    (residual,), forget = driver._jobs._residuals, driver._jobs.healed
     owed: list[tuple[bool, bool]] = []
 
     def forgetting() -> None:
