@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,17 +20,26 @@ def start() -> Iterator[Terminal]:
         yield terminal
 
 
+@pytest.fixture
+def terminal() -> Iterator[int]:
+    """A stdin on which nobody types: the first peer waits for the second."""
+    reading, writing = os.pipe()
+    yield reading
+    os.close(reading)
+    os.close(writing)
+
+
 def needs(*names: str) -> None:
     for name in names:
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
 
 
-def test_a_language_model_with_trainer(start: Terminal, tmp_path: Path) -> None:
+def test_a_language_model_with_trainer(start: Terminal, terminal: int, tmp_path: Path) -> None:
     """Two Trainers join by the printed line and both end at the swarm's last epoch, with a lower loss."""
     needs("transformers", "accelerate")
     words = ("examples/hf_trainer.py", "--epochs", "60", "--output", str(tmp_path / "first"))
-    first = start(*words)
+    first = start(*words, stdin=terminal)
     printed = first.line_with("--initial-peers").split()
     second = start(*words[:-1], str(tmp_path / "second"), *printed[-2:])
     for script in (first, second):
@@ -38,10 +48,10 @@ def test_a_language_model_with_trainer(start: Terminal, tmp_path: Path) -> None:
         assert float(last.split()[-1]) < 4.5  # 5.5 before training
 
 
-def test_digits_with_lightning(start: Terminal) -> None:
+def test_digits_with_lightning(start: Terminal, terminal: int) -> None:
     """Two Lightning trainers train one model, which reads digits."""
     needs("lightning")
-    first = start("examples/lightning_digits.py", "--epochs", "150")
+    first = start("examples/lightning_digits.py", "--epochs", "150", stdin=terminal)
     printed = first.line_with("--initial-peers").split()
     second = start("examples/lightning_digits.py", "--epochs", "150", *printed[-2:])
     for script in (first, second):
