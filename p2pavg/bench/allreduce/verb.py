@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from p2pavg import codecs
 from p2pavg.allreduce.regions import NEAR_RTT_S
 from p2pavg.bench.allreduce.worker import RUN_ID
 from p2pavg.bench.options import at_least, compression, positive_int
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compression",
         type=compression,
         default="fp16",
-        help="none, fp16 (default), bf16, int8, int4, or MODULE:NAME of a Codec of your own",
+        help=f"{', '.join(codecs.WIRE_IDS)}, or MODULE:NAME of a Codec of your own; default: fp16",
     )
     parser.add_argument("--streams", type=_streams, default="auto", help="TCP streams per link, or auto")
     parser.add_argument(

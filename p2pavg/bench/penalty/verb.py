@@ -6,6 +6,7 @@ import argparse
 from statistics import mean, median
 from typing import Any
 
+from p2pavg import codecs
 from p2pavg.bench.options import at_least, compression, positive_int, torch_device
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit
@@ -47,7 +48,7 @@ def register(subparsers: Any) -> None:
         "--compression",
         type=compression,
         default="fp16",
-        help="none, fp16 (default), bf16, int8, int4, or MODULE:NAME of a Codec of your own",
+        help=f"{', '.join(codecs.WIRE_IDS)}, or MODULE:NAME of a Codec of your own; default: fp16",
     )
     parser.add_argument("--delay", action="store_true", help="delayed parameter updates")
     parser.add_argument("--offload", action="store_true", help="optimizer on the CPU")
