@@ -27,7 +27,7 @@ __all__ = ["Buffer", "available", "compiled", "compiled_cuda", "crc32", "cuda"]
 Buffer: TypeAlias = npt.NDArray[np.uint8] | memoryview | bytearray | bytes
 """Contiguous bytes; writable where something is written."""
 
-_NVIDIA = Path("/dev/nvidiactl")  # there when a driver is loaded
+NVIDIA = Path("/dev/nvidiactl")  # there when a driver is loaded
 
 logger = logging.getLogger("p2pavg.native")
 
@@ -68,7 +68,7 @@ def cuda() -> ModuleType | None:
         return None
     problem: str = loaded.problem()
     if problem:
-        expected = logging.WARNING if _NVIDIA.exists() else logging.INFO
+        expected = logging.WARNING if NVIDIA.exists() else logging.INFO
         logger.log(expected, "No usable CUDA device (%s); gradients are encoded on the CPU.", problem)
         return None
     return loaded

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from p2pavg.cli.machine_checks import DEFAULT_PORT, Check, CheckResult, checks
+from p2pavg.cli.machine_checks import Check, CheckResult, checks
 from p2pavg.errors import ConfigurationError
+from p2pavg.peer.settings import DEFAULT_PORT
 
 MARKS = {CheckResult.GOOD: "ok", CheckResult.SLOW: "--", CheckResult.BAD: "!!", CheckResult.UNKNOWN: "??"}
 

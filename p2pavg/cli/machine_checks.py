@@ -15,12 +15,11 @@ from pathlib import Path
 from p2pavg import native
 from p2pavg.membership.reach.gateway import default_gateway
 from p2pavg.membership.table.address import interface_addresses, is_loopback
+from p2pavg.peer.settings import DEFAULT_PORT
 
-DEFAULT_PORT = 31330
 LEAST_BUFFER = 4 << 20  # bytes of a socket: 16 streams of these fill 1 Gb/s over a round trip of 0.5 s
 LEAST_FILES = 4096  # a peer of 32 members holds up to 128 streams for each
 LEAST_DISK = 2 << 30  # for results that wait for a newcomer
-NVIDIA = Path("/dev/nvidiactl")  # there when a driver is loaded
 _ADJTIMEX_UNSYNCHRONISED = 5
 
 
@@ -82,7 +81,7 @@ def torch_and_gpu() -> Check:
             f"{device}, but p2pavg was built without CUDA: gradients are encoded on the CPU",
             "install from source where nvcc is on the PATH",
         )
-    if NVIDIA.exists():
+    if native.NVIDIA.exists():
         return Check(
             "torch and GPU",
             CheckResult.BAD,

@@ -22,9 +22,9 @@ from p2pavg.membership.table.address import (
     wildcard,
 )
 from p2pavg.membership.table.dht import DHT
+from p2pavg.peer.settings import DEFAULT_PORT
 from p2pavg.transport.links.listening import TablePort
 
-DEFAULT_PORT = 31330
 PORTS_TRIED = 64
 ASKED = 4  # members, for where they see this machine
 LEASE_S = 60  # of a port that is asked for to see whether the gateway gives one

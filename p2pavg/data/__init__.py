@@ -3,7 +3,7 @@
 Start at `sampler` (what a DataLoader iterates) and `draws` (what this peer holds, and what became of it).
 What all peers know alike is the `ledger`: which positions of the passes are consumed, and which peer holds
 which leases. It changes by committed rounds alone, with what `notes` of their members say, so it is the same
-on all peers and needs no messages of its own. Beside them `runs` (sets of positions) and `permutation`
+on all peers. Beside them `runs` (sets of positions) and `permutation`
 (position -> index).
 
 Imports errors and torch's Sampler; everything but the sampler is pure.

@@ -93,7 +93,7 @@ def test_a_broken_driver_is_told_once(
 ) -> None:
     """When CUDA does not work there is no CUDA module and one log line: a warning where a driver is."""
     monkeypatch.setattr(fake_cuda, "problem", lambda: "the driver is too old", raising=False)
-    monkeypatch.setattr(native, "_NVIDIA", tmp_path if driver else tmp_path / "absent")
+    monkeypatch.setattr(native, "NVIDIA", tmp_path if driver else tmp_path / "absent")
     with caplog.at_level(logging.INFO, "p2pavg.native"):
         assert native.cuda() is None
         assert native.cuda() is None
