@@ -19,7 +19,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
-from p2pavg.optim.shown_schedule import ShownSchedule
+from p2pavg.optim.updates.shown_schedule import ShownSchedule
 
 log = logging.getLogger("p2pavg.hf")
 

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
-from p2pavg.optim.shown_schedule import ShownSchedule
+from p2pavg.optim.updates.shown_schedule import ShownSchedule
 
 LOGGED = ("peers", "samples", "samples_per_second", "seconds_communication", "egress_bytes_per_hour")
 

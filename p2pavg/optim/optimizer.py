@@ -6,7 +6,7 @@ import importlib
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,12 @@ import torch
 from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.membership import PeerInfo
 from p2pavg.optim import arguments, frozen, live, sigterm
+from p2pavg.optim.accumulating import Accumulating
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.microbatches import Microbatches
 from p2pavg.optim.gradients.path import open_cuda_path
 from p2pavg.optim.gradients.uneven import RetainedSums
-from p2pavg.optim.modules import owning_modules, parameters_at, persistent_buffers, places_of
+from p2pavg.optim.modules import owning_modules, persistent_buffers, places_of
 from p2pavg.optim.outer.advice import Advisor
 from p2pavg.optim.outer.fragments import fragments_of
 from p2pavg.optim.outer.local import LocalSteps
@@ -29,13 +30,12 @@ from p2pavg.optim.outer.update import Moves, OuterUpdate
 from p2pavg.optim.outside import Outside
 from p2pavg.optim.resume import SOFTWARE, Resumable, saving
 from p2pavg.optim.sampling import Sampling
-from p2pavg.optim.saved import Saved
 from p2pavg.optim.training_options import TrainingOptions
 from p2pavg.optim.training_state import TrainingState, outline, parameters_of, schema
 from p2pavg.optim.updates.agreement import Agreement
 from p2pavg.optim.updates.behind import BehindUpdate
 from p2pavg.optim.updates.buffers import AveragedBuffers
-from p2pavg.optim.updates.masters import Masters, replace_parameters
+from p2pavg.optim.updates.masters import Masters
 from p2pavg.optim.updates.overshoot import Overshoot
 from p2pavg.optim.updates.resync import Resync
 from p2pavg.optim.updates.schedule import Schedule
@@ -50,7 +50,7 @@ log = logging.getLogger("p2pavg.optim")
 OUTER, SAMPLER = "p2pavg.outer", "p2pavg.sampler"  # beside the user's extras
 
 
-class CollaborativeOptimizer(Saved):
+class CollaborativeOptimizer(Accumulating):
     """Trains one model on many machines: peers accumulate samples, average gradients, and step together.
 
     `step()` counts this peer's samples. When the swarm has `target_batch_size` of them, it averages the
@@ -310,117 +310,9 @@ class CollaborativeOptimizer(Saved):
             sigterm.obey()
         return loss
 
-    def note(self, samples: int) -> bool:
-        """Count a step of a node, whose gradients accumulate elsewhere.
-
-        Args:
-            samples: of all ranks of the node, in this step.
-
-        Returns:
-            Whether `meet` is to be called now, with the sums of all ranks.
-        """
-        if self._closed:
-            raise ClosedError("this optimizer was closed; build a new one to go on training")
-        if self._update.lost:
-            self._enter_again()
-        if sigterm.asked():
-            sigterm.obey()
-        assert isinstance(self._update, WaitingUpdate | BehindUpdate)
-        return self._update.note(samples)
-
-    def meet(self, sums: Sequence[torch.Tensor | None]) -> None:
-        """Average the gradients of a node with the swarm.
-
-        Args:
-            sums: for each parameter, the sum of its gradient over all samples that were noted since the last
-                call; None: no backward pass reached the parameter.
-        """
-        assert isinstance(self._flat, FlatGradients)
-        assert isinstance(self._update, WaitingUpdate | BehindUpdate)
-        self._flat.add_each(sums)
-        self._update.meet()
-
-    def _follow_model(self) -> None:
-        """Take the model's parameters anew when they were replaced, as load_state_dict(assign=True) does.
-
-        Called when no backward pass has reached the parameters that are known.
-        """
-        old = self._flat.params
-        new = parameters_at(self._places, old)
-        if all(before is after for before, after in zip(old, new, strict=True)):
-            return
-        self._update.settle()
-        self._flat.replace(new)
-        if self._masters is None:
-            replace_parameters(self.inner, old, new)
-        else:
-            self._masters.follow(new)
-        self._update.replaced()
-        self._mirror_inner()
-
     # Without this, torch wraps step() in a profiler record that takes ten times as long as counting does. The
     # inner optimizer's step has its own.
     step.hooked = True  # type: ignore[attr-defined]
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Keep what earlier steps accumulated: gradients are cleared when an epoch ends, so a call is
-        harmless.
-
-        Args:
-            set_to_none: as torch takes it. Gradients that the swarm averages stay whatever it is.
-
-        Raises:
-            ConfigurationError: after a `backward()` without `step()`. Its gradient is in the sum already, and
-                only `discard()` can take it out, together with the rest of this peer's epoch.
-        """
-        if self._flat.pending:
-            raise ConfigurationError(
-                "zero_grad() after a backward() without step(): call step() to count the batch, or discard() "
-                "to drop what this peer accumulated in the epoch"
-            )
-        self._flat.zero_grad(set_to_none)
-
-    def discard(self) -> None:
-        """Drop what this peer accumulated in the epoch, and its samples; the next report names them.
-
-        With outer steps, what is dropped is how far this peer moved since the last outer step.
-        """
-        if isinstance(self._update, OuterUpdate):
-            self._update.discard("discard() was called")  # with what it inherited
-        else:
-            self._update.settle()
-            self._training.discard("discard() was called")
-            self._sampling.dropped()
-        self._flat.clear()
-
-    @property
-    def samples_per_step(self) -> int | None:
-        """Samples that a `step()` without `batch_size` counts; None: not known yet.
-
-        Set it where several `backward()` come before one `step()`, and their gradients together are the mean
-        over so many samples: then it does not matter how many calls of `backward()` there are.
-
-        Raises:
-            ConfigurationError: for another number than the steps so far had.
-        """
-        return self._microbatches.per_step
-
-    @samples_per_step.setter
-    def samples_per_step(self, samples: int) -> None:
-        self._microbatches.per_step = samples
-
-    def scale_loss(self, loss: torch.Tensor, samples: int) -> torch.Tensor:
-        """Weight a loss so that a microbatch of `samples` counts exactly.
-
-        Args:
-            loss: the mean over the microbatch; a tensor with one element.
-            samples: how many samples it is the mean of.
-
-        Returns:
-            The loss to call `backward()` on.
-        """
-        weight = self._microbatches.weight(samples)
-        return loss if weight == 1.0 else loss * weight
 
     @property
     def options(self) -> TrainingOptions:

@@ -10,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from p2pavg.errors import ConfigurationError
-from p2pavg.optim.shown_schedule import ShownSchedule
+from p2pavg.optim.updates.shown_schedule import ShownSchedule
 from tests.unit.optim.fake_swarm import FakeSwarm
 from tests.unit.optim.test_optimizer import loss_of, net, vector, wrap
 
