@@ -1,7 +1,7 @@
 """Driver: the thin asyncio shell around the rounds machine. Everything here runs on the event-loop thread.
 
-It feeds events (links, messages, engine, training thread, timers) to the machine and carries out its
-actions; it decides nothing about rounds itself.
+The driver feeds events (links, messages, engine, training thread, timers) to the machine, whose actions the
+performer carries out; neither decides anything about rounds itself.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any
 from p2pavg import codecs
 from p2pavg.allreduce.jobs import Jobs
 from p2pavg.errors import ClosedError, ProtocolError
-from p2pavg.identity import short_id
 from p2pavg.report import RoundReport
-from p2pavg.rounds.loop import handover, notices
+from p2pavg.rounds.loop import handover
 from p2pavg.rounds.loop.attempts import Attempts
 from p2pavg.rounds.loop.backlog import Backlog
 from p2pavg.rounds.loop.boundary import Boundary
@@ -31,10 +30,10 @@ from p2pavg.rounds.loop.guard import failure, guarded
 from p2pavg.rounds.loop.handover import Handovers, Offers
 from p2pavg.rounds.loop.hello import introduced
 from p2pavg.rounds.loop.joining import followed
+from p2pavg.rounds.loop.performer import Performer
 from p2pavg.rounds.loop.state_transfer import States
 from p2pavg.rounds.loop.supply import Supply
 from p2pavg.rounds.loop.surroundings import Surroundings
-from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.machine.departure import Acceptance
 from p2pavg.rounds.machine.machine import Machine
@@ -48,7 +47,6 @@ from p2pavg.rounds.state.exchange import KINDS
 from p2pavg.rounds.training import (
     Average,
     Contribution,
-    Figures,
     Heal,
     Inheritance,
     KeepGoing,
@@ -71,18 +69,17 @@ class Driver:
         self._peer = peer
         self._session = session
         self._spec = spec
-        self._target = spec.target_batch_size
         self.machine = machine
         self.recorder = recorder
         codec = codecs.get(spec.compression)
         self._jobs = Jobs(peer.engine, codec, spec.numel, spec.allocate, spec.feedback)
         self._loop = asyncio.get_running_loop()
         supply = Supply(self._loop, self._jobs, self.job_refused, self.broken)
-        self._attempts = Attempts(peer.peer_id, peer.links, self._jobs, supply, spec.exact)
+        attempts = Attempts(peer.peer_id, peer.links, self._jobs, supply, spec.exact)
         disk = None if spec.saving is None else spec.saving.checkpoints.directory
         self._deliveries = Deliveries(session, Backlog(directory=disk))
         self._gauges = Gauges(peer.engine, peer.links, self._jobs)
-        self._feeder = Feeder(machine, self._perform, self.broken)
+        self._feeder = Feeder(machine, lambda action: self._performer.perform(action), self.broken)
         self._boundary = Boundary(
             session,
             self._deliveries,
@@ -131,6 +128,21 @@ class Driver:
             self.feed,
             self._boundary.release,
         )
+        self._performer = Performer(
+            peer.links,
+            session,
+            machine,
+            self._jobs,
+            attempts,
+            self._deliveries,
+            self._boundary,
+            self._gauges,
+            recorder,
+            self.states,
+            self.departure,
+            self._discarded,
+            self.feed,
+        )
         self._claims = Claims(peer.links, spec.drawing)
         self._closed = False
         session.standing = session.next_standing = (machine.epoch, machine.lineage)
@@ -168,7 +180,6 @@ class Driver:
     @guarded
     def set_target(self, samples: int) -> None:
         """Samples that make an epoch from now on."""
-        self._target = samples
         self.machine.target = samples
         self.feed(ev.Tick())
 
@@ -252,7 +263,7 @@ class Driver:
         report = None
         outcome, commit = given
         if commit is not None and isinstance(outcome, Average):
-            discarded, steps = tuple(self._discarded), self._session.steps
+            discarded, steps, drawing = tuple(self._discarded), self._session.steps, self._spec.drawing
             report = self.recorder.finished(
                 commit,
                 seconds_update,
@@ -261,7 +272,7 @@ class Driver:
                 discarded,
                 self._peer.links,
                 waited,
-                self._figures(commit),
+                None if drawing is None else drawing.figures(commit.note),
             )
             self._discarded.clear()
             self.states.applied(commit.ballot.epoch + 1)
@@ -280,9 +291,6 @@ class Driver:
         recorded.set_result(report)
         self._peer.standing_changed()
         self.progress()
-
-    def _figures(self, commit: act.Commit) -> Figures | None:
-        return None if self._spec.drawing is None else self._spec.drawing.figures(commit.note)
 
     @guarded
     def discarded(self, samples: int, why: str) -> None:
@@ -316,16 +324,12 @@ class Driver:
         self.progress()
         self._beat = self._loop.call_later(self.machine.health_interval, self._beats)
 
-    def _feed_links(self) -> None:
-        """What was measured of the links."""
-        self.feed(ev.LinksMeasured(self._gauges.links))
-
     def _feed_new_links(self) -> None:
         """As soon as something is known of a link, not only after a round."""
         known = {(peer, link.bps > 0) for peer, link in self._gauges.links.items()}
         if known != self._known_links:
             self._known_links = known
-            self._feed_links()
+            self.feed(ev.LinksMeasured(self._gauges.links))
 
     def _feed_job(self, transfer: int) -> None:
         progressed = self._gauges.job(transfer)
@@ -369,7 +373,7 @@ class Driver:
         if self._jobs.get(transfer) is not None:
             self.recorder.moved(self._jobs.progress(transfer))
         self._feed_job(transfer)
-        self._feed_links()
+        self.feed(ev.LinksMeasured(self._gauges.links))
         self.feed(ev.JobDone(transfer, digests))
 
     @guarded
@@ -388,75 +392,3 @@ class Driver:
     def job_refused(self, transfer: int, rank: int, why: str) -> None:
         """Engine event."""
         self.feed(ev.JobRefused(transfer, rank, why))
-
-    # ------------------------------------------------------------------------------------------ actions
-
-    def _perform(self, action: act.Action) -> None:
-        match action:
-            case act.Send(peer, message):
-                link = self._peer.links.get(peer)
-                if link is not None:
-                    link.send(wire.to_dict(message))
-            case act.OpenJob():
-                self.recorder.opened(action, time.monotonic())
-                self._answer(self._attempts.open(action))
-            case act.BeginJob():
-                self._gauges.hold_back()
-                self._answer(self._attempts.begin(action, self._deliveries.contribution))
-            case act.CancelJob(transfer, why):
-                self._jobs.cancel(transfer)
-                self.recorder.attempt_failed(transfer, why, time.monotonic())
-                logger.info("round attempt void: %s", why)
-            case act.Commit():
-                self._commit(action)
-            case act.RoundFailed(epoch, why, blamed):
-                logger.warning(
-                    "epoch %d: no average (%s); training goes on, the samples are kept", epoch, why
-                )
-                self.recorder.round_failed(why, blamed)
-                self._deliveries.stopping = False
-                self._boundary.resume()
-            case act.StartHeal():
-                self.states.heal(action)
-            case act.WaitAt(others):
-                self._session.set_stop(others, self._target)
-                self._deliveries.refresh_attention()
-            case act.Stop():
-                self._deliveries.stopping = True
-                self._deliveries.refresh_attention()
-            case act.Resume():
-                self._deliveries.stopping = False
-                self._deliveries.refresh_attention()
-                self._boundary.resume()
-            case act.Hold() | act.Orphaned():
-                notices.tell(action)
-            case act.Blame(peer, why):
-                self.recorder.blamed(peer, why)
-                logger.info("peer %s failed this round: %s", short_id(peer), why)
-            case act.Discarded(samples, why):
-                self._discarded.append((samples, why))
-            case act.HandOver():
-                self.departure.hand_over(action)
-            case act.Left():
-                self.departure.leave(self._peer.links)
-            case act.Trace(kind, fields):
-                self.recorder.trace(kind, fields, time.monotonic())
-
-    def _answer(self, event: ev.JobFailed | None) -> None:
-        if event is not None:
-            self.feed(event)
-
-    def _commit(self, commit: act.Commit) -> None:
-        job = self._jobs.finish(commit.transfer)
-        self._deliveries.stopping = False
-        average = Average(
-            epoch=commit.ballot.epoch,
-            samples=sum(commit.samples),
-            members=len(commit.members),
-            late=commit.late,
-            result=job.encoded(),
-            note=commit.note,
-        )
-        self._deliveries.put(average, commit)
-        self.states.committed(commit, average)
-        self._boundary.deliver()
