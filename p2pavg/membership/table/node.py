@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from p2pavg.identity import PEER_ID_BYTES, Identity, short_id, verify
+from p2pavg.identity import PEER_ID_BYTES, Identity, short_id
 from p2pavg.membership.table.address import (
     Address,
     interface_addresses,
@@ -20,7 +20,8 @@ from p2pavg.membership.table.address import (
 )
 from p2pavg.membership.table.beat import Beat, decode_beat
 from p2pavg.membership.table.lookup import Shortlist
-from p2pavg.membership.table.record import KEY_BYTES, MAX_LIFETIME, Refresh, parse_record, to_store
+from p2pavg.membership.table.record import KEY_BYTES
+from p2pavg.membership.table.records.answers import RecordAnswers
 from p2pavg.membership.table.records.entries import ENTRY_BYTES, PREFIX_BYTES, Outcome
 from p2pavg.membership.table.records.store import RecordStore
 from p2pavg.membership.table.routing import Contacts
@@ -64,6 +65,8 @@ class Node:
         self.clock = clock
         self.rpc = Rpc(identity, self, client_only=client_only, clock=clock)
         self.contacts = Contacts(identity.peer_id, k, self._is_alive)
+        ledger, token_for = self.rpc.ledger, self.rpc.token_for
+        self.answers = RecordAnswers(identity, self.store, self.contacts, k, ledger, token_for, clock)
         self.whereabouts = Whereabouts()
         self.bound: Address | None = (
             None  # where the socket is, when that is no wildcard; else its port alone
@@ -297,13 +300,13 @@ class Node:
             case RequestKind.FIND if matches(body, bytes) and len(body[0]) == PEER_ID_BYTES:
                 return [self._contacts_for(body[0], message.sender, room)]
             case RequestKind.INDEX if matches(body, bytes, bytes, bytes) and len(body[0]) == KEY_BYTES:
-                return self._index(body[0], body[1], body[2], message.sender, room)
+                return self._index(body, message.sender, room)
             case RequestKind.FETCH if (
                 matches(body, bytes, bytes) and len(body[1]) <= FETCH_PREFIXES * PREFIX_BYTES
             ):
-                return self._fetch(body[0], body[1], room)
+                return self.answers.fetch(body[0], body[1], room)
             case RequestKind.ENTRIES if matches(body, bytes, bytes) and len(body[1]) <= ENTRIES_BYTES:
-                return [self._entries(body[0], body[1])]
+                return [self.answers.entries(body[0], body[1])]
             case RequestKind.DIAL if matches(body, int) and 0 < body[0] < 65536 and self.dial is not None:
                 return [self.dial(address[0], body[0])] if returnable else None
             case RequestKind.STORE if matches(body, bytes, int, bytes, int, bytes):
@@ -311,14 +314,11 @@ class Node:
                 # again
                 if not returnable:
                     return [int(Outcome.UNKNOWN), b""]
-                return self._store(*body, sender=message.sender, address=address)
+                return self.answers.store(*body, sender=message.sender, address=address)
             case RequestKind.REVOKED if matches(body, bytes, bytes, bytes) and body[0] in self.on_revoked:
                 return self.on_revoked[body[0]](body[1], body[2]) if returnable else None
             case RequestKind.REFRESH if matches(body, bytes, bytes, int, int, int, bytes):
-                key, prefix, incarnation, sequence, step, link = body
-                now = self.clock()
-                version = (incarnation, sequence)
-                return [int(self.store.refresh(key, prefix, version, Refresh(step, link), MAX_LIFETIME, now))]
+                return self.answers.refresh(*body)
             case _:
                 return None
 
@@ -333,77 +333,11 @@ class Node:
         nearest = [c for c in self.contacts.nearest(target, self.k + 1) if c.id != sender]
         return pack_contacts(nearest[: max(0, min(self.k, room // CONTACT_BYTES))])
 
-    def _index(self, key: bytes, cursor: bytes, known: bytes, sender: bytes, room: int) -> list[Any] | None:
-        now = self.clock()
+    def _index(self, body: list[bytes], sender: bytes, room: int) -> list[Any] | None:
+        key, cursor, known = body
         contacts = b"" if cursor else self._contacts_for(key, sender, room - ENTRY_BYTES - 32)
-        limit = (room - len(contacts) - 32) // ENTRY_BYTES
-        if limit <= 0:
-            return None
-        count, digest = self.store.summary(key, now)
-        entries, following = self.store.page(key, cursor, limit, now) if known != digest else ([], b"")
-        return [b"".join(entry.encode() for entry in entries), following, count, digest, contacts]
-
-    def _entries(self, key: bytes, prefixes: bytes) -> bytes:
-        now = self.clock()
-        parts = (prefixes[at : at + PREFIX_BYTES] for at in range(0, len(prefixes), PREFIX_BYTES))
-        found = (self.store.lookup(key, prefix) for prefix in parts)
-        return b"".join(
-            held.as_entry(now).encode() for held in found if held and held.expires > now and held.is_served
-        )
-
-    def _fetch(self, key: bytes, prefixes: bytes, room: int) -> list[Any]:
-        now = self.clock()
-        found: list[Any] = []
-        prefixes = prefixes or self.identity.peer_id[:PREFIX_BYTES]  # none named: this node's own record
-        for at in range(0, len(prefixes), PREFIX_BYTES):
-            held = self.store.lookup(key, prefixes[at : at + PREFIX_BYTES])
-            if held is None or held.expires <= now or not held.is_served:
-                continue
-            room -= len(held.record.encoded) + 50
-            if room < 0:
-                break
-            left = int((held.expires - now) * 1000)
-            where = pack_address(held.proved_at) if held.proved_at is not None else b""
-            found.append([held.record.encoded, held.refresh.step, held.refresh.link, left, where])
-        return found
-
-    def _store(
-        self,
-        encoded: bytes,
-        step: int,
-        link: bytes,
-        remaining_ms: int,
-        signature: bytes,
-        *,
-        sender: bytes,
-        address: Address,
-    ) -> list[Any] | None:
-        """Take a record from its publisher, who signs the token that it got at `address`."""
-        record = parse_record(encoded)
-        if record is None or not 0 <= remaining_ms <= MAX_LIFETIME * 1000 or record.peer_id != sender:
-            return None
-        if not self._is_responsible(record.key):
-            return [int(Outcome.REFUSED), b""]
-        if not self.rpc.ledger.is_home_now(address, sender):
-            signed = to_store(self.identity.peer_id, self.rpc.token_for(address), record.key)
-            if not verify(record.public_key, signed, signature):
-                return [int(Outcome.UNKNOWN), b""]
-            self.rpc.ledger.proved(address, sender)
-        now = self.clock()
-        outcome = self.store.offer(record, Refresh(step, link), remaining_ms / 1000, now, proved_at=address)
-        newer = b""
-        if outcome is Outcome.STALE:
-            held = self.store.lookup(record.key, record.peer_id[:PREFIX_BYTES])
-            newer = held.record.encoded if held else b""
-        return [int(outcome), newer]
-
-    def _is_responsible(self, key: bytes) -> bool:
-        """Whether this node follows the key, or knows fewer than 2 k nodes that are closer to it."""
-        if self.store.is_watched(key):
-            return True
-        target = int.from_bytes(key, "big")
-        own = int.from_bytes(self.identity.peer_id, "big") ^ target
-        return sum(1 for contact in self.contacts if contact.long_id ^ target < own) < 2 * self.k
+        page = self.answers.index(key, cursor, known, room - len(contacts) - 32)
+        return None if page is None else [*page, contacts]
 
     def close(self) -> None:
         self.rpc.close()

@@ -95,9 +95,9 @@ async def test_records_of_other_regions_are_refused() -> None:
     signed = to_store(node.identity.peer_id, node.rpc.token_for(address), key)
     body = (record.encoded, 0, record.anchor, 9000, publisher.sign(signed))
     sender = publisher.peer_id
-    assert node._store(*body, sender=sender, address=address) == [Outcome.REFUSED, b""]
+    assert node.answers.store(*body, sender=sender, address=address) == [Outcome.REFUSED, b""]
     node.store.watch(key, lambda held: None)
-    assert node._store(*body, sender=sender, address=address) == [Outcome.NEW, b""]
+    assert node.answers.store(*body, sender=sender, address=address) == [Outcome.NEW, b""]
 
 
 @pytest.mark.parametrize("checked", [False, True])
