@@ -1,4 +1,4 @@
-"""How a peer enters the rounds of its run: its role, its state machine, and the messages that came before."""
+"""How a peer enters the rounds of its run: first links, its role, its state machine, and early messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Any
 
 from p2pavg import codecs
 from p2pavg.errors import ProtocolError
+from p2pavg.membership import View
+from p2pavg.peer import advice
+from p2pavg.peer.dialling import Dialler
+from p2pavg.peer.refusals import DialRefusals
 from p2pavg.peer.settings import Settings
+from p2pavg.plan import MOST_MEMBERS
 from p2pavg.rounds.loop.planning import Planner
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.machine import Machine
@@ -16,9 +21,30 @@ from p2pavg.rounds.machine.rules.notes import of_leader
 from p2pavg.rounds.protocol.roles import Role
 from p2pavg.rounds.training import RunStart, TrainingSpec
 from p2pavg.transport.links import handshake
+from p2pavg.transport.links.endpoint import Endpoint
 from p2pavg.transport.links.link import Link
 
 EARLY_BYTES = 1 << 20  # of messages that wait for the start of the rounds
+
+
+async def first_links(
+    dialler: Dialler, refusals: DialRefusals, endpoint: Endpoint, view: View, settings: Settings
+) -> None:
+    """Link to the trainers in view, and warn when none of them is reached.
+
+    Raises what the members said to this peer when they refused it.
+    """
+    await dialler.first_links(lambda: bool(refusals.met))
+    if not endpoint.links and not refusals.met:
+        refusals.met += refusals.distrusted or await advice.ask(
+            endpoint, settings.initial_addresses, settings.run_id
+        )
+    if refusals.met:
+        raise refusals.met[0]
+    trainers = [info for info in view.peers.values() if info.role == "trainer"]
+    advice.check_room(len(trainers), MOST_MEMBERS, settings.run_id)
+    if not endpoint.links:
+        advice.warn_of_unreachable(trainers, settings.run_id)
 
 
 def role_among(links: Iterable[Link], start: RunStart) -> Role:

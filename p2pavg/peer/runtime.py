@@ -12,17 +12,16 @@ from p2pavg import codecs
 from p2pavg.errors import P2PAvgError
 from p2pavg.identity import Identity
 from p2pavg.membership import PeerInfo, View
-from p2pavg.membership.table.address import Address, is_loopback
-from p2pavg.peer import advice, announcing, mapping
+from p2pavg.peer import announcing, mapping
 from p2pavg.peer.announcing import Announcer, record_of
 from p2pavg.peer.dialling import Dialler
-from p2pavg.peer.entering import EarlyMessages, build_machine, role_among
+from p2pavg.peer.entering import EarlyMessages, build_machine, first_links, role_among
 from p2pavg.peer.observer import Observer
 from p2pavg.peer.ports import open_ports
 from p2pavg.peer.reach.introductions import Introductions
+from p2pavg.peer.reach.reachability import Reachability
 from p2pavg.peer.refusals import DialRefusals
 from p2pavg.peer.settings import Settings
-from p2pavg.plan import MOST_MEMBERS
 from p2pavg.report import RoundReport
 from p2pavg.report.status import Status
 from p2pavg.rounds.loop.driver import Driver
@@ -58,7 +57,6 @@ class Runtime:
         codec: codecs.Codec,
     ) -> None:
         self.settings = settings
-        self.client_only = bool(settings.client_only)  # nobody can open a connection to this peer
         self._codec = codec
         self._identity = identity
         self.driver: Driver | None = None
@@ -79,7 +77,6 @@ class Runtime:
         self._spec: TrainingSpec | None = None
         self._closing: asyncio.Task[None] | None = None
         self._observer: Observer | None = None
-        self._mapping: mapping.Mapping | None = None
         self._closed = False
 
     async def start(self) -> None:
@@ -94,9 +91,9 @@ class Runtime:
         except BaseException:
             self._engine.close()
             raise
+        self._reachability = Reachability(self.settings, self.endpoint, self.dht)
         if maps_port:
-            self._mapping = mapping.Mapping(self.endpoint.port, self._mapped, wished=wished)
-            self._mapping.start()
+            self._reachability.map_port(wished=wished)
         self._engine.set_heartbeat(HEARTBEAT_S)
         if self.settings.upload_bps is not None:
             self._engine.set_upload_limit(self.settings.upload_bps / 8)
@@ -105,14 +102,14 @@ class Runtime:
         self.view.on_revoked = self._revoked
         self.dht.observers = lambda: self.view.contacts(self.links)
         self.dht.is_dialled = lambda: any(not link.dialled for link in self.links.values())
-        self._introductions = Introductions(self.endpoint, self._relay_bps, lambda: self.client_only)
+        self._introductions = Introductions(self.endpoint, self._relay_bps, self._is_hidden)
         self._dialler = Dialler(
             self.endpoint,
             self.view,
             self._refusals.refused,
             self._apart,
             meet=self._introductions.meet,
-            is_hidden=lambda: self.client_only,
+            is_hidden=self._is_hidden,
         )
         self.view.on_change = self._look
 
@@ -168,11 +165,9 @@ class Runtime:
         driver, spec = self.driver, self._spec
         assert driver is not None
         assert spec is not None
-        addresses = self.addresses()
-        machine, hidden = driver.machine, self.client_only
-        told = record_of(
-            self.peer_id, self.settings, addresses, machine, spec, self._last, client_only=hidden
-        )
+        machine, hidden = driver.machine, self._is_hidden()
+        where = self.addresses()
+        told = record_of(self.peer_id, self.settings, where, machine, spec, self._last, client_only=hidden)
         return replace(told, udp=not self.dht.is_deaf)
 
     def broken(self) -> None:
@@ -196,10 +191,9 @@ class Runtime:
         """The status that watchers are told each second."""
         driver = self.driver
         assert driver is not None
-        links = driver.recorder.links()
         return status(
             driver.machine,
-            links,
+            driver.recorder.links(),
             region=self.settings.region or "",
             moving=driver.moving,
             relayed=self._introductions.relayed_bytes,
@@ -207,17 +201,11 @@ class Runtime:
 
     def addresses(self) -> Sequence[tuple[str, int]]:
         """(host, port) under which others reach this peer, best first."""
-        if self.settings.announced:
-            return self.settings.announced
-        return self.dht.external_addresses()
+        return self._reachability.addresses()
 
-    def _mapped(self, where: Address | None) -> None:
-        """The gateway leads another port here, or none: the view announces it with the others."""
-        self.dht.mapped = where
-
-    def _is_here(self, host: str) -> bool:
-        """Whether an address is one of this machine."""
-        return is_loopback(host) or any(host == own for own, _ in self.addresses())
+    def _is_hidden(self) -> bool:
+        """Whether nobody can open a connection to this peer."""
+        return self._reachability.client_only
 
     # -------------------------------------------------------------------------------------- joining
 
@@ -225,41 +213,30 @@ class Runtime:
         """Enter the run: link to everybody who trains in it, then open the rounds. Raises
         IncompatiblePeerError.
         """
-        codec = codecs.get(spec.compression)
         fresh = RunStart(0, first_lineage(self.settings.run_id.encode(), spec.initial_digest))
         start = spec.start or fresh
         announcing.enter(self.endpoint.hello, spec, start)
-        await asyncio.gather(self.view.refresh_now(), self._learn_reachability())
+        await asyncio.gather(self.view.refresh_now(), self._reachability.learn())
         self._spec = spec  # from here on this peer dials, and learns whether it can be dialled
         self._look()
-        refusals = self._refusals
-        await self._dialler.first_links(lambda: bool(refusals.met))
-        if not self.links and not refusals.met:
-            refusals.met += refusals.distrusted or await advice.ask(
-                self.endpoint, self.settings.initial_addresses, self.settings.run_id
-            )
-        if refusals.met:
-            raise refusals.met[0]
-        trainers = [info for info in self.view.peers.values() if info.role == "trainer"]
-        advice.check_room(len(trainers), MOST_MEMBERS, self.settings.run_id)
-        if not self.links:
-            advice.warn_of_unreachable(trainers, self.settings.run_id)
+        await first_links(self._dialler, self._refusals, self.endpoint, self.view, self.settings)
         role = role_among(self.links.values(), start)
         me, run_id = self.peer_id, self.settings.run_id
-        machine = build_machine(self.settings, me, spec, start, role, client_only=self.client_only)
+        machine = build_machine(self.settings, me, spec, start, role, client_only=self._is_hidden())
         region = self.settings.region or ""
         meter = LinkMeter(
             self._engine,
             region,
-            self._is_here,
+            self._reachability.is_here,
             carried=self.endpoint.carried,
             table=lambda: self.dht.wire,
         )
-        recorder = Recorder(run_id, self.peer_id, codec.name, meter, self._finished, region=region)
+        codec = codecs.get(spec.compression).name
+        recorder = Recorder(run_id, me, codec, meter, self._finished, region=region)
         recorder.on_trace = self.watching.event
         recorder.relayed = lambda: self._introductions.relayed_bytes
         driver = self.driver = Driver(self, session, spec, machine, recorder)
-        refusals.trains = True
+        self._refusals.trains = True
         session.connect(driver)
         driver.start()
         driver.feed(ev.Apart(self._dialler.apart))
@@ -270,26 +247,13 @@ class Runtime:
         self._observer = Observer(
             run_id,
             self.links,
-            self._is_here,
+            self._reachability.is_here,
             lambda: (machine.epoch, machine.role is Role.JOINER),
             self.threads,
         )
         self._announcer = Announcer(self.view, self._record)
         self._beat()
         self.standing_changed()
-
-    async def _learn_reachability(self) -> None:
-        """Become client_only, with a warning, when others cannot open a connection to this peer."""
-        if self.client_only or self.settings.announced:
-            return
-        if self._mapping is not None:
-            await self._mapping.settled()
-        found = await self.dht.check_reachability()
-        if found.reachable is False:
-            logger.warning("%s", found.advice)
-            self.dht.become_client_only()
-            self.client_only = True
-            self.endpoint.hello["client_only"] = True
 
     async def set_target(self, samples: int | None) -> None:
         """Set the samples that make an epoch; None: one for each trainer that is linked now, and one for this
@@ -431,8 +395,7 @@ class Runtime:
         try:
             await self.view.leave()
         finally:
-            if self._mapping is not None:
-                await self._mapping.close()
+            await self._reachability.close()
             await self.endpoint.close()
             await self.dht.stop()
             self._engine.close()

@@ -1,0 +1,62 @@
+"""Reachability: the addresses under which others open connections to this peer, or that they cannot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from p2pavg.membership.table.address import Address, is_loopback
+from p2pavg.membership.table.dht import DHT
+from p2pavg.peer.mapping import Mapping
+from p2pavg.peer.settings import Settings
+from p2pavg.transport.links.endpoint import Endpoint
+
+logger = logging.getLogger("p2pavg.peer.peer")
+
+
+class Reachability:
+    """`client_only` tells whether nobody can open a connection to this peer."""
+
+    def __init__(self, settings: Settings, endpoint: Endpoint, dht: DHT) -> None:
+        self.client_only = bool(settings.client_only)
+        self._announced = settings.announced
+        self._endpoint = endpoint
+        self._dht = dht
+        self._mapping: Mapping | None = None
+
+    def map_port(self, *, wished: bool) -> None:
+        """Ask the gateway of this network for a port. wished: as in `Mapping`."""
+        self._mapping = Mapping(self._endpoint.port, self._mapped, wished=wished)
+        self._mapping.start()
+
+    def _mapped(self, where: Address | None) -> None:
+        """The gateway leads another port here, or none: the view announces it with the others."""
+        self._dht.mapped = where
+
+    def addresses(self) -> Sequence[Address]:
+        """(host, port) under which others reach this peer, best first."""
+        if self._announced:
+            return self._announced
+        return self._dht.external_addresses()
+
+    def is_here(self, host: str) -> bool:
+        """Whether an address is one of this machine."""
+        return is_loopback(host) or any(host == own for own, _ in self.addresses())
+
+    async def learn(self) -> None:
+        """Become client_only, with a warning, when others cannot open a connection to this peer."""
+        if self.client_only or self._announced:
+            return
+        if self._mapping is not None:
+            await self._mapping.settled()
+        found = await self._dht.check_reachability()
+        if found.reachable is False:
+            logger.warning("%s", found.advice)
+            self._dht.become_client_only()
+            self.client_only = True
+            self._endpoint.hello["client_only"] = True
+
+    async def close(self) -> None:
+        """Give the mapped port back."""
+        if self._mapping is not None:
+            await self._mapping.close()
