@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 _Draws = tuple[int, int, int]  # seed, epoch, first element
 
+SOURCES: str  # SHA-256 over the C++ that it was built of, as CMakeLists.txt makes it
+
 def problem() -> str:
     """Why the kernels do not run on a device here; empty: they do."""
 

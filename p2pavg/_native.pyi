@@ -13,6 +13,8 @@ _I64 = npt.NDArray[np.int64]
 _Bytes = npt.NDArray[np.uint8] | memoryview | bytearray | bytes  # contiguous; writable where written to
 _Chunks = Sequence[tuple[int, int]]  # (part, chunk)
 
+SOURCES: str  # SHA-256 over the C++ that it was built of, as CMakeLists.txt makes it
+
 # -- kernels. codec: a wire id. False: a value was not finite. ValueError: a buffer too small, unknown codec.
 
 CODECS: tuple[str, ...]  # names of the built-in codecs, in the order of their wire ids

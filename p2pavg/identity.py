@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from p2pavg.errors import ConfigurationError
 
 PEER_ID_BYTES = 20
+SHORT_ID_DIGITS = 8
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 _FILE_BYTES = 256  # more than an identity file has
@@ -27,8 +28,8 @@ def peer_id_of(public_key: bytes) -> bytes:
 
 
 def short_id(peer_id: bytes) -> str:
-    """A name for people and logs: the first six base32 characters of the id, in lower case."""
-    return base64.b32encode(peer_id).decode()[:6].lower()
+    """A name for people and logs: the first eight hexadecimal digits of the id, as reports begin it too."""
+    return peer_id.hex()[:SHORT_ID_DIGITS]
 
 
 def verify(public_key: bytes, message: bytes, signature: bytes) -> bool:

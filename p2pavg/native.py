@@ -8,6 +8,7 @@ forces the twins, for tests and for finding out whose fault something is.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import logging
 import os
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from p2pavg.errors import ConfigurationError
 
-__all__ = ["Buffer", "available", "compiled", "compiled_cuda", "crc32", "cuda"]
+__all__ = ["Buffer", "available", "compiled", "compiled_cuda", "crc32", "cuda", "sources", "stale"]
 
 Buffer: TypeAlias = npt.NDArray[np.uint8] | memoryview | bytearray | bytes
 """Contiguous bytes; writable where something is written."""
@@ -32,11 +33,32 @@ NVIDIA = Path("/dev/nvidiactl")  # there when a driver is loaded
 logger = logging.getLogger("p2pavg.native")
 
 
+@functools.cache
+def sources() -> str | None:
+    """SHA-256 over the C++ of this checkout, as CMakeLists.txt makes it; None: this is no checkout."""
+    root = Path(__file__).parent.parent
+    rooms = [root / "csrc" / room for room in ("bindings", "cpu", "cuda", "pump")]
+    if not all(room.is_dir() for room in rooms):
+        return None
+    found = {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for room in rooms
+        for path in room.rglob("*")
+        if path.suffix in (".cpp", ".h", ".cu", ".cuh") and "tests" not in path.parts[len(root.parts) :]
+    }
+    return hashlib.sha256("".join(f"{name} {found[name]}\n" for name in sorted(found)).encode()).hexdigest()
+
+
+def _is_stale(module: ModuleType) -> bool:
+    """Whether a module was built of other C++ than this checkout holds: its calls and bytes may differ."""
+    return sources() not in (None, getattr(module, "SOURCES", ""))
+
+
 def _import_native() -> ModuleType | None:
     if os.environ.get("P2PAVG_NATIVE") == "0":
         return None
     try:
-        return importlib.import_module("p2pavg._native")
+        loaded = importlib.import_module("p2pavg._native")
     except ModuleNotFoundError:
         return None
     except ImportError as error:
@@ -44,9 +66,26 @@ def _import_native() -> ModuleType | None:
             "The native module does not load (%s); the slower Python twin is used: rebuild it.", error
         )
         return None
+    if not _is_stale(loaded):
+        return loaded
+    logger.warning(
+        "The native module was built of other sources than csrc/ now holds; the slower Python twin is used: "
+        "run 'make native'."
+    )
+    return None
 
 
 _module = _import_native()
+
+
+def stale() -> bool:
+    """Whether the native module is there, and was built of other sources than this checkout holds."""
+    if os.environ.get("P2PAVG_NATIVE") == "0":
+        return False
+    try:
+        return _is_stale(importlib.import_module("p2pavg._native"))
+    except ImportError:
+        return False
 
 
 def available() -> bool:
@@ -65,6 +104,12 @@ def cuda() -> ModuleType | None:
         return None
     except ImportError as error:
         logger.warning("The CUDA module does not load (%s); gradients are encoded on the CPU.", error)
+        return None
+    if _is_stale(loaded):
+        logger.warning(
+            "The CUDA module was built of other sources than csrc/ now holds; gradients are encoded on the "
+            "CPU: run 'make native'."
+        )
         return None
     problem: str = loaded.problem()
     if problem:

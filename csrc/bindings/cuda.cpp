@@ -108,6 +108,7 @@ std::unique_ptr<Transfer> upload(Staging &staging, int codec, uintptr_t host, si
 }  // namespace
 
 NB_MODULE(_cuda, m) {
+    m.attr("SOURCES") = P2PAVG_SOURCES;
     m.doc() = "CUDA kernels of p2pavg; import p2pavg.codecs.cuda instead.";
     m.def("problem", &problem);
     m.def("encoded_size", &encoded_size, "codec"_a, "n"_a);

@@ -13,6 +13,7 @@ void bind_pump(nb::module_ &m);
 NB_MODULE(_native, m) {
     m.doc() = "Native kernels and byte pump of p2pavg; import p2pavg.native instead.";
     nb::set_leak_warnings(false);  // a script may end while a pump still runs, which needs no warning
+    m.attr("SOURCES") = P2PAVG_SOURCES;
     bind_kernels(m);
     bind_feedback(m);
     bind_outer(m);

@@ -91,7 +91,7 @@ def register(subparsers: Any) -> None:
             steps,
             "revoke",
             "shut members out, within seconds",
-            "revoke my-run.authority abcdef --initial-peers host:31330",
+            "revoke my-run.authority 3fa95c04 --initial-peers host:31330",
             revoke.run,
         )
     )

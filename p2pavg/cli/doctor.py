@@ -54,3 +54,5 @@ def page(found: Sequence[Check]) -> Iterator[str]:
         yield f"{MARKS[check.state]}  {check.name:<{width}}  {check.found}"
         if check.advice:
             yield f"    {'':<{width}}  {check.advice}"
+    yield ""
+    yield ", ".join(f"{mark} {state}" for state, mark in MARKS.items())

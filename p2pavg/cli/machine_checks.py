@@ -58,6 +58,13 @@ def modules() -> Check:
     """The compiled kernels and the pump."""
     if native.available():
         return Check("native module", CheckResult.GOOD, f"loaded, {native.compiled.isa()}")
+    if native.stale():
+        return Check(
+            "native module",
+            CheckResult.SLOW,
+            "built of other sources than csrc/ now holds: the Python twin averages, several times slower",
+            "run 'make native'",
+        )
     return Check(
         "native module",
         CheckResult.SLOW,

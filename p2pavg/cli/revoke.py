@@ -18,7 +18,7 @@ from p2pavg.membership.table.address import Address, parse_addresses, wildcard
 
 TELLER_LIFETIME = datetime.timedelta(hours=1)
 _ID = re.compile(r"[0-9a-f]{40}")
-_NAME = re.compile(r"[a-z2-7]{6}")
+_NAME = re.compile(r"[0-9a-f]{8}")
 
 
 def register(step: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def register(step: argparse.ArgumentParser) -> None:
         "peers",
         nargs="*",
         metavar="PEER",
-        help="its id (40 digits), its six letters if it is in the run now, or a file: its request, "
+        help="its id (40 digits), the first eight if it is in the run now, or a file: its request, "
         "invitation or credentials; none: tell again whom the file names already",
     )
     step.add_argument(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from p2pavg import __version__
 from p2pavg.errors import P2PAvgError
@@ -34,6 +35,33 @@ class Verb:
         return importlib.util.find_spec(self.module) is not None
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that names what a misspelt verb or option may stand for."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(
+                action,
+                f"invalid choice: {value!r}{_meant(str(value), known) or ' (choose from ' + _list(known)}",
+            )
+
+    def surplus(self, words: Sequence[str]) -> NoReturn:
+        """End with a usage error about words that no argument takes."""
+        options = [option for action in self._actions for option in action.option_strings]
+        close = [_meant(word.partition("=")[0], options) for word in words if word.startswith("--")]
+        self.error(f"unrecognized arguments: {' '.join(words)}{next(filter(None, close), '')}")
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _list(known: Iterable[str]) -> str:
+    return ", ".join(known) + ")"
+
+
 class _Told:
     """The sub-parsers of a command; the table of the verbs has the line of each in the list."""
 
@@ -41,18 +69,14 @@ class _Told:
         self._subparsers = subparsers
         self._help = {verb.name: verb.help for verb in verbs}
 
-    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
+    def add_parser(self, name: str, **options: Any) -> Parser:
         """As `argparse` does it."""
-        made: argparse.ArgumentParser = self._subparsers.add_parser(
-            name, **{**options, "help": self._help[name]}
-        )
+        made: Parser = self._subparsers.add_parser(name, **{**options, "help": self._help[name]})
         return made
 
 
-def _parser(
-    prog: str, description: str, verbs: Sequence[Verb], wanted: str | None
-) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(prog: str, description: str, verbs: Sequence[Verb], wanted: str | None) -> Parser:
+    parser = Parser(
         prog=prog, description=description, epilog=f"'{prog} VERB --help' tells more, with an example."
     )
     parser.add_argument("--version", action="version", version=f"p2pavg {__version__}")
@@ -69,7 +93,7 @@ def _parser(
     return parser
 
 
-def _named(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
+def _named(parser: Parser, args: argparse.Namespace) -> Parser:
     """The parser of the innermost verb that was named: its usage is the one that helps."""
     for action in parser._actions:
         chosen = getattr(args, action.dest, None)
@@ -93,7 +117,7 @@ def run(prog: str, description: str, verbs: Sequence[Verb], argv: Sequence[str])
     args, surplus = parser.parse_known_args(words)
     args.rest = rest
     if surplus:
-        _named(parser, args).error(f"unrecognized arguments: {' '.join(surplus)}")
+        _named(parser, args).surplus(surplus)
     try:
         return int(args.func(args))
     except P2PAvgError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, pstdev
@@ -18,6 +19,7 @@ from p2pavg.forecast.laws import (
     furthest,
     transfer,
 )
+from p2pavg.identity import SHORT_ID_DIGITS
 from p2pavg.report import RoundReport
 
 FEW = 5  # epochs below which an interval is doubled
@@ -66,11 +68,21 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
         contribution=codec,
         result=result,
         delayed=any(report.overlapped for report in rounds),
+        steps=float(_steps(rounds)),
     )
     seconds = tuple(
         median(r.seconds_total for r in rounds if r.epoch == e) for e in sorted({r.epoch for r in rounds})
     )
     return Evidence(job, members, links, _overheads(job, members, links, rounds), len(seconds), seconds)
+
+
+def _steps(rounds: Sequence[RoundReport]) -> int:
+    """Samples of one step of every peer together, at most: what a peer counts in an epoch is whole steps."""
+    counted: dict[str, int] = {}
+    for report in rounds:
+        for member in report.members:
+            counted[member.peer] = math.gcd(counted.get(member.peer, 0), member.samples)
+    return sum(counted.get(member.peer, 0) for member in rounds[-1].members)
 
 
 def _members(rounds: Sequence[RoundReport]) -> tuple[tuple[PeerProfile, ...], dict[str, int]]:
@@ -89,7 +101,9 @@ def _members(rounds: Sequence[RoundReport]) -> tuple[tuple[PeerProfile, ...], di
         )
     usual = median(median(found) for found in speeds.values())
     members = tuple(
-        PeerProfile(name[:6], regions.get(name, ""), median(speeds[name]) if name in speeds else usual)
+        PeerProfile(
+            name[:SHORT_ID_DIGITS], regions.get(name, ""), median(speeds[name]) if name in speeds else usual
+        )
         for name in names
     )
     return members, {name: index for index, name in enumerate(names)}

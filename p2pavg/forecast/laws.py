@@ -69,7 +69,8 @@ class Workload:
     """What is trained. values: elements of the vector. contribution, result: codecs by name.
 
     delayed: communication hides behind the next epoch's calculation. An epoch of outer steps has the samples
-    of all its local steps.
+    of all its local steps. steps: samples of one step of every peer together, by which an average may exceed
+    the target; 0: not known.
     """
 
     target: float
@@ -78,6 +79,7 @@ class Workload:
     result: str = "fp16"
     delayed: bool = False
     memory: float = 0.0  # bytes that one peer needs at least
+    steps: float = 0.0
 
     @property
     def contribution_bytes(self) -> float:

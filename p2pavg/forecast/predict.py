@@ -78,7 +78,14 @@ def run_predict(args: argparse.Namespace) -> int:
         if len({member.region for member in members}) > 1
     ]
     figures["hides_from"] = _hides_from(job, members, links, evidence)
+    figures["overshoot_at_most"] = job.steps if args.target_batch_size is not None else 0.0
     lines = _words(figures, members, found)
+    if figures["overshoot_at_most"]:
+        lines.append(
+            f"Peers end an epoch with whole steps: averages of up to {job.target + job.steps:,.0f} samples "
+            f"where {job.target:,.0f} are asked, and epochs as much longer. Figures here are of "
+            f"{job.target:,.0f}."
+        )
     if evidence.epochs < 5:
         lines.append(f"Only {evidence.epochs} epochs were looked at: the interval is wide.")
     return emit(args.json, figures, lines)

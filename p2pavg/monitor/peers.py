@@ -25,7 +25,7 @@ def register(subparsers: Any) -> None:
     """Add the verb to the command line's sub-parsers."""
     peers = subparsers.add_parser(
         "peers",
-        description="Prints who is in a run now.",
+        description="Prints who is in a run now. Ends with exit code 1 when nobody is.",
         epilog="example: p2pavg peers my-run --initial-peers 10.0.0.5:31330",
     )
     add = peers.add_argument
@@ -48,15 +48,23 @@ def run_peers(args: argparse.Namespace) -> int:
         document = json.dumps({"run": args.run_id, "peers": [_as_json(info) for info in rows]}, indent=2)
         if args.json == "-":
             print(document)
-            return 0
+            return _code(args.run_id, rows)
         try:
             Path(args.json).write_text(document + "\n")
         except OSError as error:
             raise ConfigurationError(
                 f"the table cannot be written to {args.json}: {error.strerror}"
             ) from None
-    _print_table(args.run_id, rows)
-    return 0
+    if rows:
+        _print_table(args.run_id, rows)
+    return _code(args.run_id, rows)
+
+
+def _code(run_id: str, rows: Sequence[PeerInfo]) -> int:
+    """The exit code: 0 when somebody is there. Says it when nobody is."""
+    if not rows:
+        print(f"p2pavg peers: nobody is in run {run_id!r} (the swarm itself answered)", file=sys.stderr)
+    return int(not rows)
 
 
 async def _members(
@@ -92,9 +100,6 @@ def _print_table(run_id: str, rows: list[PeerInfo]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    if not rows:
-        print(f"nobody is in run {run_id!r} (the swarm itself answered)")
-        return
     regions = any(info.region for info in rows)
     joining = sum(info.joining for info in rows)
     told = counted(len(rows) - joining, "peer") + (f" and {joining} downloading" if joining else "")

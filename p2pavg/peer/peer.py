@@ -196,18 +196,21 @@ class Peer:
         Args:
             count: how many peers to wait for, this one left out.
             timeout: seconds; None: as long as it takes.
-            enter: a line on stdin, such as the Enter key makes, ends the wait as well.
+            enter: a line on stdin, such as the Enter key makes, ends the wait as well; the end of stdin does
+                not.
 
         Returns:
             How many other peers train and are linked now.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         typed = _typed() if enter else None
-        while True:
-            company = self._running().company()
-            if company >= count or time.monotonic() >= deadline or (typed is not None and typed()):
-                return company
+        while (company := self._running().company()) < count:
+            beginning = time.monotonic()
+            if beginning >= deadline or (typed is not None and typed()):
+                break
             time.sleep(WAIT_BEAT_S)
+            self._note_waited(time.monotonic() - beginning)
+        return company
 
     def cpu_seconds(self) -> float:
         """CPU seconds that averaging used so far: native threads, the event loop, and the callers of
@@ -304,6 +307,12 @@ class Peer:
             )
         return self._runtime
 
+    def _note_waited(self, seconds: float) -> None:
+        """The training thread waited for others before it computed: no calculation of the epoch."""
+        runtime, thread = self._running(), self._thread
+        if runtime.driver is not None and thread is not None:
+            thread.loop.call_soon_threadsafe(runtime.driver.recorder.waited, seconds)
+
     def _own_identity(self) -> Identity:
         if self._settings.membership is not None:
             return self._settings.membership.identity
@@ -329,17 +338,22 @@ class Peer:
 
 
 def _typed() -> Callable[[], bool] | None:
-    """A function that says whether a line, or the end, has come on stdin; None where nobody can type."""
+    """A function that says whether a line has come on stdin; None where nobody can type. The end of stdin is
+    no
+    line: a script that was started with `</dev/null`, or in the background, has nobody to press Enter.
+    """
     try:
         descriptor = sys.stdin.fileno()
     except (AttributeError, OSError, ValueError):
         return None
+    ended = False
 
     def ready() -> bool:
-        if not select.select([descriptor], [], [], 0.0)[0]:
+        nonlocal ended
+        if ended or not select.select([descriptor], [], [], 0.0)[0]:
             return False
-        sys.stdin.readline()
-        return True
+        ended = not sys.stdin.readline()
+        return not ended
 
     return ready
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec, TypeVar
 
 Self = TypeVar("Self")
 Options = TypeVar("Options")
 P = ParamSpec("P")
+
+
+def _meant(given: Iterable[str], expected: inspect.Signature) -> str:
+    """The argument that a misspelt one may stand for, as the end of a sentence."""
+    for name in given:
+        close = difflib.get_close_matches(name, expected.parameters, 1)
+        if name not in expected.parameters and close:
+            return f"; did you mean {close[0]!r}?"
+    return ""
 
 
 def takes(
@@ -27,7 +37,7 @@ def takes(
             try:
                 expected.bind(*args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"{type(self).__name__}: {error}") from None
+                raise TypeError(f"{type(self).__name__}: {error}{_meant(kwargs, expected)}") from None
             init(self, options(*args, **kwargs))
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
@@ -110,6 +110,7 @@ class RoundReport:
     table_bytes_received: int = 0
     other_bytes_sent: int = 0  # IP bytes to watchers, and over connections that became no link
     other_bytes_received: int = 0
+    host_bytes_sent: int = 0  # of the table's and the other bytes: to processes of this machine
     relayed_bytes: int = 0  # passed on since the last report, for peers that have no way to each other
     # With a sampler: (pass, first, end) of positions that this round consumed, of all members; and so far
     consumed: tuple[tuple[int, int, int], ...] = ()
@@ -158,9 +159,12 @@ class RoundReport:
     @property
     def sent_by_distance(self) -> dict[Distance, int]:
         """`wire_bytes_sent` by class of link; classes without bytes are missing. Bytes of the table, and to
-        peers that are no members, count as WORLD.
+        peers that are no members, count as WORLD, or as HOST to processes of this machine.
         """
-        sent = {Distance.WORLD: self.table_bytes_sent + self.other_bytes_sent}
+        sent = {
+            Distance.HOST: self.host_bytes_sent,
+            Distance.WORLD: self.table_bytes_sent + self.other_bytes_sent - self.host_bytes_sent,
+        }
         for link in self.links:
             sent[link.distance] = sent.get(link.distance, 0) + link.wire_bytes_sent
         return {where: count for where, count in sent.items() if count}
@@ -278,6 +282,7 @@ def phases(
     round_seconds: Mapping[str, float],
     update: float,
     waited: float | None,
+    idle: float = 0.0,
 ) -> Phases:
     """Split an epoch's wall clock into its phases.
 
@@ -290,7 +295,21 @@ def phases(
         update: seconds of the update.
         waited: seconds that the training thread waited while round and update ran behind its computation;
             None: it waited all the while.
+        idle: seconds that it waited for other peers before it computed.
     """
+    spent = _phases(total, arrived, waited_before, round_seconds, update, waited)
+    idle = min(idle, spent.calculation)
+    return replace(spent, calculation=spent.calculation - idle, waiting=spent.waiting + idle)
+
+
+def _phases(
+    total: float,
+    arrived: float | None,
+    waited_before: float,
+    round_seconds: Mapping[str, float],
+    update: float,
+    waited: float | None,
+) -> Phases:
     formed, moved, agreed = (
         max(0.0, round_seconds.get(name, 0.0)) for name in ("matchmaking", "transfer", "commit")
     )

@@ -11,12 +11,13 @@ class Wire:
 
     sent: int = 0
     received: int = 0
+    sent_here: int = 0  # of `sent`: to processes of this machine
 
     def __add__(self, other: Wire) -> Wire:
-        return Wire(self.sent + other.sent, self.received + other.received)
+        return Wire(self.sent + other.sent, self.received + other.received, self.sent_here + other.sent_here)
 
     def __sub__(self, other: Wire) -> Wire:
-        return Wire(self.sent - other.sent, self.received - other.received)
+        return Wire(self.sent - other.sent, self.received - other.received, self.sent_here - other.sent_here)
 
 
 TCP_HEADER, UDP_HEADER = 20, 8

@@ -9,7 +9,7 @@ import math
 import socket
 import struct
 import termios
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from p2pavg.report.wire import TCP_HEADER, Wire, packet_header
@@ -72,8 +72,11 @@ def wire(sock: socket.socket) -> Wire | None:
     """IP bytes that a connection has carried since it began; None where the kernel does not tell."""
     try:
         raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED_BYTES)
-        host = "" if sock.family == socket.AF_INET else sock.getpeername()[0]
-        return parse_wire(raw, packet_header(host, TCP_HEADER))
+        host = sock.getpeername()[0]
+        carried = parse_wire(raw, packet_header(host, TCP_HEADER))
+        if carried is not None and host == sock.getsockname()[0]:
+            carried = replace(carried, sent_here=carried.sent)
+        return carried
     except (OSError, AttributeError):
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,27 @@ def test_hiding_and_outer_steps_change_the_epoch(
     assert outer["granularity"] > 20 * plain["granularity"]
     larger = figures(capsys, "predict", "--from", files[0], "--target-batch-size", "4000")
     assert larger["calculation_s"] == pytest.approx(10 * plain["calculation_s"])
+
+
+def test_a_target_that_averages_may_exceed_is_told(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another target than the reports': by how much whole steps of all peers may exceed it."""
+    plain = figures(capsys, "predict", "--from", files[0])
+    assert plain["overshoot_at_most"] == 0.0
+    told = figures(capsys, "predict", "--from", files[0], "--target-batch-size", "4000")
+    assert told["overshoot_at_most"] == steps_of(files[0])
+    _, out, _ = run(capsys, "predict", "--from", files[0], "--target-batch-size", "4000")
+    assert f"up to {4000 + steps_of(files[0]):,} samples where 4,000 are asked" in out
+
+
+def steps_of(path: str) -> int:
+    """Samples of a step of every peer together: the largest number that divides what each counted."""
+    counted: dict[str, list[int]] = {}
+    for line in Path(path).read_text().splitlines():
+        for member in json.loads(line)["members"]:
+            counted.setdefault(member["peer"], []).append(member["samples"])
+    return sum(math.gcd(*found) for found in counted.values())
 
 
 def test_a_plan_says_what_to_rent_and_what_not(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -246,3 +247,21 @@ def test_waiting_for_somebody_ends_with_enter(monkeypatch):
         os.write(keys, b"\n")
         assert opt.peer.wait_for_peers(1, enter=True) == 0  # and not for ever
         os.close(keys)
+
+
+def test_the_end_of_stdin_is_nobody_who_presses_enter(monkeypatch):
+    """A first peer that was started with </dev/null waits for others all the same, and its first report names
+    the wait as waiting.
+    """
+    with open(os.devnull) as stdin, newcomer(run_id="waits") as opt:
+        monkeypatch.setattr("sys.stdin", stdin)
+        begun = time.monotonic()
+        assert opt.peer.wait_for_peers(1, timeout=0.5, enter=True) == 0
+        waited = time.monotonic() - begun
+        assert waited >= 0.5
+        while opt.last_report is None:
+            opt.model(torch.randn(8, 8)).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+        assert opt.last_report.seconds_waiting >= 0.9 * waited
+        assert opt.last_report.seconds_calculation < opt.last_report.seconds_total - 0.9 * waited

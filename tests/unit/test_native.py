@@ -76,6 +76,7 @@ def test_an_unknown_instruction_set_is_not_selected() -> None:
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     """A module in the place of `p2pavg._cuda`."""
     module = types.ModuleType("p2pavg._cuda")
+    module.SOURCES = native.sources()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "p2pavg._cuda", module)
     native.cuda.cache_clear()
     yield module
@@ -105,6 +106,49 @@ def test_a_working_device_is_used(fake_cuda: types.ModuleType, monkeypatch: pyte
     """Without a problem the module is returned."""
     monkeypatch.setattr(fake_cuda, "problem", lambda: "", raising=False)
     assert native.cuda() is fake_cuda
+
+
+def test_a_cuda_module_of_other_sources_is_not_used(
+    fake_cuda: types.ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Built before the last change of csrc/, the CUDA module is left alone, and the command is named."""
+    monkeypatch.setattr(fake_cuda, "problem", lambda: "", raising=False)
+    monkeypatch.setattr(fake_cuda, "SOURCES", "0" * 64)
+    assert native.cuda() is None
+    assert "make native" in caplog.text
+
+
+STALE = """
+import sys, types
+sys.modules["p2pavg._native"] = types.ModuleType("p2pavg._native")
+import numpy as np
+from p2pavg import codecs, native
+from p2pavg.cli.machine_checks import modules
+assert native.stale() and not native.available()
+assert "make native" in modules().advice
+data = np.zeros(codecs.get("bf16").encoded_size(2), np.uint8)
+codecs.get("bf16").encode(np.ones(2, np.float32), data, 1.0)
+print(data.tobytes().hex())
+"""
+
+
+def test_a_module_of_other_sources_is_not_used() -> None:
+    """A native module from before an update of the checkout: the twin works in its place, and a warning and
+    the doctor name the command that builds it.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "P2PAVG_NATIVE"}
+    done = subprocess.run(
+        [sys.executable, "-c", STALE], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "803f803f\n"
+    assert "run 'make native'" in done.stderr
+
+
+@pytest.mark.skipif(not native.available(), reason="needs the native module")
+def test_the_build_and_the_package_agree_on_the_sources() -> None:
+    """CMake and Python make the same digest of the same files."""
+    assert native.sources() == native.compiled.SOURCES
+    assert not native.stale()
 
 
 def stubbed(name: str) -> dict[str, ast.FunctionDef | None]:

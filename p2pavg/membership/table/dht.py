@@ -135,6 +135,8 @@ class DHT:
         if open_endpoint is None:
             bound = bind(host, port)
             await asyncio.get_running_loop().create_datagram_endpoint(lambda: node.rpc, sock=bound)
+            here = frozenset(interface_addresses())
+            node.rpc.carrier.is_here = lambda host: host in here or is_loopback(host)
             node.whereabouts.hosts = [own for own in own_addresses(host) if is_public(own)]
             port = normalise(bound.getsockname())[1]
             streams = Streams(node.rpc.stream_received, 0 if attach is None or client_only else port, dial)

@@ -45,6 +45,7 @@ class Recorder:
         self._epoch_start = time.monotonic()
         self._arrived_at: float | None = None
         self._waited = 0.0  # at boundaries of this epoch that led to no average
+        self._idle = 0.0  # for other peers, before it computed
         self._attempt: tuple[act.OpenJob, float] | None = None
         self._failed: list[AttemptReport] = []
         self._causes: list[str] = []
@@ -67,6 +68,12 @@ class Recorder:
     def arrived(self, now: float) -> None:
         """The training thread stopped at a boundary."""
         self._arrived_at = now
+
+    def waited(self, seconds: float) -> None:
+        """The training thread waited for other peers, and did not compute."""
+        self._idle += seconds
+        at, samples, steps = self._seen
+        self._seen = (at + seconds, samples, steps)
 
     def resumed(self, now: float) -> None:
         """It computes on: the wait led to no average."""
@@ -172,6 +179,7 @@ class Recorder:
         self._epoch_start = now
         self._arrived_at = None
         self._waited = 0.0
+        self._idle = 0.0
         self._failed.clear()
         self._causes.clear()
 
@@ -201,6 +209,7 @@ class Recorder:
             round_seconds=commit.seconds,
             update=seconds_update,
             waited=waited,
+            idle=self._idle,
         )
         moved = self._meter.report(links, self._moved[1] - self._moved[0])
         mine = next((i for i, seat in enumerate(commit.members) if seat.peer == self._me), None)
@@ -268,5 +277,6 @@ def _bytes(moved: Moved) -> dict[str, Any]:
         "table_bytes_sent": moved.table.sent,
         "table_bytes_received": moved.table.received,
         "other_bytes_sent": moved.others.sent,
+        "host_bytes_sent": moved.table.sent_here + moved.others.sent_here,
         "other_bytes_received": moved.others.received,
     }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from p2pavg import cli
 from p2pavg.bench import __main__ as bench
 from p2pavg.cli import verbs
 from p2pavg.errors import UnreachableError
+from p2pavg.peer.peer import Peer
 
 
 class Fake:
@@ -137,3 +139,46 @@ def test_help_does_not_import_torch(module):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "VERB" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["moniter", "my-run"], "did you mean monitor?"),
+        (["peers", "my-run", "--intial-peers", "a:1"], "did you mean --initial-peers?"),
+        (["peers", "my-run", "--intial-peers=a:1"], "did you mean --initial-peers?"),
+        (["credentials", "nwe", "my-run"], "did you mean new?"),
+        (["bench", "alreduce"], "did you mean allreduce?"),
+        (["bench", "dht", "--noodes", "3"], "did you mean --nodes?"),
+        (["xyzzy"], "choose from bootstrap, "),
+        (["peers", "my-run", "--xyzzy"], "unrecognized arguments: --xyzzy\n"),
+    ],
+)
+def test_a_misspelt_word_is_answered_with_the_one_meant(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Verbs, steps and options that are nearly right; what is like none is answered as before."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    assert meant in capsys.readouterr().err
+
+
+def test_a_misspelt_argument_is_answered_with_the_one_meant() -> None:
+    """Constructors name the argument that a wrong keyword is like."""
+    with pytest.raises(TypeError, match=r"Peer: .*'lisen'; did you mean 'listen'\?"):
+        Peer("my-run", lisen="0.0.0.0:0")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'xyzzy'$"):
+        Peer("my-run", xyzzy=1)  # type: ignore[call-arg]
+
+
+def test_an_empty_run_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    """`p2pavg peers` of a run in which nobody is: one line on stderr, exit code 1, and the JSON all the
+    same.
+    """
+    with contextlib.closing(Peer("somebody", listen="127.0.0.1:0").start()) as peer:
+        for extra, told in (([], ""), (["--json", "-"], '"peers": []')):
+            assert cli.main(["peers", "nosuch", "--initial-peers", peer.address, *extra]) == 1
+            out, err = capsys.readouterr()
+            assert told in out
+            assert err == "p2pavg peers: nobody is in run 'nosuch' (the swarm itself answered)\n"

@@ -30,6 +30,7 @@ def test_the_page_has_a_line_for_each_check(capsys: pytest.CaptureFixture[str]) 
         "open files",
     ):
         assert name in out
+    assert out.splitlines()[-1] == "ok good, -- could be better, !! wrong, ?? unknown"
     assert code in (0, 1)
     assert not err
 

@@ -20,7 +20,7 @@ RUN = "revoking"
 
 
 async def test_a_revoked_member_has_no_link_after_seconds(tmp_path: Path) -> None:
-    """The owner names a member by its six letters: its links end, it is told why, the others average without
+    """The owner names a member by eight digits: its links end, it is told why, the others average without
     it, and its credentials let it in no more.
     """
     file = tmp_path / "run.authority"
@@ -78,7 +78,7 @@ def test_what_cannot_be_revoked_is_said(tmp_path: Path, capsys: pytest.CaptureFi
     texts.write(file, Authority.new(RUN).to_text())
     assert main(["credentials", "new", "another", "--shared", "--out", str(secret)]) == 0
     for arguments, words in (
-        ([str(file), "abcdef"], "--initial-peers"),
+        ([str(file), "3fa95c04"], "--initial-peers"),
         ([str(file), str(file)], "names no peer"),
         ([str(secret), "ab" * 20], "shared secret"),
     ):

@@ -9,7 +9,7 @@ import pytest
 from p2pavg.errors import AddressInUseError, ConfigurationError, UnreachableError
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View, key_of
-from p2pavg.membership.table.address import parse_addresses
+from p2pavg.membership.table.address import interface_addresses, parse_addresses
 
 
 async def until(views: list[View], condition: Callable[[], bool], seconds: float) -> None:
@@ -47,6 +47,24 @@ async def announce_all(nodes: list[DHT], views: list[View]) -> None:
     for node, view in zip(nodes, views, strict=True):
         await view.refresh_now()
         await view.announce(info_of(node))
+
+
+async def test_bytes_to_this_machine_are_told_apart() -> None:
+    """A table of processes on one machine sends nothing over a network: loopback, and an interface's
+    address.
+    """
+    one = await DHT.start(Identity.generate(), host="127.0.0.1", port=0)
+    two = await DHT.start(
+        Identity.generate(), host="127.0.0.1", port=0, initial_peers=[("127.0.0.1", one.port)]
+    )
+    try:
+        assert two.wire.sent_here == two.wire.sent > 0
+        carrier = two.node.rpc.carrier
+        assert all(carrier.is_here(own) for own in interface_addresses())
+        assert not carrier.is_here("192.0.2.1")
+    finally:
+        await two.stop()
+        await one.stop()
 
 
 async def test_a_newcomer_sees_all_and_is_seen_at_once() -> None:

@@ -52,6 +52,28 @@ def test_plain_phases_add_up_to_the_epoch(
 
 
 @settings(deadline=None)
+@given(seconds, seconds, seconds, st.sampled_from([None, 0.0]))
+def test_a_wait_for_peers_is_no_calculation(
+    idle: float, calculation: float, moved: float, waited: float | None
+) -> None:
+    """What a thread waited for other peers before it computed is waiting, with and without delayed
+    updates.
+    """
+    arrived = idle + calculation
+    spent = phases(
+        total=arrived + moved,
+        arrived=arrived,
+        waited_before=0.0,
+        round_seconds={"transfer": moved},
+        update=0.0,
+        waited=waited,
+        idle=idle,
+    )
+    assert total_of(spent) == pytest.approx(arrived + moved, abs=1e-6)
+    assert spent.waiting == pytest.approx(idle, abs=1e-6)
+
+
+@settings(deadline=None)
 @given(seconds, seconds, seconds, st.floats(0.0, 1.0))
 def test_delayed_phases_add_up_less_what_was_overlapped(
     alone: float, moved: float, update: float, share: float
@@ -128,6 +150,7 @@ def test_the_json_has_all_fields_and_derived_quantities() -> None:
         bytes_sent=30,
         table_bytes_sent=5,
         other_bytes_sent=1,
+        host_bytes_sent=2,
         table_bytes_received=2,
         links=(link(10, Distance.HOST), link(20, Distance.WORLD)),
     )
@@ -140,7 +163,7 @@ def test_the_json_has_all_fields_and_derived_quantities() -> None:
     assert data["local_samples_per_second"] == pytest.approx(50.0)
     assert data["egress_bytes_per_hour"] == pytest.approx(360 * 36)
     assert (data["wire_bytes_sent"], data["wire_bytes_received"]) == (36, 32)
-    assert data["wire_bytes_sent_by_distance"] == {"host": 10, "world": 26}
+    assert data["wire_bytes_sent_by_distance"] == {"host": 12, "world": 24}
     assert data["members"][0].keys() == {"peer", "weight", "samples", "voter"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import struct
 
 import numpy as np
@@ -360,6 +361,19 @@ class TestTcpInfo:
         stamped = plain[:5] + b"\x01" + plain[6:]
         assert tcp_info.parse_wire(stamped, 60) == Wire(9000 + 10 * 72, 5000 + 20 * 72)
         assert tcp_info.parse_wire(self.struct(207), 40) is None
+
+    def test_wire_to_this_machine(self):
+        """What a connection between two processes of this machine sends is told apart: it costs nothing."""
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()) as one,
+            server.accept()[0] as other,
+        ):
+            one.sendall(b"x" * 1000)
+            assert other.recv(1000, socket.MSG_WAITALL) == b"x" * 1000
+            carried = tcp_info.wire(one)
+        assert carried is not None
+        assert carried.sent_here == carried.sent > 1000
 
     def test_short(self):
         """What an older kernel does not fill is 0."""

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 
-from p2pavg.membership.table.address import Address
+from p2pavg.membership.table.address import Address, is_loopback
 from p2pavg.membership.table.carrying.streams import SYN_BYTES, Streams
 from p2pavg.membership.table.carrying.ways import Carriers, Ways
 from p2pavg.membership.table.ledger import AddressLedger
@@ -23,6 +23,7 @@ class Carrier:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.wire = Wire()  # of UDP; whoever opens TCP connections counts those
+        self.is_here: Callable[[str], bool] = is_loopback  # whether an address is one of this machine
         self.ways = Ways(clock)
         self.streams: Streams | None = None
         self._ledger = ledger
@@ -59,7 +60,8 @@ class Carrier:
         if self._udp.is_closing() or not self._ledger.spend(address, len(data)):
             return False
         self.bytes_sent += len(data)
-        self.wire += Wire(sent=len(data) + packet_header(host, UDP_HEADER))
+        size = len(data) + packet_header(host, UDP_HEADER)
+        self.wire += Wire(sent=size, sent_here=size if self.is_here(address[0]) else 0)
         self._udp.sendto(data, (host, port))
         return True
 
