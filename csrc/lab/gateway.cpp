@@ -5,7 +5,6 @@ namespace {
 
 constexpr size_t kMostMappings = 8192;
 constexpr uint16_t kFirstDrawn = 16384;  // ports of mappings that depend on the destination are drawn from here on
-constexpr uint8_t kTcp = 6;
 
 }  // namespace
 

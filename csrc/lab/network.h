@@ -101,7 +101,10 @@ private:
         }
     };
 
+    enum Stage : uint8_t { kLeavesFlow, kLeavesPath, kArrives };
     enum class Way : uint8_t { kNowhere, kHost, kEntering, kAnswered };
+
+    // In routing.cpp.
 
     // Routes a packet from the network behind gateway `net` (-1: the public one): translates its source at each gateway
     // on the way out, and sets dst, and entering where a gateway has to let it in.
@@ -114,6 +117,8 @@ private:
     int likely_host(int gateway, uint8_t protocol, uint16_t port, Nanoseconds now);
     void answer(PacketPool& pool, Packet* packet, Gateway& gateway, Nanoseconds now);
     void reset(PacketPool& pool, Packet* refused, Nanoseconds now);
+
+    // In network.cpp.
 
     void push(Packet* packet, Nanoseconds due);
     void drop(PacketPool& pool, Packet* packet);

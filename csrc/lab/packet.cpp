@@ -9,7 +9,6 @@ namespace {
 
 constexpr size_t kSizes[] = {256, 2048, 16384, kMaxPacket};
 constexpr uint8_t kGsoTcp4 = 1, kGsoTcp6 = 4, kGsoEcn = 0x80, kNeedsChecksum = 1;
-constexpr uint8_t kIcmp = 1, kTcp = 6, kUdp = 17;
 constexpr uint8_t kFin = 0x01, kSyn = 0x02, kReset = 0x04, kPush = 0x08, kAck = 0x10, kCwr = 0x80;
 constexpr uint8_t kEchoReply = 0, kEcho = 8;
 constexpr uint32_t kIp4Header = 20, kIp6Header = 40, kUdpHeader = 8, kTcpHeader = 20;

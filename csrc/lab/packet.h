@@ -17,6 +17,7 @@ struct VirtioHeader {  // struct virtio_net_hdr of linux/virtio_net.h, little-en
 };
 static_assert(sizeof(VirtioHeader) == 10);
 
+constexpr uint8_t kIcmp = 1, kTcp = 6, kUdp = 17;  // the protocol field of an IP header
 constexpr size_t kMaxPacket = 65536 + sizeof(VirtioHeader);
 
 struct Flow;

@@ -7,7 +7,6 @@ namespace lab {
 namespace {
 
 constexpr uint8_t kPmp = 0, kPcp = 2, kResponse = 0x80;
-constexpr uint8_t kUdp = 17, kTcp = 6;
 constexpr uint32_t kLongestLease = 7200;
 constexpr size_t kPcpHeader = 24, kPcpMap = 36, kNonce = 12;
 
