@@ -11,6 +11,7 @@ import pytest
 from p2pavg import cli
 from p2pavg.bench import __main__ as bench
 from p2pavg.cli import verbs
+from p2pavg.credentials import new_secret, texts
 from p2pavg.errors import UnreachableError
 from p2pavg.peer.peer import Peer
 
@@ -182,3 +183,18 @@ def test_an_empty_run_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
             out, err = capsys.readouterr()
             assert told in out
             assert err == "p2pavg peers: nobody is in run 'nosuch' (the swarm itself answered)\n"
+
+
+def test_a_run_of_other_credentials_is_not_an_empty_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`p2pavg peers` with another secret, or with none, says so, and not that nobody is there."""
+    texts.write(tmp_path / "other.secret", new_secret("closed"))
+    with contextlib.closing(
+        Peer("closed", listen="127.0.0.1:0", credentials=new_secret("closed")).start()
+    ) as peer:
+        words = ["peers", "closed", "--initial-peers", peer.address]
+        assert cli.main([*words, "--credentials", str(tmp_path / "other.secret")]) == 1
+        assert "credentials are not of this run" in capsys.readouterr().err
+        assert cli.main(words) == 1
+        assert "has credentials and the other has none" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,29 @@ def test_a_swarm_of_one_needs_nobody() -> None:
     assert (commit.samples, commit.weights, commit.late) == ((10,), (10.0,), False)
     assert machine.epoch == 1
     assert machine.lineage == commit.lineage
+
+
+@pytest.mark.parametrize(("peers", "each"), [(2, 1), (2, 4), (4, 1), (4, 4), (8, 1)])
+def test_an_epoch_ends_within_one_step_of_each_peer_of_the_target(peers: int, each: int) -> None:
+    """Peers of one speed stop at the steps that reach the target together: it was 29 samples where 16 were
+    asked. What the first epochs do not know of each other's steps may cost a step of each.
+    """
+    batch, target = 4, 4 * peers * each
+    calm = Calm(peers, step=0.1, batch=batch, target=target)
+    sizes: list[int] = []
+    for node in calm.nodes:
+        node.noise = steps(node)
+    applied = calm.swarm.applied
+
+    def record(node: Node, commit: Commit, job: Any) -> None:
+        applied(node, commit, job)
+        if node is calm.nodes[0]:
+            sizes.append(sum(commit.samples))
+
+    calm.swarm.applied = record  # type: ignore[method-assign]
+    calm.epochs(30)
+    assert max(sizes[3:]) <= target + batch * peers
+    assert sum(sizes[3:]) <= 1.1 * target * len(sizes[3:])
 
 
 def test_links_rates_reach_the_next_plan() -> None:
