@@ -83,7 +83,7 @@ def _rounds() -> list[bytes]:
         messages.Ready(ballot, 1, 7, 7.0, b"note"),
         messages.Unready(ballot, 1),
         messages.Begin(ballot, (1.0, 2.0), (1, 2), (3, 0), b"note"),
-        messages.Begun(ballot, DIGEST),
+        messages.Begun(ballot, DIGEST, True),
         messages.Done(ballot, (DIGEST,)),
         messages.Links(((OTHER, 1e9, 0.1),)),
         messages.Stalled(ballot, (0,), (1,), True),

@@ -19,6 +19,7 @@ from p2pavg.rounds.machine.memory.promises import Promises
 from p2pavg.rounds.machine.memory.proposal import Proposal
 from p2pavg.rounds.machine.memory.standing import EpochState, Standing
 from p2pavg.rounds.machine.rules.camps import Camp, Facts, Gap, LinkedPeers, ends, gaps
+from p2pavg.rounds.machine.rules.dawdling import Dawdling
 from p2pavg.rounds.machine.rules.deadlines import Deadlines, Timer
 from p2pavg.rounds.machine.rules.election import rendezvous
 from p2pavg.rounds.machine.rules.notes import Combine, of_leader
@@ -83,7 +84,8 @@ class Core:
         self.inquest: Inquest | None = None  # the questions of this peer about a ballot whose leader is lost
         self.sticky: PeerId | None = config.history[-1].leader if config.history else None
         self.vain: dict[PeerId, set[Ballot]] = {}  # leaders' attempts at this epoch's average that failed
-        self.idle_leaders = Offences()  # peers under whose lead nothing got done
+        self.idle_leaders = Offences()  # peers under whose lead nothing got done, or too slowly
+        self.dawdling = Dawdling()  # how long this peer waited in the rounds of each leader
         self.let_go_at = now  # when this peer was last a member of a ballot
         self.apart: frozenset[PeerId] = frozenset()  # living trainers to which this peer gets no link
         self.unheard: set[PeerId] = set()  # peers that may have gone on while a state was loaded here
@@ -274,12 +276,17 @@ class Core:
     def depose(self, leader: PeerId) -> None:
         """Nothing gets done under this leader: others lead, and nobody is out by its word alone."""
         self.suspect(leader)
-        if not self.idle_leaders.is_out(leader, self.here.epoch):
-            self.idle_leaders.add(leader, self.here.epoch, free=-2)  # thus out for 4 further epochs at first
+        self.relieve(leader)
         self.vain.pop(leader, None)
         for peer, by in list(self.epoch_state.accused.items()):
             if by == leader:
                 self.readmit(peer)
+
+    def relieve(self, leader: PeerId) -> None:
+        """Others lead for some epochs, more each time."""
+        self.dawdling.relieve(leader)
+        if not self.idle_leaders.is_out(leader, self.here.epoch):
+            self.idle_leaders.add(leader, self.here.epoch, free=-2)  # thus out for 4 further epochs at first
 
     def trust(self, peer: PeerId) -> None:
         """The peer leads, or can lead, after all."""

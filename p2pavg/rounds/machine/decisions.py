@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import Commit, RoundFailed, TraceKind
 from p2pavg.rounds.machine.memory.holding import Holding
+from p2pavg.rounds.machine.rules.dawdling import allowed
 from p2pavg.rounds.machine.rules.pace import own_share
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId, Stage
 from p2pavg.rounds.protocol.causes import NO_FAILURE, Cause
@@ -130,6 +131,7 @@ class Decisions:
         )  # the leader said nothing, and a successor decided
         core.deadlines.measured_epoch(core.epoch_state.proposed_at - core.here.began_at)
         core.history.append(made)
+        self._judge_lead(peer, held)
         core.new_epoch(ballot.epoch + 1, lineage, peer if suspected else ballot.leader)
         if held.ready:
             share = own_share(message.samples, held.rank, core.target, core.own.pace.samples)
@@ -139,6 +141,26 @@ class Decisions:
             for facts in core.linked:
                 if not core.stands_here(facts):
                     core.send(facts.peer, core.progress())
+
+    def _judge_lead(self, peer: PeerId, held: Holding) -> None:
+        """How long its leader let the members wait, as this peer and the others see it."""
+        core, leader = self.core, held.ballot.leader
+        if (
+            held.ready
+            and held.voter
+            and leader not in (core.me, *core.epoch_state.suspects)
+            and peer == leader
+        ):
+            own, first = core.own, core.epoch_state.attempts == 1
+            transfer = held.done_at - held.begun_at
+            began = own.boundary_at if first else max(own.boundary_at, held.proposed_at)
+            explained = allowed(core.deadlines.longest_rtt(), own.pace.seconds, transfer)
+            core.dawdling.add(
+                leader, core.now - began - transfer, explained + self.machine.newcomers.allowance()
+            )
+        if held.relieves and not core.idle_leaders.is_out(leader, core.here.epoch):
+            core.trace(TraceKind.SUSPECTED, peer=leader, why="keeps rounds waiting")
+            core.relieve(leader)
 
     def on_aborted(self, peer: PeerId, message: Aborted) -> None:
         """Forget it, unless somebody with a higher ballot decides."""

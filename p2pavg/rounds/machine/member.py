@@ -269,16 +269,33 @@ class Member:
         )
         core.act(BeginJob(held.transfer, message.weights))
         held.told = digest_of(message)
-        if held.voter and len(held.voters) > MOST_TRUSTING and core.me != held.ballot.leader:
-            for seat in held.members:
-                if seat.peer not in (core.me, held.ballot.leader):
-                    core.send(seat.peer, Begun(held.ballot, held.told))
+        self._tell_others(held)
         self._compare(held)
+
+    def _tell_others(self, held: Holding) -> None:
+        """Which round the leader told of, and whether it keeps rounds waiting: that, the leader hears,
+        too.
+        """
+        core, leader = self.core, held.ballot.leader
+        if not held.voter or core.me == leader:
+            return
+        slow = core.dawdling.is_slow(leader)
+        if slow:
+            held.kept_waiting.add(core.me)
+        elif len(held.voters) <= MOST_TRUSTING:
+            return
+        for seat in held.members:
+            if seat.peer != core.me and (slow or seat.peer != leader):
+                core.send(seat.peer, Begun(held.ballot, held.told, slow))
 
     def on_begun(self, peer: PeerId, message: Begun) -> None:
         """Another member says which round it was told to begin."""
         held = self.core.holding
-        if held is not None and held.ballot == message.ballot and held.stage is Stage.OPEN:
+        if held is None or held.ballot != message.ballot:
+            return
+        if message.kept_waiting:
+            held.kept_waiting.add(peer)
+        if held.stage is Stage.OPEN:
             held.told_others[peer] = message.digest
             self._compare(held)
 

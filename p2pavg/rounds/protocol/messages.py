@@ -121,10 +121,11 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The sender began this round; members compare what the leader told them."""
+    """The sender began this round; members compare what the leader told them, and how they fare under it."""
 
     ballot: Ballot
     digest: bytes  # of BEGIN
+    kept_waiting: bool  # under this leader, in round after round
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class Holding:
     begun_at: float = 0.0
     told: bytes = b""  # a digest of BEGIN
     told_others: dict[PeerId, bytes] = field(default_factory=dict)  # by voter, as each says
+    kept_waiting: set[PeerId] = field(default_factory=set)  # who says that its leader keeps rounds waiting
     done_at: float = 0.0
     ready: bool = False  # at the boundary when the round began
     weights: tuple[float, ...] = ()
@@ -65,6 +66,12 @@ class Holding:
         others = [peer for peer in voters if peer not in (me, self.ballot.leader)]
         wrong = sum(self.told_others.get(peer, self.told) != self.told for peer in others)
         return self.begun and len(others) > 1 and 2 * wrong > len(others)
+
+    @property
+    def relieves(self) -> bool:
+        """Whether most others say that its leader keeps rounds waiting: then that peer leads no more."""
+        others = [peer for peer in self.voters if peer != self.ballot.leader]
+        return 2 * len(self.kept_waiting.intersection(others)) > len(others)
 
     def moves(self, now: float) -> bool:
         """Whether the data that is missing still comes."""

@@ -239,6 +239,28 @@ def test_a_leader_cannot_make_honest_members_apply_different_averages(
     assert Liar(forks, leads=True).run(SECONDS).epochs >= undisturbed(1, SECONDS).epochs / 2
 
 
+def test_a_leader_can_part_a_group_of_three() -> None:
+    """Told of different rounds, the two others part, one heals, and names the samples that it loses.
+
+    Neither of the two can tell which of the other two lies.
+    """
+
+    def forks(liar: Liar, peer: PeerId, message: Message) -> Said:
+        if isinstance(message, Begin) and peer == liar.honest[0].me:
+            message = replace(message, note=b"another")
+        return [(0.0, message)]
+
+    with pytest.raises(BrokenPromiseError, match="another average"):
+        Liar(forks, peers=3, leads=True).run(SECONDS)
+    liar = Liar(forks, peers=3, leads=True)
+    liar.swarm.checks.broken = lambda *_: None  # type: ignore[method-assign]
+    told = liar.run(SECONDS)
+    one, two = liar.honest
+    assert one.discarded + two.discarded > 0
+    assert told.epochs > 0
+    assert abs(one.parameters.epoch - two.parameters.epoch) <= 1
+
+
 @pytest.mark.parametrize(
     ("others", "lied_to"),
     [
