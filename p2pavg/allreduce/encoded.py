@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from p2pavg.plan.part import Part
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,26 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Bytes of the encoded vector."""
-        return sum(self.codec.encoded_size(count) for _, count in self.chunks())
+        return int(self.sizes().sum())
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """(start element, element count) of every chunk in layout order."""
-        for part in self.parts:
-            for begin in range(0, part.count, self.chunk_elements):
-                yield part.start + begin, min(self.chunk_elements, part.count - begin)
+        starts, counts = _cut(self.parts, self.chunk_elements)
+        return zip(starts.tolist(), counts.tolist(), strict=True)
+
+    def sizes(self) -> I64:
+        """int64[chunks]: bytes of every encoded chunk in layout order."""
+        counts, places = np.unique(_cut(self.parts, self.chunk_elements)[1], return_inverse=True)
+        return np.array([self.codec.encoded_size(count) for count in counts.tolist()], np.int64)[places]
+
+
+@lru_cache(maxsize=16)  # mostly a round has the parts of the one before
+def _cut(parts: tuple[Part, ...], chunk_elements: int) -> tuple[I64, I64]:
+    """int64[chunks] twice: the first element and the elements of every chunk in layout order."""
+    starts = [np.arange(part.start, part.start + part.count, chunk_elements) for part in parts]
+    ends = [np.full(len(begun), part.start + part.count) for begun, part in zip(starts, parts, strict=True)]
+    begun = np.concatenate([np.zeros(0, np.int64), *starts]).astype(np.int64)
+    return begun, np.minimum(chunk_elements, np.concatenate([np.zeros(0, np.int64), *ends]) - begun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +66,6 @@ class EncodedResult:
 
     def decode_into(self, out: F32) -> None:
         """out: float32[numel], overwritten, in one call that does not hold the GIL."""
-        chunks = list(self.layout.chunks())
-        starts = np.array([start for start, _ in chunks], np.int64)
-        counts = np.array([count for _, count in chunks], np.int64)
-        sizes = np.array([self.layout.codec.encoded_size(count) for _, count in chunks], np.int64)
-        codecs.decode_runs(self.layout.codec, self.data, np.cumsum(sizes) - sizes, out, starts, counts)
+        layout, sizes = self.layout, self.layout.sizes()
+        starts, counts = _cut(layout.parts, layout.chunk_elements)
+        codecs.decode_runs(layout.codec, self.data, np.cumsum(sizes) - sizes, out, starts, counts)

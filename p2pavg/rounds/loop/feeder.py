@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -63,4 +64,13 @@ class Feeder:
             self._timer = None
         deadline = self._machine.next_deadline
         if deadline is not None and not self._closed:
-            self._timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), self.feed, Tick())
+            left = max(0.0, deadline - time.monotonic())
+            # Timers count whole milliseconds, and one that is rounded down would be set again and again.
+            self._timer = self._loop.call_later(math.ceil(1e3 * left) / 1e3, self._wake)
+
+    def _wake(self) -> None:
+        deadline = self._machine.next_deadline
+        if deadline is not None and time.monotonic() < deadline:
+            self._schedule()
+        else:
+            self.feed(Tick())
