@@ -67,7 +67,7 @@ class Honest(Checks):
         pass
 
     def applied(self, node: Node, commit: act.Commit, job: Any) -> None:
-        if node is self.liar:
+        if node is self.liar or commit.following:  # whoever heals goes over to another lineage, as it says
             return
         first, _ = self.after.setdefault(commit.before, (commit.lineage, commit.ballot))
         if first != commit.lineage:

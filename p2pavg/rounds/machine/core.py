@@ -326,7 +326,7 @@ class Core:
         facts = self.linked.get(peer)
         if facts is None or facts.silent or facts.joining or facts.role is not Role.TRAINER:
             return False
-        return self.stands_here(facts) or facts.epoch > self.here.epoch
+        return self.stands_here(facts) or (facts.epoch > self.here.epoch and peer not in self.linked.doubted)
 
     def leader(self) -> PeerId | None:
         """Whom we follow: the last leader as long as it can, else the rendezvous choice of those that can."""

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
 RETRY_S = 0.5  # after no donor could give the state
+DOUBT_S = (
+    8.0  # for so long nobody follows who alone says that it is ahead, and gives nothing; then twice as long
+)
+MOST_DOUBLINGS = 7  # of DOUBT_S
 ALONE_S = 5.0  # a joiner that sees nobody with a state says so
 
 
@@ -28,6 +32,7 @@ class Healing:
         self.core = machine.core
         self._settles_at: float | None = None  # another camp has been winning, over however many epochs
         self._orphaned = False  # we have no state, and nobody that has one is there
+        self._doubts: dict[PeerId, tuple[int, float]] = {}  # how often each was doubted, and until when
 
     def new_epoch(self) -> None:
         self.core.disarm(Timer.ASK)
@@ -41,6 +46,8 @@ class Healing:
             return  # a departing peer heals only while it holds a ballot, which others may have decided
         if core.here.joining is not None:
             return
+        if core.linked.doubted:
+            core.linked.doubt({peer for peer, (_, until) in self._doubts.items() if core.now < until})
         if core.here.role is Role.TRAINER and not core.linked.rivals(core.here.epoch, core.here.lineage):
             self._unrivalled()
             return
@@ -206,7 +213,21 @@ class Healing:
         core = self.core
         if core.here.joining is not None:
             core.trace(TraceKind.HEAL_FAILED, why=event.why)
+            self._doubt()
             core.arm(Timer.HEAL, core.now + RETRY_S)
+
+    def _doubt(self) -> None:
+        """One peer among others says that it is ahead of all, and this peer got nothing from it: it goes on
+        with the others for a while.
+        """
+        core = self.core
+        ahead = [facts.peer for facts in core.linked.trainers() if facts.epoch > core.here.epoch]
+        others = sum(facts.role is not Role.WATCHER for facts in core.linked)
+        if core.here.role is Role.TRAINER and len(ahead) == 1 and others > 1:
+            times = self._doubts.get(ahead[0], (0, 0.0))[0]
+            until = core.now + DOUBT_S * 2.0 ** min(times, MOST_DOUBLINGS)
+            self._doubts[ahead[0]] = times + 1, until
+            core.linked.doubt({*core.linked.doubted, *ahead})
 
     def on_heal_timer(self) -> None:
         """Try again, with whoever wins now."""

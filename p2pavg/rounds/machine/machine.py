@@ -112,7 +112,10 @@ class Machine:
     @property
     def level(self) -> bool:
         """Nobody that has the state is known to be ahead of this peer."""
-        return all(facts.epoch <= self.core.here.epoch for facts in self.core.linked.trainers())
+        core = self.core
+        return all(
+            f.epoch <= core.here.epoch or f.peer in core.linked.doubted for f in core.linked.trainers()
+        )
 
     @property
     def alone(self) -> bool:

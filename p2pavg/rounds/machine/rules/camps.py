@@ -84,6 +84,7 @@ class LinkedPeers:
         self._camps: dict[tuple[int, Lineage], dict[PeerId, Facts]] = {}  # live trainers
         self.version = 0  # counts changes of the camps
         self.claims: dict[PeerId, Facts] = {}  # who says that it gets no link to somebody
+        self.doubted: frozenset[PeerId] = frozenset()  # who says to be ahead, and has nothing to show for it
         self.relayed: set[PeerId] = set()  # to whom a third member carries our link
 
     def __iter__(self) -> Iterator[Facts]:
@@ -195,7 +196,16 @@ class LinkedPeers:
 
     def rivals(self, epoch: int, lineage: Lineage) -> bool:
         """Whether any live trainer is ahead of (epoch, lineage), or at the same epoch of another lineage."""
-        return any(at > epoch or (at == epoch and other != lineage) for at, other in self._camps)
+        return any(
+            (at > epoch or (at == epoch and other != lineage)) and not self.doubted.issuperset(camp)
+            for (at, other), camp in self._camps.items()
+        )
+
+    def doubt(self, peers: Collection[PeerId]) -> None:
+        """What these alone say of where they stand counts for nothing."""
+        if self.doubted != frozenset(peers):
+            self.doubted = frozenset(peers)
+            self.version += 1
 
     def camps(self, mine: Camp) -> list[Camp]:
         """The other camps, and ours first; `mine` counts this peer alone."""
@@ -206,7 +216,7 @@ class LinkedPeers:
             told, total = max(f.camp for f in camp.values()), max(f.total for f in camp.values())
             if where == (mine.epoch, mine.lineage):
                 found[0] = Camp(*where, max(mine.peers + len(camp), told), max(mine.total, total))
-            else:
+            elif not self.doubted.issuperset(camp):
                 found.append(Camp(*where, max(len(camp), told), total))
         return found
 

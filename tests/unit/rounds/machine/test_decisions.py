@@ -225,6 +225,21 @@ def test_which_camp_wins(winner: Camp, loser: Camp) -> None:
     assert not loser.beats(winner)
 
 
+def test_a_doubted_peer_counts_with_others_alone() -> None:
+    """What it says of being ahead is nothing, unless somebody else stands there, too."""
+    view = LinkedPeers()
+    for name in (b"a", b"b"):
+        view.up(PeerUp(name * 20, 9, L0, Role.TRAINER))
+    assert view.rivals(5, L0)
+    view.doubt({b"a" * 20})
+    assert [camp.epoch for camp in view.camps(Camp(5, L0, 1, 0))] == [5, 9]
+    view.down(b"b" * 20)
+    assert not view.rivals(5, L0)
+    assert [camp.epoch for camp in view.camps(Camp(5, L0, 1, 0))] == [5]
+    view.doubt(())
+    assert view.rivals(5, L0)
+
+
 def test_the_view_counts_camps_without_silent_and_joining_peers() -> None:
     """A camp is made of trainers that are heard and have their state."""
     view = LinkedPeers()

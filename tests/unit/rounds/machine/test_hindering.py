@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2pavg.rounds.machine import leading, member, refusals, transfer, waiting
+from p2pavg.rounds.machine import healing, leading, member, refusals, transfer, waiting
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.machine.rules.offences import MOST_EPOCHS_OUT, ROUNDS_PER_STRIKE, Offences
 from p2pavg.rounds.machine.rules.plausible import overtold
@@ -75,6 +75,17 @@ def boasts(liar: Liar, peer: PeerId, message: Message) -> Said:
     return [(0.0, replace(message, samples=10**9) if isinstance(message, Progress) else message)]
 
 
+def is_ahead(by: int) -> Trick:
+    """It says that it stands so many epochs further than it does."""
+
+    def trick(liar: Liar, peer: PeerId, message: Message) -> Said:
+        if isinstance(message, Progress):
+            message = replace(message, epoch=message.epoch + by)
+        return [(0.0, message)]
+
+    return trick
+
+
 def accuses(liar: Liar, peer: PeerId, message: Message) -> Said:
     """It says of one honest peer that its contribution does not come, as often as it may."""
     if not isinstance(message, Stalled | Done):
@@ -110,6 +121,8 @@ TRICKS: dict[str, Trick] = {
     "never promises": never_promises,
     "is late": late,
     "boasts": boasts,
+    "is an epoch ahead": is_ahead(1),
+    "is epochs ahead": is_ahead(1000),
     "accuses an honest peer": accuses,
 }
 
@@ -175,6 +188,7 @@ def test_who_told_more_than_it_declares_is_named(
         (refusals.Refusals, "is_too_often", lambda *_: False, "is busy with a ballot of nobody"),
         (leading.Leading, "bar", lambda _: None, "never promises"),
         (leading, "overtold", lambda *_: (), "boasts"),
+        (healing.Healing, "_doubt", lambda _: None, "is epochs ahead"),
     ],
 )
 def test_without_the_rule_the_trick_works(
