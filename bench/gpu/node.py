@@ -2,8 +2,9 @@
 
 torchrun --nproc-per-node 2 -m bench.gpu.node --out node.json
 
-Two things: that a node over NCCL and a single peer end with the same bits, and what the peer costs the node
-when it trains an encoder of the size of XLM-R large with delayed updates.
+Two things: that a node over NCCL and a single peer end with the same bits, with and without delayed updates,
+and what the peer costs the node when it trains an encoder of the size of XLM-R large with delayed updates,
+in epochs of so many steps of the node. DDP alone accumulates as many steps and then steps its optimizer.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def digest(model: nn.Module) -> str:
     return hashlib.sha256(whole.numpy().tobytes()).hexdigest()[:16]
 
 
-def single(address: str, found: Any) -> None:
+def single(address: str, found: Any, delayed: bool) -> None:
     """The single peer, in a process of its own on the first GPU."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         os.environ.pop(name, None)
@@ -54,6 +55,7 @@ def single(address: str, found: Any) -> None:
         listen="127.0.0.1:0",
         compression="none",
         initial_peers=[address],
+        delay_updates=delayed,
     )
     while opt.epoch < EPOCHS:
         model(torch.randn(16, 64, device=device)).square().mean().backward()
@@ -65,7 +67,7 @@ def single(address: str, found: Any) -> None:
     opt.close()
 
 
-def equal_bits(device: torch.device) -> dict[str, Any]:
+def equal_bits(device: torch.device, delayed: bool) -> dict[str, Any]:
     """A node of all ranks and a single peer, to the same epoch."""
     model = small().to(device)
     wrapped = DistributedDataParallel(model, device_ids=[device.index])
@@ -78,13 +80,14 @@ def equal_bits(device: torch.device) -> dict[str, Any]:
         compression="none",
         initial_peers=[],
         node_group=dist.group.WORLD,
+        delay_updates=delayed,
     )
     first = dist.get_rank() == 0
     other, found = None, None
     if first:
         context = mp.get_context("spawn")
         found = context.SimpleQueue()
-        other = context.Process(target=single, args=(opt.peer.address, found))
+        other = context.Process(target=single, args=(opt.peer.address, found, delayed))
         other.start()
         opt.peer.wait_for_peers(1)
     dist.barrier()
@@ -117,10 +120,32 @@ class Encoder(nn.Module):
         return self.head(self.layers(self.words(words)).mean(1))
 
 
+class Accumulated:
+    """DDP alone: an optimizer that steps once in so many calls, on the mean of their gradients."""
+
+    def __init__(self, inner: torch.optim.Optimizer, every: int) -> None:
+        self._inner = inner
+        self._every = every
+        self._calls = 0
+
+    def step(self) -> None:
+        self._calls += 1
+        if self._calls % self._every == 0:
+            grads = [p.grad for group in self._inner.param_groups for p in group["params"]]
+            torch._foreach_div_(grads, float(self._every))
+            self._inner.step()
+            self._inner.zero_grad(set_to_none=False)
+
+    def zero_grad(self) -> None:
+        """Gradients accumulate."""
+
+
 def rate(
     device: torch.device, steps: int, batch: int, build: Callable[[nn.Module], Any], seconds: float
-) -> float:
-    """Samples/s of this node: the median over blocks of `steps` steps, for so many seconds."""
+) -> dict[str, Any]:
+    """Samples/s of this node: of whole epochs of `steps` steps, after the first two, for so many seconds.
+    Of a peer also the seconds of the last epoch's phases.
+    """
     torch.manual_seed(0)
     model = Encoder().to(device)
     wrapped = DistributedDataParallel(model, device_ids=[device.index], gradient_as_bucket_view=True)
@@ -139,51 +164,66 @@ def rate(
             opt.zero_grad()
         torch.cuda.synchronize()
         rates.append(dist.get_world_size() * batch * steps / (time.perf_counter() - begun))
-        going.fill_(float(time.perf_counter() - began < seconds))
+        more = time.perf_counter() - began < seconds or len(rates) < 5
+        going.fill_(float(more))
         dist.broadcast(going, 0)
+    found: dict[str, Any] = {"samples_per_second": median(rates[2:]), "epochs": len(rates)}
+    peer = getattr(opt, "collaborative", None)
+    if peer is not None and peer.last_report is not None:
+        phases = peer.last_report.flat().items()
+        found["phases"] = {name: value for name, value in phases if name.startswith("seconds_")}
+        found["peer_epochs"] = peer.epoch
     if hasattr(opt, "close"):
         opt.close()
     del model, wrapped, opt
     torch.cuda.empty_cache()
-    return median(rates[1:])
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=25.0)
+    parser.add_argument("--seconds", type=float, default=25.0, help="of each measurement, at least")
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, nargs="*", default=[40, 160], help="of an epoch")
     args = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
-    result: dict[str, Any] = {"equal_bits": equal_bits(device)}
-    if dist.get_rank() == 0:
-        print(result, flush=True)
-    target = dist.get_world_size() * args.batch * 40
+    first = dist.get_rank() == 0
+    result: dict[str, Any] = {}
+    for name, delayed in (("equal_bits", False), ("equal_bits_delayed", True)):
+        result[name] = equal_bits(device, delayed)
+        if first:
+            print(name, result[name], flush=True)
+    result["epochs"] = []
+    for steps in args.steps:
+        target = dist.get_world_size() * args.batch * steps
 
-    def plain(model: nn.Module) -> Any:
-        return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        def plain(model: nn.Module, every: int = steps) -> Any:
+            return Accumulated(torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True), every)
 
-    def peer(model: nn.Module) -> Any:
-        return CollaborativeOptimizer(
-            torch.optim.AdamW(model.parameters(), lr=1e-4),
-            "large",
-            target,
-            args.batch,
-            listen="127.0.0.1:0",
-            initial_peers=[],
-            delay_updates=True,
-            node_group=dist.group.WORLD,
-        )
+        def peer(model: nn.Module, target: int = target) -> Any:
+            return CollaborativeOptimizer(
+                torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True),
+                "large",
+                target,
+                args.batch,
+                listen="127.0.0.1:0",
+                initial_peers=[],
+                delay_updates=True,
+                node_group=dist.group.WORLD,
+            )
 
-    rates: dict[str, list[float]] = {"plain": [], "peer": []}
-    for name, build in (("plain", plain), ("peer", peer), ("plain", plain)):
-        rates[name].append(rate(device, 20, args.batch, build, args.seconds))
-        if dist.get_rank() == 0:
-            print(name, rates[name][-1], flush=True)
-    result |= {"samples_per_second": rates, "ratio": rates["peer"][0] / (sum(rates["plain"]) / 2)}
-    if dist.get_rank() == 0:
+        found: dict[str, list[Any]] = {"plain": [], "peer": []}
+        for name, build in (("plain", plain), ("peer", peer), ("plain", plain)):
+            found[name].append(rate(device, steps, args.batch, build, args.seconds))
+            if first:
+                print(steps, name, found[name][-1], flush=True)
+        alone = sum(it["samples_per_second"] for it in found["plain"]) / 2
+        ratio = found["peer"][0]["samples_per_second"] / alone
+        result["epochs"].append({"steps": steps, "seconds": target / alone, "ratio": ratio, **found})
+    if first:
         print(json.dumps(result), flush=True)
         if args.out is not None:
             args.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -2,8 +2,12 @@
 
 `CollaborativeOptimizer(inner, …, node_group=group)` on every rank is a NodeOptimizer. Whatever wraps the
 model averages gradients within the node. At a boundary the first rank of the group takes them, meets the
-swarm, steps, and gives the parameters back. It keeps the whole parameters and the optimizer's state in host
-memory; of a sharded model every rank sends and gets its own shards, and no device ever holds the whole.
+swarm, steps, and gives the parameters back.
+
+Of a replicated model the first rank has all of this on its own device: it sums, encodes and steps there as
+a single peer does, and broadcasts the parameters. Of a sharded model it keeps the whole parameters and the
+optimizer's state in host memory; every rank sends and gets its own shards, and no device ever holds the
+whole.
 
 Start at `NodeOptimizer`. May import every floor below.
 """
@@ -17,19 +21,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from p2pavg.errors import ConfigurationError, P2PAvgError
+from p2pavg.node.shards import ParameterShards, local
 from p2pavg.optim import frozen
 from p2pavg.optim.modules import owning_modules, persistent_buffers
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.training_state import parameters_of
 from p2pavg.peer.peer import Peer
 
-Cut = tuple[tuple[int, int, int], ...]
-"""A shard as cuts of the whole tensor, one after the other: (dimension, start, length)."""
-
-GOES_ON, BOUNDARY, FAILED = range(3)  # what the first rank tells the others
+GOES_ON, BOUNDARY, DROPPED, FAILED = range(4)  # what the first rank tells the others
+HALF = (torch.float16, torch.bfloat16)
 
 
 class NodeOptimizer(torch.optim.Optimizer):
@@ -53,16 +55,24 @@ class NodeOptimizer(torch.optim.Optimizer):
         modules = [options["model"]] if options.get("model") is not None else owning_modules(self._params)
         self._buffers = persistent_buffers(modules)
         self._frozen = frozen.digest(modules, self._params)  # of sharded ones by all ranks together
-        self._whole: list[nn.Parameter] = []
+        self._whole: list[nn.Parameter] = []  # what the first rank steps on
+        self._noted = 0  # samples whose gradients are in the sums
         self.epoch = -1
         self.stepped = False
         self.collaborative: CollaborativeOptimizer | None = None  # on the first rank
-        whole = self._shards.gather([_local(param.detach()) for param in self._params])
+        whole = self._wholes()
         self._conduct(lambda: self._join(whole, options))
 
+    def _wholes(self) -> list[torch.Tensor] | None:
+        """The whole parameters, on the first rank: replicated ones in their own memory."""
+        own = self._shards.own()
+        if self._shards.sharded:
+            return self._shards.gather(own)
+        return own if self._shards.rank == 0 else None
+
     def _join(self, whole: list[torch.Tensor] | None, options: dict[str, Any]) -> None:
-        """Enter the swarm, with parameters on the host in the place of this rank's own."""
-        _check(self.inner, options)
+        """Enter the swarm, with parameters in the place of the model's whose `.grad` nobody else takes."""
+        _check(self.inner, options, self._shards.sharded)
         assert whole is not None
         self._whole = [
             nn.Parameter(value.to(param.dtype), param.requires_grad)
@@ -71,7 +81,12 @@ class NodeOptimizer(torch.optim.Optimizer):
         mine = {id(param): host for param, host in zip(self._params, self._whole, strict=True)}
         for group in self.inner.param_groups:
             group["params"] = [mine[id(param)] for param in group["params"]]
-        told = {"model": _Holder(self._whole, self._buffers, self._frozen), "loss_reduction": "sum"}
+        told: dict[str, Any] = {
+            "model": _Holder(self._whole, self._buffers, self._frozen),
+            "loss_reduction": "sum",
+        }
+        if options.get("grad_dtype") is None and any(param.dtype in HALF for param in self._whole):
+            told["grad_dtype"] = torch.float32  # sums over many steps
         self.collaborative = CollaborativeOptimizer(self.inner, **{**options, **told})
 
     # ------------------------------------------------------------------------------------ the training loop
@@ -90,44 +105,71 @@ class NodeOptimizer(torch.optim.Optimizer):
             raise ConfigurationError(
                 "step() does not know its samples: pass batch_size_per_step or batch_size="
             )
-        self._collect(samples * self._shards.size)
-        due = False
+        before = self.epoch
+        self._count(samples * self._shards.size)
+        self.stepped = self.epoch != before
+        return loss
+
+    def _count(self, samples: int) -> None:
+        due, gradients = False, self._gradients()
+        self._noted += samples
+        if self._shards.sharded:
+            self._collect(gradients, samples)
 
         def note() -> None:
             nonlocal due
             assert self.collaborative is not None
-            due = self.collaborative.note(samples * self._shards.size)
+            due = self.collaborative.note(samples, None if self._shards.sharded else gradients)
 
-        before = self.epoch
-        if self._conduct(note, lambda: due) == BOUNDARY:
-            sums = self._shards.gather(self._taken())
-            self._conduct(lambda: self._meet(sums))
-        self.stepped = self.epoch != before
-        return loss
+        def said() -> int:
+            assert self.collaborative is not None
+            if self.collaborative.noted < self._noted:
+                return DROPPED  # another state was loaded: what was summed belongs to the one before
+            return BOUNDARY if due else GOES_ON
+
+        word = self._conduct(note, said)
+        if word == GOES_ON:
+            return
+        self._noted = 0
+        sums = self._taken() if self._shards.sharded else None
+        if word == DROPPED:
+            self._conduct(self._drop)
+        else:
+            whole = None if sums is None else self._shards.gather(sums)
+            self._conduct(lambda: self._meet(whole))
+
+    def _drop(self) -> None:
+        assert self.collaborative is not None
+        self.collaborative.discard()
 
     def _meet(self, sums: list[torch.Tensor] | None) -> None:
         assert self.collaborative is not None
-        assert sums is not None
-        self.collaborative.meet([total if total.any() else None for total in sums])
+        self.collaborative.meet(None if sums is None else [total if total.any() else None for total in sums])
 
-    def _collect(self, samples: int) -> None:
-        """sums += gradient * samples, of this rank's shards; the gradients are gone then."""
+    def _gradients(self) -> list[torch.Tensor | None]:
+        """This rank's gradients, which leave the parameters."""
+        found = [None if param.grad is None else local(param.grad) for param in self._params]
+        for param in self._params:
+            param.grad = None
+        return found
+
+    def _collect(self, gradients: Sequence[torch.Tensor | None], samples: int) -> None:
+        """sums += gradient * samples, of this rank's shards."""
         with torch.no_grad():
-            for index, param in enumerate(self._params):
-                grad, param.grad = param.grad, None
+            for index, grad in enumerate(gradients):
                 if grad is None:
                     continue
                 total = self._sums[index]
                 if total is None:
-                    self._sums[index] = _local(grad).to(torch.float32, copy=True).mul_(samples)
+                    self._sums[index] = grad.to(torch.float32, copy=True).mul_(samples)
                 else:
-                    total.add_(_local(grad), alpha=samples)
+                    total.add_(grad, alpha=samples)
 
     def _taken(self) -> list[torch.Tensor]:
         """The sums, which begin anew."""
         found = [
-            torch.zeros_like(_local(param.detach()), dtype=torch.float32) if total is None else total
-            for param, total in zip(self._params, self._sums, strict=True)
+            torch.zeros_like(mine, dtype=torch.float32) if total is None else total
+            for mine, total in zip(self._shards.own(), self._sums, strict=True)
         ]
         self._sums = [None] * len(self._params)
         return found
@@ -135,7 +177,7 @@ class NodeOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Harmless: step() has taken the gradients."""
 
-    def _conduct(self, work: Callable[[], None], boundary: Callable[[], bool] = lambda: False) -> int:
+    def _conduct(self, work: Callable[[], None], said: Callable[[], int] = lambda: GOES_ON) -> int:
         """The first rank works, and tells the others what came of it: where it brought the parameters to
         another epoch, all get them. Raises on all ranks when the work raised. Returns the word.
         """
@@ -143,7 +185,7 @@ class NodeOptimizer(torch.optim.Optimizer):
         if self._shards.rank == 0:
             try:
                 work()
-                word = BOUNDARY if boundary() else GOES_ON
+                word = said()
             except BaseException as error:
                 word, failure = FAILED, error
         epoch = self.collaborative.epoch if self.collaborative is not None else -1
@@ -170,15 +212,16 @@ class NodeOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the run's state, which the first rank has; all ranks call it, after they loaded the model."""
-        whole = self._shards.gather([_local(param.detach()) for param in self._params])
+        whole = self._wholes()
 
         def load() -> None:
             assert self.collaborative is not None
             assert whole is not None
             if not self.collaborative.stands_at(state_dict):  # else the ranks may be an epoch behind
                 with torch.no_grad():
-                    for host, value in zip(self._whole, whole, strict=True):
-                        host.copy_(value)
+                    for mine, value in zip(self._whole, whole, strict=True):
+                        if mine.data_ptr() != value.data_ptr():
+                            mine.copy_(value)
             self.collaborative.load_state_dict(state_dict)
 
         self.epoch = -1
@@ -204,93 +247,8 @@ class NodeOptimizer(torch.optim.Optimizer):
             self._leave()  # the others may be anywhere
 
 
-class ParameterShards:
-    """Where the parts of each parameter are, and their way to the first rank and back.
-
-    params: this rank's; DTensors are shards, others are whole on every rank.
-    """
-
-    def __init__(self, params: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-        self._params = params
-        self._group = group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        ranks = dist.get_process_group_ranks(group)
-        on_host = dist.get_backend(group) == "gloo"
-        self._host = (
-            group if on_host else dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-        )
-        self._first = ranks[0]
-        self._ranks = ranks
-        own = [_cut(param) if isinstance(param, DTensor) else None for param in params]
-        everyone: list[Any] = [None] * self.size
-        dist.all_gather_object(everyone, own, group=self._host)
-        self._cuts: list[list[Cut | None]] = everyone
-
-    def tell(self, *words: int) -> tuple[int, ...]:
-        """The first rank's words, on all ranks."""
-        told = torch.tensor(words, dtype=torch.int64)
-        dist.broadcast(told, self._first, self._host)
-        return tuple(int(word) for word in told)
-
-    def gather(self, own: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """own: this rank's part of each parameter. On the first rank the wholes, float32 in host memory."""
-        if self.rank > 0:
-            shards = [
-                part.reshape(-1)
-                for part, cut in zip(own, self._cuts[self.rank], strict=True)
-                if cut is not None
-            ]
-            if shards:
-                dist.send(torch.cat([part.float().cpu() for part in shards]), self._first, self._host)
-            return None
-        whole = [torch.zeros(param.shape) for param in self._params]
-        for out, part, cut in zip(whole, own, self._cuts[0], strict=True):
-            _part(out, cut or ()).copy_(part)
-        for rank in range(1, self.size):
-            parts = [
-                _part(out, cut) for out, cut in zip(whole, self._cuts[rank], strict=True) if cut is not None
-            ]
-            sizes = [part.numel() for part in parts]
-            if parts:
-                room = torch.empty(sum(sizes))
-                dist.recv(room, self._ranks[rank], self._host)
-                for part, piece in zip(parts, torch.split(room, sizes), strict=True):
-                    part.copy_(piece.view(part.shape))
-        return whole
-
-    def spread(self, whole: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
-        """Every rank's parameters <- their parts of the first rank's `whole`; buffers <- the first rank's."""
-        with torch.no_grad():
-            if self.rank == 0:
-                for rank in range(1, self.size):
-                    parts = [
-                        _part(t.detach(), cut)
-                        for t, cut in zip(whole, self._cuts[rank], strict=True)
-                        if cut is not None
-                    ]
-                    if parts:
-                        dist.send(
-                            torch.cat([part.reshape(-1).float() for part in parts]),
-                            self._ranks[rank],
-                            self._host,
-                        )
-                for param, host, cut in zip(self._params, whole, self._cuts[0], strict=True):
-                    _local(param.detach()).copy_(_part(host.detach(), cut or ()))
-            else:
-                mine = [_local(param.detach()) for param in self._params if isinstance(param, DTensor)]
-                if mine:
-                    sizes = [part.numel() for part in mine]
-                    room = torch.empty(sum(sizes))
-                    dist.recv(room, self._first, self._host)
-                    for part, piece in zip(mine, torch.split(room, sizes), strict=True):
-                        part.copy_(piece.view(part.shape))
-            replicated = [param.detach() for param in self._params if not isinstance(param, DTensor)]
-            for tensor in [*replicated, *buffers]:
-                dist.broadcast(tensor, self._first, self._group)
-
-
 class _Holder(frozen.FrozenDigest):
-    """A model whose parameters are on the host, with the buffers of the first rank's."""
+    """A model of the whole parameters, with the buffers of the first rank's."""
 
     def __init__(
         self, params: Sequence[nn.Parameter], buffers: Sequence[torch.Tensor], frozen_digest: str
@@ -302,48 +260,18 @@ class _Holder(frozen.FrozenDigest):
             self.register_buffer(f"buffer_{index}", buffer)
 
 
-def _check(inner: torch.optim.Optimizer, options: dict[str, Any]) -> None:
+def _check(inner: torch.optim.Optimizer, options: dict[str, Any], sharded: bool) -> None:
     if inner.state:
         raise ConfigurationError(
             "the optimizer has stepped before it was wrapped: build it anew, wrap it, then load_state_dict()"
         )
-    if options.get("outer") is not None or options.get("offload_optimizer"):
+    if options.get("outer") is not None:
         raise ConfigurationError(
-            "node_group= keeps the optimizer in host memory by itself, and outer steps need it beside the "
-            "model: leave outer= and offload_optimizer= out"
+            "outer steps need the optimizer beside the model on every rank, and with node_group= it is on "
+            "the first one alone: leave outer= out"
         )
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of it."""
-    if isinstance(tensor, DTensor):
-        local: torch.Tensor = tensor.to_local()
-        return local
-    return tensor
-
-
-def _cut(param: DTensor) -> Cut:
-    """Where this rank's shard stands in the whole. Raises ConfigurationError for other placements."""
-    cuts: list[tuple[int, int, int]] = []
-    shape = list(param.shape)
-    for dim, placement in enumerate(param.placements):
-        if type(placement) is Replicate:
-            continue
-        if type(placement) is not Shard:
-            raise ConfigurationError(
-                f"a parameter is placed as {placement}: a node's parameters are whole, replicated or "
-                "cut evenly"
-            )
-        at, parts = param.device_mesh.get_local_rank(dim), param.device_mesh.size(dim)
-        step = -(-shape[placement.dim] // parts)  # as torch.chunk cuts
-        start = min(at * step, shape[placement.dim])
-        length = min(step, shape[placement.dim] - start)
-        cuts.append((placement.dim, start, length))
-        shape[placement.dim] = length
-    return tuple(cuts)
-
-
-def _part(whole: torch.Tensor, cut: Cut) -> torch.Tensor:
-    for dim, start, length in cut:
-        whole = whole.narrow(dim, start, length)
-    return whole
+    if sharded and options.get("offload_optimizer"):
+        raise ConfigurationError(
+            "node_group= keeps the optimizer of a sharded model in host memory by itself: leave "
+            "offload_optimizer= out"
+        )

@@ -24,14 +24,17 @@ class Accumulating(Saved):
     _microbatches: Microbatches
     _places: Places
 
-    def note(self, samples: int) -> bool:
-        """Count a step of a node, whose gradients accumulate elsewhere.
+    def note(self, samples: int, gradients: Sequence[torch.Tensor | None] | None = None) -> bool:
+        """Count a step of a node.
 
         Args:
             samples: of all ranks of the node, in this step.
+            gradients: for each parameter the gradient of the mean over them, which is added to the sums here;
+                None: no backward pass reached it. None in all: sums accumulate elsewhere, and come with
+                `meet`.
 
         Returns:
-            Whether `meet` is to be called now, with the sums of all ranks.
+            Whether `meet` is to be called now.
         """
         if self._closed:
             raise ClosedError("this optimizer was closed; build a new one to go on training")
@@ -39,19 +42,28 @@ class Accumulating(Saved):
             self._enter_again()
         if sigterm.asked():
             sigterm.obey()
+        assert isinstance(self._flat, FlatGradients)
         assert isinstance(self._update, WaitingUpdate | BehindUpdate)
+        if gradients is not None:
+            self._flat.add_each(gradients, samples)
         return self._update.note(samples)
 
-    def meet(self, sums: Sequence[torch.Tensor | None]) -> None:
+    @property
+    def noted(self) -> int:
+        """Samples that were noted and not dropped since the last average that has this peer's."""
+        return self._training.samples()
+
+    def meet(self, sums: Sequence[torch.Tensor | None] | None = None) -> None:
         """Average the gradients of a node with the swarm.
 
         Args:
             sums: for each parameter, the sum of its gradient over all samples that were noted since the last
-                call; None: no backward pass reached the parameter.
+                call; None: no backward pass reached the parameter. None in all: they are here already.
         """
         assert isinstance(self._flat, FlatGradients)
         assert isinstance(self._update, WaitingUpdate | BehindUpdate)
-        self._flat.add_each(sums)
+        if sums is not None:
+            self._flat.add_each(sums)
         self._update.meet()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -37,6 +37,14 @@ def test_a_node_and_a_single_peer_are_three_peers(kind: str) -> None:
     np.testing.assert_allclose(ends[0], bits(model), rtol=1e-5, atol=1e-6)
 
 
+def test_a_node_with_delayed_updates_ends_with_the_bits_of_a_single_peer() -> None:
+    """The first rank steps behind the next epoch's computation: all ranks and a single peer end equal."""
+    ends = run(train, 3, "delayed", free_port(), None)
+    assert np.array_equal(ends[0], ends[1])
+    assert np.array_equal(ends[0], ends[2])
+    assert not np.array_equal(ends[0], bits(net()))
+
+
 def test_a_rank_that_dies_is_the_node_that_leaves() -> None:
     """One rank is killed: the other one's step() raises, and the swarm's other peer goes on alone."""
     ends = run(train, 3, "ddp", free_port(), 2, lost={1})

@@ -115,14 +115,19 @@ class FlatGradients(Accumulation):
             self._reached.touch(index)
         self._filled()
 
-    def add_each(self, sums: Sequence[torch.Tensor | None]) -> None:
-        """Add sums that accumulated elsewhere, one for each parameter; None: no backward pass reached it."""
+    def add_each(self, sums: Sequence[torch.Tensor | None], factor: float = 1.0) -> None:
+        """Add gradients that were made elsewhere, times `factor`, one for each parameter; None: no backward
+        pass reached it.
+        """
         self.repair()
-        for index, total in enumerate(sums):
-            if total is not None:
-                ours = self._store.slice(index)
-                ours.add_(total.reshape(-1).to(ours.device, ours.dtype))
-                self._reached.touch(index)
+        reached = [index for index, total in enumerate(sums) if total is not None and total.numel()]
+        if reached:
+            ours = [self._store.views[index] for index in reached]
+            theirs = [sums[index].to(self._store.views[index].device) for index in reached]  # type: ignore[union-attr]
+            with torch.no_grad():
+                torch._foreach_add_(ours, theirs, alpha=factor)
+        for index in reached:
+            self._reached.touch(index)
         self._filled()
 
     def recycle(self, taken: Taken) -> None:
