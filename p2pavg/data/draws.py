@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from p2pavg.data import notes
@@ -31,7 +32,7 @@ class Draws:
     """A position goes from held to given out (to the loader), to trained (counted by a step()), to consumed.
 
     The training thread and the thread of delayed updates both come here. A peer never waits for a lease: when
-    its own are used up it claims positions behind all that it knows to be held, and says so with its next
+    its own are used up it claims positions that nobody has a lease for, and says so with its next
     contribution. Should two peers draw the same position all the same, the leader counts one of the two, and
     the other's accumulation is `spoiled`.
     """
@@ -54,7 +55,6 @@ class Draws:
         self._epoch_drew = 0  # positions in the last contribution that was counted
         self._inherited: Runs = ()  # of those trained, what was leased to a peer that left
         self._returned = 0
-        self._claimed = 0  # claims since the last round
 
     def attach(self, me: bytes, peers: Callable[[], Collection[bytes]], tell: Callable[[], None]) -> None:
         """This peer's id is known. peers: the ids of the others. tell: called when `claims` has changed."""
@@ -93,17 +93,27 @@ class Draws:
             return run
 
     def _claim(self) -> None:
-        """Behind all that is known to be held; where several claim at once, each at its own place."""
-        held = self._held, self._out, self._trained, *self._claims.values()
-        used = union(self.ledger.consumed, *self.ledger.leases.values(), *held)
-        place = 0
-        if not self._claimed:
-            place = sum(notes.name(peer) < (self._me or b"") for peer in self._peers())
-        first = (-(-(used[-1][1] if used else 0) // self._block) + place) * self._block
-        self._claimed += 1
-        self._held = union(self._held, ((first, first + self._block),))
+        """Of what the ledger leaves free, the lowest first, each of n peers takes every n-th piece: those
+        that know each other and stand at the same round never meet, though nobody waits to hear what others
+        claim.
+        """
+        me = self._me or b""
+        names = sorted({me, *map(notes.name, self._peers())})
+        taken = union(self._held, self._out, self._trained, *self._claims.values())
+        for number, piece in enumerate(self._free_pieces()):
+            if number % len(names) == names.index(me) and (left := difference((piece,), taken)):
+                self._held = union(self._held, left)
+                break
         self._refresh()
         self._tell()
+
+    def _free_pieces(self) -> Iterator[Run]:
+        """What nobody has a lease for and is not consumed, in pieces of at most a block, without end."""
+        used = union(self.ledger.consumed, *self.ledger.leases.values())
+        end = -(-(used[-1][1] if used else 0) // self._block) * self._block
+        for first, stop in difference(((0, end),), used):
+            yield from ((at, min(at + self._block, stop)) for at in range(first, stop, self._block))
+        yield from ((at, at + self._block) for at in count(end, self._block))
 
     # ---------------------------------------------------------------------- the training loop
 
@@ -146,7 +156,7 @@ class Draws:
             if counted:
                 self._trained = head(self._trained, self._declared)[1]
                 self._epoch_drew = self._declared
-            self._declared = self._claimed = 0
+            self._declared = 0
             self.ledger.commit(epoch, notes.understand(note)[1])
             self._refresh()
 

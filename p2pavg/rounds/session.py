@@ -51,6 +51,8 @@ class LoopSide(Protocol):
 
     def discarded(self, samples: int, why: str) -> None: ...
 
+    def refused(self, samples: int, why: str) -> None: ...
+
     def tell_history(self, answer: Future[tuple[Generation, ...]]) -> None: ...
 
 
@@ -201,6 +203,10 @@ class Session:
     def inherited(self, samples: int) -> None:
         """Another peer's sums are in ours."""
         self._samples += samples
+
+    def refused(self, samples: int, why: str) -> None:
+        """Another peer's sums cannot be used: the next report names their samples."""
+        self._post("refused", samples, why)
 
     def wait_until_wanted(self, timeout: float) -> bool:
         """For whoever has nothing to compute: block until `count` would have said so. False: not in time."""

@@ -198,6 +198,9 @@ class Training(Protocol):
     def inherited(self, samples: int) -> None:
         """The last Inheritance is in the sums."""
 
+    def refused(self, samples: int, why: str) -> None:
+        """The last Inheritance is not used: its samples are named in the next report."""
+
     def applying(self) -> AbstractContextManager[None]:
         """Held while parameters or optimizer state change, so that snapshots are taken of whole epochs."""
 

@@ -9,6 +9,7 @@ from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.protocol.ballot import Ballot, Lineage, PeerId
 from p2pavg.rounds.protocol.roles import Role
 from tests.simulation.books import Books
+from tests.simulation.data.positions import Positions
 from tests.simulation.said import Said
 
 if TYPE_CHECKING:
@@ -28,10 +29,11 @@ class BrokenPromiseError(AssertionError):
 class Checks:
     """Knows more than any peer: all commits, all messages, all samples."""
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: Swarm, data: tuple[int, int] | None) -> None:
         self.swarm = swarm
         self.average: dict[Lineage, tuple[Any, ...]] = {}
         self.books = Books(self, swarm.lineage)
+        self.positions = None if data is None else Positions(self, swarm.lineage, *data)
         self.said = Said(self)
         self.forks_allowed = False  # something was cut off or stopped: both sides may have gone on
         self.after: dict[Lineage, tuple[Lineage, Ballot]] = {}  # what first came of each lineage
@@ -131,6 +133,8 @@ class Checks:
             if past & samples:
                 self.broken("Counted", f"{name} averages a sample twice in one lineage")
             counted[commit.lineage] = past | samples
+            if self.positions is not None:
+                self.positions.committed(node, commit, samples)
             self._all_done(node, commit)
             self._no_fork(node, commit, before)
 

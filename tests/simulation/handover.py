@@ -19,7 +19,7 @@ from p2pavg.rounds.machine.departure import Acceptance
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 
 if TYPE_CHECKING:
-    from tests.simulation.trainer import Node
+    from tests.simulation.trainer import Node, Sample
 
     Answered = Callable[[Node, Acceptance, int | None], None]
 
@@ -36,7 +36,7 @@ class Handover:
 
     def __init__(self, node: Node, action: act.HandOver) -> None:
         self.node = node
-        self.samples = list(node.contribution)
+        self.samples: list[Sample] = []
         self.offered = action.offered
         self.behind = False
         self.counted_at: Lineage | None = None  # where the receiver stood that knew them to be averaged
@@ -46,6 +46,18 @@ class Handover:
         self.answered = False  # the offer
         self.ended = False  # the receiver may have taken them
         self.over = False
+        self._begun = False
+
+    def begin(self) -> None:
+        """The training thread waits, with what it has accumulated."""
+        if self._begun or not self.node.alive:
+            return
+        self._begun = True
+        self.samples = list(self.node.contribution)
+        if self.samples:
+            self.ask()
+        else:  # it was discarded, and named
+            self._finish(ev.HandedOver(taken=False, behind=False))
 
     def ask(self) -> None:
         """The next receiver."""
@@ -83,7 +95,7 @@ class Handover:
         counted = receiver.machine.core.history.counted(here.epoch, transfers)
         if answered == self._taken and acceptance is Acceptance.TAKEN:
             self.node.swarm.handed(self.node, receiver, self.samples)
-            receiver.inherit(self.samples)
+            receiver.inherit(self.samples, self.node.note)
             receiver.feed(ev.Inherited(here.epoch, self.offered))
         receiver.swarm.post(receiver, self.node, lambda: answered(receiver, acceptance, counted))
         if answered == self._taken:

@@ -21,6 +21,7 @@ from p2pavg.rounds.protocol.roles import Generation, Role
 from tests.simulation.jobs import SMALL, Job
 
 if TYPE_CHECKING:
+    from tests.simulation.data.loader import Undrawn
     from tests.simulation.swarm import Swarm
     from tests.simulation.trainer import Node
 
@@ -40,6 +41,8 @@ class Parameters:
 
 class Process:
     """A machine and its driver. It can be stopped, and it can die."""
+
+    data: Undrawn
 
     def __init__(self, swarm: Swarm, me: PeerId, role: Role, life: int, start: Parameters) -> None:
         """life: how many processes had this identity before."""
@@ -80,6 +83,7 @@ class Process:
                 role=role,
                 weighted=swarm.weighted,
                 life=life * SERIALS,
+                combine=lambda *said: self.data.combine(*said),
             ),
             self.clock(),
         )

@@ -13,6 +13,7 @@ from tests.simulation.jobs import SMALL
 from tests.simulation.swarm import Swarm
 
 LIMIT_S = 120.0  # virtual seconds until everybody must have finished
+WHOLE = 4  # in every so-manieth schedule, all that was drawn under faults must be averaged at the end
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Schedule:
             acknowledged=seed % 5 != 2,
             weighted=wider is not None and wider.random() < 0.25,
             wide=wider is not None,
+            data=None if wider is None or large else self._shared_out(batch * epoch_steps * self.peers),
         )
         for _ in range(self.peers):
             pace = dice.choice((1.0, 1.0, 1.0, 1.5, 4.0))
@@ -95,6 +97,11 @@ class Schedule:
             self._strikes(wider, (0, 1, 1, 2, 3), WIDE)
             for node in self.swarm.lives:
                 node.idles = 0.3 if wider.random() < 0.1 else 0.0
+
+    def _shared_out(self, target: int) -> tuple[int, int]:
+        """Positions of a pass, and of a block."""
+        dice = random.Random(f"data {self.seed}")
+        return max(1, dice.choice((target // 2, 3 * target, 20 * target + 1))), dice.choice((1, 3, 16))
 
     def _strikes(self, dice: random.Random, counts: tuple[int, ...], kinds: tuple[str, ...]) -> None:
         faults, at = self.faults, 0.2
@@ -139,14 +146,22 @@ class Schedule:
                 break
         goal = 1 + max((n.machine.epoch for n in swarm.nodes.values() if n.alive), default=0)
 
+        positions = swarm.checks.positions if self.seed % WHOLE == 0 else None
+        least = 0 if positions is None else positions.drawn
+
         def finished() -> bool:
             if all(not n.alive or swarm.checks.orphaned(n) for n in swarm.nodes.values()):
                 return True
             for node in swarm.nodes.values():
                 if node.alive and (node.parameters.epoch < goal or node.machine.role is not Role.TRAINER):
                     return False
-            return not swarm.checks.strays([node for node in swarm.nodes.values() if node.alive])
+            living = [node for node in swarm.nodes.values() if node.alive]
+            if swarm.checks.strays(living):
+                return False
+            return positions is None or all(positions.whole(n.parameters.lineage, least) for n in living)
 
         swarm.world.run(calm + LIMIT_S, finished, look_every=8)
         if any(n.alive for n in swarm.nodes.values()):
             swarm.checks.at_the_end(goal)
+            if positions is not None:
+                positions.at_the_end(least)

@@ -41,9 +41,11 @@ class Swarm:
         acknowledged: bool = True,
         weighted: bool = False,
         wide: bool = False,
+        data: tuple[int, int] | None = None,
     ) -> None:
         """acknowledged: kernels tell when nothing that a node sends arrives. weighted: contributions have
-        weights of their own. wide: what an engine tells comes late now and then.
+        weights of their own. wide: what an engine tells comes late now and then. data: positions of a pass
+        over the data that the peers share out, and of a block; None: each draws its own samples.
         """
         self.seed = seed
         self.world = World(seed)
@@ -65,7 +67,7 @@ class Swarm:
         self.ended: dict[PeerId, None] = {}  # behind a cut, so that others were not told at once
         self.only_old = False  # donors give the oldest snapshot that they have
         self._lags = random.Random(f"lags {seed}") if wide else None
-        self.checks = Checks(self)
+        self.checks = Checks(self, data)
         self.messages = 0
         self.traps: list[
             Callable[[Node, act.Action], bool]
@@ -147,6 +149,7 @@ class Swarm:
             def up(node: Node = node, other: Node = other, hello: ev.PeerUp = hello) -> None:
                 if node.links.get(other.me) is other and self.network.session[a.me, b.me] == session:
                     node.feed(hello)
+                    node.data.met(other.me)
 
             # One side is done first: what it says at once, the other may not hear.
             self.world.after(self.world.random.choice((0.0, 0.0, 2.5 * self.latency)), up)

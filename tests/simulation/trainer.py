@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
-from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.ballot import Lineage, Note, PeerId
 from p2pavg.rounds.protocol.roles import Role
 from tests.simulation.catching import Catching, followed
+from tests.simulation.data.loader import Loader, Undrawn
 from tests.simulation.handover import Handover
 from tests.simulation.jobs import Job
 from tests.simulation.process import Parameters, Process
@@ -42,11 +43,13 @@ class Node(Process):
         self.step_seconds = step_seconds
         self.apply_seconds = step_seconds * 0.3
         self.batch = batch
+        self.parameters = start
         super().__init__(swarm, me, role, life, start)
+        self.data = Undrawn(self) if swarm.checks.positions is None else Loader(self)
+        self.note = me  # of the contribution
         self.noise = lambda: 0.7 + 0.6 * self.world.random.random()  # of the length of a step
         self.began_at = self.world.now  # the step under way
         self.last_step = 0.0
-        self.parameters = start
         self.saved: Parameters | None = start if life else None  # its last checkpoint
         self.produced = 0
         self.samples: list[Sample] = []
@@ -77,10 +80,15 @@ class Node(Process):
         self.left = False
         self.notice_s = 5.0
         self.handover: Handover | None = None
-        self.inherited: list[Sample] = []  # from peers that left, not yet among the samples
+        self.left_to: list[tuple[list[Sample], Note]] = []  # from peers that left, not among the samples yet
         self.receiver_of: set[Sample] = set()  # all that ever were inherited
         self.world.after(step_seconds * self.world.random.random(), self._step_ends)
         self.world.after(swarm.beat * self.world.random.random(), self.beat)
+
+    @property
+    def inherited(self) -> list[Sample]:
+        """From peers that left, and not yet among the samples."""
+        return [sample for samples, _ in self.left_to for sample in samples]
 
     @property
     def numbers(self) -> range:
@@ -109,7 +117,7 @@ class Node(Process):
             self.weight if self.waiting else None,
             self.last_step,
             self.batch,
-            note=self.me,
+            note=self.note,
         )
 
     def _step_ends(self) -> None:
@@ -133,16 +141,17 @@ class Node(Process):
         if self.idles and self.chance.random() < self.idles:
             return
         first = self.life * LIFE
-        for _ in range(self.batch):
-            self.samples.append((self.me, first + self.produced))
-            self.produced += 1
+        counted = [(self.me, first + self.produced + number) for number in range(self.batch)]
+        self.data.drew(counted)
+        self.samples += counted
+        self.produced += self.batch
 
     def _wanted(self) -> bool:
         return bool(
             self.stopping
             or self.outcomes
             or self.healing
-            or self.inherited
+            or self.left_to
             or len(self.samples) >= self.stop_at
         )
 
@@ -157,13 +166,15 @@ class Node(Process):
     # Boundaries.
 
     def _wait(self) -> None:
-        self.samples += self.inherited
-        self.inherited.clear()
+        left, self.left_to = self.left_to, []
+        self.samples += self.data.boundary(left)
+        self.note = self.data.note(len(self.samples))
         self.waiting, self.waiting_since = True, self.world.now
         self.waits += 1
         self.contribution = list(self.samples)
         self.weight = self._weight()
         self.swarm.waits(self)
+        self.data.waits()
 
     def _weight(self) -> float | None:
         """In a weighted run: what the training loop says."""
@@ -195,12 +206,18 @@ class Node(Process):
             self._next_step()
             return
         if then == "other" and self.samples:
-            self.discarded += len(self.samples)
-            self.samples.clear()
-            self.feed(ev.Discard("no group came together"))
+            self.drop("no group came together")
             for _ in range(self.chance.choice((1, 1, 2))):
                 self._count()
         self.world.after(self.chance.choice((0.0, 0.001, 0.02)), self._comes_back)
+
+    def drop(self, why: str) -> None:
+        """What was accumulated is discarded, and named."""
+        self.data.dropped()
+        if self.samples:
+            self.discarded += len(self.samples)
+            self.samples.clear()
+            self.feed(ev.Discard(why))
 
     def _comes_back(self) -> None:
         if not self.alive:
@@ -219,6 +236,8 @@ class Node(Process):
             self._leaves()
 
     def _leaves(self) -> None:
+        if not self.alive:
+            return
         if not self.running:
             self.backlog.append(self._leaves)
             return
@@ -228,10 +247,12 @@ class Node(Process):
             return
         self.events.append(self._local())
         self.feed(ev.Leave(self.notice_s, hand_over=True))
+        if self.handover is not None:
+            self.handover.begin()
 
-    def inherit(self, samples: list[Sample]) -> None:
+    def inherit(self, samples: list[Sample], note: Note) -> None:
         """Another's samples are ours from now on."""
-        self.inherited += samples
+        self.left_to.append((samples, note))
         self.receiver_of |= set(samples)
         self._come_if_wanted()
 
@@ -285,6 +306,7 @@ class Node(Process):
                 del self.samples[: len(self.contribution)]
             self.past.append(self.parameters)
             self.parameters = Parameters(commit.ballot.epoch + 1, commit.lineage)
+            self.data.committed(commit, counted=bool(self.contribution) and not commit.late)
             if commit.following:
                 self.feed(followed(commit))
             else:
@@ -296,8 +318,9 @@ class Node(Process):
             self.past.clear()
             dropped = len(self.samples) + len(self.inherited)
             self.samples.clear()
-            self.inherited.clear()
+            self.left_to.clear()
             self.parameters = Parameters(parameters.epoch, parameters.lineage)
+            self.data.loaded(parameters.lineage)
             self.feed(ev.Healed(parameters.epoch, parameters.lineage, parameters.history, dropped))
         self.feed(self._local())
         if self.departing:
@@ -370,7 +393,8 @@ class Node(Process):
 
     def _hand_over(self, action: act.HandOver) -> None:
         self.handover = Handover(self, action)
-        self.handover.ask()
+        if self.waiting:
+            self.handover.begin()
 
     def _leave(self, _: act.Action) -> None:
         self.left = True

@@ -267,8 +267,10 @@ class OuterUpdate:
         inheritance.result.decode_into(vector)
         if not all_finite(vector):
             log.warning("a peer that left gave a move that is not finite; it is not used")
+            moves.training.refused(inheritance.samples, NON_FINITE)
             return
         if not moves.sampling.takes(inheritance):
+            moves.training.refused(inheritance.samples, SPOILED)
             return
         vector *= np.float32(inheritance.samples)
         due = self._fragments.due(moves.training.epoch)

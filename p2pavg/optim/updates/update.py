@@ -130,8 +130,10 @@ class Shared:
         inheritance.result.decode_into(vector)
         if not all_finite(vector):
             log.warning("a peer that left gave a gradient that is not finite; it is not used")
+            self.training.refused(inheritance.samples, "non-finite gradient of a peer that left")
             return
         if not self.sampling.takes(inheritance):
+            self.training.refused(inheritance.samples, SPOILED)
             return
         self.flat.add(vector, 1.0 / self.factor(inheritance.samples))
         self.training.inherited(inheritance.samples)

@@ -301,6 +301,11 @@ class Driver:
             self._discarded.append((samples, why))
             self.feed(ev.Discard(why))
 
+    @guarded
+    def refused(self, samples: int, why: str) -> None:
+        """The training thread does not use the samples of a peer that left."""
+        self._discarded.append((samples, why))
+
     # ----------------------------------------------------------------------------------------- feeding
 
     def feed(self, event: ev.Event) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import Discarded, HandOver, Left, TraceKind
-from p2pavg.rounds.machine.events import Event, HandedOver, Inherited, Leave, PeerUp
+from p2pavg.rounds.machine.events import Discard, Event, HandedOver, Inherited, Leave, PeerUp
 from p2pavg.rounds.machine.rules.camps import Facts
 from p2pavg.rounds.machine.rules.deadlines import Timer
 from p2pavg.rounds.machine.rules.plausible import plausible_handover
@@ -106,6 +106,8 @@ class Departure:
             self._take_off(event.counted)
             self._outrun, self._unknown = event.behind, event.unknown
             self._go()
+        elif isinstance(event, Discard):  # the training thread came with less than it had: that is named
+            self.core.own.drop()
         elif isinstance(event, PeerUp):
             self.core.linked.up(event)
             self._announce_to(event.peer)

@@ -25,6 +25,7 @@ class Loop:
 
 class Side:
     progress = "progress"
+    refused = "refused"
 
 
 @pytest.fixture
@@ -104,3 +105,11 @@ def test_a_report_that_was_not_there_in_time_comes_with_the_next_question(
     report: Any = object()
     recorded.set_result(report)
     assert session.last_report is report
+
+
+def test_what_a_peer_left_and_is_not_used_is_named() -> None:
+    """A refused inheritance changes no count here; the loop names its samples in the next report."""
+    session, loop = connected(1000, 0)
+    session.refused(7, "drawn by another peer too")
+    assert loop.posted == ["refused"]
+    assert session.samples() == 0

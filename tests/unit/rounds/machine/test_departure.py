@@ -6,6 +6,8 @@ from collections.abc import Collection
 
 import pytest
 
+from p2pavg.rounds.machine import actions as act
+from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.machine.departure import Acceptance
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.messages import Committed, Message
@@ -145,6 +147,21 @@ def test_the_last_peer_names_what_it_loses() -> None:
     calm.run(10.0, lambda: not alone.alive)
     assert calm.swarm.world.now - before < 0.1
     assert alone.discarded == len(alone.samples) > 0
+
+
+def test_what_is_discarded_on_the_way_out_is_named_once() -> None:
+    """The training thread finds its last samples worthless after the machine said to whom they go: who
+    discards them names them, and the machine does not name them again.
+    """
+    calm = Calm(2)
+    calm.epochs(2)
+    machine, now = calm.nodes[0].machine, calm.nodes[0].clock()
+    machine.handle(ev.LocalProgress(8, 10.0, True), now)
+    assert [a.samples for a in machine.handle(ev.Leave(5.0, True), now) if isinstance(a, act.HandOver)] == [8]
+    machine.handle(ev.Discard("drawn by another peer too"), now)
+    actions = machine.handle(ev.HandedOver(taken=False), now)
+    assert machine.departure.left
+    assert not [action for action in actions if isinstance(action, act.Discarded)]
 
 
 def test_a_dead_receiver_is_passed_over() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.simulation.checks import BrokenPromiseError
 from tests.simulation.crafted import CRAFTED
+from tests.simulation.data.mutations import DATA_MUTATIONS
 from tests.simulation.exhaustive import explore
 from tests.simulation.mutations import MUTATIONS, Mutated, Mutation
 from tests.simulation.schedule import Schedule
@@ -90,6 +91,17 @@ def breaks(crafted: Callable[[], None]) -> bool:
     except AssertionError:
         return False  # with this bug, its moment does not come
     return False
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("bug", DATA_MUTATIONS, ids=lambda bug: bug.bug)
+def test_a_deliberate_bug_of_the_data_is_caught(bug: Mutation) -> None:
+    """Each bug that is put into leases and consumption breaks the promise that a position is averaged
+    once.
+    """
+    with Mutated((bug,)):
+        found = (Schedule(seed).run().broken for seed in range(200))
+        assert any(broken is not None and broken.startswith("Once") for broken in found)
 
 
 @pytest.mark.timeout(600)
