@@ -37,7 +37,7 @@ ASK_S = 0.5  # between two words to those that are to wait, unless something cha
 HAVE_S = 1.0  # and to donors, which need not keep what is here
 LEVEL_S = 0.02  # between two looks whether it is level
 MOST_AHEAD = 8  # results that wait for the training thread: it applies them as fast as it can
-LEFT_ALONE_S = 5.0  # others are said to be ahead, and nobody gives their results
+LEFT_ALONE_S = 1.5  # others are said to be ahead, and nobody gives their results
 
 
 class Joining:
@@ -77,6 +77,7 @@ class Joining:
         self._telling = Telling(self._began_at)
         self.joined: Joined | None = None  # once it is level
         self._donors: tuple[bytes, ...] = ()
+        self._gone = set[bytes]()  # those of them that give nothing any more
         self._needs_state = False  # results alone are not enough
         self._has_state = False  # the training thread has it, or is given it next
         self._applied = asyncio.Event()
@@ -118,9 +119,10 @@ class Joining:
                     self._links[donor].send({"t": "state-done"})
 
     def _candidates(self) -> list[bytes]:
-        """Who may give the state; links that came since serve, too."""
-        trainers = [p for p, link in self._links.items() if link.hello.get("role") == Role.TRAINER.value]
-        return list(dict.fromkeys([*self._action.donors, *trainers]))
+        """Who may give the state: those that were there when it was asked for, and whoever has come since."""
+        epoch, lineage = self._action.epoch, self._action.lineage
+        came = [peer for peer in self._links if self._machine.has_reached(peer, epoch, lineage)]
+        return list(dict.fromkeys([*self._action.donors, *came]))
 
     async def _came(self, head: ResultHead, result: EncodedResult) -> None:
         """The next result is here. Once there is a state that they can be applied to, the training thread is
@@ -145,6 +147,8 @@ class Joining:
             if applied and (error is not None or not self.following.lacking()):
                 if self._machine.level:
                     break
+                if self._gone.issuperset(self._donors):
+                    raise StateError("others are ahead, and the donors give their results no more")
                 stuck_since = stuck_since or time.monotonic()
                 if time.monotonic() - stuck_since > LEFT_ALONE_S:
                     raise StateError("others are ahead, and none of the donors has their results")
@@ -171,6 +175,11 @@ class Joining:
     def told(self, donor: bytes, message: Mapping[str, Any]) -> None:
         """A donor keeps a result for us. Raises StateError when it describes it wrongly."""
         self.following.told(donor, message)
+
+    def lost(self, donor: bytes) -> None:
+        """It gives nothing any more, or its link is gone."""
+        self._gone.add(donor)
+        self.following.lost(donor)
 
     def look(self) -> None:
         """A beat: tell where we are, and ask for what it takes."""

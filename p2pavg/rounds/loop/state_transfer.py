@@ -144,7 +144,7 @@ class States:
                 raise ProtocolError(str(error)) from None
         elif self._joining is not None:
             logger.info("peer %s gives no state any more", short_id(link.peer_id))
-            self._joining[0].following.lost(link.peer_id)
+            self._joining[0].lost(link.peer_id)
 
     def sent(self, link: int, transfer: int) -> None:
         """The engine handed a chunk to the kernel."""
@@ -158,7 +158,7 @@ class States:
         """Whoever downloads over it is gone, and so is a donor."""
         self._exchange.donor.lost(link)
         if self._joining is not None:
-            self._joining[0].following.lost(peer)
+            self._joining[0].lost(peer)
 
     @property
     def last_holder(self) -> bool:

@@ -33,6 +33,7 @@ class Healing:
         self._settles_at: float | None = None  # another camp has been winning, over however many epochs
         self._orphaned = False  # we have no state, and nobody that has one is there
         self._doubts: dict[PeerId, tuple[int, float]] = {}  # how often each was doubted, and until when
+        self._asked: tuple[PeerId, ...] = ()  # the donors of the download that is under way
 
     def new_epoch(self) -> None:
         self.core.disarm(Timer.ASK)
@@ -45,6 +46,7 @@ class Healing:
         if core.here.departing and self.machine.core.holding is None:
             return  # a departing peer heals only while it holds a ballot, which others may have decided
         if core.here.joining is not None:
+            self._look_after_donors()
             return
         if core.linked.doubted:
             core.linked.doubt({peer for peer, (_, until) in self._doubts.items() if core.now < until})
@@ -75,6 +77,19 @@ class Healing:
             return  # our round of this epoch ends first
         if core.now >= self._settles_at:
             self._start(best, "another lineage of the same epoch wins")
+
+    def _look_after_donors(self) -> None:
+        """The donors of the download under way have all fallen silent: others may be heard."""
+        core = self.core
+        if any(core.linked.alive(donor) for donor in self._asked):
+            return
+        mine, *others = core.linked.camps(core.camp())
+        best = mine
+        for camp in others:
+            if camp.beats(best):
+                best = camp
+        if best is not mine:
+            self._start(best, "its donors fell silent")
 
     def _unrivalled(self) -> None:
         core = self.core
@@ -148,9 +163,11 @@ class Healing:
         core.resume()
         core.wait_at(None)
         core.deadlines.relax(1.0)  # the round in which they grew is over for us
+        core.disarm(Timer.HEAL)
         core.trace(TraceKind.HEAL, to=camp.epoch, lineage=camp.lineage, why=why)
         results_do = core.here.role is Role.TRAINER and not core.here.pending and not undecided
-        core.act(StartHeal(camp.epoch, camp.lineage, tuple(self._donors(camp)), why, results_do))
+        self._asked = tuple(self._donors(camp))
+        core.act(StartHeal(camp.epoch, camp.lineage, self._asked, why, results_do))
         core.broadcast_progress()
 
     def on_healed(self, event: Healed) -> None:

@@ -80,9 +80,10 @@ class Leading:
         self._arm_promise()
 
     def _landlocked(self, voters: Sequence[PeerId], members: Sequence[PeerId]) -> set[PeerId]:
-        """Members that own no part: they are known to have no link to each other, or nobody can dial them, so
-        that two of them have none, unless both say that they have met. Where nobody else is there, they own
-        parts all the same: what links they have then carry the gradients, relays included.
+        """Members that own no part: they are known to have no link to each other, or refused for want of one,
+        or nobody can dial them, so that two of them have none, unless both say that they have met. Where
+        nobody else is there, they own parts all the same: what links they have then carry the gradients,
+        relays included.
         """
         met = {peer: self._met(peer) for peer in members if self._is_client_only(peer)}
         hidden = {
@@ -90,7 +91,7 @@ class Leading:
             for peer, known in met.items()
             if any(other != peer and not (other in known and peer in met[other]) for other in met)
         }
-        apart = ends(self.core.gaps(), members) | hidden
+        apart = ends([*self.core.gaps(), *self.machine.refusals.parted()], members) | hidden
         return apart if not apart.issuperset(voters) else set()
 
     def _met(self, peer: PeerId) -> Collection[PeerId]:

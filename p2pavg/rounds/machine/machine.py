@@ -122,6 +122,13 @@ class Machine:
         """Nobody else that has the state of the run is in view."""
         return not any(True for _ in self.core.linked.trainers())
 
+    def has_reached(self, peer: PeerId, epoch: int, lineage: Lineage) -> bool:
+        """Whether a peer with the state is known to stand at (epoch, lineage), or at a later epoch."""
+        facts = self.core.linked.get(peer)
+        if facts is None or facts.silent or facts.joining or facts.role is not Role.TRAINER:
+            return False
+        return facts.epoch > epoch or facts.stands_at(epoch, lineage)
+
     @property
     def leader(self) -> PeerId | None:
         return self.core.leader()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.memory.promises import Rivalry
 from p2pavg.rounds.machine.memory.proposal import Proposal
+from p2pavg.rounds.machine.rules.camps import BELIEVED_S, Gap
 from p2pavg.rounds.machine.rules.deadlines import Timer
 from p2pavg.rounds.machine.rules.stalls import judge
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId
@@ -28,11 +29,18 @@ class Refusals:
         self._nameless: Counter[PeerId] = Counter()  # refusals for which nobody could be left out
         self._claimed: dict[Ballot, set[PeerId]] = {}  # who refused because of which ballot
         self._rivalry = Rivalry(self.core.promises)
+        self._parted: dict[Gap, float] = {}  # two that named each other, and when
 
     def new_epoch(self) -> None:
         """What was refused in the last epoch is over."""
         self._nameless.clear()
         self._claimed.clear()
+
+    def parted(self) -> list[Gap]:
+        """Pairs that both lately refused for want of a link to each other."""
+        now = self.core.now
+        self._parted = {gap: at for gap, at in self._parted.items() if now - at < BELIEVED_S}
+        return list(self._parted)
 
     def on_refuse(self, peer: PeerId, message: Refuse) -> None:
         proposal, core, leading = self.core.led(message.ballot), self.core, self.machine.leading
@@ -95,6 +103,7 @@ class Refusals:
         """Whether members without a link to each other ended the attempt.
 
         Whoever lacks a link is judged when the other end has answered. An end that promised has its links.
+        Two that name each other own no part in the next attempts, which need no link between them.
         """
         leading = self.machine.leading
         answered = proposal.promised | proposal.unlinked.keys() | {self.core.me}
@@ -104,6 +113,12 @@ class Refusals:
                 continue
             if all(other in proposal.promised or other == self.core.me for other in voting):
                 leading.abort(Cause.UNLINKED, [peer])
+                return True
+            named = [other for other in voting if peer in proposal.unlinked.get(other, ())]
+            mutual: list[Gap] = [(min(peer, other), max(peer, other)) for other in named]
+            if any(gap not in self._parted for gap in mutual):
+                self._parted |= dict.fromkeys(mutual, self.core.now)
+                leading.abort(Cause.UNLINKED, (), counts=False)
                 return True
             reports = {
                 proposal.members.index(one): ([proposal.members.index(other) for other in others], ())

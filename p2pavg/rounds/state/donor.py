@@ -188,12 +188,11 @@ class Donor:
     # What happens meanwhile.
 
     def applied(self) -> None:
-        """The training thread stands at another epoch. If results of rounds that this peer was not in led
+        """The training thread stands at another epoch, or in another lineage. If no result of the chain led
         there, the chain is broken: nobody gets further with it.
         """
         self._epochs_at.append(time.monotonic())
-        end = self._retained.end
-        if end is not None and end[0] < self._live.standing[0]:
+        if self._retained and not self._retained.leads_by(*self._live.standing):
             self.stop("this peer went on by the results of others")
         self._moved.set()
 

@@ -91,6 +91,7 @@ class Downloader:
         results on top of it are enough. Raises StateError when no donor has anything.
         """
         asked: dict[bytes, asyncio.Task[dict[str, Any]]] = {}
+        asked_at: dict[bytes, float] = {}
         answered: dict[bytes, dict[str, Any]] = {}
 
         def ask_more() -> None:
@@ -105,11 +106,12 @@ class Downloader:
             }
             for donor in there:
                 asked[donor] = asyncio.ensure_future(self._ask(links[donor], request))
+                asked_at[donor] = time.monotonic()
 
         manifests: dict[bytes, Manifest] = {}
         whys: list[str] = []
-        start, deadline = time.monotonic(), None
-        heard_at = start
+        deadline: float | None = None
+        heard_at = time.monotonic()
         ask_more()
         try:
             while pending := [d for d in asked if d not in answered]:
@@ -135,10 +137,10 @@ class Downloader:
                             manifest.check(links[donor].hello["key"])
                             manifests[donor] = manifest
                         answered[donor] = answer
+                        now = time.monotonic()
+                        deadline = deadline or now + GRACE_S + now - asked_at[donor]
                     except (P2PAvgError, TimeoutError, KeyError) as error:
                         whys.append(str(error) or type(error).__name__)
-                if any(answered.values()) and deadline is None:
-                    deadline = time.monotonic() + GRACE_S + (time.monotonic() - start)
         finally:
             for task in asked.values():
                 task.cancel()

@@ -117,6 +117,11 @@ class RetainedResults:
             (kept.head.epoch + 1, kept.head.lineage) == (epoch, lineage) for kept in self._chain
         )
 
+    def leads_by(self, epoch: int, lineage: bytes) -> bool:
+        """Whether whoever stands at (epoch, lineage) is on the way of the chain, as far as it is kept."""
+        before_all = self._start is not None and epoch < self._start[0]
+        return before_all or self.reaches(epoch, lineage)
+
     def since(self, epoch: int) -> list[ResultHead]:
         """The results from this epoch on, in order."""
         return [kept.head for kept in self._chain if kept.head.epoch >= epoch]

@@ -17,6 +17,8 @@ from p2pavg.transport.links.link import Link, Opener
 from p2pavg.transport.links.link_maker import LinkMaker
 
 Address = tuple[str, int]
+PROVED_S = 2.0  # seconds left, at least, once this side has proved who it is: both sides have given up an
+# older link by then, and a dial that ends now leaves them without any
 
 
 class Dials:
@@ -52,10 +54,10 @@ class Dials:
 
     async def _dial(self, host: str, port: int, expect: bytes | None, timeout: float, anew: bool) -> Link:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout) as limit:
                 sock = await wire.dial(host, port, self._make_socket)
                 guard(sock)
-                return await self._greet(sock, expect, anew=anew)
+                return await self._greet(sock, expect, limit, anew=anew)
         except Refusal as refusal:
             raise refusal.error() from None
         except TimeoutError:
@@ -70,8 +72,8 @@ class Dials:
     async def greet(self, sock: CountedSocket, expect: bytes, opener: Opener, timeout: float) -> Link:
         """Return the link to a peer over an existing connection. Raises like `Endpoint.greet`."""
         try:
-            async with asyncio.timeout(timeout):
-                return await self._greet(sock, expect, opener=opener, anew=True)
+            async with asyncio.timeout(timeout) as limit:
+                return await self._greet(sock, expect, limit, opener=opener, anew=True)
         except Refusal as refusal:
             raise refusal.error() from None
         except TimeoutError:
@@ -81,7 +83,13 @@ class Dials:
             raise UnreachableError(f"the connection to peer {short_id(expect)} broke ({error})") from None
 
     async def _greet(
-        self, sock: CountedSocket, expect: bytes | None, *, anew: bool = False, opener: Opener | None = None
+        self,
+        sock: CountedSocket,
+        expect: bytes | None,
+        limit: asyncio.Timeout,
+        *,
+        anew: bool = False,
+        opener: Opener | None = None,
     ) -> Link:
         maker, way = self._maker, sock.way
         remote = normalise(sock.getpeername())
@@ -93,6 +101,8 @@ class Dials:
             maker.check(mine, theirs, expect)
             peer_id = theirs.peer_id
             await maker.pairing.as_dialler(theirs, anew=anew, way=way)
+            least = asyncio.get_running_loop().time() + PROVED_S
+            limit.reschedule(max(limit.when() or least, least))
 
         try:
             met = await greeting.as_dialler(sock, maker.identity, mine, admit, maker.tls(way))

@@ -21,7 +21,7 @@ from p2pavg.errors import (
     UnreachableError,
 )
 from p2pavg.identity import Identity
-from p2pavg.transport.links import half_open, handshake, listening, proofs
+from p2pavg.transport.links import half_open, handshake, listening, pairing, proofs
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.streams import keeper as stream_keeper
 from tests.unit.transport.endpoints import DEADLINE_S, Host
@@ -141,6 +141,32 @@ class TestConnecting:
             assert [link for link, _ in b.down] == [stale]
             assert b.link_to(a).secret == second.secret
 
+    async def test_a_dial_that_has_proved_itself_is_given_time(self, hosts, monkeypatch):
+        """A dial replaces a silent link, and its time is over before the other side answers its proof, which
+        has given up that link, too: a dial that ended there would leave both without a link.
+        """
+        a, b = await hosts(), await hosts()
+        await a.connect(b)
+        monkeypatch.setattr(pairing, "_QUIET_S", -1.0)
+        admit, proved, goes_on = b.endpoint.pairing.as_listener, asyncio.Event(), asyncio.Event()
+
+        async def slowly(theirs, accepted_at):
+            proved.set()
+            await goes_on.wait()
+            await admit(theirs, accepted_at)
+
+        monkeypatch.setattr(b.endpoint.pairing, "as_listener", slowly)
+        dial = asyncio.ensure_future(a.connect(b, anew=True, timeout=0.5))
+        async with asyncio.timeout(DEADLINE_S):
+            await proved.wait()
+            await asyncio.wait((dial,), timeout=0.6)
+            assert not dial.done()
+            goes_on.set()
+            link = await dial
+        await b.until(lambda: len(b.up) == 2)
+        assert a.link_to(b) is link
+        assert b.link_to(a).secret == link.secret
+
     async def test_link_down(self, hosts):
         """When a peer closes, the other is told once, requests fail, and the streams are gone."""
         a, b = await hosts(), await hosts()
@@ -207,7 +233,7 @@ class TestRefusing:
         b = await hosts(schema=b"b" * 32, terms={"parameters": 20})
         watcher = await hosts(schema=b"")
         with pytest.raises(
-            IncompatiblePeerError, match=r"parameters is (10|20) at peer .{6} and (10|20) at peer .{6}"
+            IncompatiblePeerError, match=r"parameters is (10|20) at peer .{8} and (10|20) at peer .{8}"
         ):
             await a.connect(b)
         await watcher.connect(a)
@@ -219,7 +245,7 @@ class TestRefusing:
         b = await hosts(schema=b"a" * 32, terms={"target_batch_size": 32, "compression": "fp16"})
         with pytest.raises(
             IncompatiblePeerError,
-            match=r"disagree: target_batch_size is (32|64) at peer .{6} and (32|64) at peer .{6};",
+            match=r"disagree: target_batch_size is (32|64) at peer .{8} and (32|64) at peer .{8};",
         ):
             await a.connect(b)
 

@@ -4,25 +4,45 @@ from __future__ import annotations
 
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
-from p2pavg.rounds.machine.actions import OpenJob, StartHeal
+from p2pavg.rounds.machine.actions import Action, OpenJob, StartHeal
 from p2pavg.rounds.machine.core import Config
-from p2pavg.rounds.machine.events import Followed, HealFailed, LocalProgress, PeerDown, PeerUp, Tick
+from p2pavg.rounds.machine.events import (
+    Followed,
+    HealFailed,
+    Health,
+    LocalProgress,
+    PeerDown,
+    PeerHealth,
+    PeerUp,
+    Tick,
+)
 from p2pavg.rounds.machine.machine import Machine
 
-ME, DONOR = (name * 20 for name in (b"a", b"b"))
+ME, DONOR, OTHER = (name * 20 for name in (b"a", b"b", b"c"))
 HERE, AHEAD = b"l" * 32, b"m" * 32
+
+
+def alone() -> Machine:
+    """A peer that knows nobody yet."""
+    config = Config(
+        me=ME, run_id="r", epoch=0, lineage=HERE, target=4, plan=lambda members: Plan((Part(0, 0, 5),))
+    )
+    return Machine(config, 0.0)
+
+
+def hears(machine: Machine, since: float, until: float, *heard: PeerHealth) -> list[Action]:
+    """Time passes, and at its end the links are looked at."""
+    actions: list[Action] = []
+    for tenth in range(round(10 * since) + 1, round(10 * until) + 1):
+        actions += machine.handle(Tick(), tenth / 10)
+    return actions + machine.handle(Health(heard), until)
 
 
 def test_a_result_that_is_applied_after_the_download_was_given_up_counts() -> None:
     """The last donor goes while results wait for the training thread, and the peer trains on alone. What it
     applies then is in its parameters: it averages from there, and not from where it was.
     """
-    machine = Machine(
-        Config(
-            me=ME, run_id="r", epoch=0, lineage=HERE, target=4, plan=lambda members: Plan((Part(0, 0, 5),))
-        ),
-        0.0,
-    )
+    machine = alone()
     actions = machine.handle(PeerUp(DONOR, 1, AHEAD, leader=DONOR), 0.1)
     assert [action.results_do for action in actions if isinstance(action, StartHeal)] == [True]
     machine.handle(PeerDown(DONOR, "gone"), 0.2)
@@ -36,3 +56,25 @@ def test_a_result_that_is_applied_after_the_download_was_given_up_counts() -> No
     assert (machine.epoch, machine.lineage, machine.total_samples) == (1, AHEAD, 8)
     actions = machine.handle(LocalProgress(4, 1.0, at_boundary=True), now + 0.2)
     assert [a.ballot.standing for a in actions if isinstance(a, OpenJob)] == [(1, AHEAD)]
+
+
+def test_whoever_downloads_from_silent_donors_turns_to_others_that_are_heard() -> None:
+    """A donor behind a cut would be waited for until its link is given up; another camp lives."""
+    machine = alone()
+    machine.handle(PeerUp(DONOR, 2, AHEAD, leader=DONOR), 0.1)
+    actions = machine.handle(PeerUp(OTHER, 1, b"n" * 32, leader=OTHER), 0.2)
+    assert machine.core.here.joining == (2, AHEAD)
+    assert not any(isinstance(action, StartHeal) for action in actions)
+    heard = PeerHealth(OTHER, 0.0, 0.0, 0.0, 0.1), PeerHealth(DONOR, 5.9, 5.9, 5.9, 0.1)
+    actions = hears(machine, 0.2, 6.0, *heard)
+    assert [action.donors for action in actions if isinstance(action, StartHeal)] == [(OTHER,)]
+    assert machine.core.here.joining == (1, b"n" * 32)
+
+
+def test_a_download_goes_on_while_nobody_else_is_heard() -> None:
+    """There is nobody to turn to: what is here already stays, and the donor may be heard again."""
+    machine = alone()
+    machine.handle(PeerUp(DONOR, 2, AHEAD, leader=DONOR), 0.1)
+    actions = hears(machine, 0.1, 6.0, PeerHealth(DONOR, 5.9, 5.9, 5.9, 0.1))
+    assert not any(isinstance(action, StartHeal) for action in actions)
+    assert machine.core.here.joining == (2, AHEAD)

@@ -89,9 +89,18 @@ def test_three_average_though_two_of_them_are_apart(blocked: tuple[int, int], to
     assert swarm.contributors(since=2) == {3}
 
 
-def test_without_a_word_two_that_are_apart_hinder_each_other() -> None:
-    """What the words are for: when nobody says that there is a gap, rounds go on without one of the two."""
+def test_two_refusals_that_name_each_other_are_word_enough() -> None:
+    """Where the third one leads, before anybody has said that there is a gap: all three contribute."""
     swarm = Triangle((0, 1), told=())
+    swarm.run(BELIEVED_S)
+    assert swarm.contributors(since=2) == {3}
+    void = [trace for _, _, trace in swarm.traced if trace.kind == "aborted" and trace.fields["epoch"] >= 2]
+    assert not any(trace.fields["why"] == "unlinked" for trace in void)
+
+
+def test_without_a_word_a_leader_goes_on_without_whom_it_has_no_link_to() -> None:
+    """What the words are for: when nobody says that there is a gap, the leader's other end is left out."""
+    swarm = Triangle((0, 2), told=())
     swarm.run(BELIEVED_S)
     assert swarm.contributors(since=2) != {3}
 

@@ -305,6 +305,33 @@ async def test_a_donor_that_follows_others_offers_no_chain_that_ends_too_early()
     assert offered.manifest is not None
 
 
+async def test_a_donor_that_heals_within_an_epoch_offers_no_chain_of_the_lineage_that_it_left() -> None:
+    """Whoever stands in that lineage would wait for results that never come."""
+    engine = Engine()
+    giver = donor(engine, None)
+    assert (await giver.offer(1)) is not None
+    engine.live.standing = (3, b"m" * 32)
+    giver.applied()
+    assert [message["t"] for _, message in engine.told] == ["state-gone"]
+    offered = await giver.offer(2, have=(3, b"l" * 32))
+    assert offered is not None
+    assert offered.manifest is not None
+
+
+async def test_a_donor_that_is_behind_what_newcomers_have_goes_on() -> None:
+    """Its training thread may apply an average later than a newcomer that has it."""
+    engine = Engine()
+    served = donor(engine, None)
+    await offered(served, 0)
+    first, second = chain(2)
+    served.committed(first, RESULT)
+    served.committed(second, RESULT)
+    served.has(0, 5, loaded=True)  # the newcomer needs neither of them any more
+    engine.live.standing = (4, first.lineage)
+    served.applied()
+    assert "state-gone" not in [message["t"] for _, message in engine.told]
+
+
 async def test_a_donor_that_changes_its_state_says_so() -> None:
     """Whoever downloads hears that what it downloads is not to be had any more, and gets nothing of it."""
     engine = Engine()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +91,23 @@ async def test_who_comes_while_few_are_asked_is_asked_too() -> None:
     offers = asking(members)
     async with asyncio.timeout(10):
         await members[b"a" * 20].asked.wait()
+        members[b"z" * 20] = Member(answers=True)
+        assert (await offers).donors == (b"z" * 20,)
+
+
+async def test_one_that_does_not_answer_keeps_nobody_from_whoever_comes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first answer comes after a hundred seconds, from a member that was asked just then: the one that
+    was asked at the start gets no hundred seconds more.
+    """
+    clock = 0.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock))
+    members = {b"a" * 20: Member()}
+    offers = asking(members)
+    async with asyncio.timeout(10):
+        await members[b"a" * 20].asked.wait()
+        clock = 100.0
         members[b"z" * 20] = Member(answers=True)
         assert (await offers).donors == (b"z" * 20,)
 
