@@ -26,19 +26,19 @@ def run(task: Task) -> Verdict:
     return Schedule(*task).run()
 
 
-def rarely_collect() -> None:
-    """A schedule lives for milliseconds: looking for cycles in all of it time and again is a waste."""
+def collect_young() -> None:
+    """Look for what a schedule leaves behind while that is in the cache of the processor."""
     gc.freeze()
-    gc.set_threshold(200_000)
+    gc.set_threshold(5_000)
 
 
 def verdicts(tasks: list[Task], processes: int) -> Iterator[Verdict]:
     """One for each, in any order."""
     if processes == 1:
-        rarely_collect()
+        collect_young()
         yield from map(run, tasks)
         return
-    with multiprocessing.get_context("fork").Pool(processes, rarely_collect) as pool:
+    with multiprocessing.get_context("fork").Pool(processes, collect_young) as pool:
         yield from pool.imap_unordered(run, tasks, chunksize=max(1, min(50, len(tasks) // (64 * processes))))
 
 

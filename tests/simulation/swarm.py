@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from p2pavg.plan import Plan
@@ -142,12 +143,13 @@ class Swarm:
             return  # that was what it waited for before it left
         self.network.connect(a.me, b.me, self.latency, self.chunk_seconds)
         a.links[b.me], b.links[a.me] = b, a
-        session = self.network.session[a.me, b.me]
+        way = self.network.ways[a.me, b.me]
+        session = way.session
         for node, other in ((a, b), (b, a)):
             hello = self._hello(other)
 
             def up(node: Node = node, other: Node = other, hello: ev.PeerUp = hello) -> None:
-                if node.links.get(other.me) is other and self.network.session[a.me, b.me] == session:
+                if node.links.get(other.me) is other and way.session == session:
                     node.feed(hello)
                     node.data.met(other.me)
 
@@ -247,11 +249,7 @@ class Swarm:
         if type(message) in FACTS and self.world.random.random() < 0.05:
             times = 2
         for _ in range(times):
-            self.network.send(node.me, peer, lambda: self._deliver(node, target, event))
-
-    def _deliver(self, sender: Node, target: Node, event: ev.Event) -> None:
-        if target.links.get(sender.me) is sender:
-            target.feed(event)
+            self.network.send(node.me, peer, partial(_deliver, node, target, event))
 
     def post(self, node: Node, target: Node, job: Callable[[], None]) -> None:
         """A message that is not the machine's: in order with those that are."""
@@ -330,6 +328,11 @@ class Swarm:
     def leaves(self, node: Node) -> None:
         """A process ends by itself, having named what is lost."""
         self.checks.books.left(node)
+
+
+def _deliver(sender: Node, target: Node, event: ev.Event) -> None:
+    if target.links.get(sender.me) is sender:
+        target.feed(event)
 
 
 def short(thing: Any, name: Callable[[PeerId], str]) -> str:

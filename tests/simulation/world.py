@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 Job = Callable[[], None]
@@ -42,7 +42,7 @@ class World:
             job()
 
 
-@dataclass
+@dataclass(slots=True)
 class Way:
     """One direction of a link."""
 
@@ -52,6 +52,7 @@ class Way:
     held: list[Job] = field(default_factory=list)  # sent while cut: TCP sends them again when the cut ends
     chunk_seconds: float = 0.0  # bandwidth: how long a chunk of gradient takes
     data_free_at: float = 0.0
+    session: int = 0  # counts connections: a reset loses what is under way
 
 
 class Ways(dict[tuple[Any, Any], Way]):
@@ -66,6 +67,15 @@ class Ways(dict[tuple[Any, Any], Way]):
         return way
 
 
+def _arrive(way: Way, session: int, deliver: Job) -> None:
+    if way.session != session:
+        return
+    if way.cut_at is not None:
+        way.held.append(partial(_arrive, way, session, deliver))
+    else:
+        deliver()
+
+
 class Network:
     """All links. A link is up or down for both sides; each way can be cut without either side being told."""
 
@@ -73,42 +83,34 @@ class Network:
         self.world = world
         self.ways = Ways()
         self.cuts: dict[tuple[Any, Any], None] = {}  # ways that are cut, in the order of the cuts
-        self.session: dict[tuple[Any, Any], int] = defaultdict(
-            int
-        )  # counts connections: a reset loses what is under way
 
     def connect(self, a: Any, b: Any, latency: float, chunk_seconds: float) -> None:
         for x, y in ((a, b), (b, a)):
-            old = self.ways.get((x, y))
-            self.ways[x, y] = Way(latency, cut_at=old.cut_at if old else None, chunk_seconds=chunk_seconds)
-            self.session[x, y] += 1
+            old, way = self.ways.get((x, y)), Way(latency, chunk_seconds=chunk_seconds)
+            if old is not None:
+                way.cut_at = old.cut_at
+                old.session += 1
+            self.ways[x, y] = way
 
     def disconnect(self, a: Any, b: Any) -> None:
         for pair in ((a, b), (b, a)):
-            self.session[pair] += 1
             if pair in self.ways:
+                self.ways[pair].session += 1
                 self.ways[pair].held.clear()
 
     def send(self, a: Any, b: Any, deliver: Job, *, data: bool = False) -> None:
         """In order within each way and kind; lost when the connection is reset before it arrives."""
-        way = self.ways[a, b]
-        session = self.session[a, b]
+        self._send(self.ways[a, b], deliver, data)
 
-        def arrive() -> None:
-            if self.session[a, b] != session:
-                return
-            if way.cut_at is not None:
-                way.held.append(arrive)
-            else:
-                deliver()
-
-        now, noise = self.world.now, self.world.random.random()
+    def _send(self, way: Way, deliver: Job, data: bool) -> None:
+        world = self.world
+        now, noise = world.now, world.random.random()
         if data:
             way.data_free_at = max(way.data_free_at, now) + way.chunk_seconds
-            self.world.at(way.data_free_at + way.latency * (1 + 0.2 * noise), arrive)
+            at = way.data_free_at + way.latency * (1 + 0.2 * noise)
         else:
-            way.free_at = max(way.free_at, now + way.latency * (1 + 0.3 * noise))
-            self.world.at(way.free_at, arrive)
+            at = way.free_at = max(way.free_at, now + way.latency * (1 + 0.3 * noise))
+        world.at(at, partial(_arrive, way, way.session, deliver))
 
     def cut(self, a: Any, b: Any) -> None:
         if self.ways[a, b].cut_at is None:

@@ -331,7 +331,8 @@ class Core:
     def leader(self) -> PeerId | None:
         """Whom we follow: the last leader as long as it can, else the rendezvous choice of those that can."""
         sticks = self.sticky is not None and self.can_lead(self.sticky)
-        lacking = ends(self.gaps())
+        gaps = self.gaps()
+        lacking = ends(gaps) if gaps else set[PeerId]()
         if sticks and self.sticky not in lacking:
             return self.sticky
         # Asked for after every event, and mostly as before.

@@ -59,4 +59,6 @@ class Offences:
 
     def out(self, epoch: int) -> list[PeerId]:
         """Who is no member of this epoch's round for what it did in earlier ones."""
+        if not self._records:  # so it is mostly, and this is asked for after every event
+            return []
         return sorted(peer for peer, record in self._records.items() if epoch < record.back_at)
