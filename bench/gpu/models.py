@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import random
 import time
@@ -119,18 +120,30 @@ class Times:
     ahead: list[float] = field(default_factory=list)  # seconds of the wall for which the host had finished
 
 
+class Checked(torch.optim.SGD):
+    """Has a GradScaler look for inf at each microbatch, as a CollaborativeOptimizer does, and that is all."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Any = None) -> None:
+        """Leave the parameters as they are."""
+
+
 @dataclass
 class Local:
-    """One model, trained plainly and collaboratively by turns, under float16 autocast."""
+    """One model, trained plainly and collaboratively by turns, under float16 autocast. With a GradScaler both
+    have it look at the gradients after each microbatch: what that costs is torch's.
+    """
 
     job: Job
     microbatches: int
     scaled: bool  # with a GradScaler
-    step_us: list[float] = field(default_factory=list)
+    step_us: list[float] = field(default_factory=list)  # of our own step() alone
+    scaler_us: list[float] = field(default_factory=list)  # of scaler.step() and update(), ours inside
 
     def __post_init__(self) -> None:
         self.plain_model = twin_of(self.job.model)
-        self.plain_optimizer = torch.optim.SGD(self.plain_model.parameters(), lr=0.0)
+        self.plain_optimizer = Checked(self.plain_model.parameters(), lr=0.0)
         self.scalers = [torch.amp.GradScaler("cuda", enabled=self.scaled) for _ in range(2)]
 
     def _backward(self, model: nn.Module, scaler: torch.amp.GradScaler) -> None:
@@ -142,21 +155,34 @@ class Local:
         """One accumulation of plain PyTorch, without its optimizer's step."""
         for _ in range(self.microbatches):
             self._backward(self.plain_model, self.scalers[0])
+            if self.scaled:
+                self.scalers[0].step(self.plain_optimizer)
+                self.scalers[0].update()
         self.plain_optimizer.zero_grad()
 
     def local(self, optimizer: CollaborativeOptimizer) -> None:
         """The same under the optimizer, with the clearing of the buffer that ends every epoch."""
-        scaler = self.scalers[1]
+        scaler, own = self.scalers[1], optimizer.step
+
+        @functools.wraps(own)
+        def step(*args: Any, **options: Any) -> Any:
+            begun = time.perf_counter()
+            result = own(*args, **options)
+            self.step_us.append((time.perf_counter() - begun) * 1e6)
+            return result
+
+        optimizer.step = step  # type: ignore[method-assign]
         for _ in range(self.microbatches):
             self._backward(self.job.model, scaler)
             begun = time.perf_counter()
             if self.scaled:
                 scaler.step(optimizer)
                 scaler.update()
+                self.scaler_us.append((time.perf_counter() - begun) * 1e6)
             else:
                 optimizer.step()
-            self.step_us.append((time.perf_counter() - begun) * 1e6)
             optimizer.zero_grad()
+        del optimizer.step
         optimizer.discard()
 
     def hivemind(self, optimizer: Any, reuse: bool) -> None:
@@ -190,6 +216,7 @@ class Local:
             for block in blocks.values():
                 self.timed(block, Times())
         self.step_us.clear()
+        self.scaler_us.clear()
         found = {name: Times() for name in blocks}
         names = list(blocks)
         gc.collect()
@@ -266,6 +293,7 @@ def measure(job: Job, microbatches: int, pairs: int, scaled: bool, until: float)
         "host_ahead_ms": {k: median(t.ahead) * 1e3 for k, t in found.items()},
         "step_us_median": median(local.step_us),
         "step_us_p99": percentile(local.step_us, 99),
+        "scaler_us_median": median(local.scaler_us) if scaled else 0.0,
         "memory_before_wrapping": memory,
         "memory_peak": torch.cuda.max_memory_allocated(),
         "ratios": ratios(plain.wall, ours.wall),

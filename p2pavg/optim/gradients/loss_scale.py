@@ -39,6 +39,7 @@ class Flags:
         self._room = torch.empty(
             self.SLOTS, dtype=torch.float32, device="cpu", pin_memory=torch.cuda.is_available()
         )
+        self._events = [torch.cuda.Event() for _ in range(self.SLOTS)]  # type: ignore[no-untyped-call]
         self._pending: deque[tuple[int, Any, int]] = deque()  # slot, event, samples counted by then
         self._next = 0
 
@@ -48,7 +49,7 @@ class Flags:
             self._pending[0][1].synchronize()
         slot, self._next = self._next, (self._next + 1) % self.SLOTS
         self._room[slot].copy_(found_inf, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = self._events[slot]
         event.record()
         self._pending.append((slot, event, counted))
 
