@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 from collections.abc import Iterable
@@ -55,6 +56,25 @@ def check_modules(modules: Iterable[torch.nn.Module]) -> None:
                     f"{type(module).__name__}(gradient_as_bucket_view=True) puts gradients into buffers of "
                     "its own; train the model without that wrapper, or without that option"
                 )
+
+
+def check_alone(params: Iterable[torch.Tensor]) -> None:
+    """Raises ConfigurationError when DistributedDataParallel averages the gradients of these parameters
+    between several processes, of which each would be a peer.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return
+    held = {id(param) for param in params}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.nn.parallel.DistributedDataParallel) and any(
+            id(param) in held for param in thing.parameters()
+        ):
+            raise ConfigurationError(
+                f"DistributedDataParallel averages the gradients of {distributed.get_world_size()} processes "
+                "that each would be a peer: pass node_group=torch.distributed.group.WORLD, which makes them "
+                "one, or start each by itself, without torchrun or accelerate launch"
+            )
 
 
 def check_scheduler(scheduler: object, optimizer: torch.optim.Optimizer) -> None:

@@ -147,6 +147,7 @@ class CollaborativeOptimizer(Accumulating):
         self._leave_notice_s = options.leave_notice_s
         self._outer = outer_of(options.outer)
         self._warned = False
+        self._alone = False  # it was seen that no wrapper averages gradients, too
         # Each local step stands for itself, so outer steps need no weights of microbatches.
         reduction = "sum" if self._outer is not None else options.loss_reduction
         self._microbatches = Microbatches(options.target, options.batch_size_per_step, reduction)
@@ -269,6 +270,9 @@ class CollaborativeOptimizer(Accumulating):
         if self._update.lost:
             self._enter_again()
         self.stepped = False
+        if not self._alone:
+            arguments.check_alone(self._flat.params)
+            self._alone = True
         if self._outer is None:
             self._outside.begins(self.param_groups)
         samples = self._microbatches.take(batch_size, self._flat.passes)

@@ -134,40 +134,159 @@ def test_trainer_as_it_is_stops_within_the_first_epoch(
 # -------------------------------------------------------------------------------------------- Accelerate
 
 
-@pytest.mark.parametrize("opt", [{"batch_size_per_step": 4}], indirect=True)
-def test_accelerates_clipping_and_accumulation_are_named(
-    opt: CollaborativeOptimizer, model: ForTrainer
-) -> None:
-    """clip_grad_norm_ of sums, and several backward() whose samples nobody told, are errors with the fix."""
-    accelerate = pytest.importorskip("accelerate")
-    accelerator = accelerate.Accelerator(cpu=True)
-    peer = opt.peer
-    model, prepared = accelerator.prepare(model, opt)
-    assert opt.peer is peer  # prepare() loads the state at which the peer stands
-    row = rows(0, 1)[0]
-    loss = model(row["x"], row["labels"])["loss"]
-    accelerator.backward(loss)
-    prepared.step()
-    accelerator.backward(model(row["x"], row["labels"])["loss"])
-    accelerator.clip_grad_norm_(model.parameters(), float("inf"))  # for a log: no clipping
-    prepared.step()
-    accelerator.backward(model(row["x"], row["labels"])["loss"])
-    accelerator.clip_grad_norm_(model.parameters(), 1e-3)
-    with pytest.raises(ConfigurationError, match="max_grad_norm="):
-        prepared.step()
-    opt.discard()
+class Loop:
+    """A loop of Accelerate's: the model, the prepared optimizer, and a backward pass of one batch."""
+
+    def __init__(self, opt: CollaborativeOptimizer, model: ForTrainer, *more: Any, **settings: Any) -> None:
+        accelerate = pytest.importorskip("accelerate")
+        self.accelerator = accelerate.Accelerator(cpu=True, **settings)
+        peer = opt.peer
+        self.model, self.optimizer, *self.more = self.accelerator.prepare(model, opt, *more)
+        assert opt.peer is peer  # prepare() loads the state at which the peer stands
+
+    def backward(self) -> None:
+        row = rows(0, 1)[0]
+        self.accelerator.backward(self.model(row["x"], row["labels"])["loss"])
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.backward()
+            self.optimizer.step()
+
+
+def clipped_by_norm(loop: Loop) -> None:
+    loop.steps(1)
+    loop.backward()
+    loop.accelerator.clip_grad_norm_(loop.model.parameters(), float("inf"))  # for a log: no clipping
+    loop.optimizer.step()
+    loop.backward()
+    loop.accelerator.clip_grad_norm_(loop.model.parameters(), 1e-3)
+    loop.optimizer.step()
+
+
+def clipped_by_value(loop: Loop) -> None:
+    for _ in range(3):  # within the first epoch
+        loop.backward()
+        loop.accelerator.clip_grad_value_(loop.model.parameters(), 1e-3)
+        loop.optimizer.step()
+
+
+def accumulated_untold(loop: Loop) -> None:
     for _ in range(2):
-        accelerator.backward(model(row["x"], row["labels"])["loss"])
-    with pytest.raises(ConfigurationError, match="samples_per_step"):
-        prepared.step()
+        loop.backward()
+    loop.optimizer.step()
 
 
-def test_accelerates_wrapper_is_not_wrapped() -> None:
-    """An AcceleratedOptimizer inside is refused by its name, with the right order."""
-    accelerate = pytest.importorskip("accelerate")
-    inner = accelerate.Accelerator(cpu=True).prepare(torch.optim.SGD(net().parameters(), lr=0.1))
-    with pytest.raises(ConfigurationError, match=r"hand the result to accelerator\.prepare"):
-        CollaborativeOptimizer(inner, "wrong", 16, initial_peers=[], **QUIET)
+def cleared(loop: Loop) -> None:
+    loop.backward()
+    loop.optimizer.zero_grad()
+
+
+def unscaled(loop: Loop) -> None:
+    loop.accelerator.scaler = loop.optimizer.scaler = torch.amp.GradScaler("cpu")
+    optimizer = loop.optimizer.optimizer
+    loop.accelerator.scaler.scale(loop.model(rows(0, 1)[0]["x"], rows(0, 1)[0]["labels"])["loss"]).backward()
+    loop.accelerator.scaler.unscale_(optimizer)
+    loop.accelerator.scaler.step(optimizer)
+
+
+def wrapped_twice(loop: Loop) -> None:
+    inner = loop.accelerator.prepare(torch.optim.SGD(net().parameters(), lr=0.1))
+    CollaborativeOptimizer(inner, "wrong", 16, initial_peers=[], **QUIET)
+
+
+def shared_with_another(loop: Loop) -> None:
+    CollaborativeOptimizer(
+        torch.optim.SGD(loop.model.parameters(), lr=0.1), "other", 16, initial_peers=[], **QUIET
+    )
+
+
+@pytest.mark.parametrize("opt", [{"batch_size_per_step": 4}], indirect=True)
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (clipped_by_norm, "max_grad_norm="),
+        (clipped_by_value, "max_grad_norm="),
+        (accumulated_untold, "samples_per_step"),
+        (cleared, r"zero_grad\(\) after a backward\(\) without step\(\)"),
+        (unscaled, r"scaler\.unscale_\(opt\)"),
+        (wrapped_twice, r"hand the result to accelerator\.prepare"),
+        (shared_with_another, r"close\(\) that optimizer first"),
+    ],
+)
+def test_accelerate_loops_are_refused(
+    opt: CollaborativeOptimizer, model: ForTrainer, wrong: Any, words: str
+) -> None:
+    """A loop with Accelerate that would train something else gets one sentence with what to do."""
+    loop = Loop(opt, model)
+    with pytest.raises(ConfigurationError, match=words):
+        wrong(loop)
+    if opt._flat.pending:
+        opt.discard()
+
+
+@pytest.mark.parametrize("opt", [{"batch_size_per_step": 4, "scheduler": None}], indirect=True)
+def test_accelerates_scheduler_that_runs_ahead_is_told(
+    opt: CollaborativeOptimizer, model: ForTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A prepared schedule steps at every batch, and an epoch has four: one warning that names scheduler=."""
+    loop = Loop(opt, model, CosineAnnealingLR(opt.inner, 64))
+    with caplog.at_level(logging.WARNING, "p2pavg.optim"):
+        for _ in range(8):
+            loop.steps(1)
+            loop.more[0].step()
+    assert caplog.text.count("pass the schedule as scheduler=") == 1
+
+
+@pytest.mark.parametrize("opt", [{"batch_size_per_step": 4}], indirect=True)
+def test_accelerates_scheduler_beside_the_swarms_is_told(
+    opt: CollaborativeOptimizer, model: ForTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The schedule of the swarm in prepare(): two hands step it, and one warning says so."""
+    loop = Loop(opt, model, opt.options.scheduler)
+    with caplog.at_level(logging.WARNING, "p2pavg.optim"):
+        for _ in range(8):
+            loop.steps(1)
+            loop.more[0].step()
+    assert caplog.text.count("take its step() out of the loop") == 1
+
+
+def test_accelerates_rest_of_the_data_is_told(
+    opt: CollaborativeOptimizer, model: ForTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three batches, two a step: Accelerate steps on the last one alone, and one warning says so."""
+    loop = Loop(opt, model, DataLoader(tensors(0, 1), batch_size=43), gradient_accumulation_steps=2)
+    opt.samples_per_step = 2
+    with caplog.at_level(logging.WARNING, "p2pavg.optim"):
+        for _ in range(2):
+            for inputs, targets in loop.more[0]:
+                with loop.accelerator.accumulate(loop.model):
+                    loop.accelerator.backward(loop.model(inputs, targets)["loss"])
+                    loop.optimizer.step()
+                    loop.optimizer.zero_grad()
+    assert caplog.text.count("pass step(batch_size=n)") == 1
+
+
+def test_accelerates_processes_are_not_a_peer_each(
+    opt: CollaborativeOptimizer, model: ForTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under `accelerate launch` with two processes, prepare() wraps the model in DistributedDataParallel:
+    step() names node_group=.
+    """
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        monkeypatch.setattr(distributed, "get_world_size", lambda *_: 2)
+        row = rows(0, 1)[0]
+        wrapped(row["x"], row["labels"])["loss"].backward()
+        with pytest.raises(ConfigurationError, match="node_group="):
+            opt.step(batch_size=4)
+    finally:
+        monkeypatch.undo()
+        del wrapped
+        distributed.destroy_process_group()
+    opt.discard()
 
 
 # --------------------------------------------------------------------------------------------- Lightning

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 from p2pavg.errors import ConfigurationError
 from p2pavg.optim.arguments import check_step_fits
+
+log = logging.getLogger("p2pavg.optim")
 
 
 class Microbatches:
@@ -23,6 +27,8 @@ class Microbatches:
         self._weighted: list[int] = []  # samples of the losses that were weighted since the last step
         self._settled = False  # a step of the default size has passed all checks
         self._counts_steps = target_batch_size is None  # the default is of a step, whatever its passes
+        self._usual: int | None = None  # passes of a step; None: not known, or they differ
+        self._told = False  # that they differ
 
     def weight(self, samples: int) -> float:
         """The factor for the loss of the coming backward(), which is a mean over `samples`."""
@@ -39,7 +45,7 @@ class Microbatches:
 
         passes: how many backward passes reached the same parameters.
         """
-        if samples is None and passes == 1 and not self._weighted and self._settled:
+        if samples is None and passes == (self._usual or 1) and not self._weighted and self._settled:
             assert self._default is not None
             return self._default
         losses, self._weighted = self._weighted, []
@@ -52,6 +58,8 @@ class Microbatches:
                 "step(batch_size=n), where the gradient of all passes is the mean over n samples, or set "
                 "opt.samples_per_step = n once"
             )
+        if samples is None and not losses and self._counts_steps:
+            self._compare(passes)
         if samples is None:
             samples = weighted if weighted is not None else self._default
         if samples is None:
@@ -97,6 +105,19 @@ class Microbatches:
         """gradient sum * factor is the mean over `samples` samples."""
         assert self._unit is not None, "take() comes first"
         return self._unit / samples
+
+    def _compare(self, passes: int) -> None:
+        """Tell once of a step with fewer or more passes than those before, which counts as many samples."""
+        if self._usual is None and not self._told:
+            self._usual = passes
+        elif passes != self._usual and not self._told:
+            log.warning(
+                "a step() had %d backward() passes and those before it %d, and all count as many samples: "
+                "drop the rest of the data that fills no whole step, or pass step(batch_size=n)",
+                passes,
+                self._usual,
+            )
+            self._usual, self._told = None, True
 
     def _check(self, samples: int) -> None:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
