@@ -177,7 +177,7 @@ FRAME: Rows = (
     (
         "flags",
         "1: the sender knows that it sends this chunk again; 2: the body is an LZ4 block of the chunk's "
-        "bytes, or empty when all are zero (CONTRIBUTION, RESULT)",
+        "bytes, or empty when all are zero (CONTRIBUTION, RESULT, BLOB)",
     ),
     ("length", "bytes of the body"),
     ("transfer", "id of the attempt, or of the blob"),

@@ -149,6 +149,7 @@ void bind_pump(nb::module_ &m) {
         .def("note_trainer", &Pump::note_trainer)
         .def("set_upload_limit", &Pump::set_upload_limit)
         .def("cpu_seconds", &Pump::cpu_seconds)
+        .def("spared", &Pump::spared)
         .def("close", &Pump::close, unlocked())
         .def("abandon", &Pump::abandon);
 }

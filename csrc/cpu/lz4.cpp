@@ -68,9 +68,9 @@ class Writer {
     uint8_t *const start_, *at_, *const end_;
 };
 
-bool all_zero(const uint8_t *src, size_t n) { return n == 0 || (src[0] == 0 && std::memcmp(src, src + 1, n - 1) == 0); }
-
 }  // namespace
+
+int p2pavg_all_zero(const uint8_t *src, size_t n) { return n == 0 || (src[0] == 0 && std::memcmp(src, src + 1, n - 1) == 0); }
 
 size_t p2pavg_lz4_pack(const uint8_t *src, size_t n, uint8_t *dst, size_t room) {
     uint32_t places[size_t{1} << kHashBits] = {};  // hash of a word -> its last position + 1
@@ -140,7 +140,7 @@ int p2pavg_lz4_unpack(const uint8_t *src, size_t bytes, uint8_t *dst, size_t n) 
 }
 
 double p2pavg_lz4_sample(const uint8_t *src, size_t n) {
-    if (all_zero(src, n)) return 0.0;
+    if (p2pavg_all_zero(src, n)) return 0.0;
     uint8_t sample[kSampled * kSamples], packed[kSampled * kSamples];
     const size_t taken = std::min(n, sizeof sample);
     if (n <= sizeof sample)

@@ -10,6 +10,9 @@ size_t p2pavg_lz4_pack(const uint8_t *src, size_t n, uint8_t *dst, size_t room);
 // dst[exactly n] <- the block's bytes. Returns 0 for a malformed block or another size; stays within both buffers.
 int p2pavg_lz4_unpack(const uint8_t *src, size_t bytes, uint8_t *dst, size_t n);
 
+// Returns 1 when all bytes are zero.
+int p2pavg_all_zero(const uint8_t *src, size_t n);
+
 // The packed size of n bytes as a share of n, estimated from a sample: 0 when all are zero, about 1 for noise.
 double p2pavg_lz4_sample(const uint8_t *src, size_t n);
 

@@ -48,11 +48,11 @@ const char *read_header(const uint8_t in[kHeaderBytes], Header &out, bool checke
     out.kind = static_cast<Kind>(kind);
     out.codec = in[1];
     out.flags = take<uint16_t>(in + 2);
-    const bool chunk = out.kind == Kind::contribution || out.kind == Kind::result;
-    if (out.flags & ~(kFlagRepeat | (chunk ? kFlagPacked : 0))) return "a frame with unknown flags";
+    const bool beat = out.kind == Kind::ping || out.kind == Kind::pong;
+    if (out.flags & ~(kFlagRepeat | (beat ? 0 : kFlagPacked))) return "a frame with unknown flags";
     out.length = take<uint32_t>(in + 4);
     if (out.length > kMaxBodyBytes) return "a frame body above the limit of 4 MiB";
-    if ((out.kind == Kind::ping || out.kind == Kind::pong) && out.length != kHeartbeatBytes)
+    if (beat && out.length != kHeartbeatBytes)
         return "a heartbeat of the wrong size";
     out.transfer = take<uint64_t>(in + 8);
     out.part = take<uint32_t>(in + 16);

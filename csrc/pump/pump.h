@@ -66,6 +66,7 @@ class Pump {
     void note_trainer();
     void set_upload_limit(double bytes_per_second);
     double cpu_seconds() const;
+    uint64_t spared() const { return shared_->spared.load(std::memory_order_relaxed); }
 
     void close();
     // For a forked child: closes the file descriptors and touches nothing else, as the child does not have the threads.

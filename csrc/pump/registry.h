@@ -81,6 +81,7 @@ struct Shared {
     BufferPool accumulators{SIZE_MAX};
     std::atomic<double> loop_seen{0};     // monotonic; 0: never
     std::atomic<double> trainer_seen{0};  // monotonic; 0: never
+    std::atomic<uint64_t> spared{0};      // bytes of chunks that were not sent because the chunks were packed
 };
 
 }  // namespace p2pavg::pump

@@ -118,7 +118,7 @@ void Stream::route(const Header &header) {
     if (header.kind == Kind::blob) {
         auto *blob = dynamic_cast<Blob *>(receiver.get());
         if (!blob) return;
-        in_.place = blob->place(header.chunk, header.length);
+        in_.place = blob->place(header.chunk, header.length, header.flags & kFlagPacked);
         if (!in_.place) {
             fail("a blob chunk of the wrong size");
             return;
@@ -196,11 +196,13 @@ bool Stream::intact(uint8_t *body) {
     return true;
 }
 
-// Unpacks a chunk, whose count and codec have been checked, in its buffer. header.body_crc is right afterwards.
-// Returns false when the unpacked length is wrong.
+// Unpacks a chunk in its buffer to the length that the receiver knows: that of the blob's chunk, or that of a count and
+// codec which have been checked. header.body_crc is right afterwards. Returns false when the unpacked length is wrong.
 bool Stream::unpack() {
     Header &header = in_.header;
-    const auto length = static_cast<uint32_t>(p2pavg_encoded_size(header.codec, header.count));
+    const auto *blob = header.kind == Kind::blob ? static_cast<const Blob *>(in_.receiver.get()) : nullptr;
+    const uint32_t length =
+        blob ? blob->length(header.chunk) : static_cast<uint32_t>(p2pavg_encoded_size(header.codec, header.count));
     Buffer whole = worker_.buffers().take(length);
     if (header.length == 0) std::memset(whole.data(), 0, length);
     else if (!p2pavg_lz4_unpack(in_.buffer.data(), header.length, whole.data(), length)) return false;
@@ -227,11 +229,15 @@ void Stream::end_frame() {
         return;
     }
     if (in_.header.flags & kFlagPacked) {
-        auto &job = static_cast<Job &>(*in_.receiver);
         if (!unpack()) {
-            job.refuse(in_.header.sender, "a packed chunk that does not unpack to its size");
-            in_.receiver.reset();
+            static constexpr const char *kWhy = "a packed chunk that does not unpack to its size";
             worker_.buffers().give(std::move(in_.buffer));
+            if (in_.header.kind == Kind::blob) {
+                fail(kWhy);
+                return;
+            }
+            static_cast<Job &>(*in_.receiver).refuse(in_.header.sender, kWhy);
+            in_.receiver.reset();
             return;
         }
         body = in_.buffer.data();

@@ -136,8 +136,9 @@ bool Stream::load() {
         header.transfer = item.blob->transfer;
         header.chunk = item.blob->chunk;
         header.length = item.blob->length;
-        if (!encrypting_) header.body_crc = p2pavg_crc32(0, item.blob->data, item.blob->length);
         out_.body = item.blob->data;
+        pack(header);
+        if (!encrypting_ && !(header.flags & kFlagPacked)) header.body_crc = p2pavg_crc32(0, out_.body, header.length);
     } else {
         const double now = monotonic();
         write_heartbeat({item.stamp, age(shared_.loop_seen, now), age(shared_.trainer_seen, now)}, out_.heartbeat);
@@ -154,12 +155,16 @@ bool Stream::load() {
     return true;
 }
 
-// Packs the chunk in out_.body where packing takes less time than it saves.
+// Packs the chunk in out_.body where packing takes less time than it saves. A chunk of zeros needs no packing.
 void Stream::pack(Header &header) {
-    const double rate = shared_.limiter.on() ? 0.0 : link_rate(), speed = p2pavg_lz4_speed();
-    if (rate >= speed) return;
-    const double left = p2pavg_lz4_sample(out_.body, header.length);
-    if (left > kWorthPacking || rate >= speed * (1.0 - left)) return;
+    if (header.length == 0) return;
+    double left = 0.0;
+    if (!p2pavg_all_zero(out_.body, header.length)) {
+        const double rate = shared_.limiter.on() ? 0.0 : link_rate(), speed = p2pavg_lz4_speed();
+        if (rate >= speed) return;
+        left = p2pavg_lz4_sample(out_.body, header.length);
+        if (left > kWorthPacking || rate >= speed * (1.0 - left)) return;
+    }
     Buffer packed = worker_.buffers().take(header.length + kTagBytes);
     size_t length = 0;
     if (left > 0.0) {
@@ -173,6 +178,7 @@ void Stream::pack(Header &header) {
     worker_.buffers().give(std::move(out_.buffer));
     out_.buffer = std::move(packed);
     out_.body = out_.buffer.data();
+    shared_.spared.fetch_add(header.length - length, std::memory_order_relaxed);
     header.flags |= kFlagPacked;
     header.length = static_cast<uint32_t>(length);
     header.body_crc = encrypting_ ? 0 : p2pavg_crc32(0, out_.body, length);

@@ -67,14 +67,19 @@ class ToyTrainer:
         numel: int,
         on_epoch: Callable[[Epoch], None],
         extra: U8 | None = None,
+        noise: bool = False,
     ) -> None:
-        """extra: uint8[bytes], state beside the parameters, like a user's own state."""
+        """extra: uint8[bytes], state beside the parameters, like a user's own state. noise: contributions
+        hold the same noise besides, which no packing makes smaller; what `wrong` says means nothing then.
+        """
         self.peer = peer
         self.numel = numel
         self.step_seconds = step_seconds
         self.on_epoch = on_epoch
         self.parameters: F32 = np.zeros(numel, np.float32)
         self._gradient: F32 = np.zeros(numel, np.float32)
+        if noise:
+            np.random.default_rng(0).standard_normal(out=self._gradient, dtype=np.float32)
         self._gradient[slot(peer.peer_id, numel)] = 1.0
         self._extra: U8 = np.empty(0, np.uint8) if extra is None else extra
         self.loaded_at = 0.0  # time.monotonic() when a downloaded state was loaded
@@ -95,6 +100,7 @@ class ToyTrainer:
         numel: int,
         on_epoch: Callable[[Epoch], None],
         extra: U8 | None = None,
+        noise: bool = False,
     ) -> ToyTrainer:
         """The trainer of a bench's worker, with the target and the pace that its configuration names."""
         return cls(
@@ -104,6 +110,7 @@ class ToyTrainer:
             numel=numel,
             on_epoch=on_epoch,
             extra=extra,
+            noise=noise,
         )
 
     def step(self) -> None:

@@ -111,6 +111,7 @@ class RoundReport:
     other_bytes_sent: int = 0  # IP bytes to watchers, and over connections that became no link
     other_bytes_received: int = 0
     host_bytes_sent: int = 0  # of the table's and the other bytes: to processes of this machine
+    spared_bytes: int = 0  # that LZ4 kept off links and disks since the last report
     relayed_bytes: int = 0  # passed on since the last report, for peers that have no way to each other
     # With a sampler: (pass, first, end) of positions that this round consumed, of all members; and so far
     consumed: tuple[tuple[int, int, int], ...] = ()

@@ -244,6 +244,9 @@ class Engine(Protocol):
 
     def set_upload_limit(self, bytes_per_second: float | None) -> None: ...
 
+    def spared(self) -> int:
+        """Bytes of chunks that were not sent, because the chunks went as LZ4 blocks."""
+
     def cpu_seconds(self) -> float:
         """CPU time of the engine's own threads so far (0.0 for the Python twin, which works on the loop
         thread).

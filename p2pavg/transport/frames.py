@@ -25,9 +25,7 @@ from p2pavg.errors import ProtocolError
 HEADER_BYTES = 40
 MAX_BODY_BYTES = 4 << 20
 REPEAT = 1  # flag: the sender knows that it has sent this chunk before
-PACKED = (
-    2  # flag: the body is a CONTRIBUTION or RESULT as an LZ4 block; without a body, all its bytes are zero
-)
+PACKED = 2  # flag: the body is an LZ4 block of the chunk; without a body, all bytes of the chunk are zero
 
 _HEADER = struct.Struct("<BBHIQIIIIII")
 _HEARTBEAT = struct.Struct("<Qff")
@@ -116,7 +114,7 @@ def parse(raw: bytes | bytearray | memoryview, *, checked: bool = False) -> Head
     kind = _KINDS.get(number)
     if kind is None:
         raise ProtocolError(f"a frame of unknown kind {number}")
-    known = REPEAT | PACKED if kind in (Kind.CONTRIBUTION, Kind.RESULT) else REPEAT
+    known = REPEAT if kind in (Kind.PING, Kind.PONG) else REPEAT | PACKED
     if flags & ~known:
         raise ProtocolError(f"a frame with unknown flags {flags:#x}")
     if length > MAX_BODY_BYTES:

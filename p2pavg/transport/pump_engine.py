@@ -191,6 +191,9 @@ class PumpEngine:
     def cpu_seconds(self) -> float:
         return self._pump.cpu_seconds()
 
+    def spared(self) -> int:
+        return self._pump.spared()
+
     # -- settings
 
     def set_heartbeat(self, interval_s: float) -> None:

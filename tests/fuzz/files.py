@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from p2pavg.identity import Identity
 from p2pavg.lab import topology
 from p2pavg.monitor import history
 from p2pavg.report.prices import EXAMPLE, PriceTable
-from p2pavg.rounds.state import checkpoints
+from p2pavg.rounds.state import blockfile, checkpoints
 from p2pavg.rounds.state import manifest as state
 from tests.fuzz.target import Target, file_with, quiet
 from tests.unit.report.reports import report
@@ -37,18 +38,42 @@ class _OneFile(checkpoints.Checkpoints):
 
 
 def _checkpoint_files() -> list[bytes]:
-    packed = msgpack.packb({"meta": {}, "buffers": [["t", 64]]}) + bytes(64)
+    noise = np.random.default_rng(0).bytes(20_000)
+    return [_checkpoint_file(buffer) for buffer in (bytes(64), noise + bytes(40_000) + b"ab" * 10_000)]
+
+
+def _checkpoint_file(buffer: bytes) -> bytes:
+    packed = msgpack.packb({"meta": {}, "buffers": [["t", len(buffer)]]}) + buffer
     blob = np.frombuffer(packed, np.uint8)
-    manifest = state.describe(3, b"l" * 32, len(packed) - 64, blob)
+    manifest = state.describe(3, b"l" * 32, len(packed) - len(buffer), blob)
     with tempfile.TemporaryDirectory() as folder:
         saved = checkpoints.Checkpoints(folder, _ABOUT)
         path = saved.save(manifest, blob, [[2, b"l" * 32, 7, 8, 24, b"p" * 20]])
         assert path is not None
-        return [path.read_bytes()]
+        return path.read_bytes()
 
 
 def _parse_checkpoint(data: bytes) -> None:
     _OneFile(file_with(data)).newest()
+
+
+def _block_files() -> list[bytes]:
+    made = []
+    for data in (bytes(100), b"ab" * 1500 + bytes(1000) + np.random.default_rng(0).bytes(1200)):
+        file = io.BytesIO()
+        blockfile.write(file, np.frombuffer(data, np.uint8), 1000, blockfile.Disk())
+        made.append(len(data).to_bytes(4, "little") + file.getvalue())
+    return made
+
+
+def _parse_block_file(data: bytes) -> None:
+    """The total as it stands before the table; what is allocated follows from the table that was checked."""
+    total = int.from_bytes(data[:4], "little")
+    file = io.BytesIO(data[4:])
+    lengths = blockfile.read_table(file, total, 1000, len(data) - 4)
+    assert 4 * len(lengths) <= len(data)
+    for span in blockfile.read(file, lengths, np.zeros(total, np.uint8), 1000):
+        assert span.stop <= total
 
 
 _AUTHORITY = Authority.new("run")
@@ -130,6 +155,7 @@ TARGETS = (
     Target("credentials-file", quiet(_parse_credentials_file, CredentialError), lambda: [_KEPT.encode()]),
     Target("identity-file", quiet(_parse_identity, ConfigurationError), _identities),
     Target("checkpoint", quiet(_parse_checkpoint, StateError), _checkpoint_files),
+    Target("block-file", quiet(_parse_block_file, blockfile.MalformedFileError), _block_files),
     Target("topology", quiet(_parse_topology, ConfigurationError), _topologies),
     Target("reports", quiet(_parse_reports, ConfigurationError), _reports),
     Target("prices", quiet(_parse_prices, ConfigurationError), lambda: [EXAMPLE.encode()]),

@@ -16,7 +16,7 @@ from typing import Any
 import lz4.block
 import msgpack
 
-from p2pavg import native
+from p2pavg import blocks, native
 from p2pavg.credentials import Authority, statements
 from p2pavg.errors import ProtocolError
 from p2pavg.identity import Identity
@@ -31,7 +31,6 @@ from p2pavg.membership.table.records.store import RecordStore
 from p2pavg.native import compiled
 from p2pavg.transport import frames
 from p2pavg.transport.links import handshake, proofs
-from p2pavg.transport.python import packing
 from p2pavg.transport.sealing import Opener, Sealer
 from tests.fuzz import files, meetings, told
 from tests.fuzz.target import Target, quiet
@@ -168,7 +167,7 @@ def _blocks() -> list[bytes]:
 
 def _unpack(data: bytes) -> None:
     whole = memoryview(bytearray(1000))
-    for fits in (packing.unpack(memoryview(data), whole), native.available() and _unpack_here(data)):
+    for fits in (blocks.unpack(memoryview(data), whole), native.available() and _unpack_here(data)):
         assert fits in (True, False)
 
 

@@ -11,6 +11,7 @@ import socket
 import struct
 import zlib
 
+import lz4.block
 import numpy as np
 import pytest
 
@@ -22,6 +23,7 @@ SEEDS = 25
 ATTACKS = 12
 JOB, BLOB = 7, 9
 NUMEL, CHUNK = 4000, 1000
+BLOCKS = [lz4.block.compress(bytes(1000), store_size=False), b"", b"\x10a"]
 EXTREMES = (0, 1, 2, 3, 255, 999, 1000, 1001, 4000, 2**16, 2**31 - 1, 2**31, 2**32 - 1)
 
 
@@ -32,6 +34,8 @@ def valid(rng: random.Random) -> bytes:
         body, fields = Heartbeat(rng.getrandbits(64), 0.0, 0.0).pack(), {}
     elif kind is Kind.BLOB:
         body, fields = rng.randbytes(1000), {"transfer": BLOB, "chunk": rng.randrange(3)}
+        if rng.random() < 0.5:
+            body, fields["flags"] = rng.choice(BLOCKS), frames.PACKED
     else:
         body = np.full(CHUNK, 3.0, np.float32).tobytes()
         part = 0 if kind is Kind.CONTRIBUTION else 1

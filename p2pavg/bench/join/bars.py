@@ -6,7 +6,6 @@ donors together send and what a newcomer receives (each of several newcomers, it
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -63,16 +62,13 @@ def bars(
 
 
 def _kept(applied: Sequence[Answer], began: float, end: float) -> float:
-    """The share of its samples/s that a donor kept from `began` to `end`; an epoch that lies partly in this
-    time counts in part.
+    """The share of its samples/s that a donor kept from `began` to `end`: samples are where they were
+    counted.
     """
+    counted: list[float] = [at for epoch in applied for at in epoch["counted_at"]]
+    before = applied[2]["at"]  # without the epochs of its own start
 
     def rate(since: float, until: float) -> float:
-        samples = 0.0
-        for last, epoch in itertools.pairwise(applied):
-            inside = min(until, epoch["at"]) - max(since, last["at"])
-            if inside > 0:
-                samples += epoch["local_samples"] * inside / (epoch["at"] - last["at"])
-        return samples / (until - since)
+        return sum(since < at <= until for at in counted) / (until - since)
 
-    return rate(began, end) / rate(applied[2]["at"], began)
+    return rate(began, end) / rate(before, began)

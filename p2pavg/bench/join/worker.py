@@ -28,7 +28,7 @@ class JoiningWorker:
         self.began = time.monotonic()
         self.peer = start_peer("bench-join", config, compression="fp16")
         self.trainer = ToyTrainer.of(
-            self.peer, config, numel=config["numel"], on_epoch=self._on_epoch, extra=extra
+            self.peer, config, numel=config["numel"], on_epoch=self._on_epoch, extra=extra, noise=True
         )
 
     def _on_epoch(self, epoch: Epoch) -> None:
@@ -39,6 +39,7 @@ class JoiningWorker:
                 "at": time.monotonic(),
                 "parameters": epoch.parameters,
                 "local_samples": 0 if report is None else report.local_samples,
+                "counted_at": epoch.counted_at,
                 "bytes_sent": 0 if report is None else report.bytes_sent,
                 "bytes_received": 0 if report is None else report.bytes_received,
             }

@@ -116,6 +116,7 @@ class Driver:
             lambda: self.moving,
             self.broken,
         )
+        recorder.spared = self.states.spared
         self.departure = TrainerDeparture(
             session,
             self._deliveries,

@@ -18,6 +18,7 @@ from p2pavg.rounds.loop.joining import Joining
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.protocol.messages import CatchUp
 from p2pavg.rounds.protocol.roles import Role
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.state import snapshot
@@ -26,6 +27,7 @@ from p2pavg.rounds.state.downloader import Downloader
 from p2pavg.rounds.state.exchange import ASKED, StateExchange
 from p2pavg.rounds.state.generation_rows import Generations
 from p2pavg.rounds.state.inbox import Inbox
+from p2pavg.rounds.state.projection import from_the_start
 from p2pavg.rounds.state.results import ResultHead
 from p2pavg.rounds.state.saver import Saver
 from p2pavg.rounds.state.telling import Joined
@@ -85,13 +87,23 @@ class States:
         )
         self._inbox = Inbox(engine)
         self.downloader = Downloader(engine, self._inbox)
-        self._exchange = StateExchange(donor, self._history)
+        self._exchange = StateExchange(donor, self._history, self._asks)
         self._saver: Saver | None = None
         if spec.saving is not None:
             self._saver = Saver(spec.saving, spec.state, session, lambda: machine.history, self._background)
 
     def _history(self) -> Generations | None:
         return self._machine.history if self._machine.role is Role.TRAINER else None
+
+    def _asks(self, link: Link) -> None:
+        """A newcomer asks for the state: rounds wait for it before it can say that they are to, where an
+        epoch is shorter than its first words take.
+        """
+        wish = from_the_start(self._exchange.donor.epoch_s, link.rtt_min)
+        if wish is not None:
+            epoch = self._session.standing[0]
+            asked = CatchUp(epoch, wish.spare, wish.seconds, state_bytes=0, result_bytes=0, link_bps=0.0)
+            self._feed(ev.Received(link.peer_id, asked))
 
     def _tell(self, number: int, message: dict[str, Any]) -> None:
         for link in self._links.values():
@@ -104,6 +116,11 @@ class States:
 
     def _unapplied(self) -> list[tuple[ResultHead, Any]]:
         return [(self._head(commit, a), a.result.data) for a, commit in self._deliveries.unapplied()]
+
+    def spared(self) -> int:
+        """Bytes that packing has kept off links and disks."""
+        saving = self._spec.saving
+        return self._engine.spared() + (0 if saving is None else saving.checkpoints.disk.spared)
 
     def close(self) -> None:
         """Download and give nothing any more."""

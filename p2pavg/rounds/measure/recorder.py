@@ -41,7 +41,8 @@ class Recorder:
         self._region = region
         self.on_trace: Callable[[str, Mapping[str, Any]], None] = lambda kind, fields: None
         self.relayed: Callable[[], int] = lambda: 0  # bytes passed on for others so far
-        self._relayed = 0  # of these, what was reported
+        self.spared: Callable[[], int] = lambda: 0  # bytes that packing kept off links and disks so far
+        self._relayed = self._spared = 0  # of these, what was reported
         self._epoch_start = time.monotonic()
         self._arrived_at: float | None = None
         self._waited = 0.0  # at boundaries of this epoch that led to no average
@@ -92,6 +93,10 @@ class Recorder:
     def _freshly_relayed(self) -> int:
         before, self._relayed = self._relayed, self.relayed()
         return self._relayed - before
+
+    def _freshly_spared(self) -> int:
+        before, self._spared = self._spared, self.spared()
+        return self._spared - before
 
     def opened(self, attempt: act.OpenJob, now: float) -> None:
         """An attempt's group is forming."""
@@ -249,6 +254,7 @@ class Recorder:
             discarded_samples=tuple(samples for samples, _ in discarded),
             failed_attempts=tuple(self._failed),
             region=self._region,
+            spared_bytes=self._freshly_spared(),
             relayed_bytes=self._freshly_relayed(),
         )
         self._new_epoch(now)

@@ -1,7 +1,7 @@
 """Checkpoints: the state of a run in files, in the same form in which newcomers download it. No pickle.
 
 A file is a magic, the length of its head, the head (msgpack: run, schema, software, manifest, history), and
-the packed state, whose chunks the manifest's hashes cover.
+the state in a `blockfile`; the manifest's hashes cover its chunks as they are unpacked.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ import os
 import re
 import secrets
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from p2pavg.errors import ConfigurationError, StateError
+from p2pavg.rounds.state import blockfile
 from p2pavg.rounds.state import manifest as state
+from p2pavg.rounds.state.blockfile import Disk
 from p2pavg.rounds.state.generation_rows import Generations, from_rows
 from p2pavg.rounds.state.manifest import Manifest
 from p2pavg.rounds.training import State
@@ -32,7 +35,7 @@ from p2pavg.rounds.training import State
 logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
 
-MAGIC = b"p2pavg checkpoint 2\n"
+MAGIC = b"p2pavg checkpoint 3\n"
 MAX_HEAD_BYTES = 1 << 28
 KEPT = 3
 SUFFIX = ".p2pavg"
@@ -64,6 +67,7 @@ class Checkpoints:
         """Makes the directory. Raises ConfigurationError when that cannot be."""
         self.directory = Path(directory)
         self.about = about
+        self.disk = Disk()
         self._keep = keep
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -108,14 +112,15 @@ class Checkpoints:
             except (KeyError, TypeError, StateError):
                 raise _BrokenError("its head is broken") from None
             self._compare(path, theirs)
-            if os.fstat(file.fileno()).st_size - file.tell() != manifest.total_bytes:
-                raise _BrokenError("it is cut off")
-            blob = np.empty(manifest.total_bytes, np.uint8)
-            file.readinto(memoryview(blob))
-        view = memoryview(blob)
-        for chunk in range(manifest.chunks):
-            if state.chunk_hash(view[manifest.span(chunk)]) != manifest.hash_of(chunk):
-                raise _BrokenError("its bytes do not fit their hashes")
+            left = os.fstat(file.fileno()).st_size - file.tell()
+            try:
+                blob = _read_blob(file, manifest, left)
+            except blockfile.MalformedFileError as error:
+                raise _BrokenError(str(error)) from None
+            except MemoryError:
+                raise _BrokenError(
+                    f"there is no memory for its {manifest.total_bytes / 1e6:.0f} MB"
+                ) from None
         try:
             return Checkpoint(path, state.unpack(manifest, blob), history)
         except StateError:
@@ -169,9 +174,11 @@ class Checkpoints:
         try:
             with open(part, "xb", opener=_private) as file:
                 file.write(MAGIC + struct.pack("<Q", len(head)) + head)
-                file.write(memoryview(blob))
+                seconds = blockfile.write(file, blob, manifest.chunk_bytes, self.disk)
+                began = time.monotonic()
                 file.flush()
                 os.fsync(file.fileno())
+                self.disk.wrote(file.tell(), seconds + time.monotonic() - began)
             part.replace(path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -197,6 +204,27 @@ class Checkpoints:
 
 class _BrokenError(Exception):
     """A file is not a whole checkpoint."""
+
+
+def _read_blob(file: BinaryIO, manifest: Manifest, left: int) -> U8:
+    """The state, whose chunks fit their hashes. left: bytes of the file that are to come. Raises
+    MalformedFileError, MemoryError.
+    """
+    size = manifest.chunk_bytes
+    lengths = blockfile.read_table(file, manifest.total_bytes, size, left)
+    zeros: dict[int, bytes] = {}
+    for chunk, span in enumerate(blockfile.spans(manifest.total_bytes, size)):
+        if not lengths[chunk]:
+            whole = span.stop - span.start
+            if whole not in zeros:
+                zeros[whole] = state.chunk_hash(memoryview(bytes(whole)))
+            if zeros[whole] != manifest.hash_of(chunk):
+                raise blockfile.MalformedFileError("its bytes do not fit their hashes")
+    blob = np.zeros(manifest.total_bytes, np.uint8)
+    for chunk, span in enumerate(blockfile.read(file, lengths, blob, size)):
+        if lengths[chunk] and state.chunk_hash(memoryview(blob)[span]) != manifest.hash_of(chunk):
+            raise blockfile.MalformedFileError("its bytes do not fit their hashes")
+    return blob
 
 
 def _unpacked(head: bytes) -> Any:

@@ -22,9 +22,17 @@ KINDS = ASKED | TOLD
 class StateExchange:
     """Control messages of newcomers. The chunks go through the engine."""
 
-    def __init__(self, donor: Donor, history: Callable[[], Generations | None]) -> None:
-        """history: of this peer; None while it waits for a state itself."""
+    def __init__(
+        self,
+        donor: Donor,
+        history: Callable[[], Generations | None],
+        asks: Callable[[Link], None],
+    ) -> None:
+        """history: of this peer; None while it waits for a state itself. asks(link): a newcomer asks for the
+        state, this peer alone.
+        """
         self.donor = donor
+        self._asks = asks
         self._history = history
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -61,13 +69,16 @@ class StateExchange:
         if self._history() is None:
             link.reply(request, {"error": "this peer waits for the state itself"})
             return
-        root = request.get("root")
+        root, have, aligned = (
+            request.get("root"),
+            _standing(request.get("have")),
+            request.get("aligned") is True,
+        )
+        if have is None and not aligned:  # aligned snapshots are those of an epoch that is yet to come
+            self._asks(link)
         try:
             offer = await self.donor.offer(
-                link.id,
-                have=_standing(request.get("have")),
-                root=root if isinstance(root, bytes) else b"",
-                aligned=request.get("aligned") is True,
+                link.id, have=have, root=root if isinstance(root, bytes) else b"", aligned=aligned
             )
         except StateError as error:
             link.reply(request, {"error": str(error)})

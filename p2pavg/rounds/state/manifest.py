@@ -18,8 +18,8 @@ from p2pavg.rounds.training import Snapshot, State
 
 U8 = npt.NDArray[np.uint8]
 CHUNK_BYTES = 1 << 20  # at most
-LEAST_CHUNK_BYTES = 1 << 16
-CHUNKS = 256  # of a state that is not tiny or large
+LEAST_CHUNK_BYTES = 1 << 14
+CHUNKS = 512  # of a state that is not tiny or large
 MAX_STATE_BYTES = 1 << 38
 MAX_META_BYTES = 1 << 24
 BYTES_PER_CONTAINER = 8  # of metadata, on average: an empty list takes one byte there, and sixty in memory
@@ -28,7 +28,7 @@ HASH_BYTES = 16
 
 def chunk_bytes(total: int) -> int:
     """Of what has `total` bytes: a power of two, so small that a result waits little behind a chunk of state,
-    compared with the whole.
+    and all streams end together: over a long trip each of them carries some tens of KB per round trip.
     """
     return min(CHUNK_BYTES, max(LEAST_CHUNK_BYTES, 1 << (max(1, total // CHUNKS) - 1).bit_length()))
 

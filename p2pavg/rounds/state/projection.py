@@ -6,18 +6,23 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-WINDOW_S = 3.0  # the link's rate is that of the last seconds
+WINDOW_S = 3.0  # the link's rate is the best of the last seconds
+RATE_S, RATE_TRIPS = 1.0, 4  # over so long, and so many round trips: what a lost packet held back is in it
 LEAST_S, LEAST_TRIPS = 0.4, 2  # of a transfer, and round trips, before anything is said of its rate
 BEGUN_BYTES = 16 << 10  # that came: the state is on its way, and not only words
 GROWS = 1.5  # a link that brought so many times as much lately as before is not at its rate yet
 PROBE_S, PROBE_TRIPS = 0.5, 4  # after so long, and so many round trips, it is taken for what it brings
+FITS = 0.5  # of a link that results may take: no round waits for a newcomer whose state comes beside them
 ALLOWED = 2.0  # times the state's own time, and an epoch, that a newcomer may take before rounds wait for it
 HELD = 1.5  # times the state's own time that rounds may wait for it, in all, and
 HELD_S = 2.0  # so many seconds, however fast the state comes: round trips, and loading
 SPARE = 1  # results that it may lack when a round begins, while its state is on its way
+FAR_TRIPS = 2  # round trips that last longer than an epoch: results would pile up before it can say a word
 RELEASED = 0.7  # times as long as it may take, which it then expects to need: rounds need not wait any more
-TRIPS = 2  # round trips from a COMMIT to a newcomer that has its result and says so
-MOST_OF_EPOCH = 0.9  # that this may take
+TRIPS = (
+    3  # round trips from a COMMIT to a newcomer that has its result and says so, streams' windows included
+)
+MOST_OF_EPOCH = 0.6  # that this may take: who is late by a moment lacks the next result, and so on for ever
 CLOSE_S = 1.0  # what is lacking takes less: rounds may wait for the rest
 TRIED_EPOCHS, TRIED_S = 2.0, 1.0  # how long it tries to get in without a round that waits for it
 ENDS_S = 3.0  # of a newcomer for which rounds wait anyway: none begins before it has everything
@@ -40,6 +45,15 @@ class Wish:
 
     spare: int  # results that the newcomer may lack when one begins
     seconds: float  # how long they may wait, in all
+
+
+def from_the_start(epoch_s: float, rtt_s: float) -> Wish | None:
+    """What is asked for a newcomer as soon as it asks for the state; None: nothing, it says so itself when it
+    knows more. epoch_s: 0.0: not known.
+    """
+    if not 0 < epoch_s < FAR_TRIPS * rtt_s:
+        return None
+    return Wish(0, PROBE_S + PROBE_TRIPS * rtt_s)
 
 
 class Projection:
@@ -66,11 +80,11 @@ class Projection:
         """received: what the links to all donors have brought, whatever it was. epochs: that the swarm was
         seen to make in `epochs_s` seconds, in case the donors do not know.
         """
+        self._last = at
         if self._began_at is None:
             if not at.total and not at.results:
                 return
             self._began_at = now
-        self._last = at
         self._look(now, received)
         if math.isinf(self._epoch_s) and epochs >= 1 and epochs_s > 0:
             self._epoch_s = epochs_s / epochs
@@ -96,12 +110,23 @@ class Projection:
 
     @property
     def bytes_per_second(self) -> float:
-        """What the link brings; 0.0: not known yet."""
+        """What the link brings; 0.0: not known yet. The best that it brought over some round trips: a stream
+        that waits for a lost packet hands on nothing meanwhile, and all of it then.
+        """
         if not self._seen:
             return 0.0
-        (since, before), (now, came) = self._seen[0], self._seen[-1]
-        enough = now - since >= max(LEAST_S, LEAST_TRIPS * self._rtt_s)
-        return (came - before) / (now - since) if enough else 0.0
+        span = self._seen[-1][0] - self._seen[0][0]
+        if span < max(LEAST_S, LEAST_TRIPS * self._rtt_s):
+            return 0.0
+        span = min(span, max(RATE_S, RATE_TRIPS * self._rtt_s))
+        best, first = 0.0, 0
+        for now, came in self._seen:
+            while first + 1 < len(self._seen) and now - self._seen[first + 1][0] >= span:
+                first += 1
+            since, before = self._seen[first]
+            if now - since >= span:
+                best = max(best, (came - before) / (now - since))
+        return best
 
     @property
     def epoch_seconds(self) -> float:
@@ -143,7 +168,8 @@ class Projection:
             self._ends = self._ends or loaded or self.paced_s() < ENDS_S
             return Wish(0 if self._ends else SPARE, self.held_s)
         if not self._knows and self._last.total and not loaded:
-            return Wish(SPARE, PROBE_S + PROBE_TRIPS * self._rtt_s)
+            probing = Wish(SPARE, PROBE_S + PROBE_TRIPS * self._rtt_s)
+            return from_the_start(self._epoch_s, self._rtt_s) or probing
         if not loaded or not self._close():
             return None
         self._close_at = now if self._close_at is None else self._close_at
@@ -152,17 +178,22 @@ class Projection:
 
     def _close(self) -> bool:
         """What is lacking will be here in a moment, if rounds wait."""
-        return self.paced_s() < CLOSE_S or self.left <= self._last.result
+        return self.paced_s() < CLOSE_S or self.left <= self._last.result > 0
 
     def _slips_in(self) -> bool:
-        """Whether the next result is here long before the one after it, so that no round has to wait."""
+        """Whether the next result is here long before the one after it, so that no round has to wait. Not
+        before the link is known: a peer that was level and missed a round by a moment would miss each one.
+        """
         rate = self.bytes_per_second
-        fetched = TRIPS * self._rtt_s + (self._last.result / rate if rate > 0 else 0.0)
-        return fetched < MOST_OF_EPOCH * self._epoch_s
+        if rate <= 0:
+            return False
+        return TRIPS * self._rtt_s + self._last.result / rate < MOST_OF_EPOCH * self._epoch_s
 
     def _has_to_wait(self, now: float) -> bool:
         rate, began = self.bytes_per_second, self._began_at
         if rate <= 0 or began is None or not self._last.result:
+            return False
+        if self._last.result / self._epoch_s <= (RELEASED if self.paced else 1.0) * FITS * rate:
             return False
         allowed = max(CLOSE_S, ALLOWED * self._last.total / rate + self._epoch_s - (now - began))
         return self.remaining_s() > (RELEASED * allowed if self.paced else allowed)

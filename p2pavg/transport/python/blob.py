@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from p2pavg.errors import ProtocolError
-from p2pavg.transport.frames import MAX_BODY_BYTES, Header
+from p2pavg.transport.frames import MAX_BODY_BYTES, PACKED, Header
 from p2pavg.transport.python.buffers import BufferPool
 from p2pavg.transport.python.landing import Landing
+from p2pavg.transport.python.packing import Packed
 from p2pavg.transport.python.stream import Destination, Fate, Stream
 
 
@@ -18,6 +19,7 @@ class Blob:
         """arrived(chunk): called when the chunk is whole and in place."""
         if not 0 < chunk_bytes <= MAX_BODY_BYTES:
             raise ValueError(f"blob chunks of {chunk_bytes} bytes; 1 to {MAX_BODY_BYTES} fit into a frame")
+        self._pool = pool
         self._buffer = buffer.cast("B")
         self._chunk_bytes = chunk_bytes
         self._have = bytearray(-(-len(self._buffer) // chunk_bytes))
@@ -26,13 +28,14 @@ class Blob:
 
     def expect(self, stream: Stream, header: Header) -> Destination | Fate:
         """The destination of a BLOB frame. Raises ProtocolError when the blob has no such chunk."""
-        if header.chunk >= len(self._have) or header.length != len(self._place(header.chunk)):
-            raise ProtocolError(
-                f"a blob chunk {header.chunk} of {header.length} bytes, which the blob has not"
-            )
+        packed, length = bool(header.flags & PACKED), header.length
+        whole = len(self._place(header.chunk)) if header.chunk < len(self._have) else 0
+        if not whole or (length >= whole if packed else length != whole):
+            raise ProtocolError(f"a blob chunk {header.chunk} of {length} bytes, which the blob has not")
         if self._have[header.chunk]:
             return Fate.DROP
-        return self._landing.expect(stream, header.chunk)
+        destination = self._landing.expect(stream, header.chunk, aside=packed)
+        return Packed(destination, length, self._pool, _refuse) if packed else destination
 
     def _place(self, chunk: int) -> memoryview:
         return self._buffer[chunk * self._chunk_bytes : (chunk + 1) * self._chunk_bytes]
@@ -40,3 +43,7 @@ class Blob:
     def _accept(self, chunk: int, crc: int) -> None:
         self._have[chunk] = 1
         self._arrived(chunk)
+
+
+def _refuse(why: str) -> None:
+    raise ProtocolError(why)

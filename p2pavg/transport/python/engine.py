@@ -48,6 +48,7 @@ class PythonEngine:
         self._links: dict[int, Link] = {}
         self._jobs: dict[int, Job] = {}
         self._blobs: dict[int, Blob] = {}
+        self._spared = 0  # bytes of chunks that were not sent, as the chunks were packed
         self._own = OwnActivity()
         self._heartbeat_s = 0.0
         self._heartbeat_timer: asyncio.TimerHandle | None = None
@@ -210,7 +211,7 @@ class PythonEngine:
         while (item := outbox.take(stream.number, chunks=not wait)) is not None:
             job = self._jobs.get(item.transfer)
             try:
-                head, body = sending.frame(item, self._pool, lambda: self._rate(stream))
+                head, body, spared = sending.frame(item, self._pool, lambda: self._rate(stream))
             except NonFiniteError as error:
                 sending.release(item, self._pool)
                 if job is not None:
@@ -218,6 +219,7 @@ class PythonEngine:
                 continue
             if item.reducer is not None and job is not None:
                 job.leaving()
+            self._spared += spared
             if self._limiter is not None:
                 self._limiter.spend(len(head) + len(body))
             return item, head, body
@@ -305,6 +307,9 @@ class PythonEngine:
 
     def cpu_seconds(self) -> float:
         return 0.0
+
+    def spared(self) -> int:
+        return self._spared
 
     # -- the end
 

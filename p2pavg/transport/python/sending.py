@@ -4,34 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from p2pavg import blocks
 from p2pavg.native import crc32
 from p2pavg.transport import frames
 from p2pavg.transport.frames import Header, Kind
-from p2pavg.transport.python import packing
 from p2pavg.transport.python.buffers import BufferPool
 from p2pavg.transport.python.outbox import Item
 from p2pavg.transport.python.reducer import Reducer
 
 
-def frame(item: Item, pool: BufferPool, rate: Callable[[], float]) -> tuple[bytes, memoryview]:
-    """(header, body). A contribution is encoded now, into `item.scratch`. rate(): bytes/s of the link, 0 when
-    it is not known. Raises NonFiniteError.
+def frame(item: Item, pool: BufferPool, rate: Callable[[], float]) -> tuple[bytes, memoryview, int]:
+    """(header, body, bytes that packing spared). A contribution is encoded now, into `item.scratch`. rate():
+    bytes/s of the link, 0 when it is not known. Raises NonFiniteError.
     """
     if item.reducer is not None:
         return _chunk_frame(item, item.reducer, pool, rate())
-    body = memoryview(item.data)
+    body, flags = memoryview(item.data), frames.REPEAT if item.repeat else 0
+    block = blocks.packed(body, rate()) if item.kind is Kind.BLOB else None
+    if block is not None:
+        body, flags = memoryview(block), flags | frames.PACKED
     header = Header(
         kind=item.kind,
         length=len(body),
-        flags=frames.REPEAT if item.repeat else 0,
+        flags=flags,
         transfer=item.transfer,
         chunk=item.number,
-        body_crc=crc32(item.data),
+        body_crc=crc32(body),
     )
-    return frames.pack(header), body
+    return frames.pack(header), body, len(item.data) - len(body)
 
 
-def _chunk_frame(item: Item, reducer: Reducer, pool: BufferPool, rate: float) -> tuple[bytes, memoryview]:
+def _chunk_frame(
+    item: Item, reducer: Reducer, pool: BufferPool, rate: float
+) -> tuple[bytes, memoryview, int]:
     job, chunk = reducer.spec, reducer.ledger.chunks[item.number]
     if item.kind is Kind.RESULT:
         codec = job.result_codec
@@ -43,7 +48,7 @@ def _chunk_frame(item: Item, reducer: Reducer, pool: BufferPool, rate: float) ->
         partial = reducer.ledger.is_partial(job.rank, item.number)
         codec, crc = job.result_codec if partial else job.contribution_codec, None
     flags = frames.REPEAT if item.repeat else 0
-    block = packing.packed(body, rate)
+    block, whole = blocks.packed(body, rate), len(body)
     if block is not None:
         body, crc, flags = memoryview(block), None, flags | frames.PACKED
     header = Header(
@@ -58,7 +63,7 @@ def _chunk_frame(item: Item, reducer: Reducer, pool: BufferPool, rate: float) ->
         sender=job.rank,
         body_crc=crc32(body) if crc is None else crc,
     )
-    return frames.pack(header), body
+    return frames.pack(header), body, whole - len(body)
 
 
 def release(item: Item, pool: BufferPool) -> None:

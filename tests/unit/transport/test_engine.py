@@ -723,7 +723,7 @@ class TestEngine:
         """An upload limit is exceeded by at most 5 % and put to use; lifting it lets the rest go at once."""
         swarm = swarm_of(2)
         loop = asyncio.get_running_loop()
-        data = memoryview(bytes(50_000))
+        data = memoryview(os.urandom(50_000))
         swarm.engines[0].set_upload_limit(2_000_000)
         link = swarm.link(0, 1)
         start = loop.time()
@@ -833,7 +833,7 @@ async def test_the_pump_s_idle_streams_take_turns():
     link = swarm.link(0, 1)
     swarm.engines[1].open_blob(5, memoryview(bytearray(size * chunks)), size)
     for chunk in range(chunks):
-        swarm.engines[0].send_blob(link, 5, chunk, memoryview(bytes(size)))
+        swarm.engines[0].send_blob(link, 5, chunk, memoryview(os.urandom(size)))
         await swarm.events[1].until(lambda n=chunk + 1: len(swarm.events[1].chunks) == n)
     assert min(row.bytes_sent for row in swarm.engines[0].stats(link)) > size * chunks / 10
     swarm.close()

@@ -70,7 +70,7 @@ def test_one_flipped_bit_is_seen(bit):
 
 @pytest.mark.parametrize(
     ("at", "value"),
-    [(0, 0), (0, 6), (2, 2), (4, MAX_BODY_BYTES + 1)],
+    [(0, 0), (0, 6), (2, 4), (4, MAX_BODY_BYTES + 1)],
     ids=["kind 0", "kind 6", "unknown flag", "too long"],
 )
 def test_what_no_peer_sends(at, value):

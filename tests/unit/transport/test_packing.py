@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pavg import native
+from p2pavg import blocks, native
 from p2pavg.native import compiled
 from p2pavg.transport import frames
 from p2pavg.transport.frames import PACKED, Header, Kind
-from p2pavg.transport.python import packing
+from p2pavg.transport.sealing import TAG_BYTES
 from tests.unit.transport.engine_swarm import KINDS, Reduction, Swarm, gradients
 
 compiled_code = pytest.mark.skipif(not native.available(), reason="needs the native module")
@@ -91,22 +91,22 @@ def sparse(share: float, numel: int = 1 << 17) -> np.ndarray:
 class TestChoice:
     def test_a_sample_tells_what_pays(self) -> None:
         """Both engines: zeros cost nothing, sparse rows about their share, noise is not packed."""
-        sampled = [packing.sample] + ([compiled.lz4_sample] if native.available() else [])
+        sampled = [blocks.sample] + ([compiled.lz4_sample] if native.available() else [])
         for sample in sampled:
             assert sample(memoryview(bytes(200_000))) == 0
             assert sample(memoryview(bytes(100))) == 0
-            assert sample(memoryview(random.Random(2).randbytes(200_000))) > packing.WORTH
+            assert sample(memoryview(random.Random(2).randbytes(200_000))) > blocks.WORTH
             assert 0.05 < sample(sparse(0.3).view(np.uint8).data) < 0.7
 
     def test_a_fast_link_goes_unpacked(self) -> None:
         """What packs slower than the link carries it is not packed, and neither is noise on a slow one."""
         body = sparse(0.3).view(np.uint8).data
-        block = packing.packed(body, 0.0)
+        block = blocks.packed(body, 0.0)
         assert block is not None
         assert len(block) < 0.45 * len(body)
-        assert packing.packed(body, 2 * packing.speed()) is None
-        assert packing.packed(sparse(1.0).view(np.uint8).data, 1e3) is None
-        assert packing.packed(memoryview(bytes(5000)), 1e3) == b""
+        assert blocks.packed(body, 2 * blocks.speed()) is None
+        assert blocks.packed(sparse(1.0).view(np.uint8).data, 1e3) is None
+        assert blocks.packed(memoryview(bytes(5000)), 1e3) == b""
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids="+".join)
@@ -193,10 +193,59 @@ class TestEngines:
         finally:
             swarm.close()
 
+    async def test_a_blob_travels_in_the_bytes_that_it_needs(self, kinds: tuple[str, ...]) -> None:
+        """Zeros, rows that are mostly zero, and noise: the receiver has them as they were, and zeros cost
+        their headers even where the link is faster than packing.
+        """
+        size, noise = 100_000, random.Random(6).randbytes(100_000)
+        chunks = [bytes(size), noise, sparse(0.1, 25_088).tobytes()[:size], bytes(size), noise[:777]]
+        for limit, most in ((1e9, 1.5 * size), (None, 2.1 * size)):
+            swarm, buffer = Swarm(kinds, 2), bytearray(b"\xff" * sum(map(len, chunks)))
+            try:
+                swarm.engines[0].set_upload_limit(limit)
+                swarm.engines[1].open_blob(5, memoryview(buffer), size)
+                for number, chunk in enumerate(chunks):
+                    swarm.engines[0].send_blob(swarm.link(0, 1), 5, number, memoryview(chunk))
+                await swarm.events[1].until(lambda swarm=swarm: len(swarm.events[1].chunks) == len(chunks))
+                await swarm.events[0].until(lambda swarm=swarm: len(swarm.events[0].sent) == len(chunks))
+                assert bytes(buffer) == b"".join(chunks)
+                sent = swarm.engines[0].traffic(swarm.link(0, 1))[0]
+                assert sent < most
+                framed = sent - len(buffer) + swarm.engines[0].spared()
+                assert 0 < framed <= len(chunks) * (frames.HEADER_BYTES + TAG_BYTES)
+            finally:
+                swarm.close()
+
+    @pytest.mark.parametrize(
+        "block",
+        [
+            lz4.block.compress(bytes(999), store_size=False),
+            lz4.block.compress(bytes(1001), store_size=False),
+            b"\xf0" + b"\xff" * 900,
+            random.Random(4).randbytes(500),
+            bytes(1000),
+        ],
+        ids=["short", "long", "endless", "noise", "not shorter"],
+    )
+    async def test_a_hostile_block_of_a_blob_closes_its_stream(
+        self, kinds: tuple[str, ...], block: bytes
+    ) -> None:
+        """A block that is malformed, or holds less or more than the chunk, is no chunk."""
+        swarm = Swarm(kinds, 2, streams=0)
+        try:
+            wire = swarm.wire(0, 1)
+            swarm.engines[0].open_blob(5, memoryview(bytearray(1500)), 1000)
+            head = Header(Kind.BLOB, len(block), flags=PACKED, transfer=5, body_crc=native.crc32(block))
+            wire.send(frames.pack(head) + block)
+            await swarm.events[0].until(lambda: swarm.events[0].closed)
+            assert swarm.events[0].chunks == []
+            wire.close()
+        finally:
+            swarm.close()
+
 
 def test_only_chunks_can_be_packed() -> None:
-    """A heartbeat or a blob that says it is packed is no frame."""
-    for kind, length in ((Kind.PING, 16), (Kind.BLOB, 5)):
-        raw = frames.pack(Header(kind, length, flags=PACKED))
-        with pytest.raises(frames.ProtocolError, match="unknown flags"):
-            frames.parse(raw)
+    """A heartbeat that says it is packed is no frame."""
+    raw = frames.pack(Header(Kind.PING, 16, flags=PACKED))
+    with pytest.raises(frames.ProtocolError, match="unknown flags"):
+        frames.parse(raw)

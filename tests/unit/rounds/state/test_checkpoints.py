@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import logging
 import os
 import stat
@@ -14,6 +15,7 @@ import pytest
 
 from p2pavg.errors import ConfigurationError, StateError
 from p2pavg.rounds.protocol.roles import Generation
+from p2pavg.rounds.state import blockfile
 from p2pavg.rounds.state import manifest as state
 from p2pavg.rounds.state.checkpoints import MAGIC, About, Checkpoints
 from p2pavg.rounds.state.generation_rows import from_rows, to_rows
@@ -74,6 +76,70 @@ def test_a_deleted_directory_is_made_again(tmp_path: Path) -> None:
     checkpoints.directory.rmdir()
     assert save(checkpoints, 3) is not None
     assert len(checkpoints.paths()) == 1
+
+
+def test_what_compresses_takes_less_room(tmp_path: Path) -> None:
+    """Zeros and repetitions cost next to nothing, noise what it is; all of it comes back, and what was spared
+    is counted.
+    """
+    checkpoints, rng = Checkpoints(tmp_path, ABOUT), np.random.default_rng(1)
+    parts = [rng.integers(0, 256, 700_000, np.uint8), np.zeros(1_400_000, np.uint8)]
+    values = np.concatenate([*parts, np.tile(rng.integers(0, 256, 500, np.uint8), 1000)])
+    meta_bytes, blob = packed(({}, {"values": Section.of(values)}))
+    manifest = state.describe(3, bytes(32), meta_bytes, blob)
+    path = checkpoints.save(manifest, blob, to_rows(HISTORY, 3))
+    assert path is not None
+    assert path.stat().st_size < 1_000_000 < 700_000 + checkpoints.disk.spared
+    assert checkpoints.disk.bytes_per_second > 0
+    found = checkpoints.newest()
+    assert found is not None
+    assert np.array_equal(found.state.buffers["values"], values)
+
+
+def test_a_fast_disk_gets_bytes_as_they_are(tmp_path: Path) -> None:
+    """Where the disk was faster than packing the last time, only zeros are left out."""
+    checkpoints = Checkpoints(tmp_path, ABOUT)
+    checkpoints.disk.bytes_per_second = 1e15
+    values = np.concatenate([np.tile(np.arange(200, dtype=np.uint8), 5000), np.zeros(1 << 20, np.uint8)])
+    meta_bytes, blob = packed(({}, {"values": Section.of(values)}))
+    checkpoints.save(state.describe(3, bytes(32), meta_bytes, blob), blob, to_rows(HISTORY, 3))
+    assert 900_000 < checkpoints.disk.spared < 1.1 * (1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("total", "lengths", "why"),
+    [
+        (1 << 38, [], "cut off"),
+        (3000, [1000, 1000, 999], "too long"),
+        (3000, [1001, 1000, 999], "impossible sizes"),
+        (3000, [1000, 1000, 3], "impossible sizes"),
+        (2000, [1000, 10], "does not unpack"),
+    ],
+    ids=["huge", "short", "larger", "bomb", "noise"],
+)
+def test_nothing_is_allocated_for_what_a_file_claims(total: int, lengths: list[int], why: str) -> None:
+    """A table that does not fit into the file, or that no chunks of this size have, is refused; so is a block
+    that holds something else.
+    """
+    raw = np.array(lengths, "<u4").tobytes() + b"\xff" * (2990 if why == "too long" else sum(lengths))
+    file = io.BytesIO(raw)
+    with pytest.raises(blockfile.MalformedFileError, match=why):
+        for _ in blockfile.read(
+            file, blockfile.read_table(file, total, 1000, len(raw)), np.zeros(total, np.uint8), 1000
+        ):
+            pass
+
+
+def test_zeros_that_do_not_fit_their_hash_are_no_state(tmp_path: Path) -> None:
+    """A file that leaves a chunk out as zeros is believed only if its hash is that of zeros."""
+    checkpoints, values = Checkpoints(tmp_path, ABOUT), np.zeros(40_000, np.uint8)
+    meta_bytes, blob = packed(({}, {"values": Section.of(values)}))
+    manifest = state.describe(3, bytes(32), meta_bytes, blob)
+    blob[-1] = 1
+    lying = replace(state.describe(3, bytes(32), meta_bytes, blob), lineage=manifest.lineage)
+    blob[-1] = 0
+    checkpoints.save(lying, blob, to_rows(HISTORY, 3))
+    assert checkpoints.newest() is None
 
 
 def damage_head(raw: bytes) -> bytes:

@@ -20,6 +20,7 @@ from p2pavg.rounds.state.projection import (
     DownloadProgress,
     Projection,
     Wish,
+    from_the_start,
 )
 from p2pavg.rounds.state.telling import Telling
 
@@ -112,6 +113,21 @@ def test_streams_that_have_yet_to_find_their_windows_tell_nothing_of_the_link() 
     assert fast.projection.wish(1.9, loaded=False) is None
 
 
+def test_a_stream_that_waits_for_a_lost_packet_does_not_make_the_link_look_slow() -> None:
+    """For 0.6 s nothing comes, and then what was held back: the link brings what it brought before."""
+    one = Downloading(20, 20 * MB, 1.1, rtt=0.3)
+    one.run(3.0)
+    for _ in range(12):
+        at = DownloadProgress(int(one.state), 20 * MB, int(one.results), 2 * RESULT, RESULT)
+        one.projection.observe(one.now, at, int(one.received), 3, 3.3)
+        one.now += 0.05
+        assert not one.projection.paced
+        assert one.projection.bytes_per_second > 2.0e6
+    one.received += 0.6 * 2.5e6
+    assert not one.run(4.5).paced
+    assert one.projection.bytes_per_second < 3.2e6
+
+
 def test_a_link_that_broke_is_measured_anew() -> None:
     """What another connection brought is no rate."""
     one = Downloading(20, 20 * MB, 0.3)
@@ -126,7 +142,7 @@ def test_rounds_wait_for_the_end_only_where_results_follow_each_other_closely() 
     """A result that takes 0.36 s leaves room in an epoch of 1.1 s, and none over long trips; and whoever did
     not get in so in a while is waited for.
     """
-    for rtt, waits in ((0.04, False), (0.3, True)):
+    for rtt, waits in ((0.04, False), (0.4, True)):
         one = Downloading(20, 5 * MB, 1.1, rtt=rtt)
         one.run(2.5, take=0.0)
         one.state, one.results = 5 * MB, one.now / 1.1 * RESULT
@@ -144,6 +160,27 @@ def test_no_round_begins_any_more_when_the_end_of_a_slow_download_is_near() -> N
     assert middle is not None
     assert end is not None
     assert (middle.spare, end.spare) == (SPARE, 0)
+
+
+def test_rounds_wait_at_once_for_a_peer_that_missed_one_by_a_moment() -> None:
+    """It lacks one result, and nobody knows its link: without a wait it would miss each round in the same
+    way. Who lacks more gets nearer first.
+    """
+    for lacking, wish in ((1, Wish(0, HELD_S)), (3, None)):
+        missed = Projection()
+        missed.swarm(1.1, 0.3)
+        missed.observe(0.1, DownloadProgress(0, 0, 0, lacking * RESULT, RESULT), 0, 0, 0.0)
+        assert missed.wish(0.1, loaded=True) == wish
+
+
+def test_rounds_wait_from_the_first_question_where_epochs_are_shorter_than_the_way() -> None:
+    """Over 300 ms results of 0.3 s would pile up before a newcomer could say a word; those of 1.1 s would
+    not, and over 40 ms none do. A newcomer that knows more says the same until its link is known.
+    """
+    wish = from_the_start(0.3, 0.3)
+    assert wish == Wish(0, PROBE_S + 4 * 0.3)
+    assert from_the_start(1.1, 0.3) is from_the_start(0.3, 0.04) is from_the_start(0.0, 0.3) is None
+    assert Downloading(20, 20 * MB, 0.3, rtt=0.3).run(0.2).wish(0.2, loaded=False) == wish
 
 
 def test_once_rounds_wait_they_go_on_waiting() -> None:
@@ -181,8 +218,9 @@ def answers(in_s: float, *, slow_s: float = 1.0) -> tuple[dict[str, Any], dict[s
     """A newcomer that joins after 20 s, and a donor whose epochs of a second take `slow_s` meanwhile."""
     at, applied = 0.0, []
     while at < 60:
-        at += slow_s if 20 <= at < 20 + in_s else 1.0
-        applied.append({"at": at, "local_samples": 10})
+        step = (slow_s if 20 <= at < 20 + in_s else 1.0) / 10
+        applied.append({"at": at + 10 * step, "counted_at": [at + (n + 1) * step for n in range(10)]})
+        at += 10 * step
     newcomer = {
         "began": 20.0,
         "in_at": 20.0 + in_s,
