@@ -21,23 +21,23 @@ Note = bytes
 class Ballot:
     """One attempt to average for one epoch of one lineage. Totally ordered.
 
-    A member only moves to a higher one, and none comes twice in all lives of its leader.
+    A member moves to higher ballots only, and no ballot comes twice in all lives of its leader.
     """
 
     epoch: int
     attempt: int
     leader: PeerId
     serial: int  # numbers the leader's ballots, over all its lives
-    lineage: Lineage  # which the average is to continue
+    lineage: Lineage  # the lineage that the average is to continue
 
     @property
     def standing(self) -> tuple[int, Lineage]:
-        """Where its voters stand."""
+        """The (epoch, lineage) at which the voters of this ballot stand."""
         return self.epoch, self.lineage
 
     @property
     def transfer(self) -> int:
-        """The 63-bit id of the attempt's data on the wire: another one for each ballot."""
+        """The 63-bit id of the attempt's data on the wire; no two ballots share an id."""
         numbers = struct.pack(">QQQ", self.epoch, self.attempt, self.serial)
         return int.from_bytes(hashlib.sha256(self.lineage + numbers + self.leader).digest()[:8], "big") >> 1
 
@@ -45,20 +45,20 @@ class Ballot:
 class Stage(StrEnum):
     """How far a member is in a ballot."""
 
-    OPEN = "open"  # promised; perhaps begun, but its result is not complete
-    DONE = "done"  # the whole result is in and its digests were told
+    OPEN = "open"  # promised; perhaps begun, but the result is not complete
+    DONE = "done"  # the whole result is in and the leader was told its digests
     COMMITTED = "committed"
     ABORTED = "aborted"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a member tells of the last ballot it held: enough for a successor to decide that ballot."""
+    """What a member tells of the last ballot that it held: enough for a successor to decide that ballot."""
 
     ballot: Ballot
     stage: Stage
     begun: bool  # BEGIN was seen: the target was reached, and gradients may be on their way
-    digests: tuple[bytes, ...] = ()  # when DONE or COMMITTED
-    voters: tuple[PeerId, ...] = ()  # whom to ask
-    weights: tuple[float, ...] = ()  # per rank, once begun
+    digests: tuple[bytes, ...] = ()  # of the result, when the stage is DONE or COMMITTED
+    voters: tuple[PeerId, ...] = ()  # the members that a successor has to ask
+    weights: tuple[float, ...] = ()  # per rank; empty before BEGIN
     samples: tuple[int, ...] = ()

@@ -8,25 +8,27 @@ from enum import StrEnum
 class Objection(StrEnum):
     """Why a member does not accept a ballot."""
 
-    WATCHER = "watcher"  # the member only looks on
+    WATCHER = "watcher"  # the member takes no part in rounds
     ELSEWHERE = "elsewhere"  # the member stands at another epoch or lineage
     PENDING = "pending"  # the member has not applied the last average
     BEHIND = "behind"  # the member has several averages to apply
     DEPARTING = "departing"
     PROMISED = "promised"  # the member promised a higher ballot
     BUSY = "busy"  # the member hears the leader of the ballot that it holds
-    DEPOSED = "deposed"  # under the ballot's leader nothing got done
-    FAR_AHEAD = "far-ahead"  # no leader can have come to such an attempt
-    NO_LINK = "no-link"  # to a member that is named
+    DEPOSED = "deposed"  # nothing got done under the leader of the ballot
+    FAR_AHEAD = "far-ahead"  # no leader can have made so many attempts
+    NO_LINK = "no-link"  # the member has no link to another member, which the refusal names
 
 
 class Loss(StrEnum):
     """Why samples that a peer counted are in no average of the surviving lineage."""
 
-    HEALED = "healed"  # the average of another camp took the place of theirs
-    HEALED_BACK = "healed back"  # fewer than was named before: so many are in it after all
-    LEFT = "left"  # their peer left, and nobody took them
-    LEFT_BEHIND = "left, behind the others"  # their peer left, and they were too old for those that stay
+    HEALED = "healed"  # the average of another camp took the place of the one that had the samples
+    # A correction: so many samples that were named as lost are in the surviving lineage after all.
+    HEALED_BACK = "healed back"
+    LEFT = "left"  # the peer left, and no other peer took the samples
+    # The peer left, and the samples were too old for the peers that stay.
+    LEFT_BEHIND = "left, behind the others"
     LEFT_PERHAPS = "left, and its receiver may have them"
 
 
@@ -64,7 +66,7 @@ class Cause(StrEnum):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The cause in words, for people."""
         return _WORDS[self]
 
 

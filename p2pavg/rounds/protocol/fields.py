@@ -18,7 +18,7 @@ Check = Callable[[Any], Any]
 
 
 def malformed(what: str) -> ProtocolError:
-    """The error for a peer that sent this."""
+    """The error about a peer that sent a malformed message."""
     return ProtocolError(
         f"a round message is malformed ({what}); the sender runs another version or is broken"
     )
@@ -39,21 +39,21 @@ def number(value: Any) -> float:
 
 
 def boolean(value: Any) -> bool:
-    """True or False, and nothing that is like it."""
+    """True or False; a number is neither."""
     if type(value) is not bool:
         raise malformed("a flag is not a boolean")
     return value
 
 
 def text(value: Any) -> str:
-    """At most MAX_TEXT characters, those that cannot be printed as spaces."""
+    """At most MAX_TEXT characters; a space stands for each character that cannot be printed."""
     if type(value) is not str or len(value) > MAX_TEXT:
         raise malformed("a text is missing or too long")
     return printable(value)
 
 
 def sized(size: int) -> Check:
-    """Bytes of this length."""
+    """Bytes of the length that is named."""
 
     def check(value: Any) -> bytes:
         if type(value) is not bytes or len(value) != size:
@@ -87,7 +87,7 @@ def listed(inner: Check) -> Check:
 
 
 def items(value: Any, count: int) -> Any:
-    """A record of this many fields."""
+    """A record of as many fields as are named."""
     if type(value) not in (list, tuple) or len(value) != count:
         raise malformed(f"a record does not have {count} fields")
     return value

@@ -1,4 +1,4 @@
-"""Which history of averages a peer has applied, and which of its samples are in it."""
+"""The history of averages that a peer has applied, and which of the peer's samples are in that history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def next_lineage(
     digests: Sequence[bytes],
     note: Note,
 ) -> Lineage:
-    """id_t = H(id_{t-1}, epoch, members and weights, digest of the encoded result, what they step by)."""
+    """id_t = H(id_{t-1}, epoch, members and weights, digest of the encoded result, note)."""
     state = hashlib.sha256(before)
     state.update(struct.pack("<QII", epoch, len(members), len(digests)))
     for peer, weight in zip(members, weights, strict=True):
@@ -40,13 +40,15 @@ def next_lineage(
 
 @dataclass(slots=True)
 class History:
-    """The last generations of this peer's lineage, and what it contributed to which transfer.
+    """The last generations of this peer's lineage, and what this peer contributed to each transfer.
 
-    A contribution is remembered from BEGIN on: the others may commit it without this peer ever learning so.
+    A contribution is remembered from BEGIN on: the others may commit the contribution while this peer never
+    learns of that.
     """
 
     generations: deque[Generation] = field(default_factory=lambda: deque(maxlen=KEPT_GENERATIONS))
-    offered: dict[int, dict[int, int]] = field(default_factory=dict)  # epoch -> transfer -> own samples in it
+    # Epoch -> transfer -> own samples in that transfer.
+    offered: dict[int, dict[int, int]] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -54,7 +56,7 @@ class History:
         return self.generations[-1].total if self.generations else 0
 
     def offer(self, epoch: int, transfer: int, samples: int) -> None:
-        """A transfer began with `samples` of ours in it."""
+        """A transfer began with `samples` of this peer's samples."""
         self.offered.setdefault(epoch, {})[transfer] = samples
         for old in [known for known in self.offered if known < epoch - KEPT_GENERATIONS]:
             del self.offered[old]
@@ -68,14 +70,14 @@ class History:
         return self.offered.get(epoch, {}).get(transfer, 0)
 
     def inherit(self, epoch: int, offers: Iterable[tuple[int, int]]) -> None:
-        """Samples that a departing peer offered to these transfers are ours now: they may be averaged
-        after all.
+        """This peer answers for samples that a departing peer offered to these transfers: they may be
+        averaged after all.
         """
         for transfer, samples in offers:
             self.offer(epoch, transfer, self.own(epoch, transfer) + samples)
 
     def counted(self, epoch: int, transfers: Collection[int]) -> int | None:
-        """Which of these transfers made this lineage's average of `epoch`."""
+        """The one of these transfers that made this lineage's average of `epoch`; None: none of them did."""
         made = (g.transfer for g in self.generations if g.epoch == epoch)
         return next((transfer for transfer in made if transfer in transfers), None)
 
@@ -99,15 +101,18 @@ class History:
         )
 
     def adopt(self, donor: Iterable[Generation], unaveraged: int) -> int:
-        """Go over to the donor's history; returns how many of our samples are thereby lost.
+        """Replace this history by the donor's. Returns how many of this peer's samples are thereby lost.
 
-        Negative when samples that an earlier change of lineage had lost are in this history after all.
+        The number is negative when the donor's history has samples that an earlier change of lineage had
+        lost.
 
-        unaveraged: counted since the last average that included them, offered to an undecided transfer or not
+        unaveraged: samples that this peer counted and no applied average has, whether an undecided transfer
+        has them or not.
         """
         theirs = {generation.epoch: generation for generation in donor}
         ours = {generation.epoch: generation for generation in self.generations}
-        # Up to here the two histories are one. Without any overlap nothing is known to be in theirs.
+        # The two histories are one up to here. Of a donor's history without overlap nothing is known to be in
+        # it.
         common = max((e for e in ours if e in theirs and ours[e].lineage == theirs[e].lineage), default=-1)
         lost = unaveraged
         for epoch, transfers in self.offered.items():

@@ -13,24 +13,25 @@ from p2pavg.rounds.protocol.causes import Cause, Objection
 class Progress:
     """Where a peer stands. To the leader often, to everybody when (epoch, lineage, state) changes."""
 
-    epoch: (
-        int  # the one after its last commit: it accumulates for it, or will once it has applied the average
-    )
+    # The epoch after the sender's last commit: for it the sender accumulates, or will once the average is
+    # applied.
+    epoch: int
     lineage: Lineage
     samples: int
     rate: float  # samples per second
-    boundary: bool  # the training thread waits at a step() boundary
-    pending: bool  # the last committed average is not applied yet
-    joining: bool  # the sender downloads the state of (epoch, lineage)
-    total: int  # samples of its whole lineage
-    camp: int  # how many live trainers stand where it stands, itself included
+    boundary: bool  # whether the training thread waits at a step() boundary
+    pending: bool  # whether the last committed average is not applied yet
+    joining: bool  # whether the sender downloads the state of (epoch, lineage)
+    total: int  # samples of the sender's whole lineage
+    camp: int  # how many live trainers stand where the sender stands, the sender included
     step_s: float  # seconds of the last step
     step_samples: int  # samples that the last step counted
-    leader: PeerId | None  # whom the sender follows
-    up_bps: float  # bit/s that the sender can send, and below receive; 0: not measured yet
+    leader: PeerId | None  # the peer that the sender follows
+    up_bps: float  # bit/s that the sender can send (below: receive); 0: not measured yet
     down_bps: float
-    apart: tuple[PeerId, ...]  # trainers that live, and to which it gets no link, or one that a third carries
-    met: tuple[PeerId, ...]  # those that nobody can dial, nor it, and to which it has a link all the same
+    # Live trainers to which the sender has no link, or a link that a third peer carries.
+    apart: tuple[PeerId, ...]
+    met: tuple[PeerId, ...]  # peers to which the sender has a link though neither side can be dialled
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Answer to a Progress that came to somebody who does not lead: whom it follows."""
+    """Answer to a Progress that reached a peer that does not lead: whom that peer follows."""
 
     epoch: int
     lineage: Lineage
@@ -70,7 +71,9 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Answer to Prepare and Query: accepted; this is the last ballot of the epoch that I held before."""
+    """Answer to Prepare and Query: accepted; `held` is the last ballot of the epoch that the sender
+    held before.
+    """
 
     ballot: Ballot
     held: Held | None
@@ -85,13 +88,15 @@ class Refuse:
     epoch: int
     lineage: Lineage
     objection: Objection
-    promised: Ballot | None  # a higher or still living ballot
+    promised: Ballot | None  # the higher, or still living, ballot that the sender is bound to
     missing: tuple[PeerId, ...]  # members that the sender has no link to
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The training thread waits at its boundary with this contribution, which holds for that wait."""
+    """The sender's training thread waits at a boundary with this contribution, which holds for that
+    wait alone.
+    """
 
     ballot: Ballot
     wait: int  # the number of the wait, from 1 on
@@ -102,7 +107,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Unready:
-    """That wait is over: the contribution declared for it does not hold any more."""
+    """The wait is over: the contribution that was declared for it does not hold any more."""
 
     ballot: Ballot
     wait: int
@@ -115,17 +120,20 @@ class Begin:
     ballot: Ballot
     weights: tuple[float, ...]
     samples: tuple[int, ...]
-    waits: tuple[int, ...]  # whose declaration is counted; 0: it computes on, and its samples count later
-    note: Note  # the leader's, if it is ready, else that of the first who is; all step by it
+    # Per rank, the wait whose declaration counts; 0: the member computes on, its samples count later.
+    waits: tuple[int, ...]
+    note: Note  # the leader's, if the leader is ready, else the first ready member's; all members step by it
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The sender began this round; members compare what the leader told them, and how they fare under it."""
+    """The sender began this round: members compare what their leader told each, and whether it keeps
+    them waiting.
+    """
 
     ballot: Ballot
     digest: bytes  # of BEGIN
-    kept_waiting: bool  # under this leader, in round after round
+    kept_waiting: bool  # whether this leader kept the sender waiting in round after round
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +146,11 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """The sender is at it, and has waited longer than its deadline for these ranks (none, if it moves).
+    """The sender still works on the round, and has waited longer than a deadline for these ranks (none: data
+    moves).
 
-    incomplete: what others wait for still comes to it: contributions to parts that it reduces, or results
-    that it passes on.
+    incomplete: the sender still receives what others wait for: contributions to parts that the sender
+    reduces, or results that the sender passes on.
     """
 
     ballot: Ballot
@@ -152,7 +161,7 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class Complain:
-    """`peer` sent something that cannot be used, or cannot go on. None: nobody is to blame."""
+    """`peer` sent something unusable, or cannot go on. None: nobody is to blame."""
 
     ballot: Ballot
     peer: PeerId | None
@@ -161,7 +170,7 @@ class Complain:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The ballot's result is the epoch's average. A fact: anybody may tell it."""
+    """The ballot's result is the epoch's average. This is a fact, which anybody may tell."""
 
     ballot: Ballot
     weights: tuple[float, ...]
@@ -176,7 +185,7 @@ class Aborted:
     ballot: Ballot
     by: Ballot
     cause: Cause
-    words: str  # the same for people, with what is known beyond it
+    words: str  # the cause in words for people, with details
     blamed: tuple[PeerId, ...]
     final: bool  # all attempts of this epoch failed
 
@@ -190,7 +199,7 @@ class Inquire:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Answer to Inquire: not decided here; `epoch` and `lineage` are where the sender stands."""
+    """Answer to Inquire: the sender knows no decision; the sender stands at (`epoch`, `lineage`)."""
 
     ballot: Ballot
     epoch: int
@@ -199,31 +208,31 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """From a newcomer to all: rounds must wait for it, because results come faster than its link takes them
-    beside the state, or, for a moment, until it knows whether they do.
+    """From a newcomer to all: rounds must wait for the newcomer, because results come faster than its link
+    takes them beside the state, or for a moment, until the newcomer knows whether they do.
     """
 
-    epoch: int  # the next result that it lacks
-    spare: int  # results that it may lack when a round begins; 0: the next one waits until it takes part
-    seconds: float  # how long rounds may wait for it, in all; 0: they need not wait
+    epoch: int  # the next result that the newcomer lacks
+    spare: int  # results that the newcomer may lack when a round begins; 0: the next round waits for it
+    seconds: float  # how long rounds may wait for the newcomer, in all; 0: they need not wait
     state_bytes: int
     result_bytes: int  # of one epoch's result
-    link_bps: float  # bit/s that the link brings; 0: not known yet
+    link_bps: float  # bit/s that the newcomer's link brings; 0: not known yet
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """To the leader, when it changed or something was measured: for the next plan."""
+    """To the leader, when the leader changed or something was measured: for the next plan."""
 
     links: tuple[tuple[PeerId, float, float], ...]  # bit/s brought, and round trip in seconds; 0.0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Departing:
-    """The sender leaves the run on purpose, and answers no question any more: these are its last words."""
+    """The sender leaves the run on purpose and answers no more questions: these are its last words."""
 
     epoch: int
-    held: tuple[Held, ...]  # the last ballots that it knew, as it would tell a successor; at most two
+    held: tuple[Held, ...]  # the last ballots that the sender knew, as a successor would be told; at most two
 
 
 Message = (

@@ -1,4 +1,4 @@
-"""What events, actions and messages speak of: roles, seats, generations. Plain frozen data."""
+"""Roles, seats, generations and members, of which events, actions and messages speak. Plain frozen data."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ class Role(StrEnum):
     """What a peer is in the run."""
 
     TRAINER = "trainer"  # has the state of its (epoch, lineage), contributes
-    JOINER = "joiner"  # waits for its state; no member of any round
+    JOINER = "joiner"  # waits for the run's state; no member of any round
     WATCHER = "watcher"  # looks on; never a member
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One applied epoch in a peer's history: the lineage after it, and which transfer made it."""
+    """One applied epoch in a peer's history: the lineage after that epoch, and the transfer that made
+    the average.
+    """
 
-    epoch: int  # the epoch that this average ended; the peer then stood at epoch + 1
-    lineage: Lineage  # after it
+    epoch: int  # the epoch that the average ended; the peer then stood at epoch + 1
+    lineage: Lineage  # after this epoch
     transfer: int
     samples: int  # of all members
     total: int  # samples of the whole lineage so far
-    leader: PeerId  # who led the epoch, and goes on leading
+    leader: PeerId  # the peer that led the epoch, and goes on leading
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +36,25 @@ class Seat:
     """One member of a group, in rank order."""
 
     peer: PeerId
-    voter: bool  # False: it has yet to apply the last average; owns nothing, is not waited for
+    voter: bool  # False: the member has yet to apply the last average, owns nothing, and is not waited for
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFacts:
-    """What a peer measured of its link to another one. 0.0: unknown."""
+    """What a peer measured of a link to another peer. 0.0: unknown."""
 
-    bps: float = 0.0  # bit/s that it brings
+    bps: float = 0.0  # bit/s that the link brings
     rtt_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PlanMember:
-    """What the plan of a round may depend on."""
+    """The properties of a member on which the plan of a round may depend."""
 
     peer: PeerId
     voter: bool
     upload_bps: float  # 0.0: unknown
     download_bps: float
-    owns: bool = True  # False: others have no link to it
+    owns: bool = True  # False: some members have no link to this one
     links: Mapping[PeerId, LinkFacts] = field(default_factory=dict)  # to others, where measured
-    region: str = ""  # as it names it; "": it does not
+    region: str = ""  # as the member names its place; "": it names none

@@ -125,18 +125,18 @@ class Form:
 
     kind: type[Any]
     checks: tuple[tuple[str, Check], ...]
-    optional: frozenset[str]  # fields that a later minor version added: they have a default
+    optional: frozenset[str]  # fields with a default, which a later minor version added
 
 
 def form(kind: type[Any]) -> Form:
-    """The form of this dataclass."""
+    """The form of a message's dataclass."""
     known = fields(kind)
     checks = tuple((field.name, _CHECKS[str(field.type)]) for field in known)
     return Form(kind, checks, frozenset(field.name for field in known if field.default is not MISSING))
 
 
 FORMS: dict[str, Form] = {kind.__name__.lower(): form(kind) for kind in get_args(Message)}
-NAMES = frozenset(FORMS)  # which values of "t" belong to the rounds
+NAMES = frozenset(FORMS)  # the values of "t" that belong to the rounds
 
 
 def _plain(value: Any) -> Any:
@@ -154,7 +154,7 @@ def _plain(value: Any) -> Any:
 
 
 def to_dict(message: Message) -> dict[str, Any]:
-    """What msgpack carries."""
+    """The message as a dict that msgpack carries."""
     name = type(message).__name__.lower()
     data: dict[str, Any] = {field: _plain(getattr(message, field)) for field, _ in FORMS[name].checks}
     data["t"] = name
@@ -164,8 +164,8 @@ def to_dict(message: Message) -> dict[str, Any]:
 def from_dict(data: Mapping[Any, Any], *, newer: bool = False, older: bool = False) -> Message:
     """The message, or ProtocolError: unknown type, missing or surplus fields, wrong types or sizes.
 
-    newer: the sender is of a later minor version, and fields that are not known here are left out. older: the
-    sender is of an earlier minor version, and fields that it does not know have their default.
+    newer: the sender is of a later minor version; fields that are unknown here are left out. older: the
+    sender is of an earlier minor version; fields that the sender does not know have their default.
     """
     name = data.get("t")
     known = FORMS.get(name) if type(name) is str else None
@@ -183,12 +183,12 @@ def from_dict(data: Mapping[Any, Any], *, newer: bool = False, older: bool = Fal
 
 
 def digest_of(message: Begin) -> bytes:
-    """32 bytes that tell apart what two members were told of one round."""
+    """32 bytes by which two members compare what each was told of one round."""
     return hashlib.sha256(repr(message).encode()).digest()
 
 
 def _consistent(message: Message) -> None:
-    """Lengths inside one message that must agree."""
+    """Check that lengths inside one message agree."""
     if isinstance(message, Prepare):
         count = len(message.members)
         if not 1 <= count == len(message.voters) or len(set(message.members)) != count:

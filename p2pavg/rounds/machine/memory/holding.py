@@ -1,4 +1,4 @@
-"""The ballot that a member holds, and how far it is in it."""
+"""The ballot that a member holds, and how far the member is in that ballot."""
 
 from __future__ import annotations
 
@@ -21,27 +21,30 @@ class Holding:
     plan: Plan
     proposed_at: float
     stage: Stage = Stage.OPEN
-    frozen: bool = False  # a successor was told that we are not DONE: we must not become so
-    orphaned: bool = False  # the link to its leader broke: that may come back as another process
-    wait: int = 0  # for which we said READY, and did not take it back
-    declared: dict[int, tuple[int, float]] = field(default_factory=dict)  # by wait: samples, weight
+    frozen: bool = False  # a successor was told that this peer is not DONE: this peer must not become DONE
+    orphaned: bool = False  # the link to the leader broke; the leader may come back as another process
+    wait: int = 0  # the wait for which this peer said READY, and did not take READY back
+    declared: dict[int, tuple[int, float]] = field(default_factory=dict)  # wait -> (samples, weight)
     begun: bool = False
     begun_at: float = 0.0
-    told: bytes = b""  # a digest of BEGIN
-    told_others: dict[PeerId, bytes] = field(default_factory=dict)  # by voter, as each says
-    kept_waiting: set[PeerId] = field(default_factory=set)  # who says that its leader keeps rounds waiting
+    told: bytes = b""  # the digest of the BEGIN that the leader sent here
+    # Voter -> the digest of the BEGIN that this voter got, as it says.
+    told_others: dict[PeerId, bytes] = field(default_factory=dict)
+    # Members that say that the leader keeps rounds waiting.
+    kept_waiting: set[PeerId] = field(default_factory=set)
     done_at: float = 0.0
-    ready: bool = False  # at the boundary when the round began
+    ready: bool = False  # whether the training thread was at a boundary when the round began
     weights: tuple[float, ...] = ()
     samples: tuple[int, ...] = ()
     note: Note = b""  # all members step by this note, once begun
     digests: tuple[bytes, ...] = ()
-    fact: tuple[PeerId, Committed] | None = None  # told so, but our copy is not whole yet (without a vote)
+    # Who told that the ballot is committed, while the copy here is not whole yet (without a vote).
+    fact: tuple[PeerId, Committed] | None = None
     watch: TransferWatch | None = None
     told_at: float = 0.0
     asked: set[PeerId] = field(
         default_factory=set
-    )  # peers asked what became of the ballot: their answers count
+    )  # peers that were asked what became of the ballot, and whose answers count
     stalled_told: tuple[tuple[int, ...], tuple[int, ...], bool] = ((), (), False)
 
     @property
@@ -57,10 +60,10 @@ class Holding:
         return tuple(seat.peer for seat in self.members if seat.voter)
 
     def is_told_otherwise(self, me: PeerId) -> bool:
-        """Whether most others, the leader aside, were told of another round than this member.
+        """Whether most other members, the leader aside, were told of another round than this member.
 
-        Then the leader lies. Of two rounds that it tells of, one at most has no such member. One other member
-        that lies about what it was told changes nothing, as long as there are two others.
+        If so, the leader lies. Of two rounds that a leader tells of, at most one has no member for which this
+        is true. One member that lies about what it was told changes nothing, as long as there are two others.
         """
         voters = [seat.peer for seat in self.members if seat.voter]
         others = [peer for peer in voters if peer not in (me, self.ballot.leader)]
@@ -69,12 +72,14 @@ class Holding:
 
     @property
     def relieves(self) -> bool:
-        """Whether most others say that its leader keeps rounds waiting: then that peer leads no more."""
+        """Whether most other members say that the leader keeps rounds waiting: then the leader leads no
+        more.
+        """
         others = [peer for peer in self.voters if peer != self.ballot.leader]
         return 2 * len(self.kept_waiting.intersection(others)) > len(others)
 
     def moves(self, now: float) -> bool:
-        """Whether the data that is missing still comes."""
+        """Whether missing data still comes."""
         return self.watch is not None and not any(self.watch.lagging(now))
 
     def described(self) -> Held:

@@ -12,14 +12,16 @@ class Inquest:
     """The questions of one successor."""
 
     ballot: Ballot
-    asked: dict[PeerId, float] = field(default_factory=dict)  # when
+    asked: dict[PeerId, float] = field(default_factory=dict)  # peer -> when it was asked
     answers: dict[PeerId, Held | None] = field(default_factory=dict)
-    dismissed: set[PeerId] = field(default_factory=set)  # unreachable, or elsewhere
-    since: dict[PeerId, Ballot] = field(default_factory=dict)  # the first that its process promised here
+    dismissed: set[PeerId] = field(default_factory=set)  # peers that are unreachable, or stand elsewhere
+    # Peer -> the first ballot that its process promised here.
+    since: dict[PeerId, Ballot] = field(default_factory=dict)
 
     def witnesses(self) -> dict[PeerId, Held | None]:
         """The answers that count. A process that began to promise after the round in question knows nothing
-        of it: an earlier one of the same peer may have been DONE.
+        of
+        that round: an earlier process of the same peer may have been DONE.
         """
         whole = (Stage.DONE, Stage.COMMITTED)
         done = [held.ballot for held in self.answers.values() if held is not None and held.stage in whole]
@@ -33,8 +35,10 @@ class Inquest:
 def decide(answers: dict[PeerId, Held | None]) -> Held | None:
     """The ballot to commit, from what the reachable voters hold; None: abort. Pure.
 
-    A ballot is committed when one of them has committed it, or when all of its voters that answered are DONE
-    with equal digests: then its leader may have committed it. If any is not DONE, nobody can have done so.
+    A ballot is to be committed when one voter has committed it, or when all of its voters that answered are
+    DONE
+    with equal digests: then the leader may have committed the ballot. If any voter is not DONE, nobody can
+    have committed it.
     """
     for held in answers.values():
         if held is not None and held.stage is Stage.COMMITTED:

@@ -1,28 +1,30 @@
-"""Which ballots this peer promised, and which ones of its own may follow."""
+"""The ballots that this peer promised, and the ballots of its own that may follow."""
 
 from __future__ import annotations
 
 from p2pavg.rounds.protocol.ballot import Ballot, Lineage, PeerId
 
-MOST_AHEAD = 4096  # attempts of one epoch between two ballots that a member sees: none is that far ahead
+MOST_AHEAD = 4096  # attempts: no ballot is so far ahead of the last one that a member saw
 STANDINGS_KEPT = 64  # (epoch, lineage) pairs of which promises are remembered
 
 
 class Promises:
-    """A member promises upward only, and this peer opens no ballot that anybody can have seen before."""
+    """A member promises upward only, and opens no ballot that anybody can have seen before."""
 
     def __init__(self, me: PeerId, life: int) -> None:
         self._me = me
         self._serial = life  # of the ballot that this peer opened last
-        self._kept: dict[tuple[int, Lineage], tuple[Ballot, Ballot]] = {}  # first and last, by standing
-        self.last: Ballot | None = None  # promised where this peer stands now
-        self.released = False  # whoever was promised `last` gave its question up
-        self.bound: Ballot | None = None  # its leader was told DONE last, and did not give the ballot up
-        self.gone: set[PeerId] = set()  # leaders whose links broke since: another process may have their name
-        self.floor = -1  # attempts up to this one are taken, as others told
+        # Standing -> the first and the last promise.
+        self._kept: dict[tuple[int, Lineage], tuple[Ballot, Ballot]] = {}
+        self.last: Ballot | None = None  # the last promise where this peer stands now
+        self.released = False  # whether the leader of `last` gave its question up
+        self.bound: Ballot | None = None  # the last ballot whose leader was told DONE, and did not give it up
+        # Leaders whose links broke since: a new process may have the name of one.
+        self.gone: set[PeerId] = set()
+        self.floor = -1  # attempts up to this number are taken, as others told
 
     def add(self, ballot: Ballot) -> None:
-        """From now on this peer promises no lower ballot."""
+        """Promise the ballot: from now on this peer promises no lower one."""
         self.last, self.released = ballot, False
         self.gone.discard(ballot.leader)
         first, _ = self._kept.pop(ballot.standing, (ballot, ballot))
@@ -35,34 +37,36 @@ class Promises:
         return self._kept[standing][0]
 
     def move(self, standing: tuple[int, Lineage]) -> None:
-        """This peer stands at another (epoch, lineage), where it may have been before."""
+        """This peer stands at another (epoch, lineage), which it may have left earlier."""
         _, self.last = self._kept.get(standing, (None, None))
         self.released, self.bound, self.floor = False, None, -1
 
     def next(self, standing: tuple[int, Lineage]) -> Ballot:
-        """A ballot of our own that nobody has seen, above the last promise and above all taken attempts."""
+        """A ballot of this peer that nobody has seen, above the last promise and above all taken attempts."""
         taken = self.last.attempt if self.last is not None else -1
         self._serial += 1
         epoch, lineage = standing
         return Ballot(epoch, max(taken, self.floor) + 1, self._me, self._serial, lineage)
 
     def highest(self, standing: tuple[int, Lineage]) -> Ballot:
-        """The last promise, or a ballot of ours that nobody holds."""
+        """The last promise, or a ballot of this peer that nobody holds."""
         epoch, lineage = standing
         return self.last or Ballot(epoch, 0, self._me, self._serial, lineage)
 
     def raise_floor(self, attempt: int) -> None:
-        """Attempts up to this one are taken."""
+        """Attempts up to `attempt` are taken."""
         self.floor = max(self.floor, attempt)
 
     def release(self, ballot: Ballot | None = None) -> None:
-        """Whoever was promised this ballot (None: the last one) gave its question up."""
+        """The leader of this promised ballot (None: of the last one) gave its question up."""
         self.released = self.released or ballot in (None, self.last)
         if ballot is not None and ballot == self.bound:
             self.bound = None
 
     def bind(self, ballot: Ballot | None) -> None:
-        """The leader of this ballot was told DONE; None: nobody was, of the ballot that is held."""
+        """The leader of this ballot was told DONE; None: no leader was told DONE of the ballot that is
+        held.
+        """
         self.bound = ballot
 
     def lose(self, leader: PeerId) -> None:
@@ -70,11 +74,13 @@ class Promises:
         self.gone.add(leader)
 
     def regain(self, leader: PeerId) -> None:
-        """Others hear this peer: the process that was promised something still lives."""
+        """Others hear this peer: the process that has the promise still lives."""
         self.gone.discard(leader)
 
     def hold(self) -> None:
-        """A new ballot is held: who led the earlier ones, and what those were told, matters no more."""
+        """A new ballot is held: the leaders of earlier ballots, and what these leaders were told,
+        matter no more.
+        """
         self.gone.clear()
         self.bound = None
 
@@ -84,13 +90,13 @@ class Rivalry:
 
     def __init__(self, promises: Promises) -> None:
         self._promises = promises
-        self._met: Ballot | None = None  # the ballot that ours met last
+        self._met: Ballot | None = None  # the rival ballot that this peer's ballot met last
 
     def yields(self, ours: Ballot, other: Ballot) -> bool:
-        """Whether ours gives way.
+        """Whether this peer's ballot gives way to the rival.
 
-        Of two rivals the lower one does. So does a ballot that meets the same other one twice: a round that
-        keeps running is not torn apart.
+        Of two rivals the lower ballot gives way, and so does a ballot that meets the same rival twice: a
+        round that keeps running is not torn apart.
         """
         rivals = other.standing == ours.standing and other.attempt <= ours.attempt + MOST_AHEAD
         if rivals:

@@ -1,4 +1,4 @@
-"""One attempt that this peer leads, and what its members said of it."""
+"""One attempt that this peer leads, and what the members said of the attempt."""
 
 from __future__ import annotations
 
@@ -20,22 +20,28 @@ class Proposal:
     plan: Plan
     asked_at: float
     promised: set[PeerId] = field(default_factory=set)
-    ready: dict[PeerId, Ready] = field(default_factory=dict)  # whose wait stands
-    told: dict[PeerId, int] = field(default_factory=dict)  # samples that each voter had told before
+    ready: dict[PeerId, Ready] = field(default_factory=dict)  # members whose wait stands
+    # Voter -> samples that it had told before the proposal.
+    told: dict[PeerId, int] = field(default_factory=dict)
     begun: bool = False
     begun_at: float = 0.0
-    weights: tuple[float, ...] = ()  # once begun
+    weights: tuple[float, ...] = ()  # per rank; empty before BEGIN
     samples: tuple[int, ...] = ()
-    gathered_at: dict[PeerId, float] = field(default_factory=dict)  # when all contributions were there
+    gathered_at: dict[PeerId, float] = field(default_factory=dict)  # voter -> when it had all contributions
     done: dict[PeerId, tuple[bytes, ...]] = field(default_factory=dict)
     done_at: dict[PeerId, float] = field(default_factory=dict)
-    heard: dict[PeerId, float] = field(default_factory=dict)  # when a voter last said that it is at it
+    # Voter -> when it last said that it works on the round.
+    heard: dict[PeerId, float] = field(default_factory=dict)
     stalls: dict[int, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
-    unlinked: dict[PeerId, tuple[PeerId, ...]] = field(default_factory=dict)  # to whom it says it has no link
-    excused: dict[int, float] = field(default_factory=dict)  # ranks that cannot give all results: until when
+    # Member -> the members to which it has no link, as it says.
+    unlinked: dict[PeerId, tuple[PeerId, ...]] = field(default_factory=dict)
+    # Rank that cannot give all results -> until when it is excused.
+    excused: dict[int, float] = field(default_factory=dict)
 
     def wait(self, peer: PeerId) -> int:
-        """For which it said READY, and did not take it back; 0: none. Once begun: the one that is counted."""
+        """The wait for which the member said READY, and did not take READY back; 0: none. After BEGIN: the
+        wait that
+        is counted."""
         return self.ready[peer].wait if peer in self.ready else 0
 
     @property

@@ -1,4 +1,4 @@
-"""Where this peer stands in the run, and what it knows of the epoch under way."""
+"""Where this peer stands in the run, and what this peer knows of the epoch under way."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from p2pavg.rounds.protocol.roles import Role
 class Standing:
     """The last commit of this peer, and how far the training thread is behind that commit."""
 
-    epoch: int  # the one after the last commit
+    epoch: int  # the epoch after the last commit
     lineage: Lineage  # after the last commit
     role: Role  # a JOINER becomes a TRAINER when a state is loaded
     applied_epoch: int  # where the training thread stands
     pending: bool = False  # the training thread has yet to apply the last commit
-    joining: tuple[int, Lineage] | None = None  # where a download leads, later how far it is
+    joining: tuple[int, Lineage] | None = None  # where a download leads, and later how far the download is
     departing: bool = False  # this peer takes part in no new round
     began_at: float = 0.0  # when this peer came to `epoch`
 
@@ -36,7 +36,7 @@ class Standing:
         self.pending = True
 
     def applied(self, epoch: int) -> bool:
-        """The training thread stands at `epoch` now. Returns whether that was the last average to apply."""
+        """The training thread stands at `epoch` now. Returns whether no further average is to be applied."""
         self.applied_epoch = epoch
         last = self.pending and epoch == self.epoch
         if last:
@@ -49,13 +49,13 @@ class Standing:
         self.role = Role.TRAINER
 
     def reach(self, epoch: int, lineage: Lineage) -> None:
-        """The training thread has got so far, by a state or by a result on top of one."""
+        """The training thread has come so far, by a state or by a result on top of a state."""
         self.applied_epoch = epoch
         if self.joining is not None:
             self.joining = (epoch, lineage)
 
     def join(self, epoch: int, lineage: Lineage) -> None:
-        """This peer is no member of any round before it has the state of (epoch, lineage)."""
+        """This peer becomes a member of no round before it has the state of (epoch, lineage)."""
         self.joining = (epoch, lineage)
 
     def end_joining(self) -> None:
@@ -71,28 +71,30 @@ class Standing:
 class EpochState:
     """What is true of one epoch alone. Each epoch gets a new object, so that no field outlives the epoch."""
 
-    expected: int = 0  # samples that the others will have when ours are there, by their last shares
-    begun_before: bool = False  # a round of this epoch began once: the next one needs no target
+    # Samples that the others will have when this peer's share is there, by their last shares.
+    expected: int = 0
+    begun_before: bool = False  # whether a round of this epoch began once: the next round needs no target
     attempts: int = 0  # ballots that this peer held
-    proposed_at: float = 0.0  # when the first of them came
-    excluded: dict[PeerId, Cause] = field(default_factory=dict)  # who failed an attempt
-    accused: dict[PeerId, PeerId] = field(default_factory=dict)  # of the excluded: by whose word alone
-    suspects: set[PeerId] = field(default_factory=set)  # who should lead, and says nothing
+    proposed_at: float = 0.0  # when the first of these ballots came
+    excluded: dict[PeerId, Cause] = field(default_factory=dict)  # peers that failed an attempt, and why
+    # Excluded peer -> the leader by whose word alone it is excluded.
+    accused: dict[PeerId, PeerId] = field(default_factory=dict)
+    suspects: set[PeerId] = field(default_factory=set)  # peers that should lead, and say nothing
 
     def held(self, now: float) -> None:
-        """One more ballot is held here."""
+        """This peer holds one more ballot of the epoch."""
         if self.attempts == 0:
             self.proposed_at = now
         self.attempts += 1
 
     def begin(self, begun: bool = True) -> None:
-        """A round of this epoch has begun, here or as somebody else says."""
+        """A round of this epoch has begun, here or as another peer says."""
         self.begun_before = self.begun_before or begun
 
     def end_begun(self) -> None:
-        """Nobody has anything to average: the target counts again."""
+        """No peer has anything to average: the target counts again."""
         self.begun_before = False
 
     def expect(self, samples: int) -> None:
-        """So many samples are expected of the others; 0: the leader says how many there are."""
+        """So many samples are expected of the other peers; 0: the leader says how many there are."""
         self.expected = samples

@@ -13,7 +13,7 @@ from p2pavg.rounds.protocol.roles import Role
 class MemberState(StrEnum):
     """A member's state, from the target of one epoch to the next."""
 
-    JOINING = "joining"  # has no state of the run, or downloads another one; member of no round
+    JOINING = "joining"  # has no state of the run, or downloads another state; member of no round
     COUNTING = "counting"  # accumulates samples; holds no ballot
     PROMISED = "promised"  # holds a ballot that has not begun
     AVERAGING = "averaging"  # the ballot has begun: gradients flow
@@ -23,7 +23,7 @@ class MemberState(StrEnum):
 
 
 def state_of(here: Standing, holding: Holding | None) -> MemberState:
-    """The state of a member that stands `here` and holds this ballot."""
+    """The state of a member that stands at `here` and holds this ballot; None: no ballot."""
     if here.joining is not None or here.role is not Role.TRAINER:
         return MemberState.JOINING
     if holding is None:
