@@ -24,7 +24,7 @@ def summarise(events: Sequence[Event], *, epochs: int, capacity: float) -> dict[
     """
     applied = [e for e in events if e["t"] == "epoch"]
     survivors = _survivors(events)
-    surviving = _surviving_lineage(applied, [e for e in events if e["t"] == "finished"])
+    surviving = surviving_lineage(applied, [e for e in events if e["t"] == "finished"])
     stalls = _stalls(applied, events)
     lost, doubled = _samples(events, surviving)
     crashes = _crashes(events)
@@ -82,7 +82,7 @@ def _crashes(events: Sequence[Event]) -> list[str]:
     ]
 
 
-def _surviving_lineage(applied: Sequence[Event], finished: Sequence[Event]) -> dict[int, str]:
+def surviving_lineage(applied: Sequence[Event], finished: Sequence[Event]) -> dict[int, str]:
     """Epoch -> lineage, of the history that the survivors hold at the end.
 
     A peer that healed from another lineage has applied epochs that are not in its history, so the reports of

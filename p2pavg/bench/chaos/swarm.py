@@ -27,9 +27,10 @@ from p2pavg.credentials import Authority
 PHASES = ("proposed", "begun", "done", "committed")  # of a round, in the order of its leader
 FAULTS = (
     *("kill", "stop", "leader", *(f"leader-{phase}" for phase in PHASES), "all-but-one", "join"),
-    *("corrupt", "duplicate", "cut", "cut-one-way", "slow"),
+    *("corrupt", "duplicate", "cut", "cut-one-way", "slow", "leave"),
 )
 LAB_FAULTS = ("cut", "cut-one-way", "slow")
+DATA_FAULTS = ("leave",)  # who leaves hands samples over: they are counted by what they are, not by how many
 BREAKS: dict[str, dict[str, float]] = {  # fault -> settings of a host's paths
     "cut": {"down": 1},
     "cut-one-way": {"down": 1},
@@ -65,6 +66,8 @@ class SwarmProcess:
 class Swarm(AbstractContextManager["Swarm"]):
     """Keeps `peers` processes training until all have applied `epochs` epochs, and injects faults."""
 
+    worker = "p2pavg.bench.chaos.worker"
+
     def __init__(
         self,
         *,
@@ -80,7 +83,11 @@ class Swarm(AbstractContextManager["Swarm"]):
         self.events: list[dict[str, Any]] = []
         self._peers = peers
         self._epochs = epochs
-        self._config = {"target": peers * steps, "step_seconds": epoch_seconds / steps, "epochs": epochs}
+        self._config: dict[str, Any] = {
+            "target": peers * steps,
+            "step_seconds": epoch_seconds / steps,
+            "epochs": epochs,
+        }
         self._topology = topology
         self._random = random.Random(seed)
         self._authority = Authority.new(RUN) if encrypted else None
@@ -88,6 +95,7 @@ class Swarm(AbstractContextManager["Swarm"]):
         self._queue: queue.Queue[tuple[str, dict[str, Any] | None]] = queue.Queue()
         self._stack = ExitStack()
         self._lab: Any = None
+        self._fresh: list[SwarmProcess] = []  # of the start that is under way
         self._born = 0
         self._undo: list[tuple[float, Callable[[], None]]] = []
 
@@ -117,10 +125,7 @@ class Swarm(AbstractContextManager["Swarm"]):
     def run(self, faults: Sequence[str], fault_every: float, advance: Callable[[float], None]) -> None:
         """Start, inject faults, and wait for the end. Raises WorkerError when the swarm cannot start."""
         self._note("", "run", peers=self._peers)
-        for _ in range(self._peers):
-            self._spawn()
-            self._wait_until(lambda: all(m.address for m in self._members.values()), START_S)
-        self._wait_until(lambda: all(m.joined for m in self._members.values()), START_S)
+        self._start()
         next_fault = time.monotonic() + fault_every
         shown = 0
         while not self._over():
@@ -129,6 +134,7 @@ class Swarm(AbstractContextManager["Swarm"]):
                 self._fault(self._random.choice(list(faults)))
                 next_fault = now + fault_every * self._random.uniform(0.7, 1.3)
             self._repair(now)
+            self._beat()
             self._pump(0.05)
             latest = max((m.epoch for m in self._members.values()), default=0)
             if latest > shown:
@@ -141,6 +147,14 @@ class Swarm(AbstractContextManager["Swarm"]):
             undo()
         self._undo.clear()
         self._finish()
+
+    def _start(self) -> None:
+        """All processes, one after the other, so that each knows the others."""
+        self._fresh.clear()
+        for _ in range(self._peers):
+            self._spawn()
+            self._wait_until(lambda: all(m.address for m in self._fresh), START_S)
+        self._wait_until(lambda: all(m.joined for m in self._fresh), START_S)
 
     def _over(self) -> bool:
         members = self._living()
@@ -180,7 +194,7 @@ class Swarm(AbstractContextManager["Swarm"]):
     def _spawn(self, own: dict[str, str] | None = None, host: str | None = None) -> SwarmProcess:
         who = f"p{self._born}"
         self._born += 1
-        argv = [sys.executable, "-m", "p2pavg.bench.chaos.worker"]
+        argv = [sys.executable, "-m", self.worker]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         if self._lab is not None:
             used = {m.host for m in self._living()}
@@ -193,11 +207,20 @@ class Swarm(AbstractContextManager["Swarm"]):
             "run_id": RUN,
             "initial_peers": self._random.sample(known, min(3, len(known))),
             "own": member.own,
+            **self._configured(),
         }
         tell(process, config)
         threading.Thread(target=self._read, args=(member,), daemon=True).start()
         self._members[who] = member
+        self._fresh.append(member)
         return member
+
+    def _configured(self) -> dict[str, Any]:
+        """What else a process is told."""
+        return {}
+
+    def _beat(self) -> None:
+        """Called time and again, during the run."""
 
     def _read(self, member: SwarmProcess) -> None:
         assert member.process.stdout is not None
@@ -240,13 +263,13 @@ class Swarm(AbstractContextManager["Swarm"]):
         end = time.monotonic() + seconds
         while not ready():
             self._pump(0.05)
-            if time.monotonic() > end or not all(m.process.poll() is None for m in self._members.values()):
+            if time.monotonic() > end or not all(m.process.poll() is None for m in self._fresh):
                 raise WorkerError("the swarm did not start; run one peer of it by hand to see why")
 
     # -------------------------------------------------------------------------------------- faults
 
     def _fault(self, name: str) -> None:
-        targets = [m for m in self._living() if m.joined and not m.finished and not m.stopped_until]
+        targets = self._targets()
         if len(targets) < 2 and name != "join":
             return
         victim = self._random.choice(targets) if targets else None
@@ -268,6 +291,8 @@ class Swarm(AbstractContextManager["Swarm"]):
                     tell(victim.process, {"die_at": name.removeprefix("leader-")})
             case "stop" if victim is not None:
                 self._stop(victim)
+            case "leave" if victim is not None:
+                self._leave(victim)
             case "cut" | "cut-one-way" | "slow" if victim is not None:
                 self._break_link(name, victim)
             case "corrupt" if victim is not None:
@@ -281,6 +306,13 @@ class Swarm(AbstractContextManager["Swarm"]):
                 self._log(name, "", 0.0, share=[victim.who, double.who])
                 double.finished = True  # the run does not wait for this process
                 self._undo.append((time.monotonic() + 3.0, lambda: self._kill_quietly(double)))
+
+    def _targets(self) -> list[SwarmProcess]:
+        """Whom a fault may strike."""
+        return [m for m in self._living() if m.joined and not m.finished and not m.stopped_until]
+
+    def _leave(self, victim: SwarmProcess) -> None:
+        raise NotImplementedError
 
     def _room(self) -> bool:
         return self._lab is None or len(self._living()) < len(self._lab.hosts)

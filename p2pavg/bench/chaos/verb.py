@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg.bench.chaos.check import summarise
-from p2pavg.bench.chaos.swarm import FAULTS, LAB_FAULTS, Swarm
+from p2pavg.bench.chaos.passes import Data, count_passes, is_exact
+from p2pavg.bench.chaos.sharing import SharingSwarm
+from p2pavg.bench.chaos.swarm import DATA_FAULTS, FAULTS, LAB_FAULTS, Swarm
 from p2pavg.bench.options import at_least, positive_int
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit, output_path
@@ -18,6 +20,7 @@ from p2pavg.report.plot import from_zero, whole
 
 EXAMPLE = "example: p2pavg bench chaos --peers 4 --epochs 100 --fault-every 2 --faults kill,stop"
 STEPS = 10  # per epoch and peer
+BATCH, BLOCK = 4, 16  # samples of a step and of a block, with --passes
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,7 +36,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--faults",
         default="kill,stop,leader,join",
-        help=f"of {','.join(FAULTS)}; {', '.join(LAB_FAULTS)} need --lab (default kill,stop,leader,join)",
+        help=f"of {','.join(FAULTS)}; {', '.join(LAB_FAULTS)} need --lab, {', '.join(DATA_FAULTS)} needs "
+        "--passes (default kill,stop,leader,join)",
+    )
+    parser.add_argument(
+        "--passes",
+        type=positive_int,
+        help="share data out with a SwarmSampler, in about --epochs epochs, until so many passes are whole; "
+        "twice all processes end, and another number of them goes on from a checkpoint (a closed run)",
     )
     parser.add_argument("--lab", metavar="TOPOLOGY", help="run on the hosts of a lab topology")
     parser.add_argument(
@@ -52,21 +62,20 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigurationError(f"there is no fault {name!r}; choose of {', '.join(FAULTS)}")
         if name in LAB_FAULTS and args.lab is None:
             raise ConfigurationError(f"the fault {name!r} needs a network to break; name one with --lab")
+        if name in DATA_FAULTS and args.passes is None:
+            raise ConfigurationError(f"the fault {name!r} needs samples that can be told apart; add --passes")
+    data = None if args.passes is None else _data(args)
     with progress("breaking a swarm", args.epochs) as advance:
-        with Swarm(
-            peers=args.peers,
-            epochs=args.epochs,
-            steps=STEPS,
-            epoch_seconds=args.epoch_seconds,
-            topology=args.lab,
-            seed=args.seed,
-            encrypted=args.encrypted,
-        ) as swarm:
+        with _swarm(args, data) as swarm:
             swarm.run(faults, args.fault_every, advance)
         events = swarm.events
     if args.events:
         Path(args.events).write_text("".join(json.dumps(event) + "\n" for event in events))
-    result = summarise(events, epochs=args.epochs, capacity=STEPS / args.epoch_seconds)
+    per_step = 1 if data is None else data.batch
+    epochs = args.epochs if data is None else 0
+    result = summarise(events, epochs=epochs, capacity=per_step * STEPS / args.epoch_seconds)
+    if data is not None:
+        result |= count_passes(events, data)
     result.update(
         {
             "peers": args.peers,
@@ -79,17 +88,49 @@ def run(args: argparse.Namespace) -> int:
         }
     )
     emit(args, result, _words(result), lambda figure: _draw(figure, events, result))
-    broken = sum(
-        result[name] for name in ("hangs", "crashes", "divergences", "samples_lost", "samples_doubled")
-    )
+    broken = sum(result[name] for name in ("hangs", "crashes", "divergences"))
+    if data is None:
+        broken += result["samples_lost"] + result["samples_doubled"]
+    else:  # who leaves hands samples over: they are counted by what they are
+        broken += not is_exact(result)
     return 0 if not broken and result["finished_by_all"] else 1
+
+
+def _data(args: argparse.Namespace) -> Data:
+    """So many samples that the passes take about as many epochs as asked for."""
+    length = max(1, args.peers * STEPS * BATCH * args.epochs // args.passes)
+    return Data(length=length, passes=args.passes, block=BLOCK, seed=args.seed, batch=BATCH)
+
+
+def _swarm(args: argparse.Namespace, data: Data | None) -> Swarm:
+    options = {
+        "peers": args.peers,
+        "steps": STEPS,
+        "epoch_seconds": args.epoch_seconds,
+        "topology": args.lab,
+        "seed": args.seed,
+        "encrypted": args.encrypted,
+    }
+    return Swarm(epochs=args.epochs, **options) if data is None else SharingSwarm(data, **options)
 
 
 def _words(result: dict[str, Any]) -> list[str]:
     by_fault = ", ".join(
         f"{name} {s:.2f} s" for name, s in sorted(result["longest_stall_s_by_fault"].items())
     )
+    shared = []
+    if "data" in result:
+        shared = [
+            f"{result['data']['passes']} passes over {result['data']['length']} samples: "
+            f"{result['indices_missing']} in no average, {result['indices_doubled']} in two, "
+            f"{result['averages_misnamed']} averages that hold others than they name, "
+            f"{result['averages_unseen']} of which nobody lived to tell "
+            f"({result['indices_untold']} samples), "
+            f"{result['indices_returned']} discarded and drawn again; "
+            f"no loop waited longer than {result['longest_draw_s'] * 1e3:.1f} ms for a batch"
+        ]
     return [
+        *shared,
         f"{result['epochs_finished']} epochs, {result['faults_injected']} faults: {result['hangs']} hangs, "
         f"{result['crashes']} crashes, "
         f"{result['divergences']} divergences, {result['samples_lost']} samples lost, "

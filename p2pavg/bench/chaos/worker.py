@@ -29,6 +29,7 @@ class Chaos:
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self._closing = False
+        self._leaving = False
         self._die_at = ""
         self._over = threading.Event()
         self._saying = threading.Lock()
@@ -109,7 +110,9 @@ class Chaos:
 
     def _watch_input(self) -> None:
         for line in COMMANDS:
-            self._die_at = json.loads(line)["die_at"]
+            told = json.loads(line)
+            self._die_at = told.get("die_at", self._die_at)
+            self._leaving |= "leave" in told
         self._closing = True
 
     def _watch_phases(self, peer: Peer) -> None:
@@ -140,9 +143,9 @@ class Chaos:
             )
 
 
-def main() -> int:
+def main(kind: type[Chaos] = Chaos) -> int:
     """The configuration is the first line of the input."""
-    chaos = Chaos(json.loads(COMMANDS.readline()))
+    chaos = kind(json.loads(COMMANDS.readline()))
     try:
         chaos.run()
     except P2PAvgError as error:
