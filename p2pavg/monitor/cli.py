@@ -10,16 +10,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from p2pavg.credentials import Credentials, from_environment
 from p2pavg.errors import ConfigurationError
 from p2pavg.membership.table.address import Address, initial_addresses
+from p2pavg.monitor.lines import JsonLines, Lines
 from p2pavg.monitor.picture import Picture
-from p2pavg.monitor.shown import Shown, run_line
+from p2pavg.monitor.shown import Shown
 from p2pavg.report.prices import EXAMPLE, PriceTable
+
+if TYPE_CHECKING:
+    from p2pavg.monitor.web import Page
+
+Frame = Mapping[str, Any]  # as Shown.to_dict makes it
+Sink = Callable[[Shown, Frame], None]
 
 REFRESH_S = 1.0
 PRICES_HELP = "a price table:\n\n" + EXAMPLE
@@ -40,6 +47,12 @@ def register(subparsers: Any) -> None:
     add("--initial-peers", nargs="+", metavar="HOST:PORT", help="any member; default: $P2PAVG_INITIAL_PEERS")
     add("--credentials", metavar="PATH", help="of a closed run; default: $P2PAVG_CREDENTIALS")
     add("--jsonl", metavar="PATH", help="append one line of JSON each second; - is stdout, alone")
+    add(
+        "--web",
+        metavar="HOST:PORT",
+        help="serve a page for browsers, /state as JSON and /metrics for Prometheus, such as at "
+        "127.0.0.1:8033; other addresses than loopback's need a token, made or of $P2PAVG_WEB_TOKEN",
+    )
     _add_prices(monitor)
     monitor.set_defaults(func=run_monitor)
 
@@ -111,8 +124,13 @@ def run_monitor(args: argparse.Namespace) -> int:
     credentials = None if source is None else Credentials.load(source)
     named = initial_addresses(args.initial_peers or None)
     picture = Picture(args.run_id, _prices(args))
+    page = None
+    if args.web is not None:
+        from p2pavg.monitor import web
+
+        page = web.Page(web.place(args.web), args.run_id, args.jsonl)
     with _sink(args.jsonl) as show, contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(_monitor(picture, named, credentials, show))
+        uvloop.run(_monitor(picture, named, credentials, show, page))
     return 0
 
 
@@ -120,7 +138,8 @@ async def _monitor(
     picture: Picture,
     initial_peers: Sequence[Address],
     credentials: Credentials | None,
-    show: Callable[[Shown], None],
+    show: Sink,
+    page: Page | None,
 ) -> None:
     from p2pavg.monitor.watcher import Watcher
 
@@ -129,42 +148,45 @@ async def _monitor(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     watcher = Watcher(picture)
-    await watcher.start(initial_peers, credentials)
-    try:
+    async with contextlib.AsyncExitStack() as open_things:
+        if page is not None:
+            url = await page.start()
+            open_things.push_async_callback(page.close)
+            print(f"the page of run {picture.run_id}: {url}", file=sys.stderr, flush=True)
+        await watcher.start(initial_peers, credentials)
+        open_things.push_async_callback(watcher.close)
         due = time.monotonic()
         while not stop.is_set():
             refusal = watcher.refusal()
             if refusal is not None:
                 raise refusal
-            show(picture.show(time.monotonic()))
+            shown = picture.show(time.monotonic())
+            frame = shown.to_dict(time.time())
+            show(shown, frame)
+            if page is not None:
+                page.show(shown, frame)
             due = max(due + REFRESH_S, time.monotonic())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), due - time.monotonic())
-    finally:
-        await watcher.close()
 
 
 @contextmanager
-def _sink(jsonl: str | None) -> Iterator[Callable[[Shown], None]]:
+def _sink(jsonl: str | None) -> Iterator[Sink]:
     """Opens the outputs of pictures: a live terminal or plain lines, and a JSONL file where one is named."""
     with contextlib.ExitStack() as stack:
-        sinks: list[Callable[[Shown], None]] = []
+        sinks: list[Sink] = []
         if jsonl is not None:
-            file = sys.stdout if jsonl == "-" else stack.enter_context(_writing(jsonl, "a"))
-            sinks.append(lambda shown: _write(file, shown))
+            written = JsonLines(sys.stdout if jsonl == "-" else stack.enter_context(_writing(jsonl, "a")))
+            sinks.append(lambda shown, frame: written.write(frame))
         if jsonl != "-":
-            sinks.append(stack.enter_context(_live()) if sys.stdout.isatty() else Lines().show)
+            told = stack.enter_context(_live()) if sys.stdout.isatty() else Lines().show
+            sinks.append(lambda shown, frame: told(shown))
 
-        def show(shown: Shown) -> None:
+        def show(shown: Shown, frame: Frame) -> None:
             for sink in sinks:
-                sink(shown)
+                sink(shown, frame)
 
         yield show
-
-
-def _write(file: IO[str], shown: Shown) -> None:
-    file.write(json.dumps(shown.to_dict(time.time()), separators=(",", ":"), allow_nan=False) + "\n")
-    file.flush()
 
 
 @contextmanager
@@ -175,22 +197,6 @@ def _live() -> Iterator[Callable[[Shown], None]]:
 
     with Live(auto_refresh=False, screen=True) as live:
         yield lambda shown: live.update(screen(shown, live.console.width), refresh=True)
-
-
-class Lines:
-    """Prints plain lines: what happened, then the state of the run."""
-
-    def __init__(self) -> None:
-        self._told: dict[int, str] = {}
-
-    def show(self, shown: Shown) -> None:
-        """Print the events since the last call, and the line of the run."""
-        told = {number: words for number, _, words in shown.events}
-        for number, words in told.items():
-            if self._told.get(number) != words:
-                print(words)
-        self._told = told
-        print(run_line(shown), flush=True)
 
 
 @contextmanager

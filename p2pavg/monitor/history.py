@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
-from p2pavg.monitor.shown import duration
+from p2pavg.monitor.health import duration
 from p2pavg.printable import counted
 from p2pavg.report import PHASES, RoundReport, is_number
 from p2pavg.report.distance import Distance

@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from p2pavg.identity import short_id, told_apart
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.monitor import heard
+from p2pavg.monitor.epochs import Epochs
+from p2pavg.monitor.health import RECENT_S, Signs, verdict
+from p2pavg.monitor.seen import Seen
 from p2pavg.monitor.shown import LinkShown, PeerShown, Shown
-from p2pavg.monitor.story import Story, text_of
+from p2pavg.monitor.story import LEFT, Story, text_of
+from p2pavg.printable import counted
+from p2pavg.report import is_number
 from p2pavg.report.compact import CompactReport
 from p2pavg.report.prices import PriceTable, per_hour, per_million
 from p2pavg.report.status import Other, Status
 
-WINDOW_S = 30.0  # seconds of epochs over which rates are averaged
-MOST_REPORTS = 2000
 STALE_S = 2.5  # seconds after which a status counts no more; members send one each second
 KEPT_S = 30.0  # seconds for which a peer that is gone is still shown
 HEARSAY_DELAY_S = 0.3  # seconds after a link closed from which on other members' words of its peer count
 FINDING_S = 3.0  # seconds: a peer that comes into view so soon was in the run before
-EVENTS_SHOWN = 8
-
-
-@dataclass(slots=True)
-class _Seen:
-    info: PeerInfo | None = None
-    status: Status | None = None
-    heard_at: float = 0.0  # when the peer itself last sent anything
-    status_at: float = float("-inf")
-    linked: bool = False
-    gone_at: float | None = None
-    silent: bool = False
-    reports: deque[CompactReport] = field(default_factory=lambda: deque(maxlen=MOST_REPORTS))
-    seconds: float = 0.0  # wall clock of the reports that are kept
-    reported_at: float = float("-inf")
-
-    def add(self, report: CompactReport, now: float) -> None:
-        if self.reports and self.reports[-1].epoch >= report.epoch:
-            return
-        self.reports.append(report)
-        self.seconds += report.seconds_total
-        self.reported_at = now
-        while self.seconds - self.reports[0].seconds_total >= WINDOW_S:
-            self.seconds -= self.reports.popleft().seconds_total
+EVENTS_SHOWN = 32
 
 
 class Picture:
@@ -54,8 +33,9 @@ class Picture:
     def __init__(self, run_id: str, prices: PriceTable | None = None) -> None:
         self.run_id = run_id
         self.story = Story(self._called)
+        self.epochs = Epochs()
         self._prices = prices
-        self._peers: dict[bytes, _Seen] = {}
+        self._peers: dict[bytes, Seen] = {}
         self._found_at: float | None = None
 
     # ------------------------------------------------------------------------------------ what is heard
@@ -67,7 +47,7 @@ class Picture:
                 continue
             seen = self._peers.get(peer)
             if seen is None:
-                seen = self._peers[peer] = _Seen(info, heard_at=now)
+                seen = self._peers[peer] = Seen(info, heard_at=now)
                 if self._found_at is not None and now - self._found_at > FINDING_S:
                     self.story.say(f"{self._called(peer)} joined in epoch {info.epoch}", now, info.epoch)
             if seen.info != info:
@@ -79,19 +59,18 @@ class Picture:
             seen.info = info
             report = CompactReport.decode(info.report) if info.report and not seen.linked else None
             if report is not None:
-                seen.add(report, now)
+                self._reported(peer, seen, report, now)
         for peer, seen in self._peers.items():
             if peer not in peers and not seen.linked and seen.gone_at is None:
-                self._gone(peer, seen, "left the run", now)
+                self._gone(peer, seen, LEFT, now)
         if self._found_at is None and peers:
             self._found_at = now
 
     def linked(self, peer: bytes, now: float) -> None:
         """Take note that a link to the peer is up."""
-        seen = self._peers.setdefault(peer, _Seen())
+        seen = self._peers.setdefault(peer, Seen())
         seen.linked, seen.gone_at, seen.silent, seen.heard_at = True, None, False, now
-        seen.reports.clear()  # over the link every epoch is reported; records told of some only
-        seen.seconds = 0.0
+        seen.forget_reports()
 
     def unlinked(self, peer: bytes, reason: str, now: float) -> None:
         """Take note that the link to the peer is gone."""
@@ -113,24 +92,33 @@ class Picture:
             case "report":
                 report = CompactReport.decode(message.get("report"))
                 if report is not None:
-                    seen.add(report, now)
+                    self._reported(by, seen, report, now)
                     seen.heard_at = now
             case "event":
                 event = heard.event(message)
                 if event is not None:
                     self._event(by, event, now)
 
+    def _reported(self, peer: bytes, seen: Seen, report: CompactReport, now: float) -> None:
+        if seen.add(report, now):
+            self.epochs.add(peer, report, now)
+            if report.samples_discarded:
+                what = counted(report.samples_discarded, "sample")
+                self.story.say(
+                    f"{self._called(peer)} discarded {what} in epoch {report.epoch}", now, report.epoch
+                )
+
     def _event(self, by: bytes, event: heard.MemberEvent, now: float) -> None:
         about = None if event.peer is None else self._peers.get(event.peer)
         if about is not None and event.kind in ("silent", "heard again"):
             about.silent = event.kind == "silent"
-        if about is not None and event.peer is not None and event.kind == "down" and not about.linked:
-            about.gone_at = about.gone_at or now
+        if about is not None and event.kind == "down" and not about.linked and about.gone_at is None:
+            about.gone_at, about.gone_why = now, event.why
         self.story.told(by, event, now)
 
-    def _gone(self, peer: bytes, seen: _Seen, why: str, now: float) -> None:
-        seen.gone_at = now
-        self.story.gone(peer, self._epoch_of(seen), why, now)
+    def _gone(self, peer: bytes, seen: Seen, why: str, now: float) -> None:
+        seen.gone_at, seen.gone_why = now, why
+        self.story.gone(peer, seen.epoch, why, now)
 
     def _names(self) -> dict[bytes, str]:
         return told_apart({p: "" if s.info is None else s.info.name for p, s in self._peers.items()})
@@ -152,13 +140,21 @@ class Picture:
         states = {peer: self._state(peer, seen, now) for peer, seen in self._peers.items()}
         here = {peer: self._peers[peer] for peer, state in states.items() if state not in ("gone", "silent")}
         leader = self._leader(here, now)
-        epoch = max((self._epoch_of(seen) for seen in here.values()), default=0)
+        epoch = max((seen.epoch for seen in here.values()), default=0)
         target = max((seen.status.target for seen in here.values() if seen.status is not None), default=0)
         pace = self._pace(here, now)
-        live = sum(self._rate(seen) for seen in here.values())
+        live = sum(seen.rate for seen in here.values())
         samples = self._counted(here, leader, epoch, live, target, now)
         dollars = self._dollars(here)
         left = max(0.0, target - samples)
+        total_pace = sum(seen.pace for seen in here.values())
+        rows = tuple(
+            self._row(peer, names[peer], seen, states[peer], total_pace, now)
+            for peer, seen in sorted(self._peers.items())
+        )
+        told = [seen.status for seen in here.values() if seen.status is not None]
+        loss = _mean_loss(told)
+        level, why = verdict(self._signs(rows, loss, now))
         return Shown(
             at=now,
             run_id=self.run_id,
@@ -171,17 +167,47 @@ class Picture:
             dollars_per_hour=dollars,
             dollars_per_million_samples=None if dollars is None else per_million(dollars / 3600, pace),
             leader="" if leader is None else leader.hex(),
-            peers=tuple(
-                self._row(peer, names[peer], seen, states[peer], now)
-                for peer, seen in sorted(self._peers.items())
-            ),
+            peers=rows,
             links=tuple(self._links(here)),
             events=tuple(
                 (line.number, now - line.at, text_of(line)) for line in list(self.story.lines)[-EVENTS_SHOWN:]
             ),
+            level=level,
+            verdict=why,
+            rounds=self.epochs.rounds(),
+            usual_epoch_s=self.epochs.usual_seconds(),
+            epoch_age_s=self._epoch_age(now),
+            egress_bytes_per_hour=3600 * sum(seen.sent_per_s for seen in here.values()),
+            loss=loss if loss is not None and is_number(loss) else None,
+            loss_text="" if loss is None else f"{loss:.4g}",
+            passes=max((status.passes for status in told), default=0.0),
+            blocks_consumed=max((status.blocks_consumed for status in told), default=0),
+            memory_bytes=sum(status.memory for status in told),
+            device_memory_bytes=sum(status.device_memory for status in told),
+            epochs_ended=self.epochs.ended,
+            samples_counted=self.epochs.samples,
+            samples_discarded=self.epochs.discarded,
+            attempts_failed=self.epochs.failed_attempts,
         )
 
-    def _state(self, peer: bytes, seen: _Seen, now: float) -> str:
+    def _epoch_age(self, now: float) -> float | None:
+        return None if self.epochs.ended_at is None else max(0.0, now - self.epochs.ended_at)
+
+    def _signs(self, rows: Sequence[PeerShown], loss: float | None, now: float) -> Signs:
+        downloading = sum(row.state == "downloading" for row in rows)
+        silent = [row.name for row in rows if row.state == "silent"]
+        return Signs(
+            here=sum(row.state not in ("gone", "silent", "downloading") for row in rows),
+            downloading=downloading,
+            silent=silent,
+            lost=[row.name for row in rows if row.state == "gone" and not row.left],
+            usual_s=self.epochs.usual_seconds(),
+            age_s=self._epoch_age(now),
+            discarded=sum(one.discarded for one in self.epochs.rounds() if now - one.at <= RECENT_S),
+            loss=loss,
+        )
+
+    def _state(self, peer: bytes, seen: Seen, now: float) -> str:
         others = self._by_others(peer, max(now - STALE_S, (seen.gone_at or 0.0) + HEARSAY_DELAY_S))
         if seen.gone_at is not None and others is None:
             return "gone"
@@ -204,32 +230,44 @@ class Picture:
                     return row
         return None
 
-    def _row(self, peer: bytes, name: str, seen: _Seen, state: str, now: float) -> PeerShown:
+    def _row(
+        self, peer: bytes, name: str, seen: Seen, state: str, total_pace: float, now: float
+    ) -> PeerShown:
         if seen.status is not None:
-            epoch, samples, pace = self._epoch_of(seen), seen.status.samples, seen.status.rate
+            epoch, samples, pace = seen.epoch, seen.status.samples, seen.status.rate
         else:
             others = self._by_others(peer, now - STALE_S)
-            epoch = max(self._epoch_of(seen), 0 if others is None else others.epoch)
+            epoch = max(seen.epoch, 0 if others is None else others.epoch)
             samples = 0 if others is None else others.samples
-            pace = self._rate(seen) if others is None else others.rate
-        local = sum(report.local_samples for report in seen.reports)
+            pace = seen.rate if others is None else others.rate
         last = seen.reports[-1] if seen.reports else None
         sent = 0 if last is None else sum(last.sent.values())
         return PeerShown(
             peer=peer.hex(),
             name=name,
-            region=self._region(seen),
+            region=seen.region,
             epoch=epoch,
             samples=samples,
-            samples_per_second=local / seen.seconds if seen.seconds > 0 else 0.0,
+            samples_per_second=seen.pace,
             rate=pace,
             upload_bps=8 * sent / last.seconds_total if last is not None and last.seconds_total > 0 else 0.0,
             state=state,
             last_seen_s=max(0.0, now - seen.heard_at),
             relayed_bytes=0 if seen.status is None else seen.status.relayed,
+            reach=seen.reach,
+            version="" if seen.status is None else seen.status.version,
+            share=seen.pace / total_pace if total_pace > 0 and state not in ("gone", "silent") else 0.0,
+            memory_bytes=0 if seen.status is None else seen.status.memory,
+            device_memory_bytes=0 if seen.status is None else seen.status.device_memory,
+            left=seen.gone_why == LEFT,
+            label="" if seen.info is None else seen.info.name,
+            bytes_sent=seen.sent,
+            bytes_received=seen.received,
+            samples_discarded=seen.discarded,
+            phase_seconds=tuple(seen.phases.values()),
         )
 
-    def _links(self, here: Mapping[bytes, _Seen]) -> list[LinkShown]:
+    def _links(self, here: Mapping[bytes, Seen]) -> list[LinkShown]:
         return [
             LinkShown(
                 peer.hex(),
@@ -247,7 +285,7 @@ class Picture:
             if link.peer in self._peers
         ]
 
-    def _leader(self, here: Mapping[bytes, _Seen], now: float) -> bytes | None:
+    def _leader(self, here: Mapping[bytes, Seen], now: float) -> bytes | None:
         """The leader that most members with a fresh status follow."""
         votes: dict[bytes, int] = {}
         for seen in here.values():
@@ -257,7 +295,7 @@ class Picture:
 
     def _counted(
         self,
-        here: Mapping[bytes, _Seen],
+        here: Mapping[bytes, Seen],
         leader: bytes | None,
         epoch: int,
         live: float,
@@ -276,22 +314,22 @@ class Picture:
             at = max((s.status_at for s in told), default=now)
         return min(int(counted + live * min(now - at, STALE_S)), target) if target else counted
 
-    def _pace(self, here: Mapping[bytes, _Seen], now: float) -> float:
+    def _pace(self, here: Mapping[bytes, Seen], now: float) -> float:
         """The run's samples/s: samples over wall clock, in the epochs of the peer that reported most."""
         known = max(here.values(), key=lambda seen: (seen.seconds, seen.reported_at), default=None)
         if known is None or known.seconds <= 0:
-            return sum(self._rate(seen) for seen in here.values())
+            return sum(seen.rate for seen in here.values())
         longest = max(report.seconds_total for report in known.reports)
         overdue = max(0.0, now - known.reported_at - 2 * longest)
         return sum(report.samples for report in known.reports) / (known.seconds + overdue)
 
-    def _dollars(self, here: Mapping[bytes, _Seen]) -> float | None:
+    def _dollars(self, here: Mapping[bytes, Seen]) -> float | None:
         """Dollars per hour of all peers."""
         if self._prices is None:
             return None
         total = 0.0
         for seen in here.values():
-            region = self._region(seen)
+            region = seen.region
             if not seen.reports:
                 total += self._prices.hourly(region)
                 continue
@@ -299,20 +337,14 @@ class Picture:
             total += per_hour(spent, seen.seconds)
         return total
 
-    def _region(self, seen: _Seen) -> str:
-        if seen.status is not None:
-            return seen.status.region
-        return "" if seen.info is None else seen.info.region
 
-    def _rate(self, seen: _Seen) -> float:
-        if seen.status is not None:
-            return seen.status.rate
-        return 0.0 if seen.info is None else seen.info.samples_per_second
-
-    def _epoch_of(self, seen: _Seen) -> int:
-        told = 0 if seen.status is None else seen.status.epoch
-        reported = seen.reports[-1].epoch + 1 if seen.reports else 0
-        return max(told, reported, 0 if seen.info is None else seen.info.epoch)
+def _mean_loss(told: Sequence[Status]) -> float | None:
+    """The mean of the losses that were logged; of one that is no number, or too large a sum, that."""
+    losses = [status.loss for status in told if status.loss is not None]
+    strange = [loss for loss in losses if not is_number(loss)]
+    if strange:
+        return strange[0]
+    return statistics.fmean(losses) if losses else None
 
 
 def _granularity(peers: Any) -> float | None:

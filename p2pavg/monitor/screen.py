@@ -6,7 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from p2pavg.monitor.shown import PeerShown, Shown, duration, rate, run_line
+from p2pavg.monitor.health import duration
+from p2pavg.monitor.shown import PeerShown, Shown, rate, run_line
 
 WIDE = 100  # columns from which on all columns of the table fit
 NAME, REGION = 20, 18

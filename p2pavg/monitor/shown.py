@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from p2pavg.monitor.epochs import Round
+from p2pavg.monitor.health import duration
 from p2pavg.printable import counted
 
 VERSION = 1
@@ -28,6 +30,18 @@ class PeerShown:
     state: str
     last_seen_s: float
     relayed_bytes: int  # that it has passed on for peers that have no way to each other
+    reach: str  # how others open connections to it, in words
+    version: str  # of p2pavg; empty: not told
+    share: float  # of the samples of all peers, over the last epochs
+    memory_bytes: int
+    device_memory_bytes: int
+    left: bool  # gone, as it said that it leaves
+    label: str  # its own name, which others may have too
+    # since the watch began
+    bytes_sent: int
+    bytes_received: int
+    samples_discarded: int
+    phase_seconds: tuple[float, ...]  # as PHASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +76,38 @@ class Shown:
     peers: tuple[PeerShown, ...]
     links: tuple[LinkShown, ...]
     events: tuple[tuple[int, float, str], ...]  # (number, seconds ago, words), oldest first
+    level: str  # of health.Level
+    verdict: str  # why, in one sentence
+    rounds: tuple[Round, ...]  # by epoch, the last ones
+    usual_epoch_s: float | None  # how long an epoch usually takes
+    epoch_age_s: float | None  # since the last one ended
+    egress_bytes_per_hour: float
+    loss: float | None  # the mean over the peers that logged one; None: nobody did, or it is no number
+    loss_text: str  # also of what is no number
+    passes: float  # over the data; 0.0: no sampler shares data out
+    blocks_consumed: int
+    memory_bytes: int
+    device_memory_bytes: int
+    # since the watch began
+    epochs_ended: int
+    samples_counted: int
+    samples_discarded: int
+    attempts_failed: int
 
     def to_dict(self, at: float) -> dict[str, Any]:
-        """JSON data. at: time.time() now, from which the times of events are reckoned back."""
-        data = {"version": VERSION, **asdict(self), "at": at}
-        data["events"] = [
-            {"number": number, "at": at - ago, "words": words} for number, ago, words in self.events
-        ]
-        return data
+        """JSON data. at: time.time() now, from which the times of events and rounds are reckoned back."""
+        data = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {
+            "version": VERSION,
+            **data,
+            "at": at,
+            "peers": [asdict(peer) for peer in self.peers],
+            "links": [asdict(link) for link in self.links],
+            "events": [
+                {"number": number, "at": at - ago, "words": words} for number, ago, words in self.events
+            ],
+            "rounds": [one.to_dict(at - (self.at - one.at)) for one in self.rounds],
+        }
 
 
 def run_line(shown: Shown) -> str:
@@ -93,15 +131,6 @@ def run_line(shown: Shown) -> str:
     here = sum(peer.state != "gone" for peer in shown.peers) - downloading
     parts.append(counted(here, "peer") + (f" and {downloading} downloading" if downloading else ""))
     return "  ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words, short."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def rate(bps: float) -> str:

@@ -108,6 +108,8 @@ class CollaborativeOptimizer(Accumulating):
         name: how people call this peer in tables and in the monitor; None: the host's name.
         credentials: file or text of the run's credentials; None: what `P2PAVG_CREDENTIALS` names. With
             neither the run is open.
+        metrics: "host:port" at which this peer serves metrics for Prometheus, such as "127.0.0.1:9100", to
+            whoever reaches that port; None: nowhere.
         on_round: called with each `RoundReport`, on a background thread.
         model: the module whose buffers belong to the state; None: found through the parameters it owns.
         extras: by name, what else belongs to the run and has a `state_dict()`: a GradScaler, a sampler.

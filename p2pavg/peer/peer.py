@@ -62,6 +62,8 @@ class Peer:
         prices: the path of a price table, as `p2pavg monitor --prices` takes; "cheapest" needs it.
         credentials: a file or text that `p2pavg credentials` made; None: what `P2PAVG_CREDENTIALS` names.
             With neither the run is open: whoever reaches a port can read gradients and take part.
+        metrics: "host:port" at which this peer serves metrics for Prometheus, such as "127.0.0.1:9100", to
+            whoever reaches that port; None: nowhere.
         on_round: called with each `RoundReport`, on a background thread.
         reports: a JSONL file to which each `RoundReport` is appended; None: what `P2PAVG_REPORTS` names.
         identity: a file that keeps this peer's key over restarts, made when it is missing; None: a fresh key.

@@ -12,6 +12,8 @@ from p2pavg import codecs
 from p2pavg.errors import P2PAvgError
 from p2pavg.identity import Identity
 from p2pavg.membership import PeerInfo, View
+from p2pavg.metrics.exporter import Exporter
+from p2pavg.metrics.own import OwnMetrics
 from p2pavg.peer import announcing, mapping
 from p2pavg.peer.announcing import Announcer, record_of
 from p2pavg.peer.dialling import Dialler
@@ -77,12 +79,15 @@ class Runtime:
         self._spec: TrainingSpec | None = None
         self._closing: asyncio.Task[None] | None = None
         self._observer: Observer | None = None
+        own = OwnMetrics(settings.run_id, identity.peer_id, settings.label)
+        self._exporter = Exporter(settings.metrics_place, own, self._stands)
         self._closed = False
 
     async def start(self) -> None:
         """Open the ports and join the table. Raises P2PAvgError with what to do."""
         wished = bool(self.settings.map_port)
         maps_port = self.settings.maps_port and mapping.is_of_use(self.settings.bind[0], wished=wished)
+        await self._exporter.start()
         self._engine = make_engine(self, self._codec, encrypted=self.settings.membership is not None)
         try:
             self.endpoint, self.dht = await open_ports(
@@ -90,6 +95,7 @@ class Runtime:
             )
         except BaseException:
             self._engine.close()
+            await self._exporter.close()
             raise
         self._reachability = Reachability(self.settings, self.endpoint, self.dht)
         if maps_port:
@@ -185,6 +191,7 @@ class Runtime:
         """Keep and hand out the report of an epoch."""
         self._last = report
         self.watching.report(report)
+        self._exporter.add(report)
         self._publish(report)
 
     def _status(self) -> Status:
@@ -194,10 +201,16 @@ class Runtime:
         return status(
             driver.machine,
             driver.recorder.links(),
+            self._last,
             region=self.settings.region or "",
+            reach=self._reachability.in_words(),
             moving=driver.moving,
             relayed=self._introductions.relayed_bytes,
         )
+
+    def _stands(self) -> tuple[Status | None, int]:
+        """The status, once this peer trains, and how many do."""
+        return None if self.driver is None else self._status(), 1 + self.company()
 
     def addresses(self) -> Sequence[tuple[str, int]]:
         """(host, port) under which others reach this peer, best first."""
@@ -395,6 +408,7 @@ class Runtime:
         try:
             await self.view.leave()
         finally:
+            await self._exporter.close()
             await self._reachability.close()
             await self.endpoint.close()
             await self.dht.stop()

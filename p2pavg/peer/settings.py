@@ -24,6 +24,7 @@ from p2pavg.membership.table.address import (
     parse_host_port,
     wildcard,
 )
+from p2pavg.metrics.exposition import check_installed
 from p2pavg.printable import printable
 from p2pavg.report import RoundReport
 from p2pavg.report.prices import PriceTable
@@ -56,6 +57,7 @@ class PeerOptions:
     max_relay_mbps: float | None = None
     plan: str = "auto"
     prices: str | os.PathLike[str] | None = None
+    metrics: str | None = None
     credentials: str | os.PathLike[str] | None = field(default=None, repr=False)  # may be the secret itself
     on_round: Callable[[RoundReport], None] | None = None
 
@@ -91,7 +93,7 @@ class Settings(PeerOptions):
         check_rate("max_upload_mbps", self.max_upload_mbps)
         if self.max_relay_mbps != 0:
             check_rate("max_relay_mbps", self.max_relay_mbps)
-        _ = self.topology, self.price_table
+        _ = self.topology, self.price_table, self.metrics_place
         _ = self.bind, self.announced, self.membership, self.label
 
     @cached_property
@@ -186,6 +188,14 @@ class Settings(PeerOptions):
         if self.topology is Topology.CHEAPEST and self.prices is None:
             raise ConfigurationError('plan="cheapest" needs prices=, the path of a price table')
         return None if self.prices is None else PriceTable.load(self.prices)
+
+    @cached_property
+    def metrics_place(self) -> Address | None:
+        """(host, port) at which metrics are served; None: nowhere."""
+        if self.metrics is None:
+            return None
+        check_installed()
+        return parse_host_port(self.metrics)
 
     @property
     def relay_bps(self) -> float | None:

@@ -40,6 +40,13 @@ def number(value: object) -> float:
     return float(value) if value * MOST > 1 else 0.0
 
 
+def float_or_none(value: object) -> float | None:
+    """The value, when it is a float, of any size or no number at all, or None."""
+    if value is not None and type(value) is not float:
+        raise Malformed
+    return value
+
+
 def text(value: object) -> str:
     """The text, cut to MOST_TEXT characters, with spaces for characters that cannot be printed."""
     if not isinstance(value, str) or len(value) > MOST_TEXT:

@@ -7,7 +7,16 @@ from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from p2pavg.report.distance import Distance
-from p2pavg.report.parsing import Malformed, count, number, peer_id, peer_id_or_none, rows, text
+from p2pavg.report.parsing import (
+    Malformed,
+    count,
+    float_or_none,
+    number,
+    peer_id,
+    peer_id_or_none,
+    rows,
+    text,
+)
 
 _DISTANCES = tuple(Distance)
 
@@ -74,6 +83,13 @@ class Status:
     relayed: int  # bytes passed on so far for peers that have no way to each other
     peers: tuple[Other, ...]
     links: tuple[LinkSeen, ...]
+    version: str  # of p2pavg
+    reach: str  # how others open connections to it: directly, announced, mapped; or outgoing only
+    memory: int  # bytes of the process
+    device_memory: int  # bytes that it holds on accelerators
+    loss: float | None  # as logged in its last epoch: any float, also no number; None: none was logged
+    passes: float  # over the data, with a sampler
+    blocks_consumed: int  # of the data
 
     def to_message(self) -> dict[str, Any]:
         """What msgpack carries, under "t": "status"."""
@@ -103,6 +119,13 @@ class Status:
                 relayed=count(message.get("relayed")),
                 peers=tuple(map(Other.from_row, rows(message.get("peers"), len(fields(Other))))),
                 links=tuple(map(LinkSeen.from_row, rows(message.get("links"), len(fields(LinkSeen))))),
+                version=text(message.get("version")),
+                reach=text(message.get("reach")),
+                memory=count(message.get("memory")),
+                device_memory=count(message.get("device_memory")),
+                loss=float_or_none(message.get("loss")),
+                passes=number(message.get("passes")),
+                blocks_consumed=count(message.get("blocks_consumed")),
             )
         except Malformed:
             return None

@@ -39,6 +39,14 @@ class Reachability:
             return self._announced
         return self._dht.external_addresses()
 
+    def in_words(self) -> str:
+        """How others open connections to this peer, in a word for people."""
+        if self.client_only:
+            return "outgoing only"
+        if self._announced:
+            return "announced"
+        return "direct" if self._dht.mapped is None else "mapped"
+
     def is_here(self, host: str) -> bool:
         """Whether an address is one of this machine."""
         return is_loopback(host) or any(host == own for own, _ in self.addresses())

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from p2pavg import __version__
 from p2pavg.report import LinkReport, RoundReport
 from p2pavg.report.compact import CompactReport
 from p2pavg.report.status import LinkSeen, Other, Status
 from p2pavg.rounds.machine.actions import TraceKind
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.measure import memory
 from p2pavg.transport.links.link import Link
 
 WATCH = "watch"
@@ -105,11 +107,19 @@ def _plain(value: Any) -> Any:
 
 
 def status(
-    machine: Machine, links: Sequence[LinkReport], *, region: str, moving: bool, relayed: int
+    machine: Machine,
+    links: Sequence[LinkReport],
+    last: RoundReport | None,
+    *,
+    region: str,
+    reach: str,
+    moving: bool,
+    relayed: int,
 ) -> Status:
-    """Where this member stands, whom it sees, and its links. moving: gradients flow. relayed: bytes that it
-    has passed on for others.
+    """Where this member stands, whom it sees, and its links. last: its newest report. reach: how others open
+    connections to it. moving: gradients flow. relayed: bytes that it has passed on for others.
     """
+    loss = None if last is None else last.extra.get("loss")
     core = machine.core
     others = list(core.linked)[:MOST_ROWS]
     followers = sum(
@@ -140,6 +150,13 @@ def status(
             )
             for link in links[:MOST_ROWS]
         ),
+        version=__version__,
+        reach=reach,
+        memory=memory.resident_bytes(),
+        device_memory=memory.device_bytes(),
+        loss=None if loss is None else float(loss),
+        passes=0.0 if last is None else last.passes,
+        blocks_consumed=0 if last is None else last.blocks_consumed,
     )
 
 

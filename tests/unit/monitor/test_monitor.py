@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from p2pavg.identity import short_id
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.monitor import heard, peers
-from p2pavg.monitor.cli import Lines
+from p2pavg.monitor.health import duration
+from p2pavg.monitor.lines import Lines
 from p2pavg.monitor.picture import KEPT_S, Picture
 from p2pavg.monitor.screen import screen
-from p2pavg.monitor.shown import Shown, duration, run_line
+from p2pavg.monitor.shown import Shown, run_line
 from p2pavg.report.compact import CompactReport
 from p2pavg.report.distance import Distance
 from p2pavg.report.prices import PriceTable
@@ -43,6 +44,13 @@ def status(**changes: Any) -> dict[str, Any]:
         "relayed": 0,
         "peers": [],
         "links": [],
+        "version": "0.1.0",
+        "reach": "direct",
+        "memory": 10**9,
+        "device_memory": 0,
+        "loss": None,
+        "passes": 0.0,
+        "blocks_consumed": 0,
         **changes,
     }
 
