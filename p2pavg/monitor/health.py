@@ -78,6 +78,8 @@ def _listed(names: Sequence[str]) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds in words, short."""
+    if 0 < seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 120:

@@ -78,11 +78,11 @@ class Server:
         app.router.add_get("/history", self._history)
         app.router.add_get("/round/{epoch}", self._round)
         app.router.add_get("/metrics", self._exposed)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
         place = self.place
         try:
-            await web.TCPSite(self._runner, place.host, place.port, shutdown_timeout=CLOSE_S).start()
+            await web.TCPSite(self._runner, place.host, place.port).start()
         except OSError as error:
             await self._runner.cleanup()
             if error.errno == errno.EADDRINUSE:
@@ -117,8 +117,8 @@ class Server:
         if not is_allowed(self.place, given or bearer or request.cookies.get(COOKIE)):
             return web.Response(status=401, text=NEEDS_TOKEN, headers=HEADERS)
         if given and self.place.token and request.path == "/":
-            answer = web.HTTPSeeOther("/")  # out of the address bar, into a cookie that scripts cannot read
-            answer.headers.update(HEADERS)
+            # Out of the address bar, into a cookie that scripts cannot read.
+            answer = web.Response(status=303, headers={**HEADERS, "Location": "/"})
             answer.set_cookie(COOKIE, given, httponly=True, samesite="Strict", path="/")
             return answer
         try:

@@ -69,8 +69,8 @@ export class Chart {
     }
     if (!(high > -Infinity)) [low, high] = [0, 1];
     if ((!this.from_zero || high > 0) && high - low < 1e-9 * Math.max(1, Math.abs(high))) high = low + Math.max(1e-6, Math.abs(low) * 0.1);
-    const [ticks, top] = this.from_zero && high <= 0 ? [[0], 1] : levels(low, high);
-    low = Math.min(low, ticks[0]);
+    const [ticks, top] = !times.length ? [[], 1] : this.from_zero && high <= 0 ? [[0], 1] : levels(low, high);
+    low = Math.min(low, ticks[0] ?? low);
     high = Math.max(high, top);
     const y = (value) => TOP + (1 - (value - low) / (high - low)) * (HEIGHT - TOP - BOTTOM);
     this.draw_axes(ticks, y);

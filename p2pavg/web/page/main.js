@@ -140,6 +140,8 @@ function take_run(run) {
   document.title = `${run.run_id} · p2pavg`;
   document.body.classList.remove("loading");
   say(byId("run"), run.run_id);
+  say(byId("welcome-run"), run.run_id);
+  document.body.classList.toggle("empty", run.level === "empty" && !run.epochs_ended);
   mark(byId("verdict"), "level", run.level);
   say(byId("verdict-words"), run.verdict);
   tiles.show_epoch(run);
