@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pages
-from pages import rooms, states, wire
+from pages import metrics, rooms, states, wire
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PLACE = re.compile(r"(<!-- code: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-TABLES: dict[str, Callable[[], str]] = {**rooms.TABLES, **states.TABLES, **wire.TABLES}
+TABLES: dict[str, Callable[[], str]] = {**rooms.TABLES, **states.TABLES, **wire.TABLES, **metrics.TABLES}
 
 
 def render(page: str) -> str:

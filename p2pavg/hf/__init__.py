@@ -187,6 +187,7 @@ class SwarmCallback(TrainerCallback):
             steps = self._steps - self._steps_logged
             logs["loss"] *= (state.global_step - self._logged) / max(1, steps)
             self._steps_logged, self._logged = self._steps, state.global_step
+            self._opt.log(loss=logs["loss"])
             logs.update(self._measured())
         if "train_loss" in logs:
             logs["train_loss"] *= max(state.global_step - self._began, 1e-3) / max(1, self._steps)

@@ -206,6 +206,11 @@ class NodeOptimizer(torch.optim.Optimizer):
         """The node's place in the swarm, on the first rank."""
         return None if self.collaborative is None else self.collaborative.peer
 
+    def log(self, **figures: float) -> None:
+        """As `CollaborativeOptimizer.log`, of the first rank; what other ranks log counts for nothing."""
+        if self.collaborative is not None:
+            self.collaborative.log(**figures)
+
     def state_dict(self) -> dict[str, Any]:
         """The run's state on the first rank; on the others nothing: {}."""
         return {} if self.collaborative is None else self.collaborative.state_dict()

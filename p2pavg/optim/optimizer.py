@@ -340,6 +340,15 @@ class CollaborativeOptimizer(Accumulating):
         """The report of the last epoch that this peer finished; None: there was none."""
         return self._training.last_report
 
+    def log(self, **figures: float) -> None:
+        """Put figures of this peer into the next report's `extra`, such as `log(loss=loss.item())`: the
+        mean over the calls of an epoch. `p2pavg monitor` and `p2pavg report` show the one called "loss".
+
+        Raises:
+            ConfigurationError: for what is no number.
+        """
+        self._training.logged.add(figures)
+
 
 CollaborativeOptimizer.__new__.__signature__ = inspect.signature(  # type: ignore[attr-defined]
     CollaborativeOptimizer.__init__

@@ -7,6 +7,7 @@ to watchers, `flat` is for loggers, `distance` and `prices` tell what links cost
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -173,6 +174,7 @@ class RoundReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, derived quantities included."""
         data = {"version": VERSION, **asdict(self)}
+        data["extra"] = {name: value if math.isfinite(value) else None for name, value in self.extra.items()}
         data["granularity"] = None if self.granularity == float("inf") else self.granularity
         data["samples_per_second"] = self.samples_per_second
         data["local_samples_per_second"] = self.local_samples_per_second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,4 +34,9 @@ def flat(report: RoundReport) -> dict[str, float]:
         "wire_bytes_received": report.wire_bytes_received,
         "egress_bytes_per_hour": report.egress_bytes_per_hour,
     }
-    return found | {f"extra_{name}": float(value) for name, value in report.extra.items()}
+    told = {
+        name: float(value)
+        for name, value in report.extra.items()
+        if value is not None and math.isfinite(value)
+    }
+    return found | {f"extra_{name}": value for name, value in told.items()}

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from p2pavg.errors import ClosedError
 from p2pavg.report import RoundReport
+from p2pavg.rounds.measure.logged import Logged
 from p2pavg.rounds.protocol.causes import Loss
 from p2pavg.rounds.protocol.roles import Generation
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome
@@ -94,6 +95,7 @@ class Session:
         self.steps = 0
         self._last_report: RoundReport | None = None
         self._recorded: Future[RoundReport | None] | None = None
+        self.logged = Logged()
 
     def connect(self, side: LoopSide) -> None:
         """Attach the driver; before this, `count` must not be called."""
@@ -259,6 +261,7 @@ class Session:
             if not pending.late:
                 self._samples -= self._contributed
             self._epoch = pending.epoch + 1
+            extra = {**self.logged.take(), **(extra or {})}
         elif isinstance(pending, Heal):
             lost, self._samples = self._samples, 0
             if lost:
