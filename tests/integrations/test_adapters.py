@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 
 from p2pavg import CollaborativeOptimizer
 from p2pavg.errors import IncompatiblePeerError
-from tests.integrations.tools import QUIET
+from tests.integrations.processes import STEPS
+from tests.integrations.tools import QUIET, inner_of, trainer_args
 from tests.swarm.test_one_process import together
 
 pytestmark = pytest.mark.swarm
@@ -76,3 +78,47 @@ def test_another_base_is_refused(first: tuple[nn.Module, CollaborativeOptimizer]
     other, _ = adapted(5)
     with pytest.raises(IncompatiblePeerError, match="frozen parameters"):
         wrap(other, [opt.peer.address])
+
+
+def test_adapters_in_bf16_with_checkpointing_train_as_with_trainer_alone(tmp_path: Path) -> None:
+    """LoRA, bf16 and gradient checkpointing at once: the losses and adapters of Trainer without the swarm,
+    and the base as it was.
+    """
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    from p2pavg.hf import trainer_kwargs
+
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    words = torch.randint(0, 64, (2 * STEPS, 16), generator=torch.Generator().manual_seed(0))
+    rows = [{"input_ids": row, "labels": row} for row in words]
+
+    def build() -> tuple[nn.Module, list[nn.Parameter]]:
+        torch.manual_seed(0)
+        base = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, **size))
+        config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        model = peft.get_peft_model(base, config)
+        return model, [param for param in model.parameters() if param.requires_grad]
+
+    args = trainer_args(tmp_path, bf16=True, gradient_checkpointing=True, per_device_train_batch_size=2)
+    losses, ends = [], []
+    for swarm in (False, True):
+        model, adapters = build()
+        frozen = [param.detach().clone() for param in model.parameters() if not param.requires_grad]
+        inner, schedule = inner_of(adapters)
+        if swarm:
+            opt = CollaborativeOptimizer(
+                inner, "lora", "step", initial_peers=[], scheduler=schedule, max_grad_norm=0.5, **QUIET
+            )
+            with opt:
+                trainer = transformers.Trainer(model, train_dataset=rows, **trainer_kwargs(opt, args))
+                trainer.train()
+                assert opt.epoch == STEPS
+        else:
+            trainer = transformers.Trainer(model, args, train_dataset=rows, optimizers=(inner, schedule))
+            trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+        ends.append(torch.cat([param.detach().flatten() for param in adapters]))
+        now = [param for param in model.parameters() if not param.requires_grad]
+        assert all(torch.equal(before, after) for before, after in zip(frozen, now, strict=True))
+    assert len(losses[0]) == STEPS
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-6, atol=1e-7)

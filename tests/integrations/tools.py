@@ -48,8 +48,10 @@ class Joins:
         Peer.start = counted  # type: ignore[method-assign]
 
 
-def inner_of(model: nn.Module) -> tuple[torch.optim.Optimizer, CosineAnnealingLR]:
-    inner = torch.optim.AdamW(model.parameters(), lr=RATE)
+def inner_of(
+    model: nn.Module | list[nn.Parameter],
+) -> tuple[torch.optim.Optimizer, CosineAnnealingLR]:
+    inner = torch.optim.AdamW(model.parameters() if isinstance(model, nn.Module) else model, lr=RATE)
     return inner, CosineAnnealingLR(inner, STEPS)
 
 
