@@ -1,4 +1,4 @@
-"""What comes out of the rounds machine, to be carried out in order: plain frozen data, no I/O."""
+"""Actions that come out of the rounds machine, to be carried out in order: plain frozen data, no I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from p2pavg.rounds.protocol.roles import Seat
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a control message; when the link is gone it is dropped (PeerDown tells)."""
+    """Send a control message; a message to a peer whose link is gone is dropped (PeerDown tells)."""
 
     peer: PeerId
     message: Message
@@ -34,7 +34,7 @@ class OpenJob:
 
 @dataclass(frozen=True, slots=True)
 class BeginJob:
-    """Gradients may flow. Own weight > 0: the training thread waits at its boundary until the outcome."""
+    """Let gradients flow. Own weight > 0: the training thread waits at its boundary until the outcome."""
 
     transfer: int
     weights: tuple[float, ...]  # per rank
@@ -50,14 +50,14 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The result of `transfer` is the epoch's average. Applied answers.
+    """The result of `transfer` is the epoch's average. Applied is the answer.
 
-    Several may queue up while the training thread computes or a state is downloaded. One whose `before` is
-    not where the training thread stands when its turn comes is void; so is one that follows on a state which
-    another StartHeal replaces before it is loaded.
+    Several Commits may queue up while the training thread computes or a state is downloaded. A Commit is void
+    when its turn comes and the training thread does not stand at `before`, and when it follows on a state
+    that another StartHeal replaces before the state is loaded.
 
-    late: own samples are not in it (weight 0): decode into another buffer, keep the own one. The job is to
-    be finished (`Engine.finish`), results on their way to joiners go on first.
+    late: own samples are not in the average (weight 0): decode the result into another buffer, keep the own
+    one. Finish the job (`Engine.finish`); results on their way to joiners go on first.
     """
 
     transfer: int
@@ -66,13 +66,13 @@ class Commit:
     weights: tuple[float, ...]
     samples: tuple[int, ...]  # per rank; 0 where the weight is 0
     digests: tuple[bytes, ...]
-    before: Lineage  # of the state that the result is applied to
-    lineage: Lineage  # after it
+    before: Lineage  # the lineage of the state to which the result is applied
+    lineage: Lineage  # the lineage after this average
     late: bool
     following: bool  # the result follows on a state that is being downloaded
     attempts: int
-    failed: tuple[tuple[PeerId, str], ...]  # who was left out in this epoch, and why
-    note: Note  # all members step by it
+    failed: tuple[tuple[PeerId, str], ...]  # peers that were left out in this epoch, and why
+    note: Note  # all members step by this note
     seconds: Mapping[str, float] = field(default_factory=dict)
     # phases as seen here, one after the other: waiting (boundary -> proposal), matchmaking (-> begin),
     # transfer (-> own result whole), commit (-> now)
@@ -89,23 +89,24 @@ class RoundFailed:
 
 @dataclass(frozen=True, slots=True)
 class StartHeal:
-    """Get to where the donors stand, best first: their state, and all results since.
+    """Fetch the state of one of the donors, best first, and all results since.
 
-    Healed, Followed for each result, and Level follow, or HealFailed. A second StartHeal replaces the first.
+    The answers are Healed, Followed for each result, and Level; or HealFailed. A second StartHeal replaces
+    the first.
     """
 
     epoch: int
     lineage: Lineage
     donors: tuple[PeerId, ...]
     why: str
-    results_do: bool = False  # nothing of ours is undecided: results that follow on our own state are enough
+    results_do: bool = False  # no own sample is undecided: results that follow on the own state are enough
 
 
 @dataclass(frozen=True, slots=True)
 class WaitAt:
-    """The others are known to have this many samples: stop at the own step that reaches the rest.
+    """The others are known to have `others` samples: stop at the own step that reaches the rest.
 
-    None: do not stop (this epoch's round goes on without us, or we are healing).
+    None: do not stop (this epoch's round goes on without this peer, or this peer heals).
     """
 
     others_samples: int | None
@@ -118,12 +119,12 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """If the training thread waits in step(), let it go on computing (KeepGoing); a pending Stop is off."""
+    """Let a training thread that waits in step() go on computing (KeepGoing); a pending Stop is off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The next round waits for a newcomer; for logs. Once for each newcomer."""
+    """The next round waits for a newcomer. For logs, once for each newcomer."""
 
     peer: PeerId
     asked: CatchUp
@@ -131,12 +132,12 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Orphaned:
-    """Every peer that had the run's state is gone, and this one has none: it waits until one is back."""
+    """Every peer that had the run's state is gone, and this peer has none: it waits until one is back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A peer failed an attempt of this epoch; for logs and reports."""
+    """A peer failed an attempt of this epoch. For logs and reports."""
 
     peer: PeerId
     why: str
@@ -146,7 +147,7 @@ class Blame:
 class Discarded:
     """Samples that this peer counted are in no average of the surviving lineage: name them in a report.
 
-    Negative: so many of those that were named before are in it after all, as their lineage won.
+    Negative: so many of the samples that were named before are in the surviving lineage after all.
     """
 
     samples: int
@@ -155,24 +156,27 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Carry what the training thread waits with to one of the receivers, best first. HandedOver follows."""
+    """Carry the contribution of the waiting training thread to one of the receivers, best first.
+    HandedOver follows.
+    """
 
     receivers: tuple[PeerId, ...]
     samples: int
-    offered: tuple[tuple[int, int], ...]  # (transfer, how many of them it had), undecided as far as we know
+    # (transfer, how many of the samples it had), undecided as far as this peer knows.
+    offered: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Nothing more to do here: close the links."""
+    """This peer is done: close the links."""
 
 
 class TraceKind(StrEnum):
-    """What a `Trace` tells of."""
+    """The turn of an epoch that a `Trace` tells of."""
 
     ABDICATED = "abdicated"  # this peer is late with its own step, and lets another one lead
     ABORTED = "aborted"  # a ballot is void
-    APART = "apart"  # to whom this peer gets no link
+    APART = "apart"  # this peer gets no link to some trainers
     APPLIED = "applied"  # the training thread has applied the last average
     BEGUN = "begun"  # gradients may flow
     HANDED_OVER = "handed over"  # a receiver counts the samples of this peer
@@ -199,7 +203,7 @@ class TraceKind(StrEnum):
     REFUSED = "refused"  # this peer does not accept a ballot
     SILENT = "silent"  # nothing is heard of a peer
     SUCCESSOR = "successor"  # another peer is to decide the ballot
-    SUSPECTED = "suspected"  # a leader says nothing
+    SUSPECTED = "suspected"  # a leader says nothing, or gets nothing done
 
 
 @dataclass(frozen=True, slots=True)

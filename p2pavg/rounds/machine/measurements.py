@@ -1,4 +1,4 @@
-"""What peers measured of their links: the leader is told, and plans by it."""
+"""Measurements of links, which each peer tells the leader, and by which the leader plans."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 class Measurements:
-    """Tells the leader of this peer's links, once for each leader and each measurement."""
+    """Tells each leader of this peer's links, once for each measurement."""
 
     def __init__(self, machine: Machine) -> None:
         self.core = machine.core
         self._told: tuple[object, Mapping[PeerId, LinkFacts]] | None = None
 
     def on_measured(self, event: LinksMeasured) -> None:
-        """Something new is known of our links."""
+        """Something new was measured of this peer's links."""
         self.core.own.measured_links(event.links)
 
     def on_links(self, peer: PeerId, message: Links) -> None:
-        """What another peer measured."""
+        """Keep what another peer measured."""
         facts = self.core.linked.get(peer)
         if facts is not None:
             facts.links = {other: LinkFacts(bps, rtt_s) for other, bps, rtt_s in message.links}
 
     def consider(self) -> None:
-        """Called after every event: does whoever leads now know what we measured?"""
+        """Called after every event: does the present leader know what this peer measured?"""
         core, links = self.core, self.core.own.links
         leader = core.leader() if links else None
         facts = core.linked.get(leader) if leader is not None else None

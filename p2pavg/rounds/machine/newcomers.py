@@ -1,4 +1,4 @@
-"""Newcomers for whom the next round waits: results come faster than their links take them, or may do so."""
+"""Newcomers for which the next round waits: results come faster than their links take them, or may do so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2pavg.rounds.protocol.messages import CatchUp
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
-FRESH_S = 3.0  # seconds, and two round trips: so long a newcomer's word holds; it repeats that word
+FRESH_S = 3.0  # seconds, and two round trips, for which a newcomer's word holds; the newcomer repeats it
 TOLD_S = 0.5  # seconds: a shorter wait for a newcomer is not logged
 PAUSE_FACTOR = 10.0  # times the wait that a newcomer is allowed, before rounds wait for that newcomer again
 
@@ -22,12 +22,14 @@ PAUSE_FACTOR = 10.0  # times the wait that a newcomer is allowed, before rounds 
 class _Asked:
     message: CatchUp
     heard_at: float
-    used_s: float = 0.0  # how long rounds have waited for it
-    spent_at: float = 0.0  # when that was all that it has
+    used_s: float = 0.0  # how long rounds have waited for the newcomer
+    spent_at: float = 0.0  # when rounds had waited for as long as the newcomer may ask
     told: bool = False
 
     def spend(self, seconds: float, now: float) -> None:
-        """Rounds have waited; whoever had all of its time gets it anew after ten times as long."""
+        """Rounds have waited. A newcomer that used all of its time gets the time anew after ten times
+        as long.
+        """
         before, self.used_s = self.used_s, self.used_s + seconds
         allowed = self.message.seconds
         if before < allowed <= self.used_s:
@@ -37,10 +39,10 @@ class _Asked:
 
 
 class Newcomers:
-    """What newcomers ask of the leader: while its next round waits for them, their links catch up.
+    """Newcomers that ask the leader to wait: while the next round waits, their links catch up.
 
-    Each has as many seconds, in all, as it says that it needs: one and a half times as long as the state
-    takes over its link, and a little more.
+    Each newcomer has as many seconds, in all, as it says that it needs: one and a half times as long as the
+    state takes over its link, and a little more.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -49,7 +51,7 @@ class Newcomers:
         self._looked_at: float | None = None  # when the next round was last seen to wait
 
     def new_epoch(self) -> None:
-        """A round ended: nothing waits."""
+        """A round ended: no round waits."""
         self._looked_at = None
 
     def on_catch_up(self, peer: PeerId, message: CatchUp) -> None:
@@ -65,7 +67,9 @@ class Newcomers:
         return sum(asked.message.seconds for peer, asked in self._asked.items() if peer in linked)
 
     def held_until(self) -> float:
-        """The next round could begin: until when it waits, if nothing happens before; now: it does not."""
+        """The next round could begin: until when it waits for newcomers, if nothing happens before; now: it
+        does not
+        wait."""
         core = self.core
         passed = 0.0 if self._looked_at is None else core.now - self._looked_at
         self._looked_at = None

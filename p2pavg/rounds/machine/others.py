@@ -1,4 +1,4 @@
-"""The other peers: their links, their heartbeats, and where they say that they stand."""
+"""Other peers: their links, their heartbeats, and where they say that they stand."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class Peers:
-    """Who is there, and who fell silent."""
+    """Keeps which peers are there, and which fell silent."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
-        self._health: dict[PeerId, tuple[float, float]] = {}  # age and time of the last report
+        self._health: dict[PeerId, tuple[float, float]] = {}  # peer -> age and time of the last report
 
     def on_up(self, event: PeerUp) -> None:
-        """A peer is linked: tell it where we stand."""
+        """A link to a peer is up: tell the peer where this one stands."""
         core = self.core
         core.linked.up(event)
         core.forget_words(event.peer)
         core.deadlines.measured_rtt(event.peer, event.rtt_s)
         self._health.pop(event.peer, None)
         if event.relayed or (event.client_only and core.config.client_only):
-            core.broadcast_progress()  # the others plan accordingly
+            core.broadcast_progress()  # the others plan by this peer's links
         else:
             core.send(event.peer, core.progress())
 
@@ -39,7 +39,7 @@ class Peers:
         self._down(event.peer, event.reason)
 
     def on_apart(self, event: Apart) -> None:
-        """To whom this peer gets no link: the others plan and lead accordingly."""
+        """This peer gets no link to these trainers: the others plan and lead accordingly."""
         core = self.core
         if event.peers != core.apart:
             core.part_from(event.peers)
@@ -47,7 +47,7 @@ class Peers:
             core.broadcast_progress()
 
     def on_departing(self, peer: PeerId, message: Departing) -> None:
-        """A peer leaves, and says last what it knows."""
+        """A peer leaves; its last words tell what it knows."""
         if peer in self.core.linked:
             self.core.keep_words(peer, message.held)
         self._down(peer, "left the run")

@@ -14,18 +14,20 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """What the training thread tells: how much it has counted, whether it waits, what it has applied."""
+    """Takes what the training thread tells: how much it has counted, whether it waits, what it has
+    applied.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
 
     def on_progress(self, event: LocalProgress) -> None:
-        """How far the training thread is."""
+        """The training thread told how far it is."""
         core, own = self.core, self.core.own
         own.measured(event)
         if core.here.pending:
-            own.end_wait()  # its samples are those before the average, which comes next
+            own.end_wait()  # the samples that it tells are those before the average, which comes next
             return
         if event.samples > own.samples:
             own.step(Pace(event.step_seconds, event.step_samples, core.now))
@@ -43,7 +45,9 @@ class Trainer:
             self.let_idle_go()
 
     def let_idle_go(self) -> None:
-        """A training thread that came with nothing goes on, if no round counts on it and it has a state."""
+        """Let a training thread that came with nothing go on, if no round counts on it and this peer
+        has a state.
+        """
         core = self.core
         idle = core.own.boundary and not core.own.samples and not self.machine.member.declared
         if idle and self.machine.role is Role.TRAINER:

@@ -1,4 +1,4 @@
-"""The leader's side of refusals: which of them name somebody that is in the way, and which are in the way."""
+"""The leader's side of refusals: those that name a peer that is in the way, and those that are in the way."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from p2pavg.rounds.protocol.messages import Refuse
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
-MOST_REFUSALS = 3  # in an epoch, for which a member names nobody that can be left out
+MOST_REFUSALS = 3  # of one member in an epoch that name nobody who can be left out
 
 
 class Refusals:
-    """What members answered to the proposals of this peer instead of a promise, in one epoch."""
+    """The answers of members, in one epoch, that refused this peer's proposals."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
-        self._nameless: Counter[PeerId] = Counter()  # refusals for which nobody could be left out
-        self._claimed: dict[Ballot, set[PeerId]] = {}  # who refused because of which ballot
+        # Member -> its refusals for which nobody could be left out.
+        self._nameless: Counter[PeerId] = Counter()
+        self._claimed: dict[Ballot, set[PeerId]] = {}  # ballot -> the members that refused because of it
         self._rivalry = Rivalry(self.core.promises)
-        self._parted: dict[Gap, float] = {}  # two that named each other, and when
+        self._parted: dict[Gap, float] = {}  # two members that named each other -> when they did
 
     def new_epoch(self) -> None:
-        """What was refused in the last epoch is over."""
+        """The refusals of the last epoch are over."""
         self._nameless.clear()
         self._claimed.clear()
 
     def parted(self) -> list[Gap]:
-        """Pairs that both lately refused for want of a link to each other."""
+        """Pairs of members that both refused lately because they have no link to each other."""
         now = self.core.now
         self._parted = {gap: at for gap, at in self._parted.items() if now - at < BELIEVED_S}
         return list(self._parted)
@@ -71,7 +72,9 @@ class Refusals:
             leading.abort(Cause.REFUSED, [peer], f"a member refused ({message.objection})")
 
     def _refused_for(self, peer: PeerId, other: Ballot, proposal: Proposal) -> None:
-        """A member says that it is bound to another ballot, as that one's leader or a second member knows."""
+        """A member says that it is bound to another ballot, and that ballot's leader or a second member
+        knows of it.
+        """
         core, leading = self.core, self.machine.leading
         seconds = self._claimed.setdefault(other, set())
         seconds.add(peer)
@@ -94,16 +97,17 @@ class Refusals:
     def is_too_often(self, peer: PeerId) -> bool:
         """The peer's answer makes this attempt fail, and names nobody whom the leader could leave out.
 
-        That may be so for a moment. A peer of which it is so again and again is itself to blame.
+        Any peer may answer so for a moment. A peer that answers so again and again is itself to blame.
         """
         self._nameless[peer] += 1
         return self._nameless[peer] > max(0, MOST_REFUSALS - self.machine.leading.offences.strikes(peer))
 
     def judge_links(self, proposal: Proposal) -> bool:
-        """Whether members without a link to each other ended the attempt.
+        """Judge members that have no link to each other. Returns whether that ended the attempt.
 
-        Whoever lacks a link is judged when the other end has answered. An end that promised has its links.
-        Two that name each other own no part in the next attempts, which need no link between them.
+        A member that lacks a link is judged when the other end has answered. An end that promised has its
+        links. Two members that name each other own no part in the next attempts, which need no link between
+        them.
         """
         leading = self.machine.leading
         answered = proposal.promised | proposal.unlinked.keys() | {self.core.me}

@@ -1,4 +1,4 @@
-"""The leader's side of a round that has begun: who is DONE, whose data does not move, who is to blame."""
+"""The leader's side of a round that has begun: members that are DONE, data that does not move, and blame."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
 
-SLACK_S = 0.5  # seconds beyond LATE_FACTOR by which a voter may be later than most, and is not slow
-MOST_SLOW = 3  # rounds in which a voter may be slow, before it stays out of some
-LATE_FACTOR = 3.0  # times what most needed: so much longer a voter that says that it is at it may need
+SLACK_S = 0.5  # seconds, beyond LATE_FACTOR, by which a voter that is later than most is not yet slow
+MOST_SLOW = 3  # rounds in which a voter may be slow before it stays out of some rounds
+LATE_FACTOR = 3.0  # times what most voters needed: so long a voter that says that it is at work may need
 
 
 class TransferRules:
-    """What the leader makes of what voters say between BEGIN and the outcome."""
+    """Judges what voters say to the leader between BEGIN and the outcome."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -57,7 +57,9 @@ class TransferRules:
             core.send(member, outcome)
 
     def _rate(self, proposal: Proposal) -> None:
-        """All are DONE: who is much slower than most again and again does not hold up further epochs."""
+        """All voters are DONE: note those that were much slower than most, so that they stay out when
+        that repeats.
+        """
         offences = self.machine.leading.offences
         for peer in proposal.voting:
             slack = SLACK_S + 2 * self.core.deadlines.rtt(peer)
@@ -82,9 +84,10 @@ class TransferRules:
     def _due(
         self, proposal: Proposal, peer: PeerId, reached_at: Mapping[PeerId, float], slack: float | None = None
     ) -> float:
-        """Until when a voter may need for what `reached_at` tells of: some times what most others needed.
+        """Until when a voter may need for the stage of `reached_at`: some times as long as most others
+        needed.
 
-        Its own word, that it is at it, counts as long as most others are not there either.
+        The voter's own word that it is at work counts as long as most others are not there either.
         """
         ranks = {rank for part in proposal.plan.parts for rank in (part.owner, *part.deputies)}
         adders = [proposal.members[rank] for rank in sorted(ranks)]
@@ -98,7 +101,7 @@ class TransferRules:
         return at + LATE_FACTOR * (at - proposal.begun_at) + slack
 
     def on_done_timer(self) -> None:
-        """Somebody neither finishes nor says that it is at it."""
+        """A voter neither finishes nor says that it is at work."""
         proposal, core = self.core.proposal, self.core
         if proposal is None or not proposal.begun:
             return
@@ -143,7 +146,7 @@ class TransferRules:
             core.arm(Timer.JUDGE, core.now + core.deadlines.judge())
 
     def on_judge_timer(self) -> None:
-        """The reports are in: leave out whom they point at."""
+        """The reports are in: leave out the member at which they point."""
         proposal, core = self.core.proposal, self.core
         if proposal is not None and self.complaints.open:
             self.machine.leading.abort(Cause.COMPLAINT, self.complaints.judge())
@@ -164,7 +167,7 @@ class TransferRules:
             self.machine.leading.abort(Cause.NO_DATA, self._at_fault(proposal, verdict))
 
     def _at_fault(self, proposal: Proposal, rank: int) -> Sequence[PeerId]:
-        """Whom to leave out when reports point at this rank: one word against one is a complaint."""
+        """The members to leave out when reports point at this rank: one word against one is a complaint."""
         at_fault = proposal.members[rank]
         accusers = [
             proposal.members[reporter]

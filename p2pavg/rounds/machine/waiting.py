@@ -1,4 +1,4 @@
-"""Whose word this peer waits for, and what becomes of the wait: each has a deadline."""
+"""The peer whose word this one waits for, and the end of such a wait: each wait has a deadline."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
 MOST_VAIN = 4  # attempts of one leader that may fail in an epoch, before others lead
-IDLE_WORDS = 2.0  # times the deadline for a leader's word: so long it may only say that it is at it
-IDLE_TRANSFERS = 8.0  # times the own transfer: so much longer the others' may take
+IDLE_WORDS = 2.0  # times the deadline for a leader's word: so long a leader may only say that it is at work
+IDLE_TRANSFERS = 8.0  # times the own transfer: so much longer the transfers of others may take
 MOST_PATIENCE_S = 60.0  # seconds that a leader may wait for stragglers, whatever an epoch takes
 
 
 class Waiting:
-    """Waiting for a leader, or for whoever decides the ballot that this peer holds."""
+    """Waits for a leader, or for the peer that decides the ballot that this peer holds."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -28,12 +28,12 @@ class Waiting:
         self._deposed_at = -math.inf  # when a leader was last deposed for keeping this peer waiting
 
     def awaited(self) -> PeerId | None:
-        """Whose word the training thread or our ballot waits for; None: nobody's."""
+        """The peer whose word the training thread, or the ballot that is held, waits for; None: no wait."""
         core, machine = self.core, self.machine
         if core.out and core.here.joining is None and core.leader() is None:
             machine.decisions.fail("nobody is left to average without this peer")
         if core.own.boundary and core.out and core.here.joining is None:
-            core.resume()  # the epoch goes on without us
+            core.resume()  # the epoch goes on without this peer
         if machine.core.proposal is not None or machine.core.inquest is not None:
             return None
         if machine.core.holding is not None:
@@ -47,7 +47,7 @@ class Waiting:
         core = self.core
         awaited = self.awaited()
         if awaited is None and self.machine.core.holding is not None and Timer.INQUIRE not in core.timers:
-            self.machine.succession.start()  # the peer that was to decide our ballot is gone
+            self.machine.succession.start()  # the peer that was to decide the ballot is gone
             awaited = self.awaited()
         self._bound_lead(awaited)
         if awaited is None or awaited == core.me:
@@ -56,7 +56,7 @@ class Waiting:
             core.arm(Timer.WORD, core.now + core.deadlines.word(awaited))
 
     def _bound_lead(self, leader: PeerId | None) -> None:
-        """A leader may not keep this peer waiting for ever by its words alone."""
+        """Arm the timer that ends a wait for a leader that says that it is at work, and gets nothing done."""
         core = self.core
         until = self._lead_ends(leader) if leader is not None and leader != core.me else None
         if leader is None or until is None:
@@ -67,7 +67,7 @@ class Waiting:
             core.arm(Timer.VAIN, until)
 
     def _lead_ends(self, leader: PeerId) -> float | None:
-        """Until when this leader must have got this peer further; None: that is not up to it."""
+        """Until when this leader must have got this peer further; None: that is not up to the leader."""
         core, held = self.core, self.core.holding
         word = IDLE_WORDS * core.deadlines.word(leader)
         patience = 2 * core.deadlines.scale * core.deadlines.patience(core.now - core.here.began_at)
@@ -81,30 +81,30 @@ class Waiting:
         return held.proposed_at + word + min(patience, MOST_PATIENCE_S) if not held.begun else None
 
     def on_vain_timer(self) -> None:
-        """The leader says that it is at it, and nothing gets done."""
+        """The leader says that it is at work, and nothing gets done."""
         awaited, self._deposed_at = self.awaited(), self.core.now
         if awaited is not None and awaited != self.core.me:
             self.depose(awaited)
 
     def failed(self, ballot: Ballot) -> None:
-        """An attempt of somebody else came to nothing."""
+        """An attempt came to nothing: depose its leader when too many of that leader's attempts did."""
         if ballot.leader != self.core.me and self.core.failed(ballot) >= MOST_VAIN:
             self.depose(ballot.leader)
 
     def blames_most(self, blamed: Sequence[PeerId]) -> bool:
-        """Whether a leader says that most of its members failed: then the fault is rather its own."""
+        """Whether a leader blames most of its members: then the fault is rather the leader's own."""
         here = self.core.here
         return 2 * len(blamed) > len(self.core.linked.standing(here.epoch, here.lineage))
 
     def depose(self, leader: PeerId) -> None:
-        """Nothing gets done under this leader: have another one."""
+        """Nothing gets done under this leader: have another leader."""
         self.core.trace(TraceKind.SUSPECTED, peer=leader, why="gets nothing done")
         self.core.depose(leader)
         self.machine.counting.report_again()
         self.machine.succession.start()
 
     def heard(self, peer: PeerId) -> None:
-        """A word of the awaited peer."""
+        """The peer said something: if its word is awaited, the wait begins anew."""
         if peer == self.awaited():
             self.core.disarm(Timer.WORD)
 

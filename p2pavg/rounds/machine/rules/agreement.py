@@ -16,8 +16,9 @@ def dissenters(
 
     told: by member, one digest for each part. members: in rank order. Where a strict majority agrees with the
     owner of a part, the others are at fault: one member that computes wrong, or lies, discredits no owner.
-    Without such a majority the owner is at fault: the members have the part from it. A deputy is at fault for
-    those to whom it passed the part on when it dissents as they do, or when most of them dissent.
+    Without such a majority the owner is at fault: the members have the part from the owner. A deputy is at
+    fault for those to whom it passed the part on, when the deputy dissents as they do, or most of them
+    dissent.
     """
     at_fault: set[PeerId] = set()
     ranks = {peer: rank for rank, peer in enumerate(members)}

@@ -1,4 +1,6 @@
-"""What this peer knows of the others: who is alive, where each stands, which camp wins when lineages meet."""
+"""What this peer knows of the other peers: who is alive, where each stands, which camp wins when
+lineages meet.
+"""
 
 from __future__ import annotations
 
@@ -25,30 +27,32 @@ class Facts:
     leader: PeerId | None
     upload_bps: float
     download_bps: float = 0.0
-    links: Mapping[PeerId, LinkFacts] = field(default_factory=dict)  # to others, as it measured them
+    # Links to other peers, as the peer measured them.
+    links: Mapping[PeerId, LinkFacts] = field(default_factory=dict)
     region: str = ""
     heard: bool = False  # the peer told over this link where it stands
     samples: int = 0
     pace: Pace = field(default_factory=Pace)
     rate: float = 0.0  # samples per second
-    told: int | None = None  # the others' samples, as the peer was last told
+    told: int | None = None  # the samples of the peer's others, as the peer was last told
     told_at: float = 0.0
     boundary: bool = False
     pending: bool = False
-    late: bool = False  # its last commit found it away from its boundary
+    late: bool = False  # the peer's last commit found its training thread away from the boundary
     joining: bool = False
-    camp: int = 1  # how many stand there, as this peer knows
-    apart: Mapping[PeerId, float] = field(default_factory=dict)  # to whom it gets no link, and since when
-    met: Collection[PeerId] = ()  # of those that nobody can dial, to whom it has a link
-    relayed: bool = False  # a third member carries our link to it
-    silent: bool = False  # the link is there, but nothing is heard
-    committed_at: float = 0.0  # when its pending commit was
+    camp: int = 1  # how many trainers stand there, as the peer knows
+    # Trainers to which the peer gets no link, and since when.
+    apart: Mapping[PeerId, float] = field(default_factory=dict)
+    met: Collection[PeerId] = ()  # peers that nobody can dial, and to which the peer has a link all the same
+    relayed: bool = False  # a third member carries this peer's link to the peer
+    silent: bool = False  # the link is up, but nothing is heard over it
+    committed_at: float = 0.0  # when the peer's pending commit was
 
     def stands_at(self, epoch: int, lineage: Lineage) -> bool:
         return self.epoch == epoch and self.lineage == lineage
 
     def trains_at(self, epoch: int, lineage: Lineage) -> bool:
-        """Whether it is a live trainer that stands there."""
+        """Whether the peer is a live trainer that stands at (epoch, lineage)."""
         return (
             self.epoch == epoch
             and self.lineage == lineage
@@ -75,17 +79,17 @@ class Camp:
 
 
 class LinkedPeers:
-    """All peers that have a link to this one. Live trainers are kept by where they stand, so that looking at
-    a camp, or for another one, does not mean looking at everybody: where somebody stands changes only here.
+    """All peers that have a link to this one. Live trainers are kept by where they stand, so that a look at
+    one camp, or for another camp, is no look at all peers. Where a peer stands changes only in this class.
     """
 
     def __init__(self) -> None:
         self._facts: dict[PeerId, Facts] = {}
         self._camps: dict[tuple[int, Lineage], dict[PeerId, Facts]] = {}  # live trainers
         self.version = 0  # counts changes of the camps
-        self.claims: dict[PeerId, Facts] = {}  # who says that it gets no link to somebody
-        self.doubted: frozenset[PeerId] = frozenset()  # who says to be ahead, and has nothing to show for it
-        self.relayed: set[PeerId] = set()  # to whom a third member carries our link
+        self.claims: dict[PeerId, Facts] = {}  # peers that say that they get no link to another peer
+        self.doubted: frozenset[PeerId] = frozenset()  # peers that say that they are ahead, and gave nothing
+        self.relayed: set[PeerId] = set()  # peers to which a third member carries this peer's link
 
     def __iter__(self) -> Iterator[Facts]:
         return iter(self._facts.values())
@@ -114,7 +118,7 @@ class LinkedPeers:
                 del self._camps[where]
 
     def stands(self, facts: Facts, epoch: int, lineage: Lineage, *, joining: bool) -> None:
-        """We know where the peer stands now."""
+        """This peer knows now where the peer stands."""
         self._leave(facts)
         facts.epoch, facts.lineage, facts.joining = epoch, lineage, joining
         self._enter(facts)
@@ -151,7 +155,7 @@ class LinkedPeers:
             self._leave(facts)
 
     def told(self, peer: PeerId, message: Progress, now: float) -> Facts | None:
-        """The peer told where it stands."""
+        """The peer told where the peer stands."""
         facts = self._facts.get(peer)
         if facts is None:
             return None
@@ -202,17 +206,17 @@ class LinkedPeers:
         )
 
     def doubt(self, peers: Collection[PeerId]) -> None:
-        """What these alone say of where they stand counts for nothing."""
+        """The word of these peers alone about where they stand counts for nothing."""
         if self.doubted != frozenset(peers):
             self.doubted = frozenset(peers)
             self.version += 1
 
     def camps(self, mine: Camp) -> list[Camp]:
-        """The other camps, and ours first; `mine` counts this peer alone."""
+        """This peer's camp first, then the other camps. `mine` counts this peer alone."""
         found = [mine]
         for where, camp in self._camps.items():
-            # Whoever follows another leader tells us where it stands only now and then: its leader knows
-            # better.
+            # A peer that follows another leader tells this one only now and then where it stands: its leader
+            # knows better.
             told, total = max(f.camp for f in camp.values()), max(f.total for f in camp.values())
             if where == (mine.epoch, mine.lineage):
                 found[0] = Camp(*where, max(mine.peers + len(camp), told), max(mine.total, total))
@@ -222,17 +226,16 @@ class LinkedPeers:
 
 
 # Gaps: pairs of peers that get no link to each other though both live and train: a blocked route, or IPv4
-# alone here and IPv6 alone there. Neither owns a part then, so that a round needs no link between them, and
-# somebody who reaches both leads.
+# alone here and IPv6 alone there. Neither of the two owns a part then, so that a round needs no link between
+# them, and a peer that reaches both leads.
 
 Gap = tuple[PeerId, PeerId]
-BELIEVED_S = (
-    5.0  # seconds for which one side's word of a gap is enough; then the other side has to say the same
-)
+# Seconds for which one side's word of a gap is enough; then the other side has to say the same.
+BELIEVED_S = 5.0
 
 
 def gaps(linked: LinkedPeers, me: PeerId, own: Collection[PeerId], now: float) -> list[Gap]:
-    """The pairs that are believed. own: to whom this peer gets no link, which it knows."""
+    """The pairs that this peer believes in. own: the peers to which this peer itself gets no link."""
     found = [(me, peer) for peer in own]
     for claimant in linked.claims.values():
         for peer, since in claimant.apart.items():
@@ -240,12 +243,12 @@ def gaps(linked: LinkedPeers, me: PeerId, own: Collection[PeerId], now: float) -
             if other is not None and (now - since < BELIEVED_S or claimant.peer in other.apart):
                 found.append((claimant.peer, peer))
             elif other is None and peer != me:
-                found.append((claimant.peer, peer))  # this peer has no link to it either
+                found.append((claimant.peer, peer))  # this peer has no link to that peer either
     return found
 
 
 def ends(pairs: Collection[Gap], among: Collection[PeerId] | None = None) -> set[PeerId]:
-    """Everybody at one end of a pair; among: of pairs whose both ends are of these."""
+    """All peers at one end of a pair; among: of the pairs alone whose both ends are among these."""
     return {
         peer for pair in pairs if among is None or (pair[0] in among and pair[1] in among) for peer in pair
     }

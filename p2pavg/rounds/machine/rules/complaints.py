@@ -7,21 +7,21 @@ from collections.abc import Iterable
 
 from p2pavg.rounds.protocol.ballot import PeerId
 
-MOST_VAGUE = 2  # complaints of nobody that one member may make in an epoch
+MOST_VAGUE = 2  # complaints that name nobody, which one member may make in an epoch
 
 
 class Complaints:
-    """What members said of each other in the attempt under way, and who made unseconded complaints so far.
+    """What members said of each other in the attempt under way, and whose complaints nobody seconded so far.
 
-    A complaint is seconded when another member or the leader makes the same, or its author blames itself.
+    A complaint is seconded when another member or the leader makes the same one, or the author blames itself.
     """
 
     def __init__(self, leader: PeerId) -> None:
         self._leader = leader
         self._accusers: dict[PeerId, set[PeerId]] = {}
-        self._unseconded: set[PeerId] = set()  # authors of such complaints so far
-        self._yielded: Counter[PeerId] = Counter()  # how often each was the one of two that left
-        self._vague: Counter[PeerId] = Counter()  # of nobody, in this epoch
+        self._unseconded: set[PeerId] = set()  # authors of complaints that nobody seconded
+        self._yielded: Counter[PeerId] = Counter()  # member -> how often it was the one of two that left
+        self._vague: Counter[PeerId] = Counter()  # author -> its complaints that name nobody, in this epoch
 
     def new_attempt(self) -> None:
         self._accusers.clear()
@@ -32,16 +32,16 @@ class Complaints:
 
     @property
     def open(self) -> bool:
-        """Whether something was said that is not judged yet."""
+        """Whether a complaint is not judged yet."""
         return bool(self._accusers)
 
     def vague(self, author: PeerId) -> bool:
-        """A member complains of nobody; whether it has done so too often in this epoch."""
+        """A member complains and names nobody. Returns whether it has done so too often in this epoch."""
         self._vague[author] += 1
         return self._vague[author] > MOST_VAGUE
 
     def add(self, author: PeerId, accused: PeerId) -> bool:
-        """Whether it is seconded."""
+        """Add a complaint. Returns whether it is seconded."""
         self._accusers.setdefault(accused, set()).add(author)
         return accused in self._seconded()
 
@@ -55,9 +55,9 @@ class Complaints:
     def judge(self) -> tuple[PeerId, ...]:
         """Whom to leave out.
 
-        Where one word stands against one, both leave, and the author is remembered: its next complaint that
-        nobody seconds counts against itself alone. Of two that complain of each other, as when a link broke,
-        one leaves: the one that did so less often.
+        Where one word stands against one, both members leave, and the author is remembered: the author's next
+        complaint that nobody seconds counts against the author alone. Of two that complain of each other, as
+        when a link broke, the one leaves that left less often.
         """
         at_fault = self._seconded()
         for accused, author in self._pairs():

@@ -1,4 +1,4 @@
-"""How long to wait for what: median + k * MAD over what was measured, and the priors until then. Pure."""
+"""Deadlines: median + k * MAD of what was measured, and a prior before there are measurements. Pure."""
 
 from __future__ import annotations
 
@@ -15,35 +15,34 @@ SILENCE_PRIOR = 1.0  # without a heartbeat
 SILENCE_FLOOR = 0.75
 SILENCE_CEILING = 5.0
 LOOP_LIMIT = 3.0  # heartbeats come, but the event loop behind them does not turn
-ANSWER_PRIOR = 1.0  # to a proposal or a question, beyond the round trip
+ANSWER_PRIOR = 1.0  # for the answer to a proposal or a question, beyond the round trip
 ANSWER_FLOOR = 0.6
-WORD_LIMIT = 2.0  # without any word of a leader that we wait for
+WORD_LIMIT = 2.0  # without any word of a leader for which this peer waits
 STEP_PRIOR = 1.0  # one step of somebody's training
 STEP_FLOOR = 0.25
-LOCKSTEP_FLOOR = 2.0  # where every round is one step of each, whoever comes a little late is waited for
-MOST_STEPS = 2.0  # a step may take so many times the median, however regular the steps were
-APPLY_PRIOR = 2.0  # decoding and stepping after a commit
+LOCKSTEP_FLOOR = 2.0  # in lockstep rounds, for a peer that comes a little late
+MOST_STEPS = 2.0  # times the median: a step may take so long, however regular the steps were
+APPLY_PRIOR = 2.0  # for decoding and stepping after a commit
 APPLY_FLOOR = 0.25
 STALL_PRIOR = 3.0  # between two chunks of one member
 STALL_FLOOR = 1.0
-PATIENCE_FLOOR = 0.5  # a straggler is waited for at least so long, if its steps are expected to take so long
+PATIENCE_FLOOR = 0.5  # the least patience with a straggler whose steps are expected to take so long
 SETTLE = 0.3  # before one lineage gives way to another of the same epoch
 JUDGE_FLOOR = 0.1  # between the first report of a stall and the verdict
 RETRY_FLOOR = 0.05  # between two questions that were refused
 MOST_DOUBLINGS = 4  # of RETRY_FLOOR, while the same peers are asked again
-PAUSE = 0.5  # late by more than this: this process was stopped, and that time does not count for anybody
-MOST_BEHIND = (
-    3  # committed averages that a peer may have yet to apply, each kept encoded, before it has to heal
-)
-K = 6.0  # how many MADs above the median
-LEAST_RATE = 8192.0  # bytes per second below which data does not count as moving, whatever was promised
-PROMISED_SHARE = 0.02  # of a link's usual rate, below which data does not count as moving
+PAUSE = 0.5  # a longer delay means that this process was stopped: that time counts for no deadline
+# Committed averages, each kept encoded, that a peer may have yet to apply before it has to heal.
+MOST_BEHIND = 3
+K = 6.0  # median absolute deviations above the median
+LEAST_RATE = 8192.0  # bytes per second: slower data does not count as moving, whatever was promised
+PROMISED_SHARE = 0.02  # of a link's usual rate: slower data does not count as moving
 KEPT = 31  # measurements
-MOST_SCALE = 16.0  # times what measurements say, after attempts that failed by nobody's fault
+MOST_SCALE = 16.0  # the most that `Deadlines.scale` grows to
 
 
 class Timer(StrEnum):
-    """A deadline, armed and disarmed by name. One without a handler only has the machine look again."""
+    """A deadline, armed and disarmed by name. A timer without a handler only has the machine look again."""
 
     ASK = "ask"
     DONE = "done"
@@ -73,7 +72,7 @@ class Measured:
     """The last measurements of one quantity."""
 
     values: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    _middle: float | None = None  # computed when asked for, until the next measurement
+    _middle: float | None = None  # the median, kept until the next measurement
     _limit: float | None = None
 
     def add(self, value: float) -> None:
@@ -99,7 +98,9 @@ class Measured:
 
 
 class Deadlines:
-    """All limits, from what this peer measured. `scale` doubles when an attempt fails by nobody's fault."""
+    """All deadlines, from what this peer measured. `scale` doubles when an attempt fails by nobody's
+    fault.
+    """
 
     def __init__(self) -> None:
         self.scale = 1.0
@@ -117,7 +118,7 @@ class Deadlines:
         self.scale = min(MOST_SCALE, 2 * self.scale) if scale is None else scale
 
     def forget(self, peer: PeerId) -> None:
-        """The peer left."""
+        """The peer left: forget what was measured of it."""
         for table in (self._gaps, self._answers, self._steps, self._applies, self._chunks, self._rates):
             table.pop(peer, None)
         self._rtt.pop(peer, None)
@@ -146,7 +147,9 @@ class Deadlines:
         self._rates.setdefault(peer, Measured()).add(bytes_per_second)
 
     def measured_epoch(self, seconds: float) -> None:
-        """From one commit until the target is reached again: without waiting for stragglers."""
+        """An epoch took so long from one commit until the target was reached again, without waiting for
+        stragglers.
+        """
         self._epochs.add(seconds)
 
     def rtt(self, peer: PeerId) -> float:
@@ -156,49 +159,51 @@ class Deadlines:
         return max(self._rtt.values(), default=0.0)
 
     def silence(self, peer: PeerId) -> float:
-        """Without any heartbeat: dead, stopped, or cut off."""
+        """After so long without any heartbeat the peer counts as dead, stopped, or cut off."""
         gaps = self._gaps.get(peer, _NOTHING)
         return min(SILENCE_CEILING, gaps.limit(SILENCE_PRIOR, SILENCE_FLOOR) + 2 * self.rtt(peer))
 
     def answer(self, peer: PeerId) -> float:
-        """To a proposal or a question."""
+        """How long the answer to a proposal or a question may take."""
         answers = self._answers.get(peer, _NOTHING)
         return self.scale * (answers.limit(ANSWER_PRIOR, ANSWER_FLOOR) + 2 * self.rtt(peer))
 
     def word(self, peer: PeerId) -> float:
-        """Without a word of somebody who leads us, though its heart beats."""
+        """How long a leader whose heart beats may say nothing."""
         return self.scale * (WORD_LIMIT + 4 * self.rtt(peer))
 
     def step(self, peer: PeerId) -> float:
-        """Until its next step boundary."""
+        """How long the peer may take to its next step boundary."""
         steps = self._steps.get(peer, _NOTHING)
         usual = max(STEP_FLOOR, MOST_STEPS * steps.middle(0.0))
         return steps.limit(STEP_PRIOR, usual) + 2 * self.rtt(peer)
 
     def lockstep(self, peer: PeerId) -> float:
-        """How long the others of a round in lockstep wait for its step, however short theirs are."""
+        """How long the others of a round in lockstep wait for the peer's step, however short their own
+        steps are.
+        """
         return max(LOCKSTEP_FLOOR, self.step(peer))
 
     def apply(self, peer: PeerId) -> float:
-        """From its commit to its next epoch."""
+        """How long the peer may take from its commit to its next epoch."""
         return self._applies.get(peer, _NOTHING).limit(APPLY_PRIOR, APPLY_FLOOR) + 2 * self.rtt(peer)
 
     def patience(self, epoch_so_far: float) -> float:
-        """The most that a straggler can cost the others: as long as an epoch takes."""
+        """How long others wait for a straggler at most: as long as an epoch takes."""
         return max(PATIENCE_FLOOR, self._epochs.middle(epoch_so_far))
 
     def stall(self, peer: PeerId) -> float:
-        """Between two signs that its data moves."""
+        """How long the peer's data may show no sign of moving."""
         return self.scale * (
             self._chunks.get(peer, _NOTHING).limit(STALL_PRIOR, STALL_FLOOR) + 2 * self.rtt(peer)
         )
 
     def least_rate(self, peer: PeerId) -> float:
-        """Bytes per second that count as moving."""
+        """The bytes per second from which on data counts as moving."""
         return max(LEAST_RATE, PROMISED_SHARE * self._rates.get(peer, _NOTHING).middle(0.0))
 
     def judge(self) -> float:
-        """Between the first report of a stall and the verdict, so that the others' reports are in."""
+        """How long the first report of a stall waits for the others' reports before the verdict."""
         return JUDGE_FLOOR + 2 * self.longest_rtt()
 
     def settle(self) -> float:
@@ -208,11 +213,13 @@ class Deadlines:
         return RETRY_FLOOR + 2 * self.rtt(peer)
 
     def readmission(self, failures: int) -> float:
-        """Until whoever failed so many attempts of this epoch, and cannot be done without, is asked again."""
+        """How long to wait before an indispensable peer that failed so many attempts of this epoch is
+        asked again.
+        """
         return RETRY_FLOOR * 2.0 ** min(failures - 1, MOST_DOUBLINGS)
 
     def report_interval(self) -> float:
-        """Between two progress messages: a twentieth of an epoch."""
+        """How long to wait between two progress messages: a twentieth of an epoch."""
         return min(0.5, max(0.02, self._epochs.middle(1.0) / 20))
 
 

@@ -1,4 +1,4 @@
-"""Who leads: rendezvous hashing over the peers that could. Pure."""
+"""The choice of a leader: rendezvous hashing over the peers that can lead. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from p2pavg.rounds.protocol.ballot import PeerId
 
 @lru_cache(maxsize=256)
 def rendezvous(run: bytes, epoch: int, peers: tuple[PeerId, ...]) -> PeerId | None:
-    """The peer with the highest hash of (run, epoch, peer); None of none.
+    """The peer with the highest hash of (run, epoch, peer); None where there are no peers.
 
-    A peer that is not in somebody's view changes that somebody's choice only if it is the choice (Thaler and
-    Ravishankar 1998), so slightly different views usually name the same leader.
+    A peer that is missing from a view changes the choice of that view only if the peer is the choice (Thaler
+    and Ravishankar 1998), so slightly different views usually name the same leader.
     """
     seed = run + epoch.to_bytes(8, "big")
     return max(peers, key=lambda peer: _score(seed, peer), default=None)

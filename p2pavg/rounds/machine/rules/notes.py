@@ -1,4 +1,4 @@
-"""What a leader makes of the notes that came with contributions."""
+"""The note of a round, which its leader makes of the notes that came with contributions."""
 
 from __future__ import annotations
 

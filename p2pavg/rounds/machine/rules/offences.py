@@ -1,4 +1,6 @@
-"""How long a peer that hindered rounds stays out: longer each time, and forgotten more slowly. Pure."""
+"""How long a peer that hindered rounds stays out: longer each time. Older offences are forgotten
+slowly. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ ROUNDS_PER_STRIKE = 4  # completed rounds, times the strikes that a peer has, ta
 class _Record:
     strikes: int = 0
     back_at: int = 0  # the epoch from which on the peer may be a member again
-    rounds: int = 0  # completed since the last strike came or went
+    rounds: int = 0  # rounds completed since the last strike came or went
 
 
 class Offences:
-    """What one peer has seen of others in one matter. Nobody else's word enters it."""
+    """The offences of one kind that this peer saw others commit. No other peer's word counts here."""
 
     def __init__(self) -> None:
         self._records: dict[PeerId, _Record] = {}
@@ -26,8 +28,8 @@ class Offences:
     def add(self, peer: PeerId, epoch: int, *, free: int = 1) -> None:
         """The peer made an attempt of this epoch fail.
 
-        The first `free` times it may be a member again in the next epoch; then it stays out of 1, 2, 4, ...
-        further ones.
+        After each of the first `free` offences the peer may be a member again in the next epoch; after later
+        ones it stays out of 1, 2, 4, ... further epochs.
         """
         record = self._records.setdefault(peer, _Record())
         record.strikes += 1
@@ -58,7 +60,7 @@ class Offences:
         return record is not None and epoch < record.back_at
 
     def out(self, epoch: int) -> list[PeerId]:
-        """Who is no member of this epoch's round for what it did in earlier ones."""
-        if not self._records:  # so it is mostly, and this is asked for after every event
+        """Peers that are no members of this epoch's round for what they did in earlier epochs."""
+        if not self._records:  # the usual case, and the question comes after every event
             return []
         return sorted(peer for peer, record in self._records.items() if epoch < record.back_at)

@@ -1,14 +1,14 @@
-"""How far a peer will be soon: samples come in steps, and the last one tells when the next ends. Pure."""
+"""How far a peer will be soon: samples come in steps, and the last step tells when the next ends. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TOLERANCE = 0.25  # of a step: samples due so soon count as there
-STOP_EARLY = 0.5  # of a step: a peer waits so long for the others rather than begin another step
+TOLERANCE = 0.25  # of a step: samples that are due so soon count as counted
+STOP_EARLY = 0.5  # of a step: rather than begin another step, a peer waits so long for the others
 OVERDUE_STEPS = 2.0  # steps: a peer whose next step takes longer is not counted on
-DELAY_S = 0.3  # seconds: a report may be so old
+DELAY_S = 0.3  # seconds: the age that a report may have
 
 
 @dataclass(slots=True)
@@ -20,11 +20,11 @@ class Pace:
     since: float = 0.0  # when the step under way began
 
     def boundary(self, now: float) -> float:
-        """When its step ends; `now` if that is overdue or unknown."""
+        """When the step under way ends; `now` if the end is overdue or unknown."""
         return max(now, self.since + self.seconds)
 
     def more(self, at: float, now: float) -> int:
-        """Samples that it will have counted until `at` beyond those that it told."""
+        """Samples that the training thread will have counted until `at`, beyond those that it told."""
         if self.seconds <= 0 or now > self.since + OVERDUE_STEPS * self.seconds + DELAY_S:
             return 0
         return self.samples * max(0, int((at - self.since) / self.seconds + TOLERANCE))

@@ -1,27 +1,27 @@
-"""What a member can truly have: nobody counts for more, neither by its own word nor by a leader's. Pure."""
+"""What a member can truly have: no word, the member's own or a leader's, makes it count for more. Pure."""
 
 from collections.abc import Mapping
 
 from p2pavg.rounds.protocol.ballot import PeerId
 
-MOST_TARGETS = 1000  # epochs' worth of samples: nobody can have counted more
+MOST_TARGETS = 1000  # times the samples of an epoch: no peer can have counted more
 MOST_WEIGHT = 1e12
-NEAR_TARGET = 0.5  # of the samples of an epoch: a round that counts fewer came too early
-MOST_HANDED = 16.0  # times what a whole swarm counts in the time that has passed
+NEAR_TARGET = 0.5  # of the samples of an epoch: a round that counts fewer began too early
+MOST_HANDED = 16.0  # times what the whole swarm counts in the time that has passed
 
 
 def plausible(samples: int, weight: float, target: int, weighted: bool) -> bool:
-    """Whether a contribution may have these. weighted: as in `TrainingSpec`."""
+    """Whether a contribution may have so many samples and this weight. weighted: as in `TrainingSpec`."""
     if samples > MOST_TARGETS * target:
         return False
     return weight <= MOST_WEIGHT if weighted else weight == samples
 
 
 def overtold(told: Mapping[PeerId, int], declared: Mapping[PeerId, int], target: int) -> tuple[PeerId, ...]:
-    """Who told so many samples that the round came too early, and declares few; empty: nobody.
+    """Members that told so many samples that the round began too early, and declare few; empty: none.
 
-    told: before the round. declared: by those that are ready. Whoever is not ready counts as if it had what
-    it told, as long as that is no more than an epoch needs in all.
+    told: samples that each told before the round. declared: samples of the members that are ready. A member
+    that is not ready counts with what it told, as long as that is no more than an epoch needs in all.
     """
     late = sum(min(samples, target) for peer, samples in told.items() if peer not in declared)
     if sum(declared.values()) + late >= NEAR_TARGET * target:
@@ -37,7 +37,8 @@ def plausible_handover(samples: int, held: int, step: int, target: int, epochs: 
     """Whether one peer can have accumulated so many samples, and its receiver can declare them beside its
     own.
 
-    held: what the receiver has. step: samples of one of the receiver's steps. epochs: how many average epochs
-    the samples may come from: what the whole swarm counts in that time is generous for one peer.
+    held: samples that the receiver has. step: samples of one of the receiver's steps. epochs: the number of
+    average epochs from which the samples may come; what the whole swarm counts in that time is generous for
+    one peer.
     """
     return samples <= MOST_HANDED * epochs * max(target, step) and held + samples <= MOST_TARGETS * target

@@ -1,4 +1,4 @@
-"""Whose data does not move, and who is to blame for a stalled transfer. Pure."""
+"""The members whose data does not move, and the one to blame for a stalled transfer. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TransferWatch:
                 if before.contributions + before.results > 0:
                     self._deadlines.measured_chunk_gap(peer, (now - self._chunk_at[rank]) / chunks)
                 self._chunk_at[rank] = self._moved_at[rank] = now
-            # Inside a chunk, bytes count when they come at a rate worth waiting for.
+            # Inside a chunk, bytes count as a sign of motion when their rate is worth waiting for.
             elapsed = now - self._bytes_at[rank]
             if seen.bytes_received - self._bytes[rank] >= self._deadlines.least_rate(peer) * max(
                 elapsed, 0.05
@@ -56,14 +56,16 @@ class TransferWatch:
         self._last = tuple(ranks)
 
     def finished(self, now: float) -> None:
-        """All is in: remember how fast each peer's data came."""
+        """The whole transfer is in: remember how fast each peer's data came."""
         seconds = max(now - self._began_at, 1e-3)
         for peer, seen in zip(self._peers, self._last, strict=False):
             if seen.bytes_received:
                 self._deadlines.measured_rate(peer, seen.bytes_received / seconds)
 
     def lagging(self, now: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ranks that owe contributions, ranks that owe results, and have not moved within their deadline."""
+        """Ranks whose contributions, and ranks whose results, are due and have not moved within a
+        deadline.
+        """
         owing: tuple[list[int], list[int]] = [], []
         for rank, seen in enumerate(self._last):
             peer = self._peers[rank]
@@ -77,7 +79,7 @@ class TransferWatch:
 
     @property
     def incomplete(self) -> bool:
-        """Whether something that others wait for is still to come: contributions, or results to pass on."""
+        """Whether this member still waits for contributions, or for results to pass on, that others need."""
         return any(
             seen.contributions < seen.contributions_expected
             or (rank in self._above and seen.results < seen.results_expected)
@@ -92,13 +94,15 @@ Report = tuple[Sequence[int], Sequence[int]]  # ranks whose contributions, ranks
 def judge(
     reports: Mapping[int, Report], leader: int, excused: Container[int] = (), plan: Plan = FLAT
 ) -> int | None:
-    """Which rank to leave out, from what each reporting rank lacks; None: nobody can be named.
+    """The rank to leave out, judged by what each reporting rank lacks; None: no rank can be named.
 
-    Something missing is its sender's fault or its receiver's. It counts only when nothing is missing anywhere
-    in an earlier stage of the plan: a deputy cannot send a partial mean before the last contribution to it is
-    in, nor an owner a result before the last partial mean, nor a deputy pass on what it has not. excused: who
-    waits for something itself that still comes, however slowly; not of what it needs nobody for. The rank
-    with the most edges goes, of equals rather the accused than the accuser; never the leader.
+    Missing data is the fault of its sender or of its receiver. Missing data counts only when nothing is
+    missing
+    in an earlier stage of the plan: a deputy cannot send a partial mean before the last contribution to that
+    mean is in, nor an owner a result before the last partial mean, nor a deputy pass on what it lacks.
+    excused: ranks that wait themselves for data that still comes, however slowly; not for what they need no
+    other rank for. The rank with the most edges is left out; of equals the accused rather than the accuser;
+    never the leader.
     """
     found: dict[int, list[tuple[int, int]]] = {}
     for reporter, (contributions, results) in reports.items():
