@@ -49,6 +49,11 @@ def register(subparsers: Any) -> None:
         metavar="PATH",
         help="where the identity is kept; default: in ~/.config/p2pavg, by port",
     )
+    add(
+        "--map-port",
+        action=argparse.BooleanOptionalAction,
+        help="with --run: ask the gateway to lead a port here; default: in closed runs",
+    )
     add("--run", metavar="RUN", help="the run whose peers it helps to links")
     add("--credentials", metavar="PATH", help="of that run, when it is closed")
     add(
@@ -79,10 +84,13 @@ def run_bootstrap(args: argparse.Namespace) -> int:
             announce=args.announce,
             credentials=args.credentials,
             max_relay_mbps=args.max_relay_mbps,
+            map_port=args.map_port,
         )
         return _run(_help(settings, identity))
     if args.credentials is not None:
         raise ConfigurationError("credentials are of a run: name it with --run")
+    if args.map_port is not None:
+        raise ConfigurationError("a port is mapped for the members of a run: name it with --run")
     return _run(_bootstrap(identity, host, port, named, args.announce))
 
 

@@ -18,6 +18,7 @@ MAX_NAMES = 256
 MAX_LOOKUPS = 4  # at once, each in a thread of its own
 KEEP_SECONDS = 300.0
 KEEP_FAILED_SECONDS = 30.0
+AGAIN_SECONDS = 5.0  # between two look-ups of a name at whose address nobody answers
 
 
 class Names:
@@ -40,6 +41,13 @@ class Names:
             loop = asyncio.get_running_loop()
             threading.Thread(target=self._look_up, args=(host, loop), daemon=True).start()
         return known
+
+    def doubt(self, host: str) -> None:
+        """Nobody answered where this name led: it may lead elsewhere by now, as after a change of address."""
+        known, until = self._known.get(host, (None, float("inf")))
+        if known is not None and until - KEEP_SECONDS + AGAIN_SECONDS <= self._clock() < until:
+            self._known[host] = known, self._clock()
+            self.numeric(host)
 
     def _look_up(self, host: str, loop: asyncio.AbstractEventLoop) -> None:
         numeric = None

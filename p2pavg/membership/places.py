@@ -30,15 +30,19 @@ class Places:
         key: bytes,
         roster: Roster,
         addresses_of: Callable[[PeerInfo], list[Address]],
+        near: Callable[[PeerInfo], list[Address]],
         found: Callable[[], None],
     ) -> None:
-        """addresses_of: the addresses of a peer in the order to try. found: called when a host name that a
-        peer announced has an address now.
+        """addresses_of: the addresses of a peer in the order to try. near: those of them that lead to it
+        inside of a network that it shares with this peer. found: called when a host name that a peer
+        announced has an address now.
         """
         self._node = node
         self._key = key
         self._roster = roster
         self._addresses_of = addresses_of
+        self._near = near
+        self._asked_inside: dict[bytes, list[Address]] = {}  # peer -> where it was asked, on its word alone
         self._names = Names(node.clock, found)
         self._heard_at: dict[bytes, Address] = {}
         self._proving: dict[bytes, asyncio.Task[None]] = {}
@@ -91,6 +95,8 @@ class Places:
 
     def addresses_to_dial(self, info: PeerInfo) -> list[Address]:
         """The addresses at which a connection to a peer may be opened now, best first."""
+        if self._looks_inside(info):
+            return []
         ledger, member = self._node.rpc.ledger, self._roster.members.get(info.peer_id)
         proved_at = None if member is None else member.held.proved_at
         addresses = self._numeric(info)
@@ -102,6 +108,29 @@ class Places:
         if found or info.peer_id in self._proving:
             return found
         return [address for address in addresses if ledger.spend(address, DIAL_BYTES)]
+
+    def _looks_inside(self, info: PeerInfo) -> bool:
+        """Whether a peer behind the same router is being asked where it says that it is inside. It is asked
+        there once, and answers in milliseconds or not at all.
+        """
+        peer_id, ledger = info.peer_id, self._node.rpc.ledger
+        near = [address for address in self._near(info) if not ledger.is_home(address, peer_id)]
+        if not near or peer_id in self._proving:
+            return bool(near)
+        if self._asked_inside.get(peer_id) == near or len(self._proving) >= MAX_PROVING:
+            return False
+        if len(self._asked_inside) > MAX_PROVING:
+            self._asked_inside.clear()
+        self._asked_inside[peer_id] = near
+        for address in near:
+            ledger.told(address, PING_BYTES / AMPLIFICATION + 1)
+        self._start(peer_id, near)
+        return True
+
+    def missed(self, info: PeerInfo) -> None:
+        """The peer was dialled in vain at all addresses."""
+        for host, _ in info.addresses:
+            self._names.doubt(host)
 
     def prove(self, info: PeerInfo, held: StoredRecord) -> None:
         """Have a peer prove itself where it says that it is."""
@@ -123,8 +152,11 @@ class Places:
                 ledger.told(address, PING_BYTES / AMPLIFICATION + 1)
         addresses = [address for address in addresses if ledger.room(address) >= PING_BYTES]
         if addresses:
-            task = self._proving[peer_id] = asyncio.ensure_future(self._prove(peer_id, addresses))
-            task.add_done_callback(lambda _: self._proving.pop(peer_id, None))
+            self._start(peer_id, addresses)
+
+    def _start(self, peer_id: bytes, addresses: list[Address]) -> None:
+        task = self._proving[peer_id] = asyncio.ensure_future(self._prove(peer_id, addresses))
+        task.add_done_callback(lambda _: self._proving.pop(peer_id, None))
 
     async def _prove(self, peer_id: bytes, addresses: list[Address]) -> None:
         rpc, store = self._node.rpc, self._node.store

@@ -15,7 +15,7 @@ from p2pavg.membership.places import Places
 from p2pavg.membership.pulse import WAKE_SECONDS, Pulse
 from p2pavg.membership.revoking import Revoking
 from p2pavg.membership.roster import Roster, SeenPeer
-from p2pavg.membership.table.address import Address, is_loopback
+from p2pavg.membership.table.address import Address, behind_one_router, is_loopback
 from p2pavg.membership.table.dht import DHT, key_of
 from p2pavg.membership.table.record import SignedRecord
 from p2pavg.membership.table.records.entries import StoredRecord
@@ -63,7 +63,7 @@ class View:
         self._loop = asyncio.get_running_loop()
         self._expiry: asyncio.TimerHandle | None = None
         self._roster = Roster(dht.identity.peer_id, lifetime)
-        self._places = Places(dht.node, self._key, self._roster, self._addresses_of, self._update)
+        self._places = Places(dht.node, self._key, self._roster, self._addresses_of, self._near, self._update)
         self._revoking: Revoking | None = None
         if self._closed_run is not None:
             self._revoking = Revoking(
@@ -141,6 +141,10 @@ class View:
             self._places.prove(info, member.held)
         return found
 
+    def missed(self, info: PeerInfo) -> None:
+        """The peer was dialled in vain: a name that it announced may have another address by now."""
+        self._places.missed(info)
+
     def contacts(self, peer_ids: Collection[bytes]) -> list[Contact]:
         """The addresses at which those of these peers that are in view receive datagrams."""
         members = self._roster.members
@@ -186,10 +190,15 @@ class View:
 
     def _addresses_of(self, info: PeerInfo) -> list[tuple[str, int]]:
         """Addresses in the order to try; a loopback address counts only for a peer of this same machine."""
-        own = {host for host, _ in self._own.addresses} if self._own else set()
-        same_machine = any(host in own for host, _ in info.addresses)
+        own = self._own.addresses if self._own else ()
+        same_machine = any(host in {host for host, _ in own} for host, _ in info.addresses)
         usable = [a for a in info.addresses if same_machine or not is_loopback(a[0])]
-        return usable or list(info.addresses)
+        near = self._near(info)
+        return [*near, *(a for a in usable if a not in near)] or list(info.addresses)
+
+    def _near(self, info: PeerInfo) -> list[tuple[str, int]]:
+        own = self._own.addresses if self._own else self._dht.external_addresses()  # not announced yet
+        return behind_one_router(info.addresses, own)
 
     def _on_record(self, held: StoredRecord) -> None:
         peer_id = held.record.peer_id

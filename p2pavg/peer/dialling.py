@@ -218,6 +218,7 @@ class Dialler:
                 return True
             except (P2PAvgError, OSError, TimeoutError) as error:
                 logger.debug("no link to %s at %s:%d: %s", short_id(peer_id), host, port, error)
+        self._view.missed(info)
         return False
 
     async def _arrange(self, peer_id: bytes, anew: bool) -> bool:

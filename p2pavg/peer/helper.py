@@ -8,8 +8,10 @@ from typing import Any
 
 from p2pavg.identity import Identity
 from p2pavg.membership import PeerInfo, View
+from p2pavg.peer import mapping
 from p2pavg.peer.ports import open_ports
 from p2pavg.peer.reach.introductions import Introductions
+from p2pavg.peer.reach.reachability import Reachability
 from p2pavg.peer.settings import Settings
 from p2pavg.transport.engine import NoEvents
 from p2pavg.transport.links.link import Link
@@ -36,6 +38,11 @@ class Helper:
             self._engine.close()
             raise
         self.endpoint.hello["data"] = False
+        self._reachability = Reachability(self.settings, self.endpoint, self.dht)
+        wished = bool(self.settings.map_port)
+        if self.settings.maps_port and mapping.is_of_use(self.settings.bind[0], wished=wished):
+            self._reachability.map_port(wished=wished)
+            await self._reachability.mapped()
         relay_bps = self.settings.relay_bps or 0.0
         self.introductions = Introductions(self.endpoint, lambda: relay_bps, lambda: False)
         self.view = View(self.dht, self.settings.run_id, credentials=self.settings.membership)
@@ -47,7 +54,7 @@ class Helper:
 
     def addresses(self) -> list[tuple[str, int]]:
         """(host, port) under which others reach this node, best first."""
-        return list(self.settings.announced) or self.dht.external_addresses()
+        return list(self._reachability.addresses())
 
     async def close(self) -> None:
         """Leave the run, and free the ports."""
@@ -55,6 +62,7 @@ class Helper:
         try:
             await self.view.leave()
         finally:
+            await self._reachability.close()
             await self.endpoint.close()
             await self.dht.stop()
             self._engine.close()

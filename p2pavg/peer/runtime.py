@@ -97,7 +97,7 @@ class Runtime:
             self._engine.close()
             await self._exporter.close()
             raise
-        self._reachability = Reachability(self.settings, self.endpoint, self.dht)
+        self._reachability = Reachability(self.settings, self.endpoint, self.dht, self._announce)
         if maps_port:
             self._reachability.map_port(wished=wished)
         self._engine.set_heartbeat(HEARTBEAT_S)
@@ -164,6 +164,9 @@ class Runtime:
         if self._observer is not None:
             self._observer.standing_changed()
         announcing.stand(self.endpoint.hello, machine)
+        self._announce()
+
+    def _announce(self) -> None:
         if self._announcer is not None:
             self._announcer.changed()
 

@@ -61,6 +61,7 @@ with CollaborativeOptimizer(
         model(torch.randn(4, 64)).square().mean().backward()
         opt.step()
         opt.zero_grad()
+    print(json.dumps([link.address[0] for link in opt.peer._runtime.links.values()]), flush=True)
 """
 
 
@@ -83,7 +84,7 @@ def leased(lab: Lab) -> set[int]:
 
 def test_mapped_trainers_are_reached_and_leave_nothing_behind(tmp_path: Path) -> None:
     """Two machines behind one router get a port each within a second, at the router's address, and are no
-    clients; both ports are gone after close() and after SIGTERM.
+    clients; they dial each other inside; both ports are gone after close() and after SIGTERM.
     """
     with Lab(parse(TOPOLOGY, "mapped")) as lab:
         cloud, way_in = train(lab, tmp_path, "cloud")
@@ -107,6 +108,9 @@ def test_mapped_trainers_are_reached_and_leave_nothing_behind(tmp_path: Path) ->
         assert desk.stdin is not None
         desk.stdin.close()
         assert desk.wait(30) == 0
+        assert desk.stdout is not None
+        seen = json.loads(desk.stdout.readline())
+        assert sorted(seen) == sorted([lab.address("cloud"), lab.address("laptop")])
         assert leased(lab) == {int(second["address"].rpartition(":")[2])}
         laptop.send_signal(signal.SIGTERM)
         laptop.wait(30)

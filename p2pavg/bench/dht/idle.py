@@ -17,10 +17,10 @@ from p2pavg.identity import SIGNATURE_BYTES, Identity, peer_id_of
 from p2pavg.membership import DHT, PeerInfo, View
 from p2pavg.membership.pulse import LONGEST_READ_SECONDS, TABLE_SECONDS
 from p2pavg.membership.roster import FULL_VIEW
-from p2pavg.membership.table import node as node_module
 from p2pavg.membership.table import record, rpc
 from p2pavg.membership.table.address import format_host_port
 from p2pavg.membership.table.dht import LONGEST_REFRESH_SECONDS
+from p2pavg.membership.table.records import answers
 from p2pavg.membership.table.records.entries import PREFIX_BYTES
 from p2pavg.membership.table.wire import Contact
 from p2pavg.membership.view import LIFETIME
@@ -163,7 +163,7 @@ def _cheap_signatures() -> Iterator[None]:
     def verify(public_key: bytes, message: bytes, signature: bytes) -> bool:
         return signature == _signature(public_key, message)
 
-    modules = (vars(record), vars(rpc), vars(node_module))
+    modules = (vars(record), vars(rpc), vars(answers))
     before = [module["verify"] for module in modules]
     for module in modules:
         module["verify"] = verify

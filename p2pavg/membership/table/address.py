@@ -15,6 +15,7 @@ from pathlib import Path
 
 from p2pavg.errors import AddressInUseError, ConfigurationError
 from p2pavg.forkguard import guard
+from p2pavg.networks import is_private
 
 SIOCGIFADDR = 0x8915
 RECEIVE_BUFFER_BYTES = 1 << 20
@@ -176,6 +177,18 @@ def own_addresses(host: str) -> list[str]:
     families = (socket.AF_INET, socket.AF_INET6) if host == "::" else (socket.AF_INET,)
     found = [address for family in families if (address := primary_address(family)) is not None]
     return found or ["127.0.0.1"]
+
+
+def behind_one_router(theirs: Sequence[Address], own: Sequence[Address]) -> list[Address]:
+    """Their addresses inside of a network that both are in: who is seen at one address outside stands behind
+    one router. Few routers lead a connection to their own outside address back inside.
+    """
+    if not theirs or not own or theirs[0][0] != own[0][0]:
+        return []
+    outside = theirs[0][0]
+    return [
+        a for a in theirs if a[0] != outside and family_of(a[0]) == family_of(outside) and is_private(a[0])
+    ]
 
 
 def interface_addresses() -> list[str]:

@@ -249,8 +249,10 @@ class DHT:
         if hosts:
             unseen = [own for own in unseen if not is_loopback(own)]
         hosts = [*hosts, *unseen]
-        mapped = [] if self.mapped is None else [self.mapped]
-        return list(dict.fromkeys([*mapped, *((host, self.port) for host in hosts)]))
+        if self.mapped is None:
+            return [(host, self.port) for host in hosts]
+        inside = [own for own in own_addresses(self._host) if not is_loopback(own) and not is_public(own)]
+        return list(dict.fromkeys([self.mapped, *((host, self.port) for host in (*hosts, *inside))]))
 
     def review_address(self) -> None:
         """Something suggests that this machine's address changed: ask others now where they see it."""
@@ -270,7 +272,13 @@ class DHT:
         """From now on this node only asks: others no longer list it as a contact."""
         self.node.rpc.client_only = True
         if self.node.rpc.carrier.streams is not None:
-            self.node.rpc.carrier.streams.listens_no_more()
+            self.node.rpc.carrier.streams.listens_at(0)
+
+    def become_reachable(self, port: int) -> None:
+        """Others open connections to this node's TCP port after all, and may list it as a contact."""
+        self.node.rpc.client_only = False
+        if self.node.rpc.carrier.streams is not None:
+            self.node.rpc.carrier.streams.listens_at(port)
 
     async def stop(self) -> None:
         """Close the socket and end all work. Records that this node published expire by themselves."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from p2pavg.membership.table.address import Address, is_loopback
 from p2pavg.membership.table.dht import DHT
@@ -17,8 +18,15 @@ logger = logging.getLogger("p2pavg.peer.peer")
 class Reachability:
     """`client_only` tells whether nobody can open a connection to this peer."""
 
-    def __init__(self, settings: Settings, endpoint: Endpoint, dht: DHT) -> None:
+    def __init__(
+        self, settings: Settings, endpoint: Endpoint, dht: DHT, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        """changed: called when others reach this peer in another way than they were told."""
         self.client_only = bool(settings.client_only)
+        self._settled = self.client_only or bool(settings.announced)  # the user knows
+        self._changed = changed
+        self._learned = False
+        self._looking: asyncio.Task[None] | None = None
         self._announced = settings.announced
         self._endpoint = endpoint
         self._dht = dht
@@ -30,8 +38,12 @@ class Reachability:
         self._mapping.start()
 
     def _mapped(self, where: Address | None) -> None:
-        """The gateway leads another port here, or none: the view announces it with the others."""
+        """The gateway leads another port here, or none: the view announces it with the others. Whoever was
+        out of reach may be reached now, and the other way round.
+        """
         self._dht.mapped = where
+        if self._learned and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.get_running_loop().create_task(self._look())
 
     def addresses(self) -> Sequence[Address]:
         """(host, port) under which others reach this peer, best first."""
@@ -51,20 +63,36 @@ class Reachability:
         """Whether an address is one of this machine."""
         return is_loopback(host) or any(host == own for own, _ in self.addresses())
 
-    async def learn(self) -> None:
-        """Become client_only, with a warning, when others cannot open a connection to this peer."""
-        if self.client_only or self._announced:
-            return
+    async def mapped(self) -> None:
+        """Wait until the gateway has answered, but no longer than a newcomer can."""
         if self._mapping is not None:
             await self._mapping.settled()
+
+    async def learn(self) -> None:
+        """Become client_only, with a warning, when others cannot open a connection to this peer."""
+        if self._settled:
+            return
+        await self.mapped()
+        await self._look()
+        self._learned = True
+
+    async def _look(self) -> None:
         found = await self._dht.check_reachability()
-        if found.reachable is False:
+        if found.reachable is None or found.reachable is not self.client_only:
+            return
+        self.client_only = not found.reachable
+        if self.client_only:
             logger.warning("%s", found.advice)
             self._dht.become_client_only()
-            self.client_only = True
-            self._endpoint.hello["client_only"] = True
+        else:
+            logger.info("others open connections to this peer now, at %s:%d", *self.addresses()[0])
+            self._dht.become_reachable(self._endpoint.port)
+        self._endpoint.hello["client_only"] = self.client_only
+        self._changed()
 
     async def close(self) -> None:
         """Give the mapped port back."""
+        if self._looking is not None:
+            self._looking.cancel()
         if self._mapping is not None:
             await self._mapping.close()

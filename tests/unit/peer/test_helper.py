@@ -7,12 +7,40 @@ import pytest
 from p2pavg.credentials import Authority
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, View
+from p2pavg.membership.reach.leases import Mapped
+from p2pavg.membership.reach.lessors import Lessors
+from p2pavg.peer import mapping
 from p2pavg.peer.helper import Helper
 from p2pavg.peer.settings import Settings
 from p2pavg.transport.links.carried import Way
 from p2pavg.transport.ways import hole
 from tests.unit.peer.reach.introduced import Introduced, until
 from tests.unit.peer.reach.test_meetings import is_whole
+
+
+@pytest.mark.parametrize(
+    ("map_port", "closed", "maps"), [(None, True, True), (None, False, False), (True, False, True)]
+)
+async def test_a_helper_behind_a_router_is_reached_through_it(
+    map_port: bool | None, closed: bool, maps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a closed run, and where it is wished, its gateway is asked for a port, which it announces first."""
+    asked: list[tuple[str, int]] = []
+
+    async def lease(self: Lessors, protocol: str, inside: int, outside: int, lease_s: int = 600) -> Mapped:
+        asked.append((protocol, lease_s))
+        return Mapped("203.0.113.9", 4242, float(lease_s), 1)
+
+    monkeypatch.setattr(Lessors, "lease", lease)
+    monkeypatch.setattr(mapping, "is_of_use", lambda host, *, wished: True)
+    member = Authority.new("run").member().to_text() if closed else None
+    settings = Settings("run", listen="0.0.0.0:0", initial_peers=[], credentials=member, map_port=map_port)
+    helper = Helper(settings, Identity.generate())
+    await helper.start()
+    assert (helper.addresses()[0] == ("203.0.113.9", 4242)) is maps
+    assert ("tcp", 600) in asked or not maps
+    await helper.close()
+    assert (("tcp", 0) in asked) is maps
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])

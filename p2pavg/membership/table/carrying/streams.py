@@ -335,9 +335,9 @@ class Streams:
             if kept.get(connection.address) is connection:
                 del kept[connection.address]
 
-    def listens_no_more(self) -> None:
-        """Nobody gets through to this node's port: its connections are opened anew, and say so."""
-        self._port = 0
+    def listens_at(self, port: int) -> None:
+        """Others get through to this port, 0: to none; connections are opened anew, and say so."""
+        self._port = port
         for connection in list(self._dialled.values()):
             connection.close()
 

@@ -84,7 +84,9 @@ async def test_a_silent_link_gets_another_beside_it(monkeypatch: pytest.MonkeyPa
     """From whom nothing is heard for seconds is dialled though there is a link; who is heard is not."""
     info = SimpleNamespace(client_only=False, role="trainer", addresses=(("somewhere", 1),))
     endpoint = Dialled()
-    view = SimpleNamespace(peers={A: info}, addresses_to_dial=lambda info: info.addresses)
+    view = SimpleNamespace(
+        peers={A: info}, addresses_to_dial=lambda info: info.addresses, missed=lambda info: None
+    )
     nothing: Any = lambda *_: None  # noqa: E731
     dialler = Dialler(endpoint, view, nothing, nothing)  # type: ignore[arg-type]
     now = time.monotonic()
@@ -143,7 +145,9 @@ async def test_a_peer_whose_link_was_lost_is_dialled_often(
             dialler.close()
 
     info = SimpleNamespace(client_only=False, role="trainer")
-    view: Any = SimpleNamespace(peers={A: info}, addresses_to_dial=lambda info: [("host", 1)])
+    view: Any = SimpleNamespace(
+        peers={A: info}, addresses_to_dial=lambda info: [("host", 1)], missed=lambda info: None
+    )
     endpoint: Any = SimpleNamespace(links={}, connect=connect, peer_id=B)
     dialler = Dialler(endpoint, view, lambda peer, error: None, lambda peers: None)
     if lost:
