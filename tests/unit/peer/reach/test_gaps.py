@@ -125,6 +125,32 @@ async def test_only_a_quiet_link_is_replaced(monkeypatch: pytest.MonkeyPatch) ->
         await two.close()
 
 
+async def test_a_link_that_ends_at_once_is_dialled_after_a_growing_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever lets itself be linked and ends the link costs a dial every five seconds in the end."""
+    pauses: list[float] = []
+
+    async def connect(host: str, port: int, **options: Any) -> None:
+        now = asyncio.get_running_loop().time()
+        dialler.link_down(SimpleNamespace(peer_id=A, established_at=now))  # type: ignore[arg-type]
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    info = SimpleNamespace(client_only=False, role="trainer")
+    view: Any = SimpleNamespace(peers={A: info}, addresses_to_dial=lambda info: [("host", 1)])
+    endpoint: Any = SimpleNamespace(links={}, connect=connect, peer_id=B)
+    dialler = Dialler(endpoint, view, lambda peer, error: None, lambda peers: None)
+    monkeypatch.setattr("p2pavg.peer.dialling.asyncio.sleep", sleep)
+    for _ in range(9):
+        dialler.look()
+        (dial,) = dialler._dials.values()
+        await asyncio.wait_for(dial.task, 10)
+    assert pauses == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0])
+    dialler.close()
+
+
 @pytest.mark.parametrize("lost", [False, True])
 async def test_a_peer_whose_link_was_lost_is_dialled_often(
     lost: bool, monkeypatch: pytest.MonkeyPatch
