@@ -148,8 +148,12 @@ class Downloader:
             raise StateError(f"no member could give its state ({'; '.join(whys) or 'nobody is there'})")
         willing = tuple(donor for donor, answer in answered.items() if answer)
         epoch_s = statistics.median(_seconds(answered[donor].get("epoch_s")) for donor in willing)
-        if any(donor not in manifests for donor in willing):  # these have the results that we lack
-            return Offers(tuple(donor for donor in willing if donor not in manifests), {}, {}, epoch_s)
+        with_results = tuple(donor for donor in willing if donor not in manifests)
+        ahead = any(answered[donor].get("count") != 0 for donor in with_results)
+        if with_results and (
+            ahead or not manifests
+        ):  # these have the results that we lack, or stand here, too
+            return Offers(with_results, {}, {}, epoch_s)
         histories = {donor: answer.get("history") for donor, answer in answered.items()}
         return Offers(willing, manifests, histories, epoch_s)
 

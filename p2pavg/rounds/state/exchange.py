@@ -92,7 +92,7 @@ class StateExchange:
             return
         about = {"epoch_s": self.donor.epoch_s}
         if offer.manifest is None:
-            link.reply(request, {"results": True, **about})
+            link.reply(request, {"results": True, "count": len(offer.results), **about})
         else:
             rows = to_rows(self._history() or (), offer.manifest.epoch)
             link.reply(request, {**offer.manifest.to_message(), "history": rows, **about})

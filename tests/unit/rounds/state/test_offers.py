@@ -20,10 +20,12 @@ class Member:
 
     rtt_min = 0.0
 
-    def __init__(self, *, quiet_s: float = 0.0, answers: bool = False) -> None:
+    def __init__(self, *, quiet_s: float = 0.0, answers: bool = False, results: int | None = None) -> None:
+        """results: it has what follows on the newcomer's own state, so many; None: only its whole state."""
         self.identity = Identity.generate()
         self.hello = {"key": self.identity.public_key}
         self.quiet_s = quiet_s
+        self.results = results
         self.answers = asyncio.Event()
         self.asked = asyncio.Event()
         if answers:
@@ -33,6 +35,8 @@ class Member:
         self.asked.set()
         async with asyncio.timeout(timeout):
             await self.answers.wait()
+        if self.results is not None:
+            return {"results": True, "count": self.results, "epoch_s": 0.5}
         made = state.Manifest(3, bytes(32), 0, 64, bytes(state.HASH_BYTES)).signed(self.identity.sign)
         return {**made.to_message(), "epoch_s": 0.5}
 
@@ -110,6 +114,28 @@ async def test_one_that_does_not_answer_keeps_nobody_from_whoever_comes_later(
         clock = 100.0
         members[b"z" * 20] = Member(answers=True)
         assert (await offers).donors == (b"z" * 20,)
+
+
+@pytest.mark.parametrize(("results", "chosen"), [(2, b"r"), (0, b"s"), (None, b"rs")])
+async def test_who_stands_where_the_newcomer_does_gives_nothing(results: int | None, chosen: bytes) -> None:
+    """Results on top of its own state are enough where somebody has some; a donor that is itself behind does
+    not keep it from the state of one that is ahead.
+    """
+    members = {b"r" * 20: Member(answers=True, results=results), b"s" * 20: Member(answers=True)}
+    async with asyncio.timeout(10):
+        offers = await asking(members)
+    wanted = {b"r" * 20, b"s" * 20} if results is None or results == 0 else {b"r" * 20}
+    assert set(offers.donors) == wanted
+    assert {donor[:1] for donor in offers.manifests} == {b"r": set(), b"s": {b"s"}, b"rs": {b"r", b"s"}}[
+        chosen
+    ]
+
+
+async def test_a_newcomer_beside_peers_that_stand_where_it_does_waits_with_them() -> None:
+    """All donors are as far as it is: there is no state to download, and results may come."""
+    async with asyncio.timeout(10):
+        offers = await asking({b"r" * 20: Member(answers=True, results=0)})
+    assert (offers.donors, offers.manifests) == ((b"r" * 20,), {})
 
 
 async def test_a_newcomer_that_hears_nobody_begins_anew() -> None:
