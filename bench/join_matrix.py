@@ -44,7 +44,7 @@ class Cell:
 
     def run(self) -> dict[str, Any]:
         """Its figures. Raises P2PAvgError."""
-        fields = vars(self) | {"numel": NUMEL, "kill_donor": False}
+        fields = vars(self) | {"numel": NUMEL, "kill_donor": False, "fresh": False}
         return verb.measure(argparse.Namespace(**fields))
 
 

@@ -49,6 +49,7 @@ def figures(
         "donor_sps_ratio_lowest": min(ratios, default=None),
         "donor_extra_memory_bytes": max(answer["extra_memory_bytes"] for answer in trained),
         "state_bytes": slowest["state_bytes"],
+        "received_over_state": (slowest["received_bytes"] - slowest["result_bytes"]) / slowest["state_bytes"],
         **_compared(joined, trained),
         "arrivals": [(at - slowest["began"], size) for at, size in arrivals],
         "donor_epochs": [

@@ -34,6 +34,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--epoch-seconds", type=at_least(0.001), default=1.0, help="length of an epoch (default 1)"
     )
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="two thirds of the state are zeros, as an optimizer's two moments before its first step",
+    )
     parser.add_argument("--kill-donor", action="store_true", help="kill one donor when half is downloaded")
     parser.add_argument("--lab", metavar="TOPOLOGY", help="run on the hosts of a lab topology")
     add_output_options(parser)
@@ -57,6 +62,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "step_seconds": args.epoch_seconds / STEPS,
         "numel": args.numel,
         "extra_bytes": max(0, args.state_mb * 1_000_000 - 4 * args.numel),
+        "zero_bytes": args.state_mb * 1_000_000 * 2 // 3 if args.fresh else 0,
     }
     with (
         progress("joining", None),
@@ -88,6 +94,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "epoch_seconds": args.epoch_seconds,
         "numel": args.numel,
         "joiners": args.joiners,
+        "fresh": args.fresh,
         "peers": args.peers,
         "topology": args.lab,
         **verdict,
@@ -123,6 +130,7 @@ def _words(result: dict[str, Any]) -> list[str]:
             if kept is None
             else f"{kept:.1%} of their samples/s"
         ),
+        f"{result['received_over_state']:.2f} of the state's bytes came over the links",
     ]
     found = result.get("bars")
     if found is not None:

@@ -25,6 +25,7 @@ class JoiningWorker:
     def _build(self, config: dict[str, Any]) -> None:
         self.applied: list[dict[str, Any]] = []
         extra = np.random.default_rng(3).integers(0, 256, config["extra_bytes"], np.uint8)
+        extra[len(extra) - min(len(extra), config["zero_bytes"]) :] = 0
         self.began = time.monotonic()
         self.peer = start_peer("bench-join", config, compression="fp16")
         self.trainer = ToyTrainer.of(

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from p2pavg.rounds.state.retained import spilled
+from p2pavg.rounds.state.spool import Spool
 from p2pavg.rounds.training import Average
 
 logger = logging.getLogger("p2pavg.state")
@@ -23,7 +23,7 @@ class Backlog:
 
     def __init__(self, memory_bytes: int = MEMORY_BYTES, directory: Path | None = None) -> None:
         self._memory_bytes = memory_bytes
-        self._directory = directory
+        self.spool = Spool(directory)
         self._in_memory: dict[int, int] = {}  # bytes, by the average's identity
 
     def add(self, average: Average) -> Average:
@@ -34,7 +34,7 @@ class Backlog:
             self._in_memory[id(average)] = data.nbytes
             return average
         try:
-            return replace(average, result=replace(average.result, data=spilled(data, self._directory)))
+            return replace(average, result=replace(average.result, data=self.spool.put(data)))
         except OSError as error:
             logger.warning(
                 "%.1f MB of results wait in memory for the state, and there is no place on disk (%s)",

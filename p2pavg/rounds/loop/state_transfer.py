@@ -120,7 +120,9 @@ class States:
     def spared(self) -> int:
         """Bytes that packing has kept off links and disks."""
         saving = self._spec.saving
-        return self._engine.spared() + (0 if saving is None else saving.checkpoints.disk.spared)
+        saved = 0 if saving is None else saving.checkpoints.disk.spared
+        waiting = self._exchange.donor.spared + self._deliveries.backlog.spool.spared
+        return self._engine.spared() + saved + waiting
 
     def close(self) -> None:
         """Download and give nothing any more."""

@@ -156,6 +156,11 @@ class Donor:
         return taken[0]
 
     @property
+    def spared(self) -> int:
+        """Bytes of results that were left out on the disk."""
+        return self._retained.spool.spared
+
+    @property
     def epoch_s(self) -> float:
         """Of an epoch lately, those in which rounds waited for somebody left out; 0.0: not known."""
         times = self._epochs_at

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg.rounds.state.results import ResultHead
+from p2pavg.rounds.state.spool import Spool
 
 logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
@@ -21,15 +21,6 @@ U8 = npt.NDArray[np.uint8]
 MEMORY_BYTES = 1 << 28  # the rest waits on disk
 MOST_BYTES = 1 << 30  # of all results that wait, or
 MOST_STATES = 2  # so many times the state: a newcomer that lacks more has to begin anew
-
-
-def spilled(data: U8, directory: Path | None) -> U8:
-    """The same bytes in a file that has no name, so that nothing of it can stay. Raises OSError."""
-    with tempfile.TemporaryFile(dir=directory) as file:
-        file.truncate(data.nbytes)
-        file.write(memoryview(data))  # not through the map, where a full disk would end the process
-        file.flush()
-        return np.memmap(file, np.uint8, "r", shape=data.shape)
 
 
 @dataclass(slots=True)
@@ -46,7 +37,7 @@ class RetainedResults:
     def __init__(self, background: Executor, directory: Path | None = None) -> None:
         """directory: for what exceeds the memory; None: the system's for temporary files."""
         self._background = background
-        self._directory = directory
+        self.spool = Spool(directory)
         self._start: tuple[int, bytes] | None = None  # (epoch, lineage) that the first one follows on
         self._chain: deque[KeptResult] = deque()
         self.state_bytes = 0  # of the state that they follow on
@@ -103,7 +94,7 @@ class RetainedResults:
         """Out of the memory that the rounds use."""
         if to_disk:
             try:
-                kept.data = spilled(kept.data, self._directory)
+                kept.data = self.spool.put(kept.data)
                 return
             except OSError as error:
                 logger.warning(

@@ -33,6 +33,8 @@ def newcomer(**changes: Any) -> dict[str, Any]:
         "began": 10.2,
         "loaded_at": 10.9,
         "state_bytes": 50_000_000,
+        "received_bytes": 60_000_000,
+        "result_bytes": 5_000_000,
         "donors": 3,
         "arrivals": [(10.4, 0), (10.5, 20_000_000), (10.8, 50_000_000)],
         "applied": [epoch(10, 10.95, 0), epoch(11, 12.0, 15)],
@@ -61,6 +63,7 @@ def test_the_transfer_is_compared_with_what_epochs_leave_of_the_links() -> None:
     assert found["links_left_gbps"] == pytest.approx(2.0 - 0.01)
     assert found["share_of_links"] == pytest.approx(1.0 / 1.99)
     assert found["seconds"] == pytest.approx(0.7)
+    assert found["received_over_state"] == pytest.approx(1.1)
     assert found["donor_extra_memory_bytes"] == 7
 
 

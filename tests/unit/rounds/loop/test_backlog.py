@@ -9,6 +9,7 @@ from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.plan.part import Part
 from p2pavg.rounds.loop.backlog import Backlog
+from p2pavg.rounds.state.spool import LOOK_BYTES, PAGE_BYTES, Spool
 from p2pavg.rounds.training import Average
 
 NUMEL = 10_000
@@ -43,6 +44,21 @@ def test_what_exceeds_the_memory_waits_on_disk(tmp_path: Path) -> None:
         assert np.array_equal(out, vector)
     backlog.remove(kept[0][0])
     assert not isinstance(backlog.add(average(4)[0]).result.data, np.memmap)
+
+
+def test_pages_of_zeros_take_no_disk(tmp_path: Path) -> None:
+    """Bytes of any length come back as they were, and their zeros are holes in the file; `spared`
+    counts them.
+    """
+    rng = np.random.default_rng(0)
+    for size in (1, PAGE_BYTES, 3 * PAGE_BYTES + 5, LOOK_BYTES + 2 * PAGE_BYTES + 1):
+        spool, data = Spool(tmp_path), np.zeros(size, np.uint8)
+        data[: size // 8] = rng.integers(1, 255, size // 8, np.uint8)
+        data[size - size // 9 :] = 7
+        kept = spool.put(data)
+        assert np.array_equal(kept, data)
+        zeros = size - size // 8 - size // 9
+        assert zeros - 3 * PAGE_BYTES < spool.spared <= zeros
 
 
 def test_without_a_disk_it_stays_in_memory(tmp_path: Path, caplog: Any) -> None:

@@ -296,13 +296,11 @@ async def test_a_donor_that_follows_others_offers_no_chain_that_ends_too_early()
     """
     engine = Engine()
     giver = donor(engine, None)
-    assert (await giver.offer(1)) is not None
+    await offered(giver, 1)
     engine.live.standing = (4, head(3, b"l" * 32).lineage)
     giver.applied()
     assert [message["t"] for _, message in engine.told] == ["state-gone"]
-    offered = await giver.offer(2, have=(3, b"l" * 32))
-    assert offered is not None
-    assert offered.manifest is not None
+    assert (await offered(giver, 2, have=(3, b"l" * 32))).manifest is not None
 
 
 async def test_a_donor_that_heals_within_an_epoch_offers_no_chain_of_the_lineage_that_it_left() -> None:
