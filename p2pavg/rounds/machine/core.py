@@ -1,6 +1,7 @@
-"""What all parts of the machine share: where this peer and its linked peers stand, its timers, its outbox.
+"""The state that all parts of the machine share: where this peer and its linked peers stand, timers, and
+outbox.
 
-Other files read the fields of `Core` and of what stands in them, and change them by verbs alone.
+Other files read the fields of `Core` and the objects in these fields, and change both by verbs alone.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ MOST_STEP = 1 << 30  # samples of one step, in lockstep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What a machine is built with.
+    """The settings with which a machine is built.
 
     A JOINER has no state yet: it downloads one first. `life` tells this life of the peer from its earlier
-    ones: it is larger in each, by more than the ballots that one life opens (nanoseconds of the wall clock).
+    lives: each life has a larger number, by more than the ballots that one life opens (nanoseconds of the
+    wall clock).
     """
 
     me: PeerId
@@ -52,7 +54,7 @@ class Config:
     plan: Planner  # from the members in rank order
     role: Role = Role.TRAINER
     history: tuple[Generation, ...] = ()
-    region: str = ""  # where this peer is, as it names it
+    region: str = ""  # the place of this peer, as the peer names it
     client_only: bool = False  # others cannot dial this peer
     patience_s: float | None = None  # how long stragglers are waited for; None: from measurements
     lockstep: bool = False  # one step of each peer present closes a round, however many samples that is
@@ -83,33 +85,34 @@ class Core:
         self.proposal: Proposal | None = None  # the attempt that this peer leads
         self.inquest: Inquest | None = None  # the questions of this peer about a ballot whose leader is lost
         self.sticky: PeerId | None = config.history[-1].leader if config.history else None
-        self.vain: dict[PeerId, set[Ballot]] = {}  # leaders' attempts at this epoch's average that failed
+        self.vain: dict[PeerId, set[Ballot]] = {}  # leader -> its failed attempts at this epoch's average
         self.idle_leaders = Offences()  # peers under whose lead nothing got done, or too slowly
         self.dawdling = Dawdling()  # how long this peer waited in the rounds of each leader
-        self.let_go_at = now  # when this peer was last a member of a ballot
+        self.let_go_at = now  # when this peer last ceased to be a member of a ballot
         self.apart: frozenset[PeerId] = frozenset()  # living trainers to which this peer gets no link
         self.unheard: set[PeerId] = set()  # peers that may have gone on while a state was loaded here
-        self.last_words: dict[PeerId, tuple[Held, ...]] = {}  # of peers that left
+        # The last ballots of peers that left, as each told.
+        self.last_words: dict[PeerId, tuple[Held, ...]] = {}
         self.outcomes: dict[Ballot, Committed | Aborted] = {}
         self._choice_of: tuple[object, ...] = ()
         self._choice: PeerId | None = None
         self.actions: list[Action] = []
-        self.inbox: deque[Message] = deque()  # messages to ourselves
+        self.inbox: deque[Message] = deque()  # messages of this peer to itself
         self.timers: dict[Timer, float] = {}
 
     @property
     def plausible_target(self) -> int:
-        """The samples of an epoch, for a judgement of what others claim to have."""
+        """The samples of an epoch, by which the claims of other peers are judged."""
         return MOST_STEP if self.config.lockstep else self.target
 
     # Time.
 
     def live(self, now: float) -> None:
-        """So much of this peer's time has passed."""
+        """Set this peer's lived time to `now`."""
         self.now = now
 
     def come_back(self, now: float) -> None:
-        """This process was stopped until now."""
+        """Note that this process was stopped until `now`."""
         self.resumed_at = now
 
     def arm(self, name: Timer, at: float) -> None:
@@ -132,7 +135,7 @@ class Core:
         self.actions.append(action)
 
     def take_actions(self) -> list[Action]:
-        """What is to be carried out since this was called last."""
+        """The actions since the last call, which the caller is to carry out."""
         actions, self.actions = self.actions, []
         return actions
 
@@ -141,14 +144,14 @@ class Core:
         self.actions.append(Trace(kind, {"epoch": self.here.epoch, **fields}))
 
     def send(self, peer: PeerId, message: Message) -> None:
-        """To a peer with a link, or to this peer itself by the shortest way."""
+        """Send a message to a peer with a link, or put it into this peer's own inbox."""
         if peer == self.me:
             self.inbox.append(message)
         elif peer in self.linked:
             self.actions.append(Send(peer, message))
 
     def progress(self) -> Progress:
-        """What this peer tells the others of itself."""
+        """The message in which this peer tells the others where it stands."""
         here, own = self.here, self.own
         epoch, lineage = here.standing
         return Progress(
@@ -179,7 +182,7 @@ class Core:
     # Ballots.
 
     def next_ballot(self) -> Ballot:
-        """A ballot of ours for the average after the last commit, that nobody has seen."""
+        """A ballot of this peer for the average after the last commit, which nobody has seen yet."""
         return self.promises.next((self.here.epoch, self.here.lineage))
 
     def hold(self, holding: Holding) -> None:
@@ -194,7 +197,7 @@ class Core:
         self.let_go_at = self.now
 
     def lead(self, proposal: Proposal | None) -> None:
-        """This peer leads an attempt; None: none any more."""
+        """This peer leads an attempt; None: it leads no attempt any more."""
         self.proposal = proposal
 
     def led(self, ballot: Ballot) -> Proposal | None:
@@ -203,11 +206,11 @@ class Core:
         return proposal if proposal is not None and proposal.ballot == ballot else None
 
     def ask(self, inquest: Inquest | None) -> None:
-        """This peer asks what became of a ballot; None: it asks no more."""
+        """This peer asks members what they hold of a ballot; None: it asks no more."""
         self.inquest = inquest
 
     def remember(self, outcome: Committed | Aborted) -> None:
-        """What became of a ballot, for those that ask."""
+        """Keep what became of a ballot, for peers that ask."""
         self.outcomes[outcome.ballot] = outcome
         while len(self.outcomes) > OUTCOMES_KEPT:
             del self.outcomes[next(iter(self.outcomes))]
@@ -233,7 +236,7 @@ class Core:
             self.act(WaitAt(others))
 
     def aim(self, target: int) -> None:
-        """An epoch has so many samples from now on: where the training thread stops depends on the target."""
+        """An epoch has `target` samples from now on, on which depends where the training thread stops."""
         self.target = target
         self.act(WaitAt(self.own.waits_at))
 
@@ -245,7 +248,7 @@ class Core:
         return self.me in self.epoch_state.excluded
 
     def exclude(self, peer: PeerId, cause: Cause, words: str = "", by: PeerId | None = None) -> None:
-        """The peer failed an attempt: it stays out of this epoch. by: the leader that says so."""
+        """The peer failed an attempt: it stays out of this epoch. by: the leader on whose word it does."""
         if peer not in self.epoch_state.excluded:
             self.epoch_state.excluded[peer] = cause
             if by is not None:
@@ -264,17 +267,19 @@ class Core:
         self.sticky = leader
 
     def suspect(self, peer: PeerId) -> None:
-        """The peer should lead, and does not."""
+        """The peer should lead, and does not lead."""
         self.epoch_state.suspects.add(peer)
 
     def failed(self, ballot: Ballot) -> int:
-        """An attempt came to nothing. Returns how many of its leader's did so for this epoch."""
+        """An attempt came to nothing. Returns how many attempts of the same leader have for this epoch."""
         attempts = self.vain.setdefault(ballot.leader, set())
         attempts.add(ballot)
         return len(attempts)
 
     def depose(self, leader: PeerId) -> None:
-        """Nothing gets done under this leader: others lead, and nobody is out by its word alone."""
+        """Nothing gets done under this leader: others lead, and no peer stays out by this leader's word
+        alone.
+        """
         self.suspect(leader)
         self.relieve(leader)
         self.vain.pop(leader, None)
@@ -283,7 +288,7 @@ class Core:
                 self.readmit(peer)
 
     def relieve(self, leader: PeerId) -> None:
-        """Others lead for some epochs, more each time."""
+        """Other peers lead for some epochs, for more epochs each time."""
         self.dawdling.relieve(leader)
         if not self.idle_leaders.is_out(leader, self.here.epoch):
             self.idle_leaders.add(leader, self.here.epoch, free=-2)  # thus out for 4 further epochs at first
@@ -297,7 +302,9 @@ class Core:
         self.apart = peers
 
     def await_word(self, peers: set[PeerId]) -> None:
-        """These may have gone on meanwhile: this peer proposes nothing before they said where they stand."""
+        """These peers may have gone on meanwhile: this peer proposes nothing before they said where
+        they stand.
+        """
         self.unheard = peers
 
     def heard_from(self, peer: PeerId) -> None:
@@ -305,11 +312,11 @@ class Core:
         self.unheard.discard(peer)
 
     def keep_words(self, peer: PeerId, words: tuple[Held, ...]) -> None:
-        """A peer that leaves said this last."""
+        """Keep the last words of a peer that leaves."""
         self.last_words[peer] = words
 
     def forget_words(self, peer: PeerId) -> None:
-        """The peer is back."""
+        """The peer is back: its last words count no more."""
         self.last_words.pop(peer, None)
 
     def stands_here(self, facts: Facts) -> bool:
@@ -329,13 +336,15 @@ class Core:
         return self.stands_here(facts) or (facts.epoch > self.here.epoch and peer not in self.linked.doubted)
 
     def leader(self) -> PeerId | None:
-        """Whom we follow: the last leader as long as it can, else the rendezvous choice of those that can."""
+        """The peer that this one follows: the last leader as long as it can lead, else the rendezvous choice
+        of those
+        that can."""
         sticks = self.sticky is not None and self.can_lead(self.sticky)
         gaps = self.gaps()
         lacking = ends(gaps) if gaps else set[PeerId]()
         if sticks and self.sticky not in lacking:
             return self.sticky
-        # Asked for after every event, and mostly as before.
+        # The question comes after every event, and the answer is mostly as before.
         able = self.can_lead(self.me)
         deposed = tuple(self.idle_leaders.out(self.here.epoch))
         out = frozenset(self.epoch_state.suspects), (*self.epoch_state.excluded, *deposed), frozenset(lacking)
@@ -345,9 +354,9 @@ class Core:
         return self._choice
 
     def _choose(self, able: bool, sticks: bool, lacking: Collection[PeerId]) -> PeerId | None:
-        """able: we could lead ourselves. sticks: the last leader can, though it is one of `lacking`."""
+        """able: this peer can lead. sticks: the last leader can lead, though it is one of `lacking`."""
         reachable: list[PeerId] = []
-        hidden: list[PeerId] = []  # others have no link to them: they lead only when nobody else is there
+        hidden: list[PeerId] = []  # peers to which others have no link lead only when nobody else can
         for facts in self.linked.standing(self.here.epoch, self.here.lineage):
             if self.can_lead(facts.peer):
                 (hidden if facts.client_only or facts.peer in lacking else reachable).append(facts.peer)
@@ -363,23 +372,25 @@ class Core:
         return gaps(self.linked, self.me, own, self.now) if own or self.linked.claims else []
 
     def lacking(self) -> frozenset[PeerId]:
-        """To whom we have no link, or one that a third member carries: gradients are to take another way."""
+        """Trainers to which this peer has no link, or one that a third member carries: gradients take
+        another way.
+        """
         return self.apart | self.linked.relayed if self.linked.relayed else self.apart
 
     def met(self) -> list[PeerId]:
-        """To whom we have a link though neither of the two can be dialled."""
+        """Peers to which this one has a link though neither side can be dialled."""
         if not self.config.client_only:
             return []
         return [facts.peer for facts in self.linked if facts.client_only and not facts.relayed]
 
     def camp(self) -> Camp:
-        """Ours, counting ourselves only. Without a state we stand nowhere."""
+        """The camp of this peer, which counts as its only member. A peer without a state stands nowhere."""
         if self.here.role is not Role.TRAINER:
             return Camp(-1, self.here.lineage, 0, 0)
         return Camp(self.here.epoch, self.here.lineage, 1, self.history.total)
 
     def new_epoch(self, epoch: int, lineage: Lineage, leader: PeerId | None) -> None:
-        """Stand somewhere else: everything about the old epoch is over."""
+        """Stand at another (epoch, lineage): everything about the old epoch is over."""
         self.deadlines.relax(1.0)
         self.here.move(epoch, lineage, self.now)
         self.epoch_state = EpochState()

@@ -1,6 +1,7 @@
-"""Between rounds: peers tell the leader how many samples they have, the leader tells each the others' total.
+"""Between rounds, peers tell the leader how many samples they have, and the leader tells each the others'
+total.
 
-When the target is reached the leader starts the round. Whoever waits for a leader that says nothing looks for
+When the target is reached, the leader starts the round. A peer that waits for a silent leader looks for
 another.
 """
 
@@ -23,16 +24,17 @@ if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
 KEEPALIVE_S = 0.5
-RECHECK_S = 0.1  # seconds: so often whoever waits for the others' steps hears whether they are still expected
-SHORT = 0.5  # times the way of a word there and back: many such steps are over before others hear of them
+# Seconds between two words to a peer that waits for the others' steps, on whether these are still expected.
+RECHECK_S = 0.1
+SHORT = 0.5  # of a word's way there and back: of shorter steps many are over before others hear of them
 TURN_S = 0.02  # seconds that both event loops add to the round trip of a word
-MOST_FORGIVEN = 2  # offences that a peer may have, and yet come back within an epoch in which it failed
-STUCK_EPOCH_S = 5.0  # seconds, and four usual epochs: then those that stay out of epochs are asked again
-MOST_PACED = 64  # peers: among more, what one of them adds in a step is little
+MOST_FORGIVEN = 2  # offences with which a peer may still come back within the epoch in which it failed
+STUCK_EPOCH_S = 5.0  # seconds, beside four usual epochs, after which excluded peers are asked again
+MOST_PACED = 64  # peers: among more of them, what one adds in a step is little
 
 
 class Counting:
-    """Counting towards the target, on either side."""
+    """Counts samples towards the target, as the leader and as a follower."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -41,8 +43,9 @@ class Counting:
         self._told_at = -1.0
         self._leader: PeerId | None = None
         self._reached = False
-        self._left_at: dict[PeerId, float] = {}  # when peers told us whom to follow instead
-        self._leads_until = 0.0  # though we are late: another one that is late as well leaves it to us
+        self._left_at: dict[PeerId, float] = {}  # peer -> when it told this one whom to follow instead
+        # Until then this peer leads though it is late: another late peer leaves the lead to it.
+        self._leads_until = 0.0
 
     def new_epoch(self) -> None:
         self._reached = False
@@ -53,16 +56,18 @@ class Counting:
     # The leader's side.
 
     def followers(self) -> list[Facts]:
-        """Live trainers that accumulate for our epoch, not counting ourselves."""
+        """Live trainers that accumulate for this peer's epoch, without this peer."""
         core = self.core
         here = core.linked.standing(core.here.epoch, core.here.lineage)
         return [facts for facts in here if not facts.pending and facts.peer not in core.epoch_state.excluded]
 
     def on_progress(self, peer: PeerId, message: Progress, *, first: bool) -> None:
-        """A peer of our camp told where it stands, which `linked` has already. first: over this link."""
+        """A peer of this camp told where it stands, which `linked` has already. first: for the first time
+        over this
+        link."""
         core = self.core
         if first and peer == core.leader():
-            self._told = ()  # our link is new to it: it may have missed what we said before
+            self._told = ()  # the link is new to the leader, which may have missed earlier words
         if message.leader != core.me or message.joining:
             return
         leader = core.leader()
@@ -90,16 +95,17 @@ class Counting:
             facts = core.linked.get(peer)
             if facts is not None and self._is_short(facts.pace, [peer]):
                 self._answer_at(core.now + facts.pace.seconds + core.deadlines.rtt(peer))
-            elif facts is not None:  # the peer waits for a target: if that is far, it has to go on
+            # The peer waits for the target: while the target is far, the peer has to go on.
+            elif facts is not None:
                 followers = self.followers()
                 self._tell(facts, followers, self._total(followers))
         if Timer.TOTALS not in core.timers:
             core.arm(Timer.TOTALS, core.now + core.deadlines.report_interval())
 
     def _settle_with(self, peer: PeerId) -> None:
-        """Each takes the other for the leader. The one that both choose leads, late or not, and answers
-        nothing; the other one says what it thinks. If the one that both choose is out of this epoch, which
-        the other one may not know, it says that the other leads.
+        """Two peers take each other for the leader. The peer that both choose leads, late or not, and answers
+        nothing; the other one says whom it follows. If the choice of both is out of this epoch, which the
+        other peer may not know, the chosen peer says that the other leads.
         """
         core = self.core
         if rendezvous(core.run, core.here.epoch, (core.me, peer)) != core.me:
@@ -113,7 +119,7 @@ class Counting:
             core.send(peer, Follow(core.here.epoch, core.here.lineage, peer))
 
     def _tell(self, facts: Facts, followers: list[Facts], total: int, *, again: bool = True) -> None:
-        """again: even what it was told a moment ago."""
+        """again: tell the peer even what it was told a moment ago."""
         core = self.core
         at = core.now if facts.boundary else facts.pace.boundary(core.now)
         more = self._more(facts.peer, followers, at + STOP_EARLY * facts.pace.seconds)
@@ -123,7 +129,7 @@ class Counting:
             core.send(facts.peer, Totals(core.here.epoch, core.here.lineage, others))
 
     def _follows(self, facts: Facts) -> bool:
-        """Whether it is one of `followers`."""
+        """Whether the peer is one of `followers`."""
         core = self.core
         return (
             facts.trains_at(core.here.epoch, core.here.lineage)
@@ -132,11 +138,11 @@ class Counting:
         )
 
     def _total(self, followers: list[Facts]) -> int:
-        """Samples that all have counted, ourselves included."""
+        """Samples that all peers have counted, this one included."""
         return (0 if self.core.here.pending else self.core.own.samples) + sum(f.samples for f in followers)
 
     def _more(self, peer: PeerId, followers: list[Facts], at: float) -> int:
-        """Samples that all peers but this one will have counted at `at`, beyond those that they told."""
+        """Samples that all peers but `peer` will have counted at `at`, beyond those that they told."""
         core = self.core
         if len(followers) > MOST_PACED:
             return 0
@@ -146,17 +152,18 @@ class Counting:
         return more
 
     def _own_others(self, followers: list[Facts]) -> int:
-        """Samples that the others will have when the step under way here ends, or a little later."""
+        """Samples that the others will have when this peer's step under way ends, or a little later."""
         core = self.core
         at = core.now if core.own.boundary else core.own.pace.boundary(core.now)
         more = self._more(core.me, followers, at + STOP_EARLY * core.own.pace.seconds)
         return sum(facts.samples for facts in followers) + more
 
     def expected(self, others: int) -> int:
-        """How many samples the others have, or will have when ours are there.
+        """How many samples the others have, or will have when this peer's samples are there.
 
-        Where steps are shorter than the way of a word, what the others are known to have is old: then this
-        peer stops at its share, by the last average, and asks. 0 as `EpochState.expected`: it has asked.
+        Where steps are shorter than the way of a word, what is known of the others is old: then this peer
+        stops at its share by the last average, and asks the leader. `EpochState.expected` is 0 once it has
+        asked.
         """
         core, leader = self.core, self.core.leader()
         if core.own.boundary or leader is None:
@@ -165,12 +172,14 @@ class Counting:
         return max(others, core.epoch_state.expected) if self._is_short(core.own.pace, far) else others
 
     def _is_short(self, pace: Pace, far: list[PeerId]) -> bool:
-        """Whether many such steps are over before one of these peers hears of it."""
+        """Whether many steps of this pace are over before one of these peers hears of the first."""
         delay = TURN_S + max(map(self.core.deadlines.rtt, far), default=0.0)
         return not self.core.config.weighted and 0 < pace.seconds < SHORT * delay
 
     def _answer_at(self, at: float) -> None:
-        """The others may be as far, and their words on the way: it hears a step later whether they are."""
+        """The others may be as far, with their words on the way: the training thread hears a step later
+        whether they
+        are."""
         self.core.arm(Timer.LAPSE, min(at, self.core.timers.get(Timer.LAPSE, at)))
 
     def on_totals_timer(self) -> None:
@@ -189,7 +198,7 @@ class Counting:
             core.arm(Timer.LAPSE, core.now + RECHECK_S)
 
     def on_keepalive_timer(self) -> None:
-        """While others wait for us, they have to hear that we are at it."""
+        """Peers that wait for this one have to hear that it is at work."""
         core = self.core
         if self.machine.core.proposal is None and not self._reached and self.machine.core.inquest is None:
             return
@@ -202,7 +211,7 @@ class Counting:
         if core.out and core.here.joining is None and core.leader() is None:
             machine.decisions.fail("nobody is left to average without this peer")
         if core.own.boundary and core.out and core.here.joining is None:
-            core.resume()  # the epoch goes on without us
+            core.resume()  # the epoch goes on without this peer
         if machine.core.proposal is not None or machine.core.inquest is not None:
             if Timer.KEEPALIVE not in core.timers:
                 core.arm(Timer.KEEPALIVE, core.now + KEEPALIVE_S)
@@ -215,7 +224,7 @@ class Counting:
         if not self._cannot_go_on():
             machine.leading.bar()
         if Timer.UNHEARD in core.timers and any(map(core.linked.alive, core.unheard)):
-            return  # they may be ahead of the state that we loaded
+            return  # these peers may be ahead of the state that was loaded here
         followers = self.followers()
         others = sum(f.samples for f in followers)
         if self._readmit(others):
@@ -258,8 +267,9 @@ class Counting:
     def _readmit(self, others: int) -> bool:
         """Peers that failed an attempt which never began come back when the target needs them.
 
-        Each further attempt that they fail still counts towards the most that an epoch has; so that links of
-        a group that has just met come up before these are used up, each waits longer than the last.
+        Each further attempt that they fail counts towards the attempts that an epoch may have. Each attempt
+        waits longer than the last, so that the links of a group that has just met come up before all attempts
+        are used up.
         """
         core = self.core
         if not core.epoch_state.excluded or self._is_reached(others):
@@ -279,19 +289,23 @@ class Counting:
         return True
 
     def _is_forgiven(self, peer: PeerId) -> bool:
-        """Whether an excluded peer may come back in this epoch: after many failures, if need be."""
+        """Whether an excluded peer may come back in this epoch: even after many failures, where it is
+        needed.
+        """
         cause = self.core.epoch_state.excluded.get(peer)
         if self._cannot_go_on():
             return cause is Cause.PENANCE or cause in FORGIVABLE
         return cause in FORGIVABLE and self.machine.leading.offences.strikes(peer) <= MOST_FORGIVEN
 
     def _cannot_go_on(self) -> bool:
-        """The epoch lasts much longer than others did: where nobody computes on, it needs whoever is out."""
+        """Whether the epoch lasts much longer than others did: where nobody computes on, it needs the
+        excluded.
+        """
         core = self.core
         return core.now > core.here.began_at + STUCK_EPOCH_S + 4 * core.deadlines.patience(0.0)
 
     def _will_be_reached(self) -> bool:
-        """The others are expected to reach the target before another own step would be half done."""
+        """Whether the others are expected to reach the target before another own step would be half done."""
         core = self.core
         if core.own.samples + self._own_others(self.followers()) < core.target:
             return False
@@ -306,7 +320,7 @@ class Counting:
         return others + (0 if core.here.pending else core.own.samples) >= core.target
 
     def _grace(self, facts: Facts) -> float:
-        """Until when a peer that has yet to apply the last average is waited for."""
+        """Until when the leader waits for a peer that has yet to apply the last average."""
         core = self.core
         if (
             not core.stands_here(facts)
@@ -318,12 +332,12 @@ class Counting:
         return facts.committed_at + core.deadlines.apply(facts.peer)
 
     def _abdicate(self) -> None:
-        """We are late with our own step: somebody else has to lead."""
+        """This peer is late with its own step: another peer has to lead."""
         core = self.core
         core.suspect(core.me)
         self._reached = False
         if core.leader() is None:
-            core.trust(core.me)  # nobody else is there: the round waits for us
+            core.trust(core.me)  # no other peer can lead: the round waits for this one
             core.arm(Timer.GRACE, core.now + core.deadlines.apply(core.me))
             return
         core.trace(TraceKind.ABDICATED, leader=core.leader())
@@ -337,7 +351,7 @@ class Counting:
             return
         if core.here.joining is not None or core.here.pending or self.machine.core.holding is not None:
             return
-        if core.out:  # the leader does not speak to those whom it leaves out: we are in again
+        if core.out:  # a leader says nothing to peers that it leaves out: this peer is in again
             core.readmit(core.me)
         core.wait_at(self.expected(message.others))
         if core.own.boundary and core.target > core.own.samples + message.others:
@@ -348,13 +362,13 @@ class Counting:
         if (message.epoch, message.lineage) != (core.here.epoch, core.here.lineage):
             return
         if core.now < self._left_at.get(message.leader, -math.inf) + RECHECK_S:
-            return  # that peer has just named another leader: what the two know of each other is old
+            return  # the peer has just named another leader: what the two know of each other is old
         if core.can_lead(message.leader):
             core.follow(message.leader)
             self._left_at[peer] = core.now
 
     def report(self) -> None:
-        """Called after every event: tell the leader what is new, not more often than needed."""
+        """Called after every event: tell the leader what is new, no more often than needed."""
         core = self.core
         leader = core.leader()
         if leader != self._leader:
@@ -383,11 +397,11 @@ class Counting:
             core.arm(Timer.REPORT, self._told_at + core.deadlines.report_interval())
 
     def report_again(self) -> None:
-        """The leader may have missed what it was told."""
+        """The leader may have missed the last report: send it again."""
         self._told = ()
 
     def _take_over(self, before: PeerId | None) -> None:
-        """This peer leads now. If that is because whoever led so far cannot reach everybody, tell it so."""
+        """This peer leads now. A former leader that cannot reach everybody is told so."""
         core = self.core
         if before is not None and before in ends(core.gaps()):
             for facts in core.linked.standing(core.here.epoch, core.here.lineage):

@@ -1,4 +1,4 @@
-"""What was decided of a ballot: apply what was committed, forget what was aborted, tell whoever asks."""
+"""Decided ballots: apply what was committed, forget what was aborted, and answer peers that ask."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Decisions:
-    """The end of the ballot that this peer holds, and facts about those before."""
+    """Ends the ballot that this peer holds, and keeps facts about earlier ballots."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
 
     def on_committed(self, peer: PeerId, message: Committed) -> None:
-        """Apply it, if we hold all of it; else heal."""
+        """The ballot is committed: apply the result if this peer holds all of it; else heal."""
         core, held = self.core, self.machine.core.holding
         entitled = self._may_decide(peer, message.ballot)
         if held is None or held.ballot != message.ballot:
@@ -37,18 +37,19 @@ class Decisions:
             if held is not None and held.ballot.standing == message.ballot.standing and known:
                 self.machine.abandon_round("another round made this epoch's average")
             if message.ballot.epoch >= core.here.epoch and peer != core.me:
-                core.send(peer, core.progress())  # that peer is ahead: its answer tells where it stands
+                core.send(peer, core.progress())  # that peer is ahead, and its answer tells where it stands
             return
         if len(message.weights) != len(held.members) or len(message.digests) != len(held.plan.parts):
             return
         other = held.stage is Stage.DONE and held.digests != message.digests
         if not entitled or (other and peer not in self._deciding(held)):
-            self._inquire(held)  # our copy is wrong, or this peer
+            self._inquire(held)  # the copy here is wrong, or `peer` is
             return
         began = (held.weights, held.samples)
         if held.stage is Stage.DONE and not other and (message.weights, message.samples) != began:
             if peer == held.ballot.leader:
-                self.machine.waiting.depose(peer)  # the leader commits another round than it began
+                # The leader commits another round than the one that it began.
+                self.machine.waiting.depose(peer)
             return
         self.machine.succession.settled(message)
         if held.ballot.standing != core.here.standing:
@@ -68,10 +69,11 @@ class Decisions:
             return
         self._commit(peer, held, message)
         if peer != held.ballot.leader:
-            core.broadcast_progress()  # members learn this one by one: what they know of each other is old
+            # Members learn of the commit one by one: what they know of each other is old.
+            core.broadcast_progress()
 
     def _commit(self, peer: PeerId, held: Holding, message: Committed) -> None:
-        """The result is the epoch's average, as this peer says."""
+        """The result is the epoch's average, on the word of `peer`."""
         core, ballot = self.core, held.ballot
         peers = [seat.peer for seat in held.members]
         lineage = next_lineage(
@@ -116,9 +118,8 @@ class Decisions:
                 continue
             if not seat.voter:
                 if facts.stands_at(*ballot.standing):
-                    core.linked.stands(
-                        facts, ballot.epoch + 1, lineage, joining=facts.joining
-                    )  # the peer follows
+                    # The peer gets the result without a vote.
+                    core.linked.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)
                 continue
             if not facts.stands_at(ballot.epoch + 1, lineage):
                 core.linked.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)
@@ -126,9 +127,8 @@ class Decisions:
             facts.committed_at = core.now
             facts.late = message.weights[rank] == 0
         core.here.commit()
-        suspected = (
-            ballot.leader in core.epoch_state.suspects
-        )  # the leader said nothing, and a successor decided
+        # A suspected leader said nothing, and a successor decided.
+        suspected = ballot.leader in core.epoch_state.suspects
         core.deadlines.measured_epoch(core.epoch_state.proposed_at - core.here.began_at)
         core.history.append(made)
         self._judge_lead(peer, held)
@@ -143,7 +143,7 @@ class Decisions:
                     core.send(facts.peer, core.progress())
 
     def _judge_lead(self, peer: PeerId, held: Holding) -> None:
-        """How long its leader let the members wait, as this peer and the others see it."""
+        """Judge how long the ballot's leader let the members wait, as this peer and the others see it."""
         core, leader = self.core, held.ballot.leader
         if (
             held.ready
@@ -163,7 +163,7 @@ class Decisions:
             core.relieve(leader)
 
     def on_aborted(self, peer: PeerId, message: Aborted) -> None:
-        """Forget it, unless somebody with a higher ballot decides."""
+        """The ballot is void: forget it, unless the leader of a higher ballot decides."""
         core, held = self.core, self.machine.core.holding
         ballot, by = message.ballot, message.by
         self.machine.succession.told_void(peer, message)
@@ -185,16 +185,17 @@ class Decisions:
         own = held.stage is Stage.OPEN and by.leader == ballot.leader
         above = core.promises.bound if core.promises.released else core.promises.last
         if above is not None and by < above and not own:
-            return  # somebody else decides; a result that is not whole makes no difference to that
+            return  # another peer decides, whether the result here is whole or not
         self.machine.member.drop(message.words)
         self.machine.member.dropped = replace(held.described(), stage=Stage.ABORTED)
         if core.here.joining is None:
             self._aborted(message)
 
     def _may_decide(self, peer: PeerId, ballot: Ballot, by: Ballot | None = None) -> bool:
-        """Whether this peer's word about the ballot counts: it led it, was promised the decision, or asked.
+        """Whether the word of `peer` about the ballot counts: it led the ballot, was promised the decision,
+        or asked.
 
-        by: which ballot decided, in its own words.
+        by: the ballot that decided, as `peer` says.
         """
         core, held = self.core, self.machine.core.holding
         if peer == core.me or (peer == ballot.leader and by in (None, ballot)):
@@ -207,7 +208,7 @@ class Decisions:
         return held is not None and held.ballot == ballot and peer in held.asked
 
     def _asked(self, peer: PeerId) -> bool:
-        """Whether we asked this peer what became of the ballot that we hold."""
+        """Whether this peer asked `peer` what became of the ballot that is held here."""
         held, inquest = self.machine.core.holding, self.machine.core.inquest
         return (inquest is not None and peer in inquest.asked) or (held is not None and peer in held.asked)
 
@@ -230,7 +231,7 @@ class Decisions:
             core.wait_at(None)
 
     def fail(self, why: str) -> None:
-        """No average for now: the training thread keeps what it has and goes on."""
+        """There is no average for now: the training thread keeps its gradients and goes on."""
         core = self.core
         if self.machine.core.holding is not None:
             self.machine.member.drop(why)
@@ -240,15 +241,15 @@ class Decisions:
         core.wait_at(0)
 
     def _inquire(self, held: Holding) -> None:
-        """Ask those that decide the ballot what became of it."""
+        """Ask the peers that decide the ballot what became of it."""
         self.machine.member.inquire(sorted(self._deciding(held) - {self.core.me}))
 
     def _deciding(self, held: Holding) -> set[PeerId]:
-        """Its leader, the leader of the ballot promised last, and this peer for itself."""
+        """This peer for its own part, the ballot's leader, and the leader of the ballot promised last."""
         return {self.core.me, held.ballot.leader, self.machine.member.authority() or held.ballot.leader}
 
     def on_inquire(self, peer: PeerId, message: Inquire) -> None:
-        """Tell what became of a ballot."""
+        """Answer a peer that asks what became of a ballot."""
         core = self.core
         outcome = core.outcomes.get(message.ballot)
         core.send(peer, outcome or Unknown(message.ballot, core.here.epoch, core.here.lineage))

@@ -1,4 +1,4 @@
-"""Leaving the run on purpose: the last round's outcome first, then the samples go to somebody who stays."""
+"""A departure on purpose: first the last round's outcome, then the samples go to a peer that stays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Acceptance(enum.Enum):
-    """What becomes of a handover that is offered to this peer."""
+    """The answer to a handover that is offered to this peer."""
 
     TAKEN = "taken"
     LATER = "later"  # this peer is on its way to where the samples count
@@ -32,11 +32,11 @@ class Acceptance(enum.Enum):
 
 
 class Departure:
-    """Whether this peer leaves, and how far it is.
+    """The departure of this peer, and how far it is.
 
-    It ends the round that it is in, as long as the notice allows. Then it tells everybody, so that nobody
-    counts on it any more, and has what it accumulated carried to a peer of its lineage, which counts it as
-    its own.
+    A departing peer ends the round that it is in, as long as the notice allows. Then it tells everybody, so
+    that no peer counts on it any more, and has its accumulated samples carried to a peer of its lineage,
+    which counts them as its own.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -45,11 +45,11 @@ class Departure:
         self.announced = False
         self.left = False
         self._hand_over = False
-        self._outrun = False  # receivers said that the samples are too old
-        self._unknown = False  # a receiver may have them
+        self._outrun = False  # whether receivers said that the samples are too old
+        self._unknown = False  # whether a receiver may have the samples
 
     def on_leave(self, event: Leave) -> None:
-        """From now on no new round."""
+        """The peer leaves: from now on it takes part in no new round."""
         core = self.core
         if not core.here.departing:
             core.here.leave()
@@ -82,12 +82,16 @@ class Departure:
         self.core.send(peer, Departing(self.core.here.epoch, self.machine.member.last_words()))
 
     def _known_to_count(self, offered: Collection[int]) -> int | None:
-        """The transfer that was committed with samples of ours, though we could not apply it."""
+        """The transfer that was committed with samples of this peer, and that this peer could not
+        apply; None: none.
+        """
         committed = (o.ballot.transfer for o in self.core.outcomes.values() if isinstance(o, Committed))
         return next((transfer for transfer in committed if transfer in offered), None)
 
     def _take_off(self, counted: int | None) -> None:
-        """The samples of this transfer are averaged; those counted since are lost, in one sum with them."""
+        """The samples of this transfer are averaged. Samples counted since are lost, as they are in one
+        sum with them.
+        """
         core = self.core
         if counted is None:
             return
@@ -98,7 +102,7 @@ class Departure:
             self._hand_over = False
 
     def on_announced(self, event: Event) -> None:
-        """Nothing matters any more but the samples, and the end of the notice."""
+        """The departure is announced: only the samples and the end of the notice matter any more."""
         if isinstance(event, HandedOver):
             if event.taken:
                 self.core.trace(TraceKind.HANDED_OVER, samples=self.core.own.samples)
@@ -106,7 +110,8 @@ class Departure:
             self._take_off(event.counted)
             self._outrun, self._unknown = event.behind, event.unknown
             self._go()
-        elif isinstance(event, Discard):  # the training thread came with less than it had: that is named
+        # The training thread came with fewer samples than it had, and named the rest as lost.
+        elif isinstance(event, Discard):
             self.core.own.drop()
         elif isinstance(event, PeerUp):
             self.core.linked.up(event)
@@ -117,7 +122,7 @@ class Departure:
     def acceptance(self, epoch: int, lineage: Lineage, offered: Collection[int]) -> Acceptance:
         """Whether samples that were accumulated at (epoch, lineage) count here.
 
-        offered: transfers that had them, of which the departing peer does not know what became.
+        offered: transfers that had these samples, and whose outcome the departing peer does not know.
         """
         core, held = self.core, self.machine.core.holding
         if core.here.departing or (core.here.role is not Role.TRAINER and core.here.joining is None):
@@ -132,7 +137,9 @@ class Departure:
         return Acceptance.LATER if here < epoch or core.here.joining is not None else Acceptance.NEVER
 
     def can_have(self, samples: int) -> bool:
-        """Whether a departing peer can have accumulated so many, in this epoch and in the one before."""
+        """Whether a departing peer can have accumulated so many samples, in this epoch and in the one
+        before.
+        """
         core = self.core
         elapsed = core.now - core.here.began_at
         epochs = 2.0 + elapsed / core.deadlines.patience(elapsed)
@@ -140,7 +147,7 @@ class Departure:
         return plausible_handover(samples, core.own.samples, core.own.pace.samples, target, epochs)
 
     def on_inherited(self, event: Inherited) -> None:
-        """We answer for what the departing peer offered as for what we offer ourselves."""
+        """This peer answers for samples that the departing peer offered as for its own."""
         core = self.core
         core.history.inherit(event.epoch, event.offered)
         if event.epoch == core.here.epoch:
@@ -150,7 +157,7 @@ class Departure:
     def _receivers(self) -> tuple[PeerId, ...]:
         """Peers that stand where this one stands, the nearest first; then those ahead, or yet to come.
 
-        What we know of them may be old: each says itself whether it takes the samples.
+        What this peer knows of receivers may be old: each says itself whether it takes the samples.
         """
         core = self.core
         if core.here.role is not Role.TRAINER:

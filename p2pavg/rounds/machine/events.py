@@ -1,4 +1,5 @@
-"""What goes into the rounds machine: plain frozen data, no I/O. What comes out: see actions.py.
+"""Events that go into the rounds machine: plain frozen data, no I/O. The actions that come out: see
+actions.py.
 
 Peers are 20-byte ids, lineages 32-byte digests, times seconds of a monotonic clock, rates samples or bit per
 second.
@@ -16,14 +17,16 @@ from p2pavg.rounds.protocol.roles import Generation, LinkFacts, Role
 
 @dataclass(frozen=True, slots=True)
 class LocalProgress:
-    """Where the training thread is. Fed when it arrives at a boundary, and with every Tick while it computes.
+    """Where the training thread is. Fed when the thread arrives at a boundary, and with every Tick while it
+    computes.
 
-    samples: counted since the last average that included them; only grows until Commit, Healed or Discard.
-    weight: what this peer's mean counts in the average; None: its samples.
-    at_boundary: it waits in step() with a fixed contribution (samples may be 0: nothing to contribute) and
-    was given no outcome yet: False as soon as Resume, Commit, RoundFailed or a state was handed to it.
+    samples: counted samples that no average includes; they only grow until Commit, Healed or Discard.
+    weight: the weight of this peer's mean in the average; None: the number of samples.
+    at_boundary: the thread waits in step() with a fixed contribution (samples may be 0: nothing to
+    contribute) and has no outcome yet; False as soon as the thread got Resume, Commit, RoundFailed or a
+    state.
     step_seconds, step_samples: how long the last step took and what it counted; 0 before the first.
-    note: for everybody's coming step, if this peer turns out to lead it.
+    note: for everybody's coming step, if this peer leads the round.
     """
 
     samples: int
@@ -32,7 +35,7 @@ class LocalProgress:
     weight: float | None = None
     step_seconds: float = 0.0
     step_samples: int = 0
-    upload_bps: float = 0.0  # as measured; 0.0: not yet
+    upload_bps: float = 0.0  # bit/s, as measured; 0.0: not measured yet
     download_bps: float = 0.0
     note: Note = b""
 
@@ -46,17 +49,17 @@ class PeerUp:
     lineage: Lineage
     role: Role = Role.TRAINER
     client_only: bool = False
-    total_samples: int = 0  # of its lineage
-    leader: PeerId | None = None  # whom it follows
+    total_samples: int = 0  # of the peer's lineage
+    leader: PeerId | None = None  # the peer that it follows
     upload_bps: float = 0.0  # 0.0: unknown
     rtt_s: float = 0.0  # 0.0: unknown
     relayed: bool = False  # a third member carries the link, within a cap
-    region: str = ""  # where it is, as it names it
+    region: str = ""  # the place of the peer, as the peer names it
 
 
 @dataclass(frozen=True, slots=True)
 class PeerDown:
-    """The link to a peer is gone (closed, reset, or given up), or it left."""
+    """The link to a peer is gone (closed, reset, or given up), or the peer left."""
 
     peer: PeerId
     reason: str
@@ -79,12 +82,12 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class PeerHealth:
-    """One link's heartbeats, as seconds of age now."""
+    """The heartbeats of one link, as seconds of age now."""
 
     peer: PeerId
-    heard_s: float  # since anything was heard, or, if that is longer ago, anything of ours was acknowledged
-    loop_s: float  # since its event loop was last known to turn
-    trainer_s: float  # since its training thread last called step()
+    heard_s: float  # since anything was heard or, if that is longer ago, since the peer acknowledged anything
+    loop_s: float  # since the peer's event loop was last known to turn
+    trainer_s: float  # since the peer's training thread last called step()
     rtt_s: float = 0.0  # 0.0: unknown
 
 
@@ -106,11 +109,11 @@ class LinksMeasured:
 class RankProgress:
     """How far the exchange with one member is. Counts of chunks and link bytes; monotone."""
 
-    contributions: int  # chunks that we reduce, from this rank
-    results: int  # result chunks that it returned or passed on
+    contributions: int  # chunks from this rank that this peer reduces
+    results: int  # result chunks that this rank returned or passed on
     contributions_expected: int
     results_expected: int
-    bytes_received: int = 0  # gradient bytes of its data streams, unfinished chunks included
+    bytes_received: int = 0  # gradient bytes on this rank's data streams, unfinished chunks included
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ class JobProgressed:
     """Fed periodically while a job runs."""
 
     transfer: int
-    ranks: tuple[RankProgress, ...]  # by rank; our own entry is ignored
+    ranks: tuple[RankProgress, ...]  # by rank; this peer's own entry is ignored
     first_byte_at: float = 0.0  # 0.0: no gradient byte yet
 
 
@@ -145,7 +148,7 @@ class JobFailed:
 
     transfer: int
     why: str
-    rank: int | None = None  # whom it is about
+    rank: int | None = None  # the rank that is the reason; None: no rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +161,9 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """The training thread loaded a downloaded state; what it had accumulated is gone from its buffer.
+    """The training thread loaded a downloaded state; the accumulated gradients are gone from its buffer.
 
-    Followed comes for each result that it applies on top, and Level at the end of them.
+    Followed comes for each result that the thread applies on top, and Level after the last.
     """
 
     epoch: int
@@ -174,8 +177,8 @@ class Followed:
     """The training thread applied the result of an epoch that the others made without this peer."""
 
     epoch: int
-    before: Lineage  # where it stood
-    lineage: Lineage  # where it stands now
+    before: Lineage  # where the thread stood
+    lineage: Lineage  # where the thread stands now
     transfer: int
     samples: int  # of all members
     leader: PeerId
@@ -183,29 +186,30 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The training thread has applied all results that there are: this peer can take part from here on."""
+    """The training thread has applied all results so far: this peer can take part from here on."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealFailed:
-    """No donor could give the state, or the results since; the machine names others, later."""
+    """No donor could give the state, or the results since; the machine names other donors later."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """The training thread dropped what it had accumulated (and reports it itself)."""
+    """The training thread dropped its accumulated samples (and reports them itself)."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Leave the run: at once between rounds, after the outcome inside one. Ends with the action Left.
+    """Leave the run: at once between rounds, and after the outcome inside a round. The action Left is the
+    end.
 
-    notice_s: how long all of it may take. hand_over: the training thread waits at a boundary for good, and
-    its samples may go to another peer (HandOver).
+    notice_s: how long the departure may take. hand_over: the training thread waits at a boundary for good,
+    and its samples may go to another peer (HandOver).
     """
 
     notice_s: float = 5.0
@@ -214,11 +218,11 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Answers HandOver.
+    """The answer to HandOver.
 
-    taken: a receiver counts the samples as its own from now on. behind: they were too old for those who stay.
-    counted: the transfer in whose average they are already, as a receiver knows. unknown: the receiver that
-    has them did not say whether it took them.
+    taken: a receiver counts the samples as its own from now on. behind: the samples were too old for
+    the peers that stay. counted: the transfer in whose average they are already, as a receiver knows.
+    unknown: the receiver that has them did not say whether it took them.
     """
 
     taken: bool
@@ -229,8 +233,9 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """A peer that left gave its samples to this one: it counted them in `epoch`, and offered some of them to
-    transfers of which it did not learn the outcome: (transfer, samples) each.
+    """A peer that left gave its samples to this one. The peer counted them in `epoch`, and offered some of
+    them to
+    transfers whose outcome it did not learn: (transfer, samples) each.
     """
 
     epoch: int
@@ -239,7 +244,7 @@ class Inherited:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: `Machine.next_deadline` is reached, or just a beat."""
+    """Time has passed: `Machine.next_deadline` is reached, or a regular beat is due."""
 
 
 Event = (

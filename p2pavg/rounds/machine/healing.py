@@ -1,4 +1,6 @@
-"""When this peer is behind, or on a lineage that gives way: download the state of the camp that wins."""
+"""Healing: a peer that is behind, or on a lineage that gives way, downloads the state of the camp that
+wins.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,24 @@ from p2pavg.rounds.protocol.roles import Generation, Role
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
-RETRY_S = 0.5  # after no donor could give the state
-DOUBT_S = (
-    8.0  # for so long nobody follows who alone says that it is ahead, and gives nothing; then twice as long
-)
+RETRY_S = 0.5  # seconds before another try, after no donor could give the state
+# Seconds for which the others do not follow a peer that alone says that it is ahead, and gives nothing. Each
+# further time they last twice as long.
+DOUBT_S = 8.0
 MOST_DOUBLINGS = 7  # of DOUBT_S
-ALONE_S = 5.0  # a joiner that sees nobody with a state says so
+ALONE_S = 5.0  # seconds after which a joiner that sees nobody with a state says so
 
 
 class Healing:
-    """Which camp this peer belongs to."""
+    """Decides to which camp this peer belongs."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
-        self._settles_at: float | None = None  # another camp has been winning, over however many epochs
-        self._orphaned = False  # we have no state, and nobody that has one is there
-        self._doubts: dict[PeerId, tuple[int, float]] = {}  # how often each was doubted, and until when
+        # When this peer gives way to a camp that keeps winning, over however many epochs.
+        self._settles_at: float | None = None
+        self._orphaned = False  # whether this peer has no state, and nobody that has one is there
+        self._doubts: dict[PeerId, tuple[int, float]] = {}  # peer -> how often it was doubted, and until when
         self._asked: tuple[PeerId, ...] = ()  # the donors of the download that is under way
 
     def new_epoch(self) -> None:
@@ -74,7 +77,7 @@ class Healing:
                 self._ask(best)
             return
         if self.machine.core.holding is not None:
-            return  # our round of this epoch ends first
+            return  # the round of this epoch ends first
         if core.now >= self._settles_at:
             self._start(best, "another lineage of the same epoch wins")
 
@@ -109,14 +112,14 @@ class Healing:
             core.arm(Timer.ASK, core.now + max(core.deadlines.answer(peer) for peer in donors))
 
     def on_orphaned_timer(self) -> None:
-        """Members have answered, and are gone: a run of our own would go another way than theirs."""
+        """Members have answered, and are gone: a run of this peer alone would go another way than theirs."""
         core = self.core
         if core.here.joining is None:
             core.trace(TraceKind.ORPHANED)
             core.act(Orphaned())
 
     def on_ask_timer(self) -> None:
-        """Nobody of the winning camp knows our ballot: it went another way."""
+        """Nobody of the winning camp knows the ballot that is held here: that camp went another way."""
         core, held = self.core, self.machine.core.holding
         if held is not None and held.fact is not None and held.moves(core.now):
             core.arm(Timer.ASK, core.now + core.deadlines.answer(held.ballot.leader))
@@ -137,15 +140,17 @@ class Healing:
                 self._start(best, "behind the others")
 
     def behind(self, peer: PeerId, epoch: int) -> None:
-        """A peer has committed what we cannot: it stands at least at `epoch`."""
+        """A peer has committed what this one cannot commit: that peer stands at least at `epoch`."""
         facts = self.core.linked.get(peer)
         if facts is not None and facts.epoch >= epoch:
             self.consider()
         elif facts is not None:
-            self.core.send(peer, self.core.progress())  # its answer tells where it stands
+            self.core.send(peer, self.core.progress())  # the answer tells where the peer stands
 
     def _donors(self, camp: Camp) -> list[PeerId]:
-        """Peers that stand there, the best donors first: dialled easily, with the average applied, near."""
+        """Peers that stand at (epoch, lineage), the best donors first: easily dialled, with the average
+        applied, near.
+        """
         rtt = self.core.deadlines.rtt
         there = self.core.linked.standing(camp.epoch, camp.lineage)
         return [
@@ -156,13 +161,14 @@ class Healing:
     def _start(self, camp: Camp, why: str) -> None:
         core = self.core
         self.machine.abandon_round(why)
-        # Samples counted here may wait for the next round, as those of a late peer do, but not for long.
+        # Samples counted here may wait for the next round, as the samples of a late peer do, but not for
+        # long.
         old = core.own.samples and camp.epoch > core.here.epoch + MOST_BEHIND
         undecided = old or core.history.offered_from(core.here.epoch)
         core.here.join(camp.epoch, camp.lineage)
         core.resume()
         core.wait_at(None)
-        core.deadlines.relax(1.0)  # the round in which they grew is over for us
+        core.deadlines.relax(1.0)  # the round in which the deadlines grew is over for this peer
         core.disarm(Timer.HEAL)
         core.trace(TraceKind.HEAL, to=camp.epoch, lineage=camp.lineage, why=why)
         results_do = core.here.role is Role.TRAINER and not core.here.pending and not undecided
@@ -192,10 +198,11 @@ class Healing:
             return
         if (
             core.here.joining is None
-        ):  # the download was given up meanwhile: we stand where the parameters are
+        ):  # the download was given up meanwhile: this peer stands where the parameters are
             self.machine.abandon_round("the parameters have gone on")
         history = core.history
-        if own := history.own(event.epoch, event.transfer):  # the state is older than what we contributed to
+        # The state is older than an average to which this peer contributed.
+        if own := history.own(event.epoch, event.transfer):
             core.act(Discarded(-own, Loss.HEALED_BACK))
         total = history.total + event.samples
         history.append(
@@ -211,7 +218,7 @@ class Healing:
         self.machine.new_epoch()
 
     def on_level(self, event: Level) -> None:
-        """State and results are in: from here on we take part."""
+        """State and results are in: from here on this peer takes part."""
         core = self.core
         if core.here.joining is None:
             return
@@ -234,8 +241,8 @@ class Healing:
             core.arm(Timer.HEAL, core.now + RETRY_S)
 
     def _doubt(self) -> None:
-        """One peer among others says that it is ahead of all, and this peer got nothing from it: it goes on
-        with the others for a while.
+        """One peer alone says that it is ahead of all, and this peer got nothing from that peer: go on with
+        the others for a while.
         """
         core = self.core
         ahead = [facts.peer for facts in core.linked.trainers() if facts.epoch > core.here.epoch]
@@ -247,7 +254,7 @@ class Healing:
             core.linked.doubt({*core.linked.doubted, *ahead})
 
     def on_heal_timer(self) -> None:
-        """Try again, with whoever wins now."""
+        """Try again, with the camp that wins now."""
         core = self.core
         core.here.end_joining()
         self.consider()

@@ -25,11 +25,11 @@ from p2pavg.rounds.protocol.roles import LinkFacts, PlanMember, Role
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
-SPARE_ATTEMPTS = 3  # beyond one for each member that may fail
+SPARE_ATTEMPTS = 3  # attempts beyond one for each member that may fail
 
 
 class Leading:
-    """Whatever this peer does as the leader of an epoch's round."""
+    """The work of this peer as the leader of an epoch's round."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -39,7 +39,7 @@ class Leading:
         self.budget = 0  # attempts that may fail, fixed by the size of the first group
 
     def new_epoch(self) -> None:
-        """Whatever was proposed is over."""
+        """All proposals of the last epoch are over."""
         self.core.lead(None)
         self.failures = 0
         self.machine.refusals.new_epoch()
@@ -70,7 +70,7 @@ class Leading:
         ballot = core.next_ballot()
         if self.failures == 0:
             self.budget = len(voters) + SPARE_ATTEMPTS
-        core.follow(core.me)  # peers that link meanwhile are told who leads
+        core.follow(core.me)  # so that peers that link meanwhile are told who leads
         told = {f.peer: f.samples for f in core.linked if f.peer in voters}
         core.lead(Proposal(ballot, members, votes, found, core.now, told=told))
         self.machine.transfer.complaints.new_attempt()
@@ -80,10 +80,10 @@ class Leading:
         self._arm_promise()
 
     def _landlocked(self, voters: Sequence[PeerId], members: Sequence[PeerId]) -> set[PeerId]:
-        """Members that own no part: they are known to have no link to each other, or refused for want of one,
-        or nobody can dial them, so that two of them have none, unless both say that they have met. Where
-        nobody else is there, they own parts all the same: what links they have then carry the gradients,
-        relays included.
+        """Members that own no part. They are known to have no link to each other, or refused for want of one;
+        or nobody can dial them, so that two of them have no link unless both say that they have met. Where
+        all
+        members are such, they own parts all the same: their links, relays included, then carry the gradients.
         """
         met = {peer: self._met(peer) for peer in members if self._is_client_only(peer)}
         hidden = {
@@ -107,7 +107,9 @@ class Leading:
         return facts is not None and facts.client_only
 
     def _follows(self, facts: Facts) -> bool:
-        """Whether this peer gets the results without a vote: it is late to apply."""
+        """Whether the member gets the results without a vote, because it is late to apply the last
+        average.
+        """
         core = self.core
         if (
             facts.silent
@@ -125,7 +127,7 @@ class Leading:
         return (facts.upload_bps, facts.download_bps) if facts is not None else (0.0, 0.0)
 
     def _place(self, peer: PeerId) -> tuple[Mapping[PeerId, LinkFacts], str]:
-        """What it measured of its links, and its region."""
+        """The measured links and the region of a member."""
         if peer == self.core.me:
             return self.core.own.links, self.core.config.region
         facts = self.core.linked.get(peer)
@@ -141,7 +143,7 @@ class Leading:
             self.core.disarm(Timer.PROMISE)
 
     def on_promise_timer(self) -> None:
-        """Somebody did not answer the proposal in time."""
+        """A member did not answer the proposal in time."""
         proposal, core = self.core.proposal, self.core
         if proposal is None or proposal.begun:
             return
@@ -170,7 +172,7 @@ class Leading:
                 self.abort(Cause.UNDECIDED, (), counts=False)
                 if held.ballot.leader == core.me and held.ballot.serial > core.config.life:
                     void = Aborted(held.ballot, held.ballot, Cause.GIVEN_UP, Cause.GIVEN_UP.words, (), False)
-                    core.send(peer, void)  # the link to it broke before it could hear so
+                    core.send(peer, void)  # the link to the member broke before it could hear of the end
                 else:
                     self.machine.succession.resolve(held)
                 return
@@ -192,7 +194,7 @@ class Leading:
         self._try_to_begin()
 
     def on_unready(self, peer: PeerId, message: Unready) -> None:
-        """A declaration does not hold any more; a round that counts on it already is aborted."""
+        """A declaration does not hold any more: abort a round that counts on it already."""
         proposal = self.core.led(message.ballot)
         if proposal is None or peer not in proposal.voting or message.wait != proposal.wait(peer):
             return
@@ -247,8 +249,8 @@ class Leading:
             core.send(peer, message)
 
     def _joiners_due(self) -> float:
-        """Until when members without a vote get time to open their side: what comes before that is lost to
-        them.
+        """Until when members without a vote get time to open their side of the transfer: earlier chunks are
+        lost to them.
         """
         proposal, core = self.core.proposal, self.core
         assert proposal is not None
@@ -257,7 +259,7 @@ class Leading:
         return proposal.asked_at + max(map(core.deadlines.retry, late), default=0.0)
 
     def _patience(self, peer: PeerId) -> float:
-        """How long after the proposal this straggler is waited for."""
+        """How long after the proposal the leader waits for this straggler."""
         core = self.core
         if core.config.patience_s is not None:
             return core.config.patience_s
@@ -285,9 +287,10 @@ class Leading:
         counts: bool = True,
         offence: bool = True,
     ) -> None:
-        """This attempt is over. The next one follows from `consider`, without those to blame.
+        """This attempt is over. The next attempt follows from `consider`, without the members to blame.
 
-        counts: the epoch has only so many such attempts. offence: those to blame could have done better.
+        counts: the attempt is one of the few that an epoch has. offence: the members to blame could have done
+        better.
         """
         proposal, core = self.core.proposal, self.core
         if proposal is None:
@@ -310,7 +313,7 @@ class Leading:
             core.send(peer, message)
 
     def aborted(self, message: Aborted) -> None:
-        """An abort was decided, by us or by somebody above us."""
+        """An abort was decided, by this peer or by the leader of a higher ballot."""
         if self.core.proposal is not None and self.core.proposal.ballot <= message.by:
             self.core.lead(None)
             self.core.disarm(Timer.PROMISE, Timer.PATIENCE, Timer.JUDGE, Timer.DONE)

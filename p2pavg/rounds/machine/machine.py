@@ -63,12 +63,12 @@ class Machine:
         self._events = self._event_table()
         self._messages = self._message_table()
         self._timers = self._timer_table()
-        self._skipped = 0.0  # how much of the clock this process did not live
+        self._skipped = 0.0  # seconds of the clock in which this process was stopped
         self._clock = now
         if config.role is Role.TRAINER:
             self.core.wait_at(0)
 
-    # What others may look at.
+    # For callers to read.
 
     @property
     def epoch(self) -> int:
@@ -145,7 +145,7 @@ class Machine:
 
     @property
     def history(self) -> tuple[Generation, ...]:
-        """Travels with the state that this peer gives to others."""
+        """The generations that travel with the state that this peer gives to others."""
         return tuple(self.core.history.generations)
 
     def has_been_at(self, epoch: int, lineage: Lineage) -> bool:
@@ -161,13 +161,13 @@ class Machine:
 
     @property
     def next_deadline(self) -> float | None:
-        """On the clock of `handle`; None: nothing is waited for."""
+        """The time on the clock of `handle` at which to feed Tick; None: no timer is armed."""
         return min(self.core.timers.values()) + self._skipped if self.core.timers else None
 
     # In.
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """One event; the actions are to be carried out in order. `now`: seconds of a monotonic clock."""
+        """Take one event. Returns the actions to carry out, in order. `now`: seconds of a monotonic clock."""
         core = self.core
         timers = core.timers
         first = min(timers.values()) if timers else math.inf
@@ -197,7 +197,9 @@ class Machine:
         return core.take_actions()
 
     def _pass_time(self, now: float, deadline: float) -> None:
-        """Time in which this process was stopped, or by which its clock jumped, counts for no deadline."""
+        """Let time pass. Time in which this process was stopped, or by which its clock jumped, counts
+        for no deadline.
+        """
         core = self.core
         expected = min(deadline, core.now + 4 * self.health_interval) + self._skipped
         late = now - max(expected, self._clock)
@@ -281,7 +283,9 @@ class Machine:
         }
 
     def _timer_table(self) -> Mapping[Timer, Callable[[], None]]:
-        """Looked at after every event, thus not here: grace, held, retry, report, settle, leave, unheard."""
+        """The timers that are looked at after every event have no handler here: grace, held, retry, report,
+        settle,
+        leave, unheard."""
         return {
             Timer.PROMISE: self.leading.on_promise_timer,
             Timer.PATIENCE: self.leading.on_patience_timer,
@@ -302,7 +306,7 @@ class Machine:
     # Ends.
 
     def new_epoch(self) -> None:
-        """The core stands at another epoch: whatever belonged to the last one is over."""
+        """The core stands at another epoch: all that belonged to the last epoch is over."""
         self.leading.new_epoch()
         self.succession.new_epoch()
         self.counting.new_epoch()

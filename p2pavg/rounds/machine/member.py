@@ -1,4 +1,4 @@
-"""A member's side of a ballot: promise, contribute, tell DONE, and apply only what was committed."""
+"""A member's side of a ballot: promise, contribute, tell DONE, and apply committed results alone."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
 
-MOST_TRUSTING = 3  # voters of a group that do not compare what the leader told them: nobody has a majority
-STATUS_S = 0.5  # between two words of a member that is at it
+MOST_TRUSTING = 3  # voters: so small a group does not compare what its leader told, as nobody has a majority
+STATUS_S = 0.5  # seconds between two words of a member that is at work
 
 
 class Member:
-    """What this peer holds, and how it answers."""
+    """Holds a ballot for this peer, and answers its leader and successors."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
-        self.dropped: Held | None = None  # the last ballot that we let go of
+        self.dropped: Held | None = None  # the last ballot that this peer let go of
 
     # Proposals and questions.
 
@@ -69,8 +69,8 @@ class Member:
             return
         held = self.core.holding
         if held is not None and held.stage is Stage.DONE:
-            # What is DONE may be committed, also by an earlier life of this leader: that ballot has to
-            # be decided before another one is prepared.
+            # A ballot that is DONE here may be committed, also by an earlier life of this leader: it has to
+            # be decided before another ballot is prepared.
             self._promise(ballot)
             self._answer(ballot, held.described())
             return
@@ -80,7 +80,8 @@ class Member:
         self._promise(ballot)
         seats = tuple(Seat(p, v) for p, v in zip(message.members, message.voters, strict=True))
         core.hold(Holding(ballot, seats, rank, message.plan, core.now))
-        for other in message.members:  # its leader has readmitted them: whoever succeeds it counts them, too
+        # The leader has readmitted these members, so that its successor counts them, too.
+        for other in message.members:
             if core.epoch_state.excluded.get(other) in FORGIVABLE:
                 core.readmit(other)
         core.act(OpenJob(ballot.transfer, ballot, seats, message.plan))
@@ -109,14 +110,14 @@ class Member:
         self._answer(ballot, held)
 
     def _answer(self, ballot: Ballot, held: Held | None) -> None:
-        """Tell a leader what this peer holds. A DONE that was told is undone by no lower ballot's leader."""
+        """Tell a leader what this peer holds. No leader of a lower ballot undoes a DONE that was told."""
         core = self.core
         if held is not None and held.stage is Stage.DONE:
             core.promises.bind(ballot)
         core.send(ballot.leader, Promise(ballot, held, core.promises.first(ballot.standing)))
 
     def inquire(self, peers: Iterable[PeerId]) -> None:
-        """Ask them what became of the ballot that we hold."""
+        """Ask these peers what became of the ballot that is held here."""
         held = self.core.holding
         assert held is not None
         for peer in peers:
@@ -124,7 +125,7 @@ class Member:
             self.core.send(peer, Inquire(held.ballot))
 
     def last_words(self) -> tuple[Held, ...]:
-        """What a successor would ask this peer: the last average here, and the last ballot since."""
+        """The answers of this peer to a successor: the last average here, and the last ballot since."""
         core = self.core
         words = [
             Held(o.ballot, Stage.COMMITTED, True, o.digests, (), o.weights, o.samples)
@@ -135,7 +136,9 @@ class Member:
         return (*words[-1:], *since)
 
     def freeze(self) -> Held | None:
-        """The ballot that this peer holds, as it will stay: one that is not DONE never becomes DONE."""
+        """Freeze the ballot that this peer holds: from now on, a ballot that is not DONE never becomes
+        DONE.
+        """
         held = self.core.holding
         if held is None:
             return None
@@ -148,7 +151,7 @@ class Member:
         return held.described()
 
     def _cannot(self, ballot: Ballot, votes: bool) -> Objection | None:
-        """Why a ballot cannot be accepted."""
+        """The objection to a ballot; None: this peer can accept the ballot."""
         core = self.core
         if core.here.role is Role.WATCHER:
             return Objection.WATCHER
@@ -173,7 +176,8 @@ class Member:
         return Objection.BUSY if busy else None
 
     def authority(self) -> PeerId | None:
-        """Who decides the ballot that this peer holds: the leader of the highest ballot that it promised.
+        """The peer that decides the ballot that is held here: the leader of the highest ballot that was
+        promised.
 
         None: nobody any more, though a peer of that name may be linked again.
         """
@@ -200,7 +204,7 @@ class Member:
     # The round.
 
     def at_boundary(self) -> None:
-        """The training thread waits: say so to whoever proposed."""
+        """The training thread waits: tell the leader of the ballot."""
         held, core = self.core.holding, self.core
         if held is None or not core.own.boundary or held.wait == core.own.wait:
             return
@@ -213,7 +217,7 @@ class Member:
         core.send(held.ballot.leader, Ready(held.ballot, held.wait, core.own.samples, weight, core.own.note))
 
     def consider(self) -> None:
-        """Called after every event: a wait that is over takes back what was declared for it."""
+        """Called after every event: when a wait is over, take back what was declared for it."""
         held, core = self.core.holding, self.core
         if held is not None and not held.begun and held.wait not in (0, core.own.wait):
             core.send(held.ballot.leader, Unready(held.ballot, held.wait))
@@ -245,7 +249,7 @@ class Member:
             self._distrust(held)
             return
         if wait not in (0, core.own.wait):
-            return  # that wait is over, and the leader was told
+            return  # the wait is over, and the leader was told
         ready = wait > 0
         held.begun, held.begun_at, held.ready = True, core.now, ready
         held.weights, held.samples, held.note = message.weights, message.samples, message.note
@@ -273,8 +277,8 @@ class Member:
         self._compare(held)
 
     def _tell_others(self, held: Holding) -> None:
-        """Which round the leader told of, and whether it keeps rounds waiting: that, the leader hears,
-        too.
+        """Tell the other members of which round the leader told this one, and whether the leader keeps rounds
+        waiting. Of the latter the leader hears, too.
         """
         core, leader = self.core, held.ballot.leader
         if not held.voter or core.me == leader:
@@ -306,7 +310,9 @@ class Member:
             self.machine.waiting.depose(held.ballot.leader)
 
     def _distrust(self, held: Holding) -> None:
-        """Its leader lies about what members declared: this epoch's round is made without it."""
+        """The ballot's leader lies about what members declared: this epoch's round is made without that
+        leader.
+        """
         self.core.exclude(held.ballot.leader, Cause.IMPLAUSIBLE_BEGIN)
         self.drop(Cause.IMPLAUSIBLE_BEGIN.words)
 
@@ -357,7 +363,7 @@ class Member:
             self.core.send(held.ballot.leader, Stalled(held.ballot, *told))
 
     def lost(self, peer: PeerId, why: str) -> None:
-        """The link to a member is gone while the leader may still see it."""
+        """The link to a member is gone, though the leader may still have a link to that member."""
         held, core = self.core.holding, self.core
         if held is None or not held.voter or held.stage is not Stage.OPEN or peer == held.ballot.leader:
             return
@@ -367,7 +373,7 @@ class Member:
     # The end.
 
     def abandon(self, why: str) -> None:
-        """The swarm moved on without this ballot."""
+        """The swarm moved on without the ballot that is held here."""
         held = self.core.holding
         if held is None:
             return

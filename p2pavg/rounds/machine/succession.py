@@ -1,4 +1,5 @@
-"""When a leader dies in the middle of a round: its successor asks all members what they hold, and decides."""
+"""Succession: when a leader dies in the middle of a round, its successor asks all members what they hold, and
+decides."""
 
 from __future__ import annotations
 
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 
 
 class Succession:
-    """Deciding what somebody else began."""
+    """Decides a round that another peer began."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
-        self.expected: PeerId | None = None  # the successor that should ask, if another peer
+        # The other peer that should ask as the successor; None: no other peer.
+        self.expected: PeerId | None = None
         self._failures = 0
         self._rivalry = Rivalry(self.core.promises)
 
@@ -34,13 +36,13 @@ class Succession:
         self.core.disarm(Timer.QUERY, Timer.INQUIRE)
 
     def yield_to(self, ballot: Ballot) -> None:
-        """We promised somebody else's ballot."""
+        """This peer promised another leader's ballot."""
         self.expected = None
         if self.core.inquest is not None and self.core.inquest.ballot < ballot:
             self._give_up(self.core.inquest)
 
     def abandon(self) -> None:
-        """We have no more part in the round."""
+        """This peer has no more part in the round."""
         if self.core.inquest is not None:
             self._give_up(self.core.inquest)
         self.new_epoch()
@@ -56,7 +58,7 @@ class Succession:
             self.core.send(asked, given_up)
 
     def start(self) -> None:
-        """The peer that was to decide our ballot is lost: find out which one comes next. Idempotent."""
+        """The peer that was to decide the ballot is lost: find out which peer comes next. Idempotent."""
         core, held = self.core, self.machine.core.holding
         if held is None or self.core.inquest is not None or self.machine.core.proposal is not None:
             return
@@ -71,7 +73,8 @@ class Succession:
         if successor == core.me:
             self._open(held.voters)
         elif held.stage is Stage.OPEN and not held.begun:
-            # Without our DONE nobody commits it, and who knows whether a successor holds it at all?
+            # Without this peer's DONE nobody commits the ballot, and a successor may not hold the ballot at
+            # all.
             self.machine.member.freeze()
             self.machine.member.drop("its leader was lost before it began")
         elif successor is not None:
@@ -93,7 +96,7 @@ class Succession:
         return core.linked.alive(peer) and not barred
 
     def resolve(self, held: Held) -> None:
-        """Our proposal found a round that somebody else began and that may be committed."""
+        """This peer's proposal found a round that another peer began and that may be committed."""
         if self.core.inquest is None and self.machine.core.proposal is None:
             self._open((*held.voters, self.core.me))
 
@@ -123,7 +126,7 @@ class Succession:
                 core.send(peer, message)
 
     def _heard_last(self, inquest: Inquest, peer: PeerId) -> None:
-        """The peer has left: what it said then is its answer. Of whoever said nothing nothing is known."""
+        """The peer has left: its last words are its answer. Of a peer without last words nothing is known."""
         words = [h for h in self.core.last_words[peer] if h.ballot.standing == inquest.ballot.standing]
         if words:
             inquest.answers[peer] = words[-1]
@@ -148,7 +151,7 @@ class Succession:
         if inquest is None or inquest.ballot != message.ballot or peer not in inquest.asked:
             return
         if message.objection in (Objection.BUSY, Objection.PROMISED) and message.promised is not None:
-            # Somebody else decides, or the leader that we thought lost still leads the others.
+            # Another peer decides, or the leader that seemed lost still leads the others.
             other = message.promised
             core.promises.release()
             self._give_up(inquest)
@@ -169,13 +172,16 @@ class Succession:
             self._failures += 1
             wait = core.deadlines.retry(peer) * 2.0 ** min(self._failures, 5)
             core.arm(Timer.INQUIRE, core.now + wait)
-            core.arm(Timer.RETRY, core.now + wait)  # a proposal of ours would only find the same
+            # Another proposal of this peer would only find the same ballot.
+            core.arm(Timer.RETRY, core.now + wait)
             return
         inquest.dismissed.add(peer)
         self._conclude()
 
     def told_void(self, peer: PeerId, message: Aborted) -> None:
-        """A voter that we asked let go of our ballot by its leader's word: it is reached, and not DONE."""
+        """A voter that was asked let go of the ballot by its leader's word: the voter is reached, and
+        not DONE.
+        """
         inquest, held = self.core.inquest, self.machine.core.holding
         if inquest is None or held is None or held.ballot != message.ballot or message.by != message.ballot:
             return
@@ -183,7 +189,9 @@ class Succession:
             inquest.answers[peer] = Held(message.ballot, Stage.ABORTED, begun=True)
 
     def settled(self, outcome: Committed) -> None:
-        """Somebody knew the outcome before all had answered: those that we asked wait for our word."""
+        """A peer knew the outcome before all had answered: the peers that were asked wait for this
+        peer's word.
+        """
         inquest = self.core.inquest
         if inquest is None:
             return
@@ -198,7 +206,7 @@ class Succession:
         self._conclude()
 
     def on_inquire_timer(self) -> None:
-        """Our inquest was refused: ask what became of the ballot, and begin again when nobody knows."""
+        """The inquest was refused: ask what became of the ballot, and begin again when nobody knows."""
         core, held = self.core, self.machine.core.holding
         if held is None or self.core.inquest is not None:
             return
@@ -218,7 +226,7 @@ class Succession:
             self.start()
 
     def _conclude(self) -> None:
-        """Decide as soon as everybody that is reachable has answered."""
+        """Decide as soon as all reachable peers have answered."""
         inquest, core = self.core.inquest, self.core
         if inquest is None:
             return
