@@ -180,19 +180,24 @@ inline __m256i pack_i8(__m256i a, __m256i b, __m256i c, __m256i d) {
     return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
+// 32 elements, scaled and rounded, as signed bytes.
+template <bool kPrefetch>
+inline __m256i levels_of(const float *x, __m256 vs) {
+    if (kPrefetch) {
+        prefetch(x + kAhead);
+        prefetch(x + kAhead + 16);
+    }
+    __m256i v[4];
+    for (int k = 0; k < 4; k++) v[k] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * k), vs));
+    return pack_i8(v[0], v[1], v[2], v[3]);
+}
+
 template <bool kPrefetch>
 void encode_i8(const float *x, size_t n, float s, int8_t *q) {
     const __m256 vs = _mm256_set1_ps(s);
     size_t i = 0;
     for (; i + 32 <= n; i += 32) {
-        if (kPrefetch) {
-            prefetch(x + i + kAhead);
-            prefetch(x + i + kAhead + 16);
-        }
-        __m256i v[4];
-        for (int k = 0; k < 4; k++)
-            v[k] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i + 8 * k), vs));
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(q + i), pack_i8(v[0], v[1], v[2], v[3]));
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(q + i), levels_of<kPrefetch>(x + i, vs));
     }
     portable_spans.encode_i8(x + i, n - i, s, q + i);
 }
@@ -265,14 +270,7 @@ void encode_i4(const float *x, size_t n, float s, uint8_t *q) {
     const __m256 vs = _mm256_set1_ps(s);
     size_t i = 0;
     for (; i + 32 <= n; i += 32) {
-        if (kPrefetch) {
-            prefetch(x + i + kAhead);
-            prefetch(x + i + kAhead + 16);
-        }
-        __m256i v[4];
-        for (int k = 0; k < 4; k++)
-            v[k] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i + 8 * k), vs));
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(q + i / 2), pair_i4(pack_i8(v[0], v[1], v[2], v[3])));
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(q + i / 2), pair_i4(levels_of<kPrefetch>(x + i, vs)));
     }
     portable_spans.encode_i4(x + i, n - i, s, q + i / 2);
 }

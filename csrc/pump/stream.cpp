@@ -21,7 +21,7 @@ namespace p2pavg::pump {
 
 namespace {
 
-constexpr uint32_t kShortPathUs = 2000;  // the longest smoothed RTT of a local network, in microseconds
+constexpr uint32_t kLowWaterRttUs = 2000;  // microseconds: over a longer round trip no low-water mark is set
 constexpr int kNotSentLowWater = 256 << 10;  // unsent bytes that a stalled stream's kernel may hold
 constexpr int kLeastUnsent = 16 << 10;         // the least unsent bytes that the kernel of a slow stream may hold
 constexpr double kUnlimited = 1e15;            // bytes/s
@@ -55,7 +55,7 @@ Stream::Stream(uint64_t uid, int64_t id, int fd, std::shared_ptr<Link> link, Wor
     socklen_t size = sizeof info;
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
         arrived_before_ = info.tcpi_bytes_received;
-        no_low_water_ = info.tcpi_rtt > kShortPathUs;
+        no_low_water_ = info.tcpi_rtt > kLowWaterRttUs;
     }
     if (!shared_.descriptors.add(fd)) throw std::system_error(EMFILE, std::generic_category(), "too many streams");
 }

@@ -21,9 +21,9 @@ constexpr size_t kLowWater = 128 << 10;  // wake for at least so many bytes of a
 
 }  // namespace
 
-// Tells the kernel how many bytes must have arrived before it wakes this stream. Not on long paths: the mark is
-// larger than the first windows, so the receiver's kernel would see a program that does not read, and not enlarge the
-// windows (over 300 ms the first 20 MB on one stream then take 40 s instead of 4).
+// Tells the kernel how many bytes must have arrived before it wakes this stream. Over a round trip above kLowWaterRttUs
+// no mark is set: it is larger than the first windows, so the receiver's kernel would see a program that does not read,
+// and not enlarge the windows (over 300 ms the first 20 MB on one stream then take 40 s instead of 4).
 void Stream::want(size_t bytes) {
     if (no_low_water_) return;
     const int mark = static_cast<int>(std::clamp<size_t>(bytes, 1, kLowWater));

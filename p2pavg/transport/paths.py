@@ -18,7 +18,7 @@ from typing import Any
 
 logger = logging.getLogger("p2pavg.transport")
 
-FAR_RTT_S = 0.01
+LEAST_RTT_S = 0.01  # seconds: the facts of a path with a shorter round trip are not kept
 OLDEST_S = 30 * 86400.0
 MOST = 1024  # paths in the file
 _SAME_PATH = 1.25  # ratio of the round trips then and now; more, and it is another path
@@ -52,7 +52,7 @@ class Paths:
 
     def learn(self, here: str, there: str, facts: PathFacts) -> None:
         """Something was measured of a path."""
-        if self._file is not None and facts.rtt_s >= FAR_RTT_S and (facts.brings_bps > 0 or facts.streams):
+        if self._file is not None and facts.rtt_s >= LEAST_RTT_S and (facts.brings_bps > 0 or facts.streams):
             self._known[_name(here, there)] = self._learned[_name(here, there)] = facts
 
     def save(self) -> None:
