@@ -27,6 +27,17 @@ def encode_int8_stochastic(
 def encode_feedback(
     codec: int, src: _F32, scale: float, owed: _Bytes, share: float, dst: _Bytes, kept: _Bytes
 ) -> bool: ...
+def sparse_feedback(
+    codec: int,
+    src: _F32,
+    scale: float,
+    owed: _Bytes,
+    share: float,
+    decay: float,
+    dst: _Bytes,
+    kept: _Bytes,
+) -> bool: ...
+def sparse_check(codec: int, src: _Bytes, n: int) -> bool: ...
 def outer_step(
     theta: _F32, velocity: _F32 | None, delta: _F32, lr: float, momentum: float, nesterov: bool
 ) -> None: ...
@@ -71,6 +82,7 @@ class Pump:
         voters: Sequence[bool],
         parts: Sequence[tuple[int, int, int, Sequence[int]]],
         groups: Sequence[int],
+        gathers: bool,
         chunk_elements: int,
         contribution_codec: int,
         result_codec: int,

@@ -21,8 +21,8 @@ using BytesOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu
 using Indices = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void check_encoded(int codec, size_t n, size_t bytes) {
-    if (codec < P2PAVG_NONE || codec > P2PAVG_INT4)
-        throw nb::value_error(("unknown codec " + std::to_string(codec) + "; known are 0 to 4").c_str());
+    if (p2pavg_encoded_size(codec, 1) == 0)
+        throw nb::value_error(("unknown codec " + std::to_string(codec) + "; known are 0 to 4, and 20 to 24").c_str());
     const size_t need = p2pavg_encoded_size(codec, n);
     if (bytes < need)
         throw nb::value_error((std::to_string(n) + " elements take " + std::to_string(need) +

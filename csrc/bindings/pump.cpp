@@ -25,7 +25,7 @@ std::shared_ptr<Job> open_job(const Pump &pump, uint64_t transfer) {
 
 void open_reduce(Pump &pump, uint64_t transfer, uint32_t rank, const std::vector<int64_t> &links,
                  const std::vector<bool> &voters, const std::vector<PartTuple> &parts, std::vector<int64_t> groups,
-                 uint32_t chunk_elements, int contribution_codec, int result_codec, uintptr_t result,
+                 bool gathers, uint32_t chunk_elements, int contribution_codec, int result_codec, uintptr_t result,
                  size_t result_bytes) {
     ReduceJob spec;
     spec.transfer = transfer;
@@ -33,6 +33,7 @@ void open_reduce(Pump &pump, uint64_t transfer, uint32_t rank, const std::vector
     spec.voters.assign(voters.begin(), voters.end());
     for (const auto &[owner, start, count, deputies] : parts) spec.parts.push_back({owner, start, count, deputies});
     spec.groups = std::move(groups);
+    spec.gathers = gathers;
     spec.chunk_elements = chunk_elements;
     spec.contribution_codec = contribution_codec;
     spec.result_codec = result_codec;
@@ -99,7 +100,7 @@ void bind_pump(nb::module_ &m) {
         .def("pace", &Pump::pace)
         .def("streams", &Pump::streams)
         .def("open_reduce", &open_reduce, nb::arg("transfer"), nb::arg("rank"), nb::arg("links"), nb::arg("voters"),
-             nb::arg("parts"), nb::arg("groups"), nb::arg("chunk_elements"), nb::arg("contribution_codec"),
+             nb::arg("parts"), nb::arg("groups"), nb::arg("gathers"), nb::arg("chunk_elements"), nb::arg("contribution_codec"),
              nb::arg("result_codec"), nb::arg("result"), nb::arg("result_bytes"))
         .def("begin", &begin, nb::arg("transfer"), nb::arg("weights"), nb::arg("scale"), nb::arg("source"),
              nb::arg("source_elements"), nb::arg("encoded"), nb::arg("encoded_bytes"),

@@ -39,6 +39,22 @@ uint32_t max_abs(const float *x, size_t n) {
     return larger(reduce(all), portable_spans.max_abs(x + i, n - i));
 }
 
+size_t at_least(const float *x, size_t n, uint32_t bits) {
+    const __m256i mask = _mm256_set1_epi32(0x7fffffff), below = _mm256_set1_epi32(static_cast<int>(bits - 1));
+    __m256i count[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int k = 0; k < 2; k++) {
+            const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(x + i + 8 * k));
+            count[k] = _mm256_sub_epi32(count[k], _mm256_cmpgt_epi32(_mm256_and_si256(v, mask), below));
+        }
+    alignas(32) uint32_t lanes[8];
+    _mm256_store_si256(reinterpret_cast<__m256i *>(lanes), _mm256_add_epi32(count[0], count[1]));
+    size_t found = portable_spans.at_least(x + i, n - i, bits);
+    for (uint32_t lane : lanes) found += lane;
+    return found;
+}
+
 // With kStream, which writes around the cache, y must be at a multiple of 32 bytes.
 template <bool kStream>
 inline void store(float *y, __m256 v) {
@@ -324,13 +340,13 @@ uint32_t add_i4(const uint8_t *q, size_t n, float s, float *acc) {
 const Spans in_cache = {
     "avx2",      max_abs,            scale_f32<false>, add_f32,          encode_f16<false>, decode_f16<false>, add_f16,
     encode_bf16, decode_bf16<false>, add_bf16,         encode_i8<false>, encode_i8_random,  decode_i8<false>,  add_i8,
-    encode_i4<false>, decode_i4<false>, add_i4,        sum_f32,          nullptr,           nullptr,
+    encode_i4<false>, decode_i4<false>, add_i4,        sum_f32,          at_least,          nullptr,          nullptr,
 };
 
 const Spans streaming = {
     "avx2",      max_abs,           scale_f32<true>, add_f32,         encode_f16<true>, decode_f16<true>, add_f16,
     encode_bf16, decode_bf16<true>, add_bf16,        encode_i8<true>, encode_i8_random, decode_i8<true>,  add_i8,
-    encode_i4<true>, decode_i4<true>, add_i4,         sum_f32,         nullptr,          nullptr,
+    encode_i4<true>, decode_i4<true>, add_i4,         sum_f32,         at_least,         nullptr,          nullptr,
 };
 
 }  // namespace
@@ -338,7 +354,7 @@ const Spans streaming = {
 const Spans avx2_spans = {
     "avx2",      max_abs,            scale_f32<false>, add_f32,         encode_f16<true>, decode_f16<false>, add_f16,
     encode_bf16, decode_bf16<false>, add_bf16,         encode_i8<true>, encode_i8_random, decode_i8<false>,  add_i8,
-    encode_i4<true>, decode_i4<false>, add_i4,        sum_f32,         &in_cache,         &streaming,
+    encode_i4<true>, decode_i4<false>, add_i4,        sum_f32,         at_least,          &in_cache,        &streaming,
 };
 
 }  // namespace p2pavg

@@ -13,6 +13,7 @@
 #include "float_mode.h"
 #include "scalar.h"
 #include "spans.h"
+#include "sparse.h"
 
 namespace p2pavg {
 namespace {
@@ -311,31 +312,33 @@ bool sum_plain(const Spans &k, const P2pavgTerm &a, const P2pavgTerm &b, size_t 
 }
 
 }  // namespace
+const Spans &spans_in_use() { return *chosen().load(std::memory_order_relaxed); }
+
 }  // namespace p2pavg
 
 using namespace p2pavg;
 
 size_t p2pavg_encoded_size(int codec, size_t n) {
-    return known(codec) ? header_size(codec, n) + body_size(codec, n) : 0;
+    return known(codec) ? header_size(codec, n) + body_size(codec, n) : p2pavg_sparse_size(codec, n);
 }
 
 int p2pavg_encode(int codec, const float *src, size_t n, float scale, uint8_t *dst) {
-    if (!known(codec)) return 0;
+    if (!known(codec)) return p2pavg_sparse_encode(codec, src, n, scale, dst);
     const DefaultFloatMode mode;
-    return encode_run(*chosen().load(std::memory_order_relaxed), nullptr, codec, src, n, scale, dst);
+    return encode_run(spans_in_use(), nullptr, codec, src, n, scale, dst);
 }
 
 int p2pavg_encode_int8_stochastic(const float *src, size_t n, float scale, uint64_t seed, uint64_t epoch,
                                   uint64_t first, uint8_t *dst) {
     const DefaultFloatMode mode;
     const Draws draws{draw_key(seed, epoch), first};
-    return encode_run(*chosen().load(std::memory_order_relaxed), &draws, P2PAVG_INT8, src, n, scale, dst);
+    return encode_run(spans_in_use(), &draws, P2PAVG_INT8, src, n, scale, dst);
 }
 
 void p2pavg_decode(int codec, const uint8_t *src, size_t n, float scale, float *dst, bool streaming) {
-    if (!known(codec)) return;
+    if (!known(codec)) return p2pavg_sparse_decode(codec, src, n, scale, dst);
     const DefaultFloatMode mode;
-    const Spans &all = *chosen().load(std::memory_order_relaxed), &k = streaming && all.streaming ? *all.streaming : all;
+    const Spans &all = spans_in_use(), &k = streaming && all.streaming ? *all.streaming : all;
     const Run<const uint8_t> run(codec, src, n);
     for (size_t at = 0; at < n; at += kBlock)
         decode_block(k, run, at / kBlock, std::min(kBlock, n - at), scale, dst + at);
@@ -345,7 +348,7 @@ void p2pavg_decode(int codec, const uint8_t *src, size_t n, float scale, float *
 }
 
 int p2pavg_finite_crc32(const float *src, size_t n, uint32_t *crc) {
-    const Spans &k = *chosen().load(std::memory_order_relaxed);
+    const Spans &k = spans_in_use();
     uint32_t m = 0;
     *crc = 0;
     for (size_t at = 0; at < n; at += kSpan) {
@@ -357,9 +360,9 @@ int p2pavg_finite_crc32(const float *src, size_t n, uint32_t *crc) {
 }
 
 int p2pavg_decode_add(int codec, const uint8_t *src, size_t n, float weight, float *acc) {
-    if (!known(codec)) return 0;
+    if (!known(codec)) return p2pavg_sparse_decode_add(codec, src, n, weight, acc);
     const DefaultFloatMode mode;
-    const Spans &k = *chosen().load(std::memory_order_relaxed);
+    const Spans &k = spans_in_use();
     const Run<const uint8_t> run(codec, src, n);
     uint32_t m = 0;
     for (size_t at = 0; at < n; at += kBlock)
@@ -372,7 +375,7 @@ int p2pavg_sum_encode(const P2pavgTerm *terms, size_t count, size_t n, float sca
         if (!known(terms[i].codec)) return 0;
     if (!known(codec_out) || count == 0) return 0;
     const DefaultFloatMode mode;
-    const Spans &k = *chosen().load(std::memory_order_relaxed);
+    const Spans &k = spans_in_use();
     if (count == 2 && terms[0].codec == P2PAVG_NONE && terms[1].codec == P2PAVG_NONE && codec_out == P2PAVG_NONE)
         return sum_plain(k, terms[0], terms[1], n, scale, reinterpret_cast<float *>(dst));
     const Spans &near = k.in_cache ? *k.in_cache : k;

@@ -7,7 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
-enum P2pavgCodec : int { P2PAVG_NONE = 0, P2PAVG_FP16 = 1, P2PAVG_BF16 = 2, P2PAVG_INT8 = 3, P2PAVG_INT4 = 4 };
+enum P2pavgCodec : int { P2PAVG_NONE = 0, P2PAVG_FP16 = 1, P2PAVG_BF16 = 2, P2PAVG_INT8 = 3, P2PAVG_INT4 = 4,
+                       P2PAVG_SPARSE = 16 };  // plus 4 to 8: see sparse.h; no sum_encode has these
 
 // Bytes of n encoded elements, a function of n only; 0 for an unknown codec.
 size_t p2pavg_encoded_size(int codec, size_t n);

@@ -249,12 +249,23 @@ uint32_t add_i4(const uint8_t *q, size_t n, float s, float *acc) {
     return larger(vmaxvq_u32(m), portable_spans.add_i4(q + i / 2, n - i, s, acc + i));
 }
 
+size_t at_least(const float *x, size_t n, uint32_t bits) {
+    const uint32x4_t least = vdupq_n_u32(bits);
+    uint32x4_t a = vdupq_n_u32(0), b = vdupq_n_u32(0);  // each match adds 2^32 - 1
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        a = vaddq_u32(a, vcgeq_u32(vreinterpretq_u32_f32(vabsq_f32(load(x + i))), least));
+        b = vaddq_u32(b, vcgeq_u32(vreinterpretq_u32_f32(vabsq_f32(load(x + i + 4))), least));
+    }
+    return (0u - vaddvq_u32(vaddq_u32(a, b))) + portable_spans.at_least(x + i, n - i, bits);
+}
+
 }  // namespace
 
 const Spans neon_spans = {
     "neon",      max_abs,     scale_f32, add_f32,   encode_f16,       decode_f16, add_f16,
     encode_bf16, decode_bf16, add_bf16,  encode_i8, encode_i8_random, decode_i8,  add_i8,
-    encode_i4,   decode_i4,   add_i4,    sum_f32,   nullptr,          nullptr,
+    encode_i4,   decode_i4,   add_i4,    sum_f32,   at_least,         nullptr,    nullptr,
 };
 
 }  // namespace p2pavg

@@ -135,12 +135,18 @@ uint32_t add_i4(const uint8_t *q, size_t n, float s, float *acc) {
     return m;
 }
 
+size_t at_least(const float *x, size_t n, uint32_t bits) {
+    uint32_t count = 0;
+    for (size_t i = 0; i < n; i++) count += abs_bits(get(x, i)) >= bits;
+    return count;
+}
+
 }  // namespace
 
 const Spans portable_spans = {
     "portable",  max_abs,     scale_f32, add_f32,   encode_f16,       decode_f16, add_f16,
     encode_bf16, decode_bf16, add_bf16,  encode_i8, encode_i8_random, decode_i8,  add_i8,
-    encode_i4,   decode_i4,   add_i4,    sum_f32,   nullptr,          nullptr,
+    encode_i4,   decode_i4,   add_i4,    sum_f32,   at_least,         nullptr,    nullptr,
 };
 
 }  // namespace p2pavg

@@ -30,9 +30,12 @@ struct Spans {
     uint32_t (*add_i4)(const uint8_t *q, size_t n, float s, float *acc);           // acc += q*s
     uint32_t (*sum_f32)(const float *x, float a, const float *y, float b, size_t n, float s,
                         float *z);                                                 // z = (x*a + y*b)*s
+    size_t (*at_least)(const float *x, size_t n, uint32_t bits);  // how many have at least these absolute bits, not 0
     const Spans *in_cache;  // variants for x that is in L1 already, without prefetches; nullptr: this table
     const Spans *streaming;  // variants that write decoded y around the cache; nullptr: this table
 };
+
+const Spans &spans_in_use();  // of the instruction set in use
 
 extern const Spans portable_spans;
 #if defined(__x86_64__)

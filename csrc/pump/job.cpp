@@ -1,10 +1,12 @@
 #include "job.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "clock.h"
 #include "kernels.h"
+#include "sparse.h"
 
 namespace p2pavg::pump {
 
@@ -27,6 +29,8 @@ Job::Job(ReduceJob given, std::vector<std::shared_ptr<Link>> links, EventQueue &
     if (p2pavg_encoded_size(spec.contribution_codec, spec.chunk_elements) > kMaxBodyBytes ||
         p2pavg_encoded_size(spec.result_codec, spec.chunk_elements) > kMaxBodyBytes)
         throw std::invalid_argument("chunk_elements makes frames larger than 4 MiB");
+    const bool sparse = p2pavg_sparse_size(spec.contribution_codec, 1) && p2pavg_sparse_size(spec.result_codec, 1);
+    if (spec.gathers != sparse) throw std::invalid_argument("what is sparse is gathered, and nothing else");
     chunks_.reserve(landing.size());
     uint64_t result_at = 0, encoded_at = 0, element = 0;
     for (uint32_t p = 0; p < spec.parts.size(); ++p) {
@@ -48,6 +52,11 @@ Job::Job(ReduceJob given, std::vector<std::shared_ptr<Link>> links, EventQueue &
         places_.push_back(std::move(place));
         if (part.start != element) throw std::invalid_argument("parts must cover the vector in order");
         first_chunk_.push_back(static_cast<uint32_t>(chunks_.size()));
+        if (spec.gathers && part.owner == spec.rank) {
+            own_chunk_ = first_chunk_.back();
+            own_element_ = element;
+            own_byte_ = encoded_at;
+        }
         for (uint64_t done = 0, i = 0; done < part.count; done += spec.chunk_elements, ++i) {
             const uint64_t rest = part.count - done;
             const uint32_t count = rest < spec.chunk_elements ? static_cast<uint32_t>(rest) : spec.chunk_elements;
@@ -62,8 +71,8 @@ Job::Job(ReduceJob given, std::vector<std::shared_ptr<Link>> links, EventQueue &
     }
     first_chunk_.push_back(static_cast<uint32_t>(chunks_.size()));
     if (spec.result_bytes != result_at) throw std::invalid_argument("result does not have the size of the encoded layout");
-    elements_ = element;
-    encoded_bytes_ = encoded_at;
+    elements_ = spec.gathers && !spec.parts.empty() ? spec.parts[0].count : element;
+    encoded_bytes_ = spec.gathers && !spec.parts.empty() ? encoded_at / spec.parts.size() : encoded_at;
     sums_.resize(chunks_.size());
     partials_.resize(chunks_.size());
     crcs_.resize(chunks_.size());
@@ -108,14 +117,38 @@ void Job::settle_weights() {
         Place &place = places_[p];
         const Part &part = spec.parts[p];
         place.upward = part.owner == spec.rank ? total : subtree(part, spec.rank);
+        if (spec.gathers) place.upward = part.owner == spec.rank ? start_.weights[spec.rank] : 0;
         if (!place.reduces) continue;
         place.weights.assign(links_.size(), 0);
         place.weights[spec.rank] = start_.weights[spec.rank];
-        for (uint32_t child : place.children) place.weights[child] = subtree(part, child);
+        for (uint32_t child : place.children) place.weights[child] = spec.gathers ? 0 : subtree(part, child);
         for (double weight : place.weights) place.contributors += weight > 0;
         if (place.contributors == 1 && contributes(spec.rank))
             for (uint32_t c = first_chunk_[p]; c < first_chunk_[p + 1]; ++c) local_chunks_.push_back(c);
     }
+}
+
+// Chunks that nobody sends, as their owner has no weight: zeros.
+void Job::fill_absent() {
+    for (uint32_t c = 0; spec.gathers && c < chunks_.size(); ++c) {
+        const Chunk &chunk = chunks_[c];
+        if (contributes(spec.parts[chunk.part].owner)) continue;
+        std::memset(result_of(c), 0, chunk.result_length);
+        crcs_[c] = p2pavg_crc32(0, result_of(c), chunk.result_length);
+        landing.finish(c);
+        results_received_[parent(c)].fetch_add(1);
+        results_left_.fetch_sub(1);
+    }
+}
+
+bool Job::is_sound(uint32_t chunk, const uint8_t *body) const {
+    return !spec.gathers || p2pavg_sparse_check(spec.result_codec, body, chunks_[chunk].count);
+}
+
+// The number behind the first `ready` chunks of this member's contribution.
+uint32_t Job::chunks_before(uint32_t ready) const {
+    const auto all = static_cast<uint32_t>(chunks_.size());
+    return own_chunk_ + std::min(ready, all - own_chunk_);
 }
 
 void Job::begin(Start start) {
@@ -141,13 +174,15 @@ void Job::begin(Start start) {
     uint32_t voter_sends = 0, joiner_sends = 0;
     for (uint32_t p = 0; p < places_.size(); ++p) {
         const uint32_t length = first_chunk_[p + 1] - first_chunk_[p];
-        for (uint32_t child : places_[p].children) (is_voter(child) ? voter_sends : joiner_sends) += length;
+        if (!spec.gathers || places_[p].upward > 0)
+            for (uint32_t child : places_[p].children) (is_voter(child) ? voter_sends : joiner_sends) += length;
         if (places_[p].parent != spec.rank && places_[p].upward > 0) voter_sends += length;
     }
     const bool sends = contributes(spec.rank);
     voter_sends_left_ = voter_sends;
     joiner_sends_left_ = joiner_sends;
-    supplied_ = std::min(start_.ready, static_cast<uint32_t>(chunks_.size()));
+    supplied_ = chunks_before(start_.ready);
+    fill_absent();
     begun_.store(true, std::memory_order_release);
 
     if (sends) send_contributions(0, supplied_);
@@ -156,7 +191,7 @@ void Job::begin(Start start) {
 
 void Job::supply(uint32_t ready) {
     if (!begun()) throw std::invalid_argument("this transfer has not begun");
-    const uint32_t before = supplied_, now = std::min(ready, static_cast<uint32_t>(chunks_.size()));
+    const uint32_t before = supplied_, now = chunks_before(ready);
     if (now <= before) return;
     supplied_.store(now, std::memory_order_release);
     if (contributes(spec.rank)) send_contributions(before, now);
@@ -165,7 +200,7 @@ void Job::supply(uint32_t ready) {
 void Job::send_contributions(uint32_t first, uint32_t end) {
     std::vector<std::vector<Item>> items(links_.size());
     for (uint32_t c = first; c < end; ++c) {
-        if (place(c).reduces) continue;
+        if (place(c).reduces || !(place(c).upward > 0)) continue;
         items[parent(c)].push_back({Kind::contribution, false, parent(c), c, 0, shared_from_this(), {}});
     }
     for (uint32_t rank = 0; rank < links_.size(); ++rank)
@@ -191,7 +226,7 @@ Job::Verdict Job::admit(const Header &header, const Link &from, uint32_t &chunk)
     while (rank < links_.size() && links_[rank].get() != &from) ++rank;
     if (rank == links_.size() || refused_[rank].load(std::memory_order_relaxed)) return Verdict::discard;
     const bool known = find(header.part, header.chunk, chunk);
-    if (!begun() && (contribution || (known && !place(chunk).children.empty()))) return Verdict::hold;
+    if (!begun() && (contribution || spec.gathers || (known && !place(chunk).children.empty()))) return Verdict::hold;
     const char *why = nullptr;
     if (!known) {
         why = "a chunk that the vector does not have";

@@ -31,6 +31,7 @@ struct ReduceJob {
     std::vector<uint8_t> voters;
     std::vector<Part> parts;
     std::vector<int64_t> groups;  // indexed by rank; needed where parts have deputies
+    bool gathers = false;  // each part is its owner's contribution, in a sparse codec, and nothing is summed
     uint32_t chunk_elements = 0;
     int contribution_codec = 0;
     int result_codec = 0;
@@ -109,6 +110,8 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     bool is_voter(uint32_t rank) const { return spec.voters[rank] != 0; }
 
     const Chunk &chunk(uint32_t index) const { return chunks_[index]; }
+    // Whether a chunk that came as a result can be one. Of a mean its owner answers for that.
+    bool is_sound(uint32_t chunk, const uint8_t *body) const;
     uint8_t *result_of(uint32_t chunk) const { return spec.result + chunks_[chunk].result_at; }
     uint32_t result_crc(uint32_t chunk) const { return crcs_[chunk]; }
     const Start &begun_with() const { return start_; }
@@ -133,6 +136,8 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     uint32_t parent_of(const Part &part, uint32_t rank) const;
     double subtree(const Part &part, uint32_t rank) const;
     void settle_weights();
+    void fill_absent();
+    uint32_t chunks_before(uint32_t ready) const;
     bool find(uint32_t part, uint32_t index, uint32_t &chunk) const;
     static bool fits(const Header &header, uint32_t length);
     bool contributes(uint32_t rank) const { return start_.weights[rank] > 0; }
@@ -140,6 +145,8 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     void send_contributions(uint32_t first, uint32_t end);
     void send_one(Kind kind, uint32_t rank, uint32_t chunk);
     P2pavgTerm own_term(const Chunk &chunk) const;
+    bool gather_own(const Chunk &chunk);
+    bool mean_of_own(uint32_t index);
     uint32_t whose_fault(uint32_t rank, uint32_t chunk, const uint8_t *body);
     int codec_of(uint32_t rank, uint32_t chunk) const {
         return is_partial(chunk, rank) ? spec.result_codec : spec.contribution_codec;
@@ -161,7 +168,9 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     std::vector<uint32_t> local_chunks_;  // once begun: chunks reduced here to which no other member contributes
 
     Start start_;
-    uint64_t elements_ = 0, encoded_bytes_ = 0;
+    // What this member contributes: in an all-gather its own part, else the whole vector.
+    uint64_t elements_ = 0, encoded_bytes_ = 0, own_element_ = 0, own_byte_ = 0;
+    uint32_t own_chunk_ = 0;
 
     std::vector<Sum> sums_;
     std::vector<Buffer> partials_;  // encoded partial means of a deputy's chunks

@@ -72,6 +72,24 @@ uint32_t Job::whose_fault(uint32_t rank, uint32_t index, const uint8_t *body) {
     return theirs ? rank : spec.rank;
 }
 
+// This member's contribution as it is, into the result. Returns false when a value is not finite.
+bool Job::gather_own(const Chunk &chunk) {
+    uint8_t *const out = spec.result + chunk.result_at;
+    if (!start_.encoded)
+        return p2pavg_encode(spec.contribution_codec, start_.source + (chunk.first - own_element_), chunk.count,
+                             static_cast<float>(start_.scale), out) != 0;
+    std::memcpy(out, start_.encoded + (chunk.encoded_at - own_byte_), chunk.result_length);
+    return true;
+}
+
+// Returns false when a value is not finite.
+bool Job::mean_of_own(uint32_t index) {
+    const Chunk &chunk = chunks_[index];
+    const P2pavgTerm own = own_term(chunk);
+    return p2pavg_sum_encode(&own, 1, chunk.count, static_cast<float>(1.0 / place(index).upward), spec.result_codec,
+                             mean_of(index)) != 0;
+}
+
 bool Job::has_local_chunks() const {
     const uint32_t next = next_local_.load();
     return next < local_chunks_.size() && supplied(local_chunks_[next]);
@@ -85,9 +103,7 @@ bool Job::reduce_local_chunk() {
     } while (!next_local_.compare_exchange_weak(next, next + 1));
     const uint32_t index = local_chunks_[next];
     const Chunk &chunk = chunks_[index];
-    const P2pavgTerm own = own_term(chunk);
-    if (!p2pavg_sum_encode(&own, 1, chunk.count, static_cast<float>(1.0 / place(index).upward), spec.result_codec,
-                           mean_of(index))) {
+    if (!(spec.gathers ? gather_own(chunk) : mean_of_own(index))) {
         refuse(spec.rank, "its gradient is not finite");
         return true;
     }

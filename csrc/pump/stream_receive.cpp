@@ -242,6 +242,16 @@ void Stream::end_frame() {
         }
         body = in_.buffer.data();
     }
+    if (in_.header.kind == Kind::result && !static_cast<Job &>(*in_.receiver).is_sound(in_.slot, body)) {
+        if (placing) {
+            in_.receiver->landing.leave(in_.slot, uid);
+            in_.receiver->landing.give_up(in_.slot, uid);
+        }
+        static_cast<Job &>(*in_.receiver).refuse(in_.header.sender, "its contribution is malformed or not finite");
+        in_.receiver.reset();
+        worker_.buffers().give(std::move(in_.buffer));
+        return;
+    }
     const double now = monotonic();
     switch (in_.to) {
     case To::heartbeat: {

@@ -1,16 +1,16 @@
 """From the members of a group to the plan of a round: flat or two levels, whatever is faster or
-cheaper. Pure.
+cheaper; an all-gather where contributions are sparse. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from p2pavg.allreduce.levels import sized, tree_costs, trees
-from p2pavg.allreduce.partition import Capacity, costs, part_counts, shares
-from p2pavg.plan import MOST_MEMBERS, Plan
+from p2pavg.allreduce.partition import Capacity, costs, measured, part_counts, shares
+from p2pavg.plan import MOST_GATHERED, MOST_MEMBERS, Plan
 from p2pavg.plan.part import Part
 
 _WORTH = 0.9  # two levels are chosen when they take at most so much of a flat plan's time
@@ -49,6 +49,30 @@ class PlanInputs:
     groups: Sequence[int]  # the region of each member
     near_rtt_s: float = 0.0  # the longest round trip inside a region
     prices: Prices | None = None
+    votes: Sequence[bool] = ()  # of each member
+
+
+def gather(question: PlanInputs) -> Choice:
+    """An all-gather of the voters that all others have links to, or of the first that fit; a single one has a
+    flat plan.
+    """
+    voting = [rank for rank, votes in enumerate(question.votes) if votes]
+    voters = ([rank for rank in voting if question.members[rank].owns] or voting)[:MOST_GATHERED]
+    if len(voting) == 1:
+        members = [replace(member, owns=rank in voters) for rank, member in enumerate(question.members)]
+        return flat(replace(question, members=members))
+    numel = question.numel
+    plan = Plan(tuple(Part(rank, at * numel, numel) for at, rank in enumerate(voters)), gathers=True)
+    known = measured(question.members, question.links)
+    seconds = None
+    if known is not None:
+        others = len(question.members) - 1
+        rates = [known.up[voters].min() / others, known.down.min() / max(1, len(voters) - 1)]
+        rates += [rate for (sender, _), rate in known.pairs.items() if sender in voters]
+        seconds = question.nbytes / float(min(rates))
+    prices, groups = question.prices or {}, question.groups
+    ways = [(groups[a], groups[b]) for a in voters for b in range(len(groups)) if a != b]
+    return Choice(plan, seconds, sum(prices.get(way, 0.0) for way in ways) * question.nbytes / _GB)
 
 
 def choose(topology: Topology, question: PlanInputs) -> Choice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,11 +24,12 @@ class Layout:
     parts: tuple[Part, ...]
     chunk_elements: int
     codec: codecs.Codec
+    shares: tuple[float, ...] = ()  # of an all-gather, whose parts are contributions: what each counts
 
     @property
     def numel(self) -> int:
         """Elements of the vector."""
-        return sum(part.count for part in self.parts)
+        return self.parts[0].count if self.shares else sum(part.count for part in self.parts)
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +66,28 @@ class EncodedResult:
     data: U8
 
     def decode_into(self, out: F32) -> None:
-        """out: float32[numel], overwritten, in one call that does not hold the GIL."""
+        """out: float32[numel], overwritten, by calls that do not hold the GIL."""
+        if self.layout.shares:
+            self._sum_into(out)
+            return
         layout, sizes = self.layout, self.layout.sizes()
         starts, counts = _cut(layout.parts, layout.chunk_elements)
         codecs.decode_runs(layout.codec, self.data, np.cumsum(sizes) - sizes, out, starts, counts)
+
+    def _sum_into(self, out: F32) -> None:
+        """The sum of all contributions, each times its share: in the order of the parts, in float32."""
+        layout, at = self.layout, 0
+        out[:] = 0
+        for part, share in zip(layout.parts, layout.shares, strict=True):
+            for begin in range(0, part.count, layout.chunk_elements):
+                count = min(layout.chunk_elements, part.count - begin)
+                size = layout.codec.encoded_size(count)
+                if share > 0:
+                    layout.codec.decode_add(self.data[at : at + size], out[begin : begin + count], share)
+                at += size
+
+
+def shares_of(parts: Sequence[Part], weights: Sequence[float]) -> tuple[float, ...]:
+    """What each part of an all-gather counts: its owner's share of all weights."""
+    total = sum(weights)
+    return tuple(weights[part.owner] / total for part in parts)

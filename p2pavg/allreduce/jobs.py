@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg import codecs
-from p2pavg.allreduce.encoded import EncodedResult, Layout
+from p2pavg.allreduce.encoded import EncodedResult, Layout, shares_of
 from p2pavg.allreduce.encoding import Encodable, HostEncoding, HostGradient
 from p2pavg.allreduce.feedback import Residual
-from p2pavg.allreduce.partition import chunk_elements
+from p2pavg.allreduce.partition import chunk_elements, gathered_chunk_elements
 from p2pavg.allreduce.result_memory import ResultMemory
 from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.transport.engine import NOBODY, SELF, Engine, JobProgress, ReduceJob, Start
 
 F32 = npt.NDArray[np.float32]
@@ -71,7 +72,15 @@ class JobInProgress:
 
     def encoded(self) -> EncodedResult:
         """The result; whole only after the engine reported the job done."""
-        return EncodedResult(self.layout, self.result)
+        layout = self.layout
+        if self.plan.gathers:
+            layout = replace(layout, shares=shares_of(layout.parts, self.weights))
+        return EncodedResult(layout, self.result)
+
+    def own_parts(self) -> list[Part]:
+        """The parts that this peer contributes to: in an all-gather its own."""
+        parts = self.plan.parts
+        return [part for part in parts if part.owner == self.rank or not self.plan.gathers]
 
     def expected(self, rank: int) -> tuple[int, int]:
         """(contribution chunks, result chunks) that this peer awaits from `rank`."""
@@ -147,7 +156,11 @@ class Jobs:
             if link is None and rank in needed:
                 raise NoLinkError(rank)
             ids.append(NOBODY if link is None else link)
-        numel = sum(part.count for part in plan.parts)
+        sparse = codecs.is_sparse(self.codec)
+        if sparse != plan.gathers and not (sparse and sum(voters) == 1):
+            raise ValueError("what is sparse is gathered, and nothing else")
+        exact = exact or sparse != plan.gathers  # alone
+        numel = plan.numel
         if not self._numel <= numel <= (MOST_STATE if exact else 1) * self._numel:
             raise ValueError("the parts of the proposed round do not cover this peer's vector")
         codec, result_codec = self.codec, self._result_codec
@@ -155,7 +168,8 @@ class Jobs:
             codec = result_codec = codecs.get("none")
         elif isinstance(codec, codecs.StochasticInt8):
             codec = codec.at(epoch, 0)
-        chunk = chunk_elements([part.count for part in plan.parts])
+        counts = [part.count for part in plan.parts]
+        chunk = gathered_chunk_elements(numel) if plan.gathers else chunk_elements(counts)
         layout = Layout(plan.parts, chunk, result_codec)
         result, rank = self._memory.take(layout.nbytes), peers.index(me)
         job = JobInProgress(
@@ -185,7 +199,7 @@ class Jobs:
         """
         job = self._open[transfer]
         residual = self._residual(job)
-        alone = all(part.owner == job.rank for part in job.layout.parts if part.count)
+        alone = not job.plan.gathers and all(part.owner == job.rank for part in job.plan.parts if part.count)
         if job.exact or (alone and isinstance(gradient, np.ndarray)):
             return gradient
         if residual is not None:
@@ -223,7 +237,7 @@ class Jobs:
             return False
         done = job.growing.chunks_done()
         self._engine.supply(transfer, done)
-        return done < sum(-(-part.count // job.layout.chunk_elements) for part in job.layout.parts)
+        return done < sum(-(-part.count // job.layout.chunk_elements) for part in job.own_parts())
 
     def progress(self, transfer: int) -> JobProgress:
         """How far the exchange with each member is."""

@@ -23,6 +23,7 @@ from p2pavg.allreduce.minimax import minimax
 F64 = npt.NDArray[np.float64]
 
 ALIGNMENT = 1024  # elements; part borders fall on multiples, so that int8 blocks and cache lines are not torn
+_SPARSE_BLOCK = 4096  # elements; a chunk of a sparse codec has whole ones
 _NEARLY = 1.01  # rates are not known better
 _WORTH = 0.05  # a part below this share of an equal one is not worth its overhead
 _LEAST = 1.0  # bytes/s: less is no measurement
@@ -146,6 +147,14 @@ def part_counts(numel: int, fractions: Sequence[float]) -> tuple[int, ...]:
         counts.append(end - taken)
         taken = end
     return tuple(counts)
+
+
+def gathered_chunk_elements(count: int) -> int:
+    """Elements per chunk of an all-gather: about 16 chunks a part, and few enough bytes beside each
+    header.
+    """
+    aligned = -(-count // (16 * _SPARSE_BLOCK)) * _SPARSE_BLOCK
+    return max(256 * 1024, min(1024 * 1024, aligned))
 
 
 def chunk_elements(counts: Sequence[int]) -> int:

@@ -17,8 +17,10 @@ means never vanish. In int8 and int4, blocks whose m is under 2^-112, before or 
 An infinity stays infinite and NaN stays NaN (in int8 and int4 their whole block becomes NaN), and `encode`
 and `decode_add` say so by returning False.
 
-May import `report`, `native` and `errors`. Start reading here; `twin` is the arithmetic in NumPy, `cuda` the
-way of a gradient between a device and the host.
+The sparse codecs of outer steps keep a fixed share of the values; see `csrc/cpu/sparse.h`.
+
+May import `report`, `native` and `errors`. Start reading here; `twin` is the arithmetic in NumPy, `sparse`
+that of the sparse codecs, `cuda` the way of a gradient between a device and the host.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg import native
-from p2pavg.codecs import twin
+from p2pavg.codecs import sparse, twin
 from p2pavg.errors import ConfigurationError
 from p2pavg.native import Buffer, compiled
 
@@ -38,6 +40,9 @@ F32: TypeAlias = npt.NDArray[np.float32]
 Indices: TypeAlias = npt.NDArray[np.int64]
 
 WIRE_IDS = {"none": twin.NONE, "fp16": twin.FP16, "bf16": twin.BF16, "int8": twin.INT8, "int4": twin.INT4}
+SPARSE_IDS = {f"sparse-{1 << low}": sparse.SPARSE + low for low in sparse.LOW_BITS}  # of `Outer(density=)`
+
+SPARSE_DECAY = 0.95  # of what sparse contributions have not sent, from one to the next (arXiv:2508.15706)
 
 
 @runtime_checkable
@@ -193,10 +198,44 @@ class StochasticInt8:
         return get(self.name).decode_add(src, acc, weight)
 
 
-_BUILT_IN: dict[str, Codec] = {
-    name: (NativeCodec if native.available() else TwinCodec)(name, wire_id)
-    for name, wire_id in WIRE_IDS.items()
-}
+class _Sparse(_BuiltIn):
+    """A codec that keeps a fixed share of the values, the largest. What travels so is never summed on the
+    way: all members get all contributions.
+    """
+
+    @property
+    def feedback(self) -> bool:
+        return True
+
+    @property
+    def density(self) -> float:
+        """The share of the values that is sent."""
+        return 2.0 ** (sparse.SPARSE - self.wire_id)
+
+    def encoded_size(self, n: int) -> int:
+        return sparse.encoded_size(self.wire_id, n)
+
+
+class NativeSparse(_Sparse, NativeCodec):
+    """A sparse codec on the C++ kernels."""
+
+
+class TwinSparse(_Sparse):
+    """A sparse codec in NumPy: the same bytes, slower."""
+
+    def encode(self, src: F32, dst: Buffer, scale: float) -> bool:
+        return sparse.encode(self.wire_id, src, dst, scale)
+
+    def decode(self, src: Buffer, dst: F32, scale: float = 1.0) -> None:
+        sparse.decode(self.wire_id, src, dst, scale)
+
+    def decode_add(self, src: Buffer, acc: F32, weight: float) -> bool:
+        return sparse.decode_add(self.wire_id, src, acc, weight)
+
+
+_dense, _sparse = (NativeCodec, NativeSparse) if native.available() else (TwinCodec, TwinSparse)
+_BUILT_IN: dict[str, Codec] = {name: _dense(name, wire_id) for name, wire_id in WIRE_IDS.items()}
+_BUILT_IN |= {name: _sparse(name, wire_id) for name, wire_id in SPARSE_IDS.items()}
 
 
 def get(codec: str | Codec) -> Codec:
@@ -205,7 +244,7 @@ def get(codec: str | Codec) -> Codec:
         try:
             return _BUILT_IN[codec]
         except KeyError:
-            known = ", ".join(_BUILT_IN)
+            known = ", ".join(WIRE_IDS)
             raise ConfigurationError(f"There is no compression {codec!r}; choose one of {known}.") from None
     if isinstance(codec, type):
         raise ConfigurationError(f"{codec.__name__} is a class; give an object of it: {codec.__name__}(...).")
@@ -230,6 +269,10 @@ def prepare(codec: str | Codec) -> Codec:
     """As `get`, and load now what it needs: the twin's float16 takes torch, whose import no event loop may
     wait for.
     """
+    if isinstance(codec, str) and codec in SPARSE_IDS:
+        raise ConfigurationError(
+            f"{codec!r} is no compression by itself; outer steps have it with Outer(density=)."
+        )
     found = get(codec)
     returned = for_results(found)
     if isinstance(returned, TwinCodec) and returned.name == "fp16":
@@ -239,7 +282,28 @@ def prepare(codec: str | Codec) -> Codec:
 
 def is_built_in(codec: Codec) -> bool:
     """Whether the native pump knows this codec by its wire id."""
-    return codec.wire_id in WIRE_IDS.values()
+    return codec.wire_id in WIRE_IDS.values() or is_sparse(codec)
+
+
+def is_sparse(codec: Codec) -> bool:
+    """Whether contributions in this codec are exchanged, and summed by everybody."""
+    return codec.wire_id in SPARSE_IDS.values()
+
+
+def sparse_of(density: float) -> Codec:
+    """The codec that sends this share of the values: a power of two, from 1/16 to 1/256."""
+    for name, wire_id in SPARSE_IDS.items():
+        if density == 2.0 ** (sparse.SPARSE - wire_id):
+            return get(name)
+    known = ", ".join(f"1/{1 << low}" for low in sparse.LOW_BITS)
+    raise ConfigurationError(f"A density is one of {known}, not {density!r}.")
+
+
+def is_sound(codec: Codec, src: Buffer, n: int) -> bool:
+    """Whether these bytes, which somebody sent, are n finite values in a sparse codec."""
+    if isinstance(codec, NativeCodec):
+        return compiled.sparse_check(codec.wire_id, src, n)
+    return sparse.check(codec.wire_id, src, n)
 
 
 def has_feedback(codec: Codec) -> bool:
@@ -248,12 +312,18 @@ def has_feedback(codec: Codec) -> bool:
 
 
 def for_results(codec: Codec) -> Codec:
-    """What averages travel in. Nobody keeps what those lose, so it is finer than what has feedback."""
+    """What averages travel in. Nobody keeps what those lose, so it is finer than what has feedback. Sparse
+    contributions are no averages: they stay as they are.
+    """
+    if is_sparse(codec):
+        return codec
     return get("int8") if codec.wire_id == twin.INT4 else for_handing_over(codec)
 
 
 def for_handing_over(codec: Codec) -> Codec:
-    """What sums of a peer that leaves travel in."""
+    """What sums of a peer that leaves travel in: whole where contributions hold so little of them."""
+    if is_sparse(codec):
+        return get("none")
     coarse = codec.wire_id in twin.LEVELS or has_feedback(codec)
     return get("fp16") if coarse else codec
 
@@ -293,8 +363,11 @@ def encode_feedback(
 ) -> bool:
     """With the mean m = src·scale, and `owed`, bfloat16, what averages lack of it so far: dst <- encode(m +
     owed/share), and m alone where that is 0; kept, bfloat16, <- owed + share·(m - what was sent). True when
-    all was finite.
+    all was finite. A sparse codec sends what is largest of m + SPARSE_DECAY·owed/share, and keeps the rest.
     """
+    if is_sparse(codec):
+        sent_by = compiled.sparse_feedback if isinstance(codec, NativeCodec) else sparse.feedback
+        return sent_by(codec.wire_id, src, scale, owed, share, SPARSE_DECAY, dst, kept)
     if isinstance(codec, NativeCodec):
         return compiled.encode_feedback(codec.wire_id, src, scale, owed, share, dst, kept)
     store, by = TwinCodec("bf16", twin.BF16), np.float32(share)

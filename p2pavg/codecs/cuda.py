@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from p2pavg import native
-from p2pavg.codecs import Codec, StochasticInt8, is_built_in
+from p2pavg.codecs import Codec, StochasticInt8, is_built_in, is_sparse
 from p2pavg.native import compiled_cuda
 
 U8: TypeAlias = npt.NDArray[np.uint8]
@@ -32,7 +32,7 @@ _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 def usable(codec: Codec) -> bool:
     """Whether this codec runs on CUDA devices here."""
-    return is_built_in(codec) and native.cuda() is not None
+    return is_built_in(codec) and not is_sparse(codec) and native.cuda() is not None
 
 
 def encode(

@@ -233,6 +233,28 @@ def check_outer(**options: object) -> None:
             raise ConfigurationError(_OUTER_WITHOUT[name])
 
 
+def check_dense(density: float | None, buffers: int) -> None:
+    """Raises ConfigurationError for averaged buffers, so many values, of which a share would be sent."""
+    if density is not None and buffers:
+        raise ConfigurationError(
+            "Outer(density=...) averages no buffers; this model has some, such as BatchNorm's statistics: "
+            "use a model without (LayerNorm, GroupNorm), or leave density out"
+        )
+
+
+def check_sparse(**options: object) -> None:
+    """Raises ConfigurationError for options that a density says itself; None goes with all."""
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigurationError(f"Outer(density=...) {_DENSITY_IS[name]}; leave {name}={value!r} out")
+
+
+_DENSITY_IS = {
+    "compression": "is a codec of its own",
+    "plan": "has a plan of its own, in which every peer sends to all others",
+}
+
+
 _OUTER_WITHOUT = {
     "delay_updates": "outer steps hide a round by Outer(overlap=), not by delay_updates; leave that out",
     "offload_optimizer": "outer steps keep the inner optimizer beside the model; drop offload_optimizer",

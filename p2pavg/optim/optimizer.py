@@ -116,7 +116,8 @@ class CollaborativeOptimizer(Accumulating):
         sampler: a `p2pavg.SwarmSampler` or `p2pavg.SwarmShards` from which this peer's loader draws: each
             sample of a pass is in exactly one average. None: each peer draws its own.
         node_group: a torch.distributed group whose ranks are one peer: see `p2pavg.node`.
-        outer: a `p2pavg.Outer`, or "diloco": every `step()` steps the inner optimizer at once, on this peer's
+        outer: a `p2pavg.Outer`, "diloco" or "sparse": every `step()` steps the inner optimizer at once, on
+        this peer's
             gradient alone, and an epoch averages how far the peers have moved. None: an epoch averages
             gradients.
 
@@ -174,6 +175,7 @@ class CollaborativeOptimizer(Accumulating):
             self._retained = RetainedSums(lambda: self._flat.sums)
         else:
             sizes = [param.numel() for param in params]
+            arguments.check_dense(self._outer.density, self._buffers.size)
             fragments = fragments_of(sizes, self._outer.fragments, self._buffers.size)
             self._reference = Reference(params, fragments, self._outer)
             self._advisor = Advisor(self._outer.overlap)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from p2pavg import codecs
 from p2pavg.data.sampler import SwarmSampler, SwarmShards
 from p2pavg.optim import arguments, preflight
 from p2pavg.optim.outer.settings import Outer, outer_of
@@ -72,6 +73,12 @@ class TrainingOptions(PeerOptions):
         if self.lockstep:
             behind = {"delay_updates": self.delay_updates, "offload_optimizer": self.offload_optimizer}
             arguments.check_lockstep(outer=self.outer, **behind)
+        if outer is not None and outer.density is not None:
+            arguments.check_sparse(
+                compression=None if self.compression == PeerOptions.compression else self.compression,
+                plan=None if self.plan == PeerOptions.plan else self.plan,
+            )
+            object.__setattr__(self, "compression", codecs.sparse_of(outer.density))
         if outer is not None:
             arguments.check_outer(
                 delay_updates=self.delay_updates,

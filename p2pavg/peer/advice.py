@@ -18,6 +18,7 @@ from p2pavg.errors import (
 )
 from p2pavg.membership import PeerInfo
 from p2pavg.membership.table.address import Address, format_host_port
+from p2pavg.plan import MOST_GATHERED, MOST_MEMBERS
 from p2pavg.rounds.protocol.roles import Role
 from p2pavg.transport.links import handshake
 from p2pavg.transport.links.endpoint import Endpoint
@@ -28,8 +29,16 @@ ASK_TIMEOUT_S = 5.0
 NAMED = 3
 
 
-def check_room(trainers: int, most: int, run_id: str) -> None:
-    """Raises ConfigurationError when a run has as many peers as it can have."""
+def check_room(trainers: int, run_id: str, *, sparse: bool) -> None:
+    """Raises ConfigurationError when a run has as many peers as it can have. sparse: every peer sends all it
+    contributes to all others.
+    """
+    if sparse and trainers >= MOST_GATHERED:
+        raise ConfigurationError(
+            f"run {run_id!r} has {trainers} peers, and Outer(density=) takes at most {MOST_GATHERED}, as "
+            'each sends its contribution to all others; more can train with another run_id and outer="diloco"'
+        )
+    most = MOST_MEMBERS
     if trainers >= most:
         raise ConfigurationError(
             f"run {run_id!r} has {trainers} peers, and more than {most} are not tested; take another run_id, "

@@ -13,7 +13,6 @@ from p2pavg.peer import advice
 from p2pavg.peer.dialling import Dialler
 from p2pavg.peer.refusals import DialRefusals
 from p2pavg.peer.settings import Settings
-from p2pavg.plan import MOST_MEMBERS
 from p2pavg.rounds.loop.planning import Planner
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.machine import Machine
@@ -42,7 +41,8 @@ async def first_links(
     if refusals.met:
         raise refusals.met[0]
     trainers = [info for info in view.peers.values() if info.role == "trainer"]
-    advice.check_room(len(trainers), MOST_MEMBERS, settings.run_id)
+    sparse = codecs.is_sparse(codecs.get(settings.compression))
+    advice.check_room(len(trainers), settings.run_id, sparse=sparse)
     if not endpoint.links:
         advice.warn_of_unreachable(trainers, settings.run_id)
 
@@ -73,6 +73,7 @@ def build_machine(
         lambda numel: 4 * numel if spec.exact(machine.epoch) else result.encoded_size(numel),
         settings.topology,
         None if prices is None else prices.between,
+        codecs.is_sparse(result),
     )
     machine = Machine(
         Config(

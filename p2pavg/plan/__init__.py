@@ -12,6 +12,10 @@ bytes of the result go down the same tree. So there are at most two stages in wh
 A flat butterfly has no deputies. In a two-level plan the groups are regions: of each part one contribution
 leaves a region, and one result comes in, however many members the region has.
 
+In an all-gather nothing is reduced on the way: a voter owns a part as long as the vector, which holds its
+own contribution, encoded. All members get all parts, and sum them up in rank order. What has no weight is not
+sent: everybody knows that it is zeros.
+
 Start at `Plan`; `part` is a slice of the vector with its tree. May import errors alone.
 """
 
@@ -24,6 +28,7 @@ from p2pavg.plan.part import Part
 
 STAGES = 2  # in which something is reduced, at most
 MOST_MEMBERS, MOST_PARTS = 64, 256  # of a plan with deputies
+MOST_GATHERED = 12  # voters of an all-gather: each sends its contribution to all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,12 @@ class Plan:
 
     parts: tuple[Part, ...]  # ordered by start, covering the vector exactly; one owner may own several
     groups: tuple[int, ...] = ()  # by rank, any numbers; none: there are no deputies
+    gathers: bool = False  # an all-gather: the parts, all equally long, are contributions, one of each voter
+
+    @property
+    def numel(self) -> int:
+        """Values of the vector."""
+        return self.parts[0].count if self.gathers else sum(part.count for part in self.parts)
 
     def parent(self, part: int, rank: int) -> int | None:
         """To whom `rank` sends its contribution to this part, and from whom it gets the result. None: it owns
@@ -62,12 +73,18 @@ class Plan:
         facts = self.parts[part]
         return rank == facts.owner or rank in facts.deputies
 
+    def takes(self, rank: int) -> bool:
+        """Whether it has room for a contribution of `rank`: an all-gather has none for more than so many."""
+        return not self.gathers or any(part.owner == rank for part in self.parts)
+
     def is_deputy(self, part: int, rank: int) -> bool:
         """Whether what it sends to its parent is a partial mean."""
         return rank in self.parts[part].deputies
 
     def weight(self, part: int, rank: int, weights: Sequence[float]) -> float:
         """Of what `rank` sends to its parent, or as the owner divides by: its own weight and all below."""
+        if self.gathers:
+            return weights[rank] if rank == self.parts[part].owner else 0.0
         if rank == self.parts[part].owner:
             return float(sum(weights))
         if not self.is_deputy(part, rank):
@@ -107,6 +124,8 @@ class Plan:
     def why_not(self, voters: Sequence[bool]) -> str | None:
         """What is wrong with it for members of whom these vote; None: nothing."""
         members, at = len(voters), 0
+        if self.gathers and (why := self._why_not_gathered()) is not None:
+            return why
         deputized = any(part.deputies for part in self.parts)
         if deputized and len(self.groups) != members:
             return "a plan with deputies names the group of each member"
@@ -121,4 +140,14 @@ class Plan:
             if part.deputies and len({self.groups[rank] for rank in reducing}) != len(reducing):
                 return "a group has two that reduce the same part"
             at += part.count
+        return None
+
+    def _why_not_gathered(self) -> str | None:
+        owners = sorted(part.owner for part in self.parts)
+        if not owners or len(owners) > MOST_GATHERED:
+            return f"an all-gather has 1 to {MOST_GATHERED} parts"
+        if len(set(owners)) != len(owners):
+            return "an all-gather has two parts of one member"
+        if len({part.count for part in self.parts}) > 1 or any(part.deputies for part in self.parts):
+            return "the parts of an all-gather are equally long, and have no deputies"
         return None

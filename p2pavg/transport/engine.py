@@ -12,8 +12,10 @@ all children with weight > 0 are in, a deputy divides by their weights and its o
 result codec and sends it to its parent (CONTRIBUTION too). The owner divides by the total weight, encodes
 once with the result codec, stores the encoded bytes in its own result buffer and sends exactly these bytes to
 its children (RESULT), and deputies pass them on to theirs. A member with weight 0 sends no contribution, but
-serves the parts it owns or is a deputy for, and receives results. Members that do not vote (joiners) have no
-children, receive results, and nobody's completion waits for them.
+serves the parts it owns or is a deputy for, and receives results. In an all-gather nobody sends
+CONTRIBUTIONs: the RESULT of a part is what its owner contributes, in a sparse codec; the parts of members
+with weight 0 are zeros, which nobody sends; and what is malformed is refused. Members that do not vote
+(joiners) have no children, receive results, and nobody's completion waits for them.
 """
 
 from __future__ import annotations
@@ -75,8 +77,9 @@ class Start:
 
     weights: tuple[float, ...]  # per rank, >= 0, at least one > 0
     scale: float  # factor that makes a local mean of this peer's raw source
-    # This peer's contribution, as float32[numel] or as uint8 in the encoded layout of contribution_codec;
-    # both None when its weight is 0. It must not change before the job has ended.
+    # This peer's contribution, as float32[numel] or as uint8 in the encoded layout of contribution_codec, in
+    # an all-gather of its own part; both None when its weight is 0. It must not change before the job has
+    # ended.
     source: F32 | None = None  # raw: the engine sends encode(source * scale)
     encoded: U8 | None = None  # or already encoded (scale is not applied)
     ready: int | None = (

@@ -102,6 +102,7 @@ class PumpEngine:
             voters=job.voters,
             parts=[(part.owner, part.start, part.count, part.deputies) for part in job.parts],
             groups=job.plan.groups,
+            gathers=job.plan.gathers,
             chunk_elements=job.chunk_elements,
             contribution_codec=job.contribution_codec,
             result_codec=job.result_codec,

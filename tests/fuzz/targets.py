@@ -15,8 +15,10 @@ from typing import Any
 
 import lz4.block
 import msgpack
+import numpy as np
 
-from p2pavg import blocks, native
+from p2pavg import blocks, codecs, native
+from p2pavg.codecs import sparse
 from p2pavg.credentials import Authority, statements
 from p2pavg.errors import ProtocolError
 from p2pavg.identity import Identity
@@ -178,6 +180,29 @@ def _unpack_here(data: bytes) -> bool:
     return fits
 
 
+_SPARSE, _SPARSE_COUNT = codecs.get("sparse-64"), 4096 + 200
+
+
+def _contributions() -> list[bytes]:
+    values = np.linspace(-1, 1, _SPARSE_COUNT, dtype=np.float32)
+    data = np.empty(_SPARSE.encoded_size(_SPARSE_COUNT), np.uint8)
+    _SPARSE.encode(values, data, 1.0)
+    return [data.tobytes(), bytes(len(data))]
+
+
+def _take_contribution(data: bytes) -> None:
+    """What a member sends to all others: both implementations refuse the same, and write nowhere else."""
+    body = data.ljust(_SPARSE.encoded_size(_SPARSE_COUNT), b"\0")
+    sound = sparse.check(_SPARSE.wire_id, body, _SPARSE_COUNT)
+    assert codecs.is_sound(_SPARSE, body, _SPARSE_COUNT) == sound
+    if len(body) == _SPARSE.encoded_size(_SPARSE_COUNT):
+        room = np.zeros(_SPARSE_COUNT + 16, np.float32)
+        assert _SPARSE.decode_add(body, room[:_SPARSE_COUNT], 0.5) == sound
+        _SPARSE.decode(body, room[:_SPARSE_COUNT])
+        assert not room[_SPARSE_COUNT:].any()
+        assert np.isfinite(room).all() or not sound
+
+
 # -- the table
 
 
@@ -326,6 +351,7 @@ TARGETS = {
         Target("frame", quiet(_parse_frame, ProtocolError), _frames),
         Target("sealed", quiet(_parse_sealed, ProtocolError), _sealed),
         Target("packed", _unpack, _blocks),
+        Target("sparse-contribution", _take_contribution, _contributions),
         *told.TARGETS,
         *meetings.TARGETS,
         *files.TARGETS,

@@ -100,8 +100,7 @@ class Checks:
         contributors = {job.members[rank] for rank, weight in enumerate(commit.weights) if weight > 0}
         samples: set[Any] = set()
         count = 0
-        for part in range(job.parts):
-            value = job.results[part]
+        for part, value in enumerate(self._values(node, job)):
             if "corrupt" in value and any(
                 swarm.reaches(node, swarm.nodes[seat.peer]) and swarm.nodes[seat.peer].running
                 for seat in commit.members
@@ -137,6 +136,16 @@ class Checks:
                 self.positions.committed(node, commit, samples)
             self._all_done(node, commit)
             self._no_fork(node, commit, before)
+
+    def _values(self, node: Node, job: Job) -> list[Any]:
+        """What each part is the sum of; of an all-gather, whose parts are contributions, what all are."""
+        values = [job.results[part] for part in range(job.parts)]
+        if not job.plan.gathers:
+            return values
+        for value, part in zip(values, job.plan.parts, strict=True):
+            if any(item != "corrupt" and item[0][0] != job.members[part.owner] for item in value):
+                self.broken("Whole", f"{node.name} has a contribution in another member's part")
+        return [tuple(item for value in values for item in value)]
 
     def _no_fork(self, node: Node, commit: act.Commit, before: Lineage) -> None:
         """A leader commits nothing that a voter denied; who was DONE in a committed one goes no other way."""

@@ -82,13 +82,16 @@ class Job:
             for part, parent in enumerate(self.parents):
                 if part not in self.children:
                     assert parent is not None
-                    self._send(parent, "contribution", part, own)
+                    if self._sends(self.rank, part):
+                        self._send(parent, "contribution", part, own)
                 elif value[0] == "poison":
                     node.swarm.world.after(0.0, self._refuse_own)
                 else:
                     self.contributions.setdefault(part, {})[self.rank] = own
         for part in self.children:
-            self._reduce(part)
+            if part not in self.absent():
+                self._reduce(part)
+        self.results |= dict.fromkeys(self.absent(), Value())
         self._finish()
         early, self.early = self.early, []
         for kind, rank, part, value in early:
@@ -122,6 +125,11 @@ class Job:
         else:
             self._returned(part, value)
         self._finish()
+
+    def absent(self) -> set[int]:
+        """Parts of an all-gather that nobody sends: their owner has no weight."""
+        parts = self.plan.parts if self.plan.gathers and self.weights else ()
+        return {part for part, facts in enumerate(parts) if not self.weights[facts.owner]}
 
     def _sends(self, rank: int, part: int) -> bool:
         """Whether it contributes to this part: itself, or as a deputy of others."""
@@ -171,8 +179,8 @@ class Job:
             for rank in children:
                 if self._sends(rank, part):
                     owed.setdefault(rank, [0, 0])[0] += self.chunks
-        for parent in self.parents:
-            if parent is not None:
+        for part, parent in enumerate(self.parents):
+            if parent is not None and part not in self.absent():
                 owed.setdefault(parent, [0, 0])[1] += self.chunks
         progress = [NOTHING] * len(self.members)
         for rank in {*owed, *self.chunks_in}:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from p2pavg.plan import Plan
+from p2pavg.plan import MOST_GATHERED, Plan
 from p2pavg.plan.part import Part
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tests.simulation.trainer import Node
 
 OWNERS = 8  # in a large group
+GATHERED = 1 / 6  # of the groups exchange their contributions
 TELLING = frozenset({ev.Received, ev.PeerUp, ev.PeerDown})  # events that the checks look at
 SERIALS = 10**6  # of ballots, for each process of a peer
 
@@ -229,9 +230,13 @@ class ToItself(deque[Message]):
 
 def plan(members: Any) -> Plan:
     """Flat, or, for half of the groups of at least three, over two or three regions, with deputies in
-    most.
+    most; for some groups an all-gather.
     """
     found, count = flat(members), len(members)
+    voters = [rank for rank, member in enumerate(members) if member.voter]
+    owners = [rank for rank in voters if members[rank].owns][:MOST_GATHERED]
+    if len(voters) > 1 and owners and random.Random(members[0].peer + bytes([count])).random() < GATHERED:
+        return Plan(tuple(Part(rank, at, 1) for at, rank in enumerate(owners)), gathers=True)
     dice = random.Random(b"".join(member.peer for member in members))
     if not 3 <= count <= SMALL or dice.random() < 0.5:
         return found

@@ -20,9 +20,9 @@ EPOCHS = 8
 WHOLE = Outer()
 
 
-def net() -> nn.Sequential:
+def net(norm: type[nn.Module] = nn.BatchNorm1d) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.BatchNorm1d(64), nn.Linear(64, 4))
+    return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), norm(64), nn.Linear(64, 4))
 
 
 class Trainer(threading.Thread):
@@ -33,14 +33,14 @@ class Trainer(threading.Thread):
         address: str | None,
         pause: float,
         vanishes_after: int | None = None,
-        outer: Outer = WHOLE,
+        outer: Outer | str = WHOLE,
         compression: str = "int8",
         target: int | None = 256,
     ) -> None:
         super().__init__(daemon=True)
         self.ready = threading.Event()
         self.reports: dict[int, RoundReport] = {}
-        self.model = net()
+        self.model = net(nn.LayerNorm if outer == "sparse" else nn.BatchNorm1d)
         self.failure: BaseException | None = None
         self._address = address
         self._pause = threading.Event(), pause
@@ -92,12 +92,12 @@ class Trainer(threading.Thread):
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("outer", "compression"),
-    [(WHOLE, "int8"), (Outer(fragments=3, overlap=2), "int4")],
-    ids=["whole", "fragments"],
+    [(WHOLE, "int8"), (Outer(fragments=3, overlap=2), "int4"), ("sparse", "fp16")],
+    ids=["whole", "fragments", "sparse"],
 )
-def test_theta_ref_is_equal_whatever_comes_and_goes(outer: Outer, compression: str) -> None:
+def test_theta_ref_is_equal_whatever_comes_and_goes(outer: Outer | str, compression: str) -> None:
     """A fast peer, one four times slower, one that joins and one that vanishes share θ_ref to the bit,
-    always: all at once, and in fragments behind the local steps.
+    always: all at once, in fragments behind the local steps, and where each sends a 64th to all others.
     """
     how: dict[str, Any] = {"outer": outer, "compression": compression}
     fast = Trainer(None, 0.002, **how)
@@ -157,7 +157,7 @@ def test_peers_whose_outer_steps_differ_are_refused_by_name() -> None:
         listen="127.0.0.1:0",
         initial_peers=[],
     ) as opt:
-        for outer in (None, Outer(lr=0.5)):
+        for outer in (None, Outer(lr=0.5), "sparse"):
             with pytest.raises(IncompatiblePeerError, match="outer"):
                 CollaborativeOptimizer(
                     torch.optim.SGD(net().parameters(), lr=0.1),

@@ -48,13 +48,13 @@ uint32_t digest() {
                 for (size_t shift = 0; shift < 2; shift++) {
                     std::vector<float> room(n + shift), acc(n, 0.25f), y(n);
                     for (float &x : room) x = random.value(kind);
-                    for (int codec = 0; codec < 6; codec++) {
-                        const int kind_of = codec == 5 ? P2PAVG_INT8 : codec;
+                    for (int codec = 0; codec < 11; codec++) {  // 5: stochastic int8; from 6 on: sparse
+                        const int kind_of = codec > 5 ? P2PAVG_SPARSE + codec - 2 : codec == 5 ? P2PAVG_INT8 : codec;
                         std::vector<uint8_t> bytes(p2pavg_encoded_size(kind_of, n) + shift);
                         uint8_t *dst = bytes.data() + shift;
                         int finite = codec == 5 ? p2pavg_encode_int8_stochastic(room.data() + shift, n, scale, 3, 4,
                                                                                 0xfffffff0u, dst)
-                                                : p2pavg_encode(codec, room.data() + shift, n, scale, dst);
+                                                : p2pavg_encode(kind_of, room.data() + shift, n, scale, dst);
                         p2pavg_decode(kind_of, dst, n, scale, y.data());
                         finite += 2 * p2pavg_decode_add(kind_of, dst, n, scale, acc.data());
                         crc = p2pavg_crc32(crc, bytes.data(), bytes.size());

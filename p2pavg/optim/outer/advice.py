@@ -45,7 +45,8 @@ def advise(report: RoundReport, steps: int, overlap: int) -> str | None:
     """
     calculation = report.seconds_calculation
     communication = report.seconds_matchmaking + report.seconds_transfer + report.seconds_commit
-    if calculation <= 0 or steps < 1 or len(report.members) < 2 or report.codec not in codecs.WIRE_IDS:
+    known = report.codec in codecs.WIRE_IDS or report.codec in codecs.SPARSE_IDS
+    if calculation <= 0 or steps < 1 or len(report.members) < 2 or not known:
         return None
     if communication <= (1.0 if overlap else WORTH_TELLING) * calculation:
         return None

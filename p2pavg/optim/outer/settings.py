@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
+from p2pavg import codecs
 from p2pavg.errors import ConfigurationError
 
 SCHEDULES = ("inner", "outer")
@@ -20,9 +22,11 @@ class Outer:
     its server.
 
     Args:
-        lr: the outer learning rate. 0.4 to 0.8, growing with peers and local steps, was best in
+        lr: the outer learning rate; None: 0.7, with density 1.0. 0.4 to 0.8, growing with peers and local
+        steps, was best in
             arXiv:2503.09799.
-        momentum: of the outer steps, 0 up to but not 1; 0 keeps no velocity (4 bytes a parameter less).
+        momentum: of the outer steps, 0 up to but not 1; 0 keeps no velocity (4 bytes a parameter less). None:
+            0.9, with density 0.
         nesterov: Nesterov's momentum.
         overlap: local steps that may run while a round is under way; 0: the peer waits for it. The result is
             merged at the end of a `step()`, at most one outer step late.
@@ -34,13 +38,16 @@ class Outer:
             is then the outer step of one fragment, and takes a `fragments`-th of `target_batch_size`.
         sync_every: local steps between two averages, instead of `target_batch_size`, which is then None: an
             outer step takes sync_every · `batch_size_per_step` samples for each peer present.
+        density: the share of Δ that is sent, from 1/256 to 1/16: the largest of each 4096 values, in two bits
+            each, to at most 12 peers; what is not sent is added to the next Δ, times 0.95. This is SparseLoCo
+            (Sarfi et al., 2025, arXiv:2508.15706) without its server. None: all of Δ, in `compression`.
 
     Raises:
         ConfigurationError: for values that cannot work.
     """
 
-    lr: float = 0.7
-    momentum: float = 0.9
+    lr: float = None  # type: ignore[assignment]
+    momentum: float = None  # type: ignore[assignment]
     nesterov: bool = True
     overlap: int = 0
     keep_local: float = 1.0
@@ -48,8 +55,21 @@ class Outer:
     schedule: str = "inner"
     fragments: int = 1
     sync_every: int | None = None
+    density: float | None = None
 
     def __post_init__(self) -> None:
+        dense = self.density is None
+        if self.density is not None:
+            codecs.sparse_of(self.density)
+            if self.momentum:
+                raise ConfigurationError(
+                    "Outer(density=...) takes no momentum: what is not sent now comes with the next Δ, and "
+                    "would count twice; leave momentum out"
+                )
+        if cast("float | None", self.lr) is None:
+            object.__setattr__(self, "lr", 0.7 if dense else 1.0)
+        if cast("float | None", self.momentum) is None:
+            object.__setattr__(self, "momentum", 0.9 if dense else 0.0)
         for name, least, below in (
             ("lr", 0.0, math.inf),
             ("momentum", 0.0, 1.0),
@@ -78,6 +98,8 @@ class Outer:
     def terms(self) -> str:
         """What all peers must share, in words."""
         step = f"lr={self.lr} momentum={self.momentum} nesterov={self.nesterov}"
+        if self.density is not None:
+            step += f" density=1/{round(1 / self.density)}"
         return step if self.fragments == 1 else f"{step} fragments={self.fragments}"
 
 
@@ -87,7 +109,7 @@ _RANGES = {
     "keep_local": "a share from 0 to 1",
 }
 
-PRESETS = {"diloco": Outer()}
+PRESETS = {"diloco": Outer(), "sparse": Outer(density=1 / 64)}
 
 
 def outer_of(value: object) -> Outer | None:

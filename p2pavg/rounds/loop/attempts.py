@@ -55,6 +55,8 @@ class Attempts:
         if job is None:
             return None
         source, scale = None, 1.0
+        if action.weights[job.rank] > 0 and not job.plan.takes(job.rank):
+            return ev.JobFailed(action.transfer, "its plan has no room for the contribution")
         if action.weights[job.rank] > 0:
             if contribution is None or contribution.gradient is None:
                 return ev.JobFailed(action.transfer, "the contribution is gone")
@@ -62,7 +64,7 @@ class Attempts:
             if action.weights[job.rank] != weight:
                 return ev.JobFailed(action.transfer, "the contribution is another than was declared")
             source, scale = contribution.gradient, contribution.scale
-        if isinstance(source, np.ndarray) and len(source) != job.layout.numel:
+        if isinstance(source, np.ndarray) and len(source) != job.plan.numel:
             return ev.JobFailed(action.transfer, "the contribution has another length")
         if source is not None:
             source = self._jobs.prepared(action.transfer, action.weights, source)

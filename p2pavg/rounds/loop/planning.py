@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from p2pavg.allreduce.choosing import Choice, PlanInputs, Topology, choose
+from p2pavg.allreduce.choosing import Choice, PlanInputs, Topology, choose, gather
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.regions import NEAR_RTT_S, regions
-from p2pavg.plan import Plan
+from p2pavg.identity import short_id
+from p2pavg.plan import MOST_GATHERED, Plan
+from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.roles import PlanMember
+
+logger = logging.getLogger("p2pavg.rounds")
 
 
 class Planner:
@@ -20,15 +25,19 @@ class Planner:
         nbytes: Callable[[int], int],
         topology: Topology = Topology.AUTO,
         prices: Callable[[str, str], float] | None = None,
+        gathers: bool = False,
     ) -> None:
-        """numel: values of the vector that is averaged next. nbytes: of so many values, encoded. prices:
-        dollars for 1e9 bytes from one region to another, by their names; None: not known.
+        """gathers: contributions are exchanged, not reduced. numel: values of the vector that is averaged
+        next. nbytes: of so many values, encoded. prices: dollars for 1e9 bytes from one region to another, by
+        their names; None: not known.
         """
         self._numel = numel
         self._nbytes = nbytes
         self._topology = topology
         self._prices = prices
+        self._gathers = gathers
         self.choice: Choice | None = None
+        self._left_out = frozenset[PeerId]()
 
     def __call__(self, members: Sequence[PlanMember]) -> Plan:
         """The plan. members: in rank order."""
@@ -49,9 +58,25 @@ class Planner:
             groups,
             near,
             self._priced(members, groups),
+            [m.voter for m in members],
         )
-        self.choice = choose(self._topology, question)
+        if self._gathers:
+            self.choice = gather(question)
+            self._tell_left_out(members, self.choice.plan)
+        else:
+            self.choice = choose(self._topology, question)
         return self.choice.plan
+
+    def _tell_left_out(self, members: Sequence[PlanMember], plan: Plan) -> None:
+        left = frozenset(m.peer for rank, m in enumerate(members) if m.voter and not plan.takes(rank))
+        for peer in sorted(left - self._left_out):
+            logger.warning(
+                "the steps of peer %s do not count for now: Outer(density=) takes at most %d peers, each "
+                "with links to all others; leave density out for more, or for peers that cannot be reached",
+                short_id(peer),
+                MOST_GATHERED,
+            )
+        self._left_out = left
 
     def _regions(
         self, members: Sequence[PlanMember], rank: Mapping[bytes, int]

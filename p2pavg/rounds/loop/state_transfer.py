@@ -111,8 +111,9 @@ class States:
                 link.send(message)
 
     def _head(self, commit: act.Commit, average: Average) -> ResultHead:
-        exact = self._spec.exact(commit.ballot.epoch) > 0
-        return ResultHead.of(commit, average.result.layout, exact)
+        layout = average.result.layout
+        exact = self._spec.exact(commit.ballot.epoch) > 0 or layout.codec.wire_id != self._codec.wire_id
+        return ResultHead.of(commit, layout, exact)
 
     def _unapplied(self) -> list[tuple[ResultHead, Any]]:
         return [(self._head(commit, a), a.result.data) for a, commit in self._deliveries.unapplied()]

@@ -33,7 +33,8 @@ class Supply:
         """As `Jobs.begin`."""
         job = self._jobs.get(transfer)
         assert job is not None
-        parts = [(part.start, part.count) for part in job.layout.parts]
+        # Parts of an all-gather are contributions, each of the whole vector.
+        parts = [(0 if job.plan.gathers else part.start, part.count) for part in job.own_parts()]
         encoding = gradient.encode(job.codec, parts, job.layout.chunk_elements, scale)
         self._jobs.begin(transfer, weights, encoding, 1.0)
         self._pass_on(transfer, encoding, job.rank)

@@ -227,8 +227,10 @@ class Leading:
         notes = {peer: ready.note for peer, ready in proposal.ready.items()}
         note, refused = core.config.combine(notes, proposal.members, core.me) if notes else (b"", frozenset())
         nothing = Ready(proposal.ballot, 0, 0, 0.0, b"")
-        ready = {peer: ready for peer, ready in proposal.ready.items() if peer not in refused}
-        counted = [ready.get(peer, nothing) for peer in proposal.members]
+        room = {peer for rank, peer in enumerate(proposal.members) if proposal.plan.takes(rank)} - refused
+        counted = [
+            proposal.ready.get(peer, nothing) if peer in room else nothing for peer in proposal.members
+        ]
         if not any(each.weight > 0 for each in counted):
             core.epoch_state.end_begun()
             self.abort(Cause.NOTHING_TO_AVERAGE, ())

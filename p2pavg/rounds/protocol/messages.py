@@ -59,7 +59,9 @@ class Prepare:
     ballot: Ballot
     members: tuple[PeerId, ...]  # rank order
     voters: tuple[bool, ...]
-    plan: Plan  # parts of (owner rank, start, count, deputy ranks), and the group of each member
+    # Parts of (owner rank, start, count, deputy ranks), the group of each member, and whether the parts are
+    # contributions that all members get.
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,8 +84,8 @@ def _part(value: Any) -> Part:
 
 
 def _plan(value: Any) -> Plan:
-    parts, groups = items(value, 2)
-    return Plan(listed(_part)(parts), listed(integer)(groups))
+    parts, groups, gathers = items(value, 3)
+    return Plan(listed(_part)(parts), listed(integer)(groups), boolean(gathers))
 
 
 def _link(value: Any) -> tuple[PeerId, float, float]:

@@ -65,7 +65,7 @@ class Following:
 
     def told(self, donor: bytes, message: Mapping[str, Any]) -> None:
         """A donor keeps this result for us. Raises StateError when it describes it wrongly."""
-        head = ResultHead.from_message(message, self._numel)
+        head = ResultHead.from_message(message, self._numel, codecs.is_sparse(self._codec))
         if len(self._heads) >= MOST_KNOWN:
             raise StateError("a donor tells of more results than there can be")
         holders = self._holders.setdefault(head.lineage, [])

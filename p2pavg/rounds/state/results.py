@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg import codecs, native
-from p2pavg.allreduce.encoded import Layout
+from p2pavg.allreduce.encoded import Layout, shares_of
 from p2pavg.allreduce.jobs import MOST_STATE
-from p2pavg.allreduce.partition import chunk_elements
+from p2pavg.allreduce.partition import chunk_elements, gathered_chunk_elements
 from p2pavg.errors import P2PAvgError, StateError
+from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.protocol import wire
@@ -83,9 +84,9 @@ class ResultHead:
         }
 
     @classmethod
-    def from_message(cls, data: Mapping[str, Any], numel: int) -> ResultHead:
-        """numel: of the gradient. Raises StateError for anything but what `to_message` gives; the lineage is
-        what its fields make of it.
+    def from_message(cls, data: Mapping[str, Any], numel: int, gathered: bool = False) -> ResultHead:
+        """numel: of the gradient. gathered: in this run what is not exact is sparse. Raises StateError for
+        anything but what `to_message` gives; the lineage is what its fields make of it.
         """
         try:
             committed = wire.from_dict(data["committed"], newer=True, older=True)
@@ -106,11 +107,11 @@ class ResultHead:
             )
         except (KeyError, TypeError, AttributeError, P2PAvgError):
             raise StateError("a donor described a result wrongly; another donor will be asked") from None
-        if not head._is_sound(numel):
+        if not head._is_sound(numel, gathered and not head.exact):
             raise StateError("a donor described a result wrongly; another donor will be asked")
         return head
 
-    def _is_sound(self, numel: int) -> bool:
+    def _is_sound(self, numel: int, gathered: bool) -> bool:
         count, at = len(self.members), 0
         if not count == len(self.weights) == len(self.samples) or len(self.parts) != len(self.digests):
             return False
@@ -118,7 +119,11 @@ class ResultHead:
             if part.owner >= count or part.start != at:
                 return False
             at += part.count
-        if not numel <= at <= (MOST_STATE if self.exact else 1) * numel:
+        if gathered:
+            votes = [seat.voter for seat in self.members]
+            if Plan(self.parts, gathers=True).why_not(votes) is not None or at != len(self.parts) * numel:
+                return False
+        elif not numel <= at <= (MOST_STATE if self.exact else 1) * numel:
             return False
         peers = [seat.peer for seat in self.members]
         return self.lineage == next_lineage(
@@ -128,6 +133,9 @@ class ResultHead:
     def layout(self, codec: codecs.Codec) -> Layout:
         """codec: of the run's results."""
         counts = [part.count for part in self.parts]
+        if codecs.is_sparse(codec) and not self.exact:
+            shares = shares_of(self.parts, self.weights)
+            return Layout(self.parts, gathered_chunk_elements(counts[0]), codec, shares)
         return Layout(self.parts, chunk_elements(counts), codecs.get("none") if self.exact else codec)
 
     def fits(self, layout: Layout, data: U8) -> bool:

@@ -42,7 +42,7 @@ class PythonEngine:
         """Make an engine of the running event loop. extra_codecs: for jobs, beside the built-in codecs."""
         self._loop = asyncio.get_running_loop()
         self._events = events
-        built_in = [codecs.get(name) for name in codecs.WIRE_IDS]
+        built_in = [codecs.get(name) for name in (*codecs.WIRE_IDS, *codecs.SPARSE_IDS)]
         self._codecs = {codec.wire_id: codec for codec in (*built_in, *extra_codecs)}
         self._pool = BufferPool()
         self._links: dict[int, Link] = {}

@@ -36,7 +36,10 @@ class Job:
         self._pool = pool
         self._put = put
         self._ledger = reducer.ledger
-        self._landing = Landing(pool, reducer.result_view, self._ledger.result_due, self._accept_result)
+        ledger = self._ledger
+        self._landing = Landing(
+            pool, reducer.result_view, ledger.result_due, self._accept_result, self._is_sound
+        )
         self._rank_of = {link: rank for rank, link in enumerate(self.spec.links) if rank != self.spec.rank}
         self._held: list[Stream] = []
         self._ready = 0  # chunks of this peer's contribution that are in place
@@ -58,12 +61,14 @@ class Job:
 
     def supply(self, ready: int) -> None:
         """Note that the first `ready` chunks of this peer's contribution are in place."""
+        ready += self._ledger.own_chunk
         if not self._ledger.begun:
             raise ValueError(f"transfer {self.spec.transfer} has not begun")
         ledger, before, self._ready = self._ledger, self._ready, max(ready, self._ready)
         if self.reducer.contributes:
             for rank in ledger.others():
-                fresh = [n for n in ledger.above(rank) if before <= n < self._ready and not ledger.reduces(n)]
+                mine = [n for n in ledger.above(rank) if ledger.upward(n) > 0 and not ledger.reduces(n)]
+                fresh = [n for n in mine if before <= n < self._ready]
                 self._queue(Kind.CONTRIBUTION, rank, fresh)
         self._loop.call_soon(self._work_alone)
         self._resume_held()
@@ -178,7 +183,8 @@ class Job:
             return Fate.DROP
         number = ledger.number(header.part, header.chunk)
         passed_on = number is not None and ledger.children(number)
-        if not ledger.begun and (header.kind is Kind.CONTRIBUTION or passed_on):
+        early = header.kind is Kind.CONTRIBUTION or passed_on or self.spec.plan.gathers
+        if not ledger.begun and early:
             self._held.append(stream)
             return Fate.HOLD
         why = ledger.refusal(rank, header)
@@ -214,6 +220,12 @@ class Job:
                 self._finish_chunk(number)
         except NonFiniteError as error:
             self.refuse(error.rank, str(error))
+
+    def _is_sound(self, number: int, body: memoryview) -> bool:
+        sound = self.reducer.is_sound(number, body)
+        if not sound:
+            self.refuse(self._ledger.giver(number), "its contribution is malformed or not finite")
+        return sound
 
     def _accept_result(self, number: int, crc: int) -> None:
         self._ledger.take_result(number, crc)

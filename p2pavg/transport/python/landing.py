@@ -21,14 +21,16 @@ class Landing:
         place: Callable[[int], memoryview],
         due: Callable[[int], bool],
         accept: Callable[[int, int], None],
+        is_sound: Callable[[int, memoryview], bool] = lambda number, body: True,
     ) -> None:
         """place(number): the memory of that chunk. due(number): whether it is yet to be accepted.
-        accept(number, crc): called when it is in place.
+        accept(number, crc): called when it is in place. is_sound(number, body): whether it can be that chunk.
         """
         self._pool = pool
         self.place = place
         self.due = due
         self.accept = accept
+        self._is_sound = is_sound
         self.direct: dict[int, InPlace] = {}  # chunks that a stream is writing into their place
 
     def expect(self, stream: Stream, number: int, aside: bool = False) -> InPlace | Aside:
@@ -42,6 +44,10 @@ class Landing:
     def accepted(self, number: int, crc: int, view: memoryview) -> None:
         """Take a whole copy of the chunk, which is in `view`."""
         if not self.due(number):
+            return
+        if not self._is_sound(number, view):
+            if number in self.direct and self.direct[number].view is view:
+                del self.direct[number]
             return
         writing = self.direct.pop(number, None)
         if writing is not None and writing.view is not view:

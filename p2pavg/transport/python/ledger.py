@@ -55,8 +55,16 @@ class Ledger:
                 contribution_at += sent
                 result_at += returned
         self._first.append(len(self.chunks))
-        self.contribution_bytes = contribution_at
         self.result_bytes = result_at
+        # What this peer contributes: in an all-gather its own part, else the whole vector.
+        self.own_chunk, self.own_start, self.own_at = 0, 0, 0
+        self.own_numel, self.own_bytes = plan.numel, contribution_at
+        if plan.gathers:
+            self.own_bytes //= len(parts)
+            for index in parts:
+                if self._parents[index] is None:
+                    self.own_chunk, self.own_start = self._first[index], job.parts[index].start
+                    self.own_at = index * self.own_bytes
 
         self.begun = False
         self._weights: list[
@@ -86,6 +94,11 @@ class Ledger:
         owns it.
         """
         return self._parents[self.chunks[number].part]
+
+    def giver(self, number: int) -> int:
+        """The rank from which the chunk's result comes."""
+        parent = self.parent(number)
+        return self.rank if parent is None else parent
 
     def children(self, number: int) -> tuple[int, ...]:
         """The ranks that contribute to the chunk at this peer, and get its result from there."""
@@ -143,7 +156,13 @@ class Ledger:
             length = self._first[part + 1] - self._first[part]
             if self._parents[part] is not None and self._upward[-1] > 0:
                 self._contributions_to_go += length
-            self._results_to_go += length * sum(self._job.voters[child] for child in children)
+            if not (plan.gathers and self._upward[-1] == 0):
+                self._results_to_go += length * sum(self._job.voters[child] for child in children)
+
+    def absent(self, weights: Sequence[float]) -> list[int]:
+        """The chunks of an all-gather that nobody sends, as their owner has no weight."""
+        owners = [part.owner for part in self._job.parts] if self._job.plan.gathers else []
+        return self._of(part for part, owner in enumerate(owners) if weights[owner] == 0)
 
     def weight(self, rank: int, number: int) -> float:
         """The weight of `rank`'s contribution to a chunk that I reduce; 0: it contributes nothing."""
@@ -207,8 +226,7 @@ class Ledger:
         self._have_result[number] = 1
         self._crcs[number] = crc
         self._results_due -= 1
-        parent = self.parent(number)
-        self._counts[1][self.rank if parent is None else parent] += 1
+        self._counts[1][self.giver(number)] += 1
 
     def result_crc(self, number: int) -> int:
         return self._crcs[number]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2pavg.codecs import Codec
+from p2pavg.codecs import Codec, is_sound, is_sparse
 from p2pavg.native import crc32
 from p2pavg.transport.engine import F32, U8, ReduceJob, Start
 from p2pavg.transport.python.buffers import BufferPool
@@ -25,7 +25,9 @@ class Reducer:
     def __init__(
         self, job: ReduceJob, contribution: Codec, result: Codec, exact: Codec, pool: BufferPool
     ) -> None:
-        """exact: the codec "none". Raises ValueError when `result` does not fit the parts."""
+        """exact: the codec "none". Raises ValueError when `result` or the codecs do not fit the plan."""
+        if not is_sparse(contribution) == is_sparse(result) == job.plan.gathers:
+            raise ValueError("what is sparse is gathered, and nothing else")
         self.spec = job
         self.ledger = Ledger(job, contribution.encoded_size, result.encoded_size)
         self._contribution = contribution
@@ -41,19 +43,23 @@ class Reducer:
     def begin(self, start: Start) -> None:
         """Take the weights and this peer's contribution. Raises ValueError when they do not fit the job."""
         job, weights = self.spec, start.weights
-        numel = sum(part.count for part in job.parts)
         if len(weights) != len(job.links):
             raise ValueError(f"{len(weights)} weights for {len(job.links)} members")
         if min(weights) < 0 or not any(weights):
             raise ValueError("weights must not be negative, and one must be positive")
         if weights[job.rank] > 0 and start.source is None and start.encoded is None:
             raise ValueError("this peer has a weight but nothing to contribute")
+        numel, nbytes = self.ledger.own_numel, self.ledger.own_bytes
         if start.source is not None and len(start.source) != numel:
             raise ValueError(f"the source has {len(start.source)} elements, the job {numel}")
-        if start.encoded is not None and len(start.encoded) != self.ledger.contribution_bytes:
-            raise ValueError(f"{len(start.encoded)} encoded bytes, not {self.ledger.contribution_bytes}")
+        if start.encoded is not None and len(start.encoded) != nbytes:
+            raise ValueError(f"{len(start.encoded)} encoded bytes, not {nbytes}")
         self._start = start
         self.ledger.begin(weights)
+        for number in self.ledger.absent(weights):
+            zeros = self.result_view(number)
+            zeros[:] = bytes(len(zeros))
+            self.ledger.take_result(number, crc32(zeros))
 
     @property
     def contributes(self) -> bool:
@@ -92,6 +98,9 @@ class Reducer:
 
     def add_own(self, number: int) -> bool:
         """Add what only I contribute to one that I reduce. True: that completed it. Raises NonFiniteError."""
+        if self.spec.plan.gathers:
+            self._encode_own(number)
+            return self.ledger.take_contribution(self.spec.rank, number)
         self._sum(number)
         return self.ledger.whole(number)
 
@@ -110,6 +119,19 @@ class Reducer:
         self._put_own(number, raw, weight)
         self.ledger.take_contribution(self.spec.rank, number)
         return acc
+
+    def _encode_own(self, number: int) -> None:
+        """A chunk of an all-gather's own part <- this peer's contribution, as it is."""
+        chunk, start, ledger = self.ledger.chunks[number], self._start, self.ledger
+        out = self.result_view(number)
+        if start.encoded is not None:
+            at = chunk.contribution_at - ledger.own_at
+            out[:] = start.encoded[at : at + chunk.contribution_bytes].data
+            return
+        assert start.source is not None
+        source = start.source[chunk.start - ledger.own_start :][: chunk.count]
+        if not self._contribution.encode(source, out, start.scale):
+            raise NonFiniteError(self.spec.rank)
 
     def _put_own(self, number: int, raw: U8, weight: float) -> None:
         chunk, start = self.ledger.chunks[number], self._start
@@ -133,6 +155,9 @@ class Reducer:
         Raises NonFiniteError.
         """
         chunk, mine = self.ledger.chunks[number], self.ledger.parent(number) is None
+        if self.spec.plan.gathers:
+            self.ledger.take_result(number, crc32(self.result_view(number)))
+            return
         raw = self._sums.pop(number)
         if mine:
             out = self.result_view(number)
@@ -150,6 +175,13 @@ class Reducer:
     def result_view(self, number: int) -> memoryview:
         chunk = self.ledger.chunks[number]
         return self.spec.result[chunk.result_at : chunk.result_at + chunk.result_bytes].data
+
+    def is_sound(self, number: int, body: memoryview) -> bool:
+        """Whether a chunk that came as a result can be one. Of a mean its owner answers for that; what is
+        gathered was another peer's alone.
+        """
+        chunk = self.ledger.chunks[number]
+        return not self.spec.plan.gathers or is_sound(self._result, body, chunk.count)
 
     def release(self) -> None:
         for held in (self._sums, self._partials):

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from p2pavg.allreduce.choosing import PlanInputs, Topology, choose, dollars, flat, two_levels
+from p2pavg.allreduce.choosing import PlanInputs, Topology, choose, dollars, flat, gather, two_levels
 from p2pavg.allreduce.levels import MOST_TREES
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.regions import regions
-from p2pavg.plan import Plan
+from p2pavg.plan import MOST_GATHERED, Plan
 from p2pavg.plan.part import Part
 
 SHAPES = [(2, 2, 2, 2), (4, 4), (5, 3), (6, 1, 1)]
@@ -185,3 +185,64 @@ def test_regions(names: list[str], rtts: dict[tuple[int, int], float], expected:
     ms.
     """
     assert regions(names, rtts) == expected
+
+
+class TestGather:
+    """All-gathers: every voter's contribution goes to all others."""
+
+    def plan(self, votes: list[bool], owns: list[bool] | None = None) -> Plan:
+        members = [Capacity(1e6, owns=can) for can in owns or votes]
+        asked = PlanInputs(1000, 20, members, {}, range(len(votes)), votes=votes)
+        found = gather(asked)
+        assert found.plan.why_not(votes) is None
+        assert found.plan.numel == 1000
+        return found.plan
+
+    def test_each_voter_has_a_part(self) -> None:
+        """One part as long as the vector for each voter; a joiner gets all and has none."""
+        plan = self.plan([True, True, True, False])
+        assert [(part.owner, part.start, part.count) for part in plan.parts] == [
+            (0, 0, 1000),
+            (1, 1000, 1000),
+            (2, 2000, 1000),
+        ]
+        assert plan.children(1, 1, 4) == (2, 3, 0)
+        assert plan.neighbours(3, 4) == {0, 1, 2}
+        assert not plan.takes(3)
+        assert [plan.weight(1, rank, [2.0, 3.0, 4.0, 0.0]) for rank in range(4)] == [0, 3, 0, 0]
+
+    def test_one_alone_has_a_flat_plan(self) -> None:
+        """Nobody else's contribution is to be had: the average is that of one."""
+        assert self.plan([True, False]) == Plan((Part(0, 0, 1000),))
+
+    def test_there_is_room_for_so_many(self) -> None:
+        """More voters than fit, and those that others cannot reach, take part without a weight."""
+        plan = self.plan([True] * (MOST_GATHERED + 2))
+        assert len(plan.parts) == MOST_GATHERED
+        assert not plan.takes(MOST_GATHERED)
+        assert not self.plan([True] * 3, [True, False, True]).takes(1)
+        assert len(self.plan([True] * 2, [False, False]).parts) == 2
+
+    def test_it_takes_what_the_slowest_needs(self) -> None:
+        """The slowest sender gives its contribution to each of the others."""
+        members = [Capacity(1e6), Capacity(2e6), Capacity(4e6)]
+        found = gather(PlanInputs(1000, 5000, members, {(2, 0): 1e3}, range(3), votes=[True] * 3))
+        assert found.seconds == pytest.approx(5.0)
+        found = gather(PlanInputs(1000, 5000, members, {}, range(3), votes=[True] * 3))
+        assert found.seconds == pytest.approx(0.01)
+
+    @pytest.mark.parametrize(
+        ("parts", "why"),
+        [
+            ((Part(0, 0, 5), Part(0, 5, 5)), "two parts of one member"),
+            ((Part(0, 0, 5), Part(1, 5, 6)), "equally long"),
+            ((Part(0, 0, 5), Part(1, 5, 5, (2,))), "no deputies"),
+            ((Part(0, 0, 5), Part(3, 5, 5)), "no voter"),
+            ((), "1 to 12 parts"),
+        ],
+    )
+    def test_impossible_ones_are_refused(self, parts: tuple[Part, ...], why: str) -> None:
+        """What no leader plans is refused before anything is sent."""
+        found = Plan(parts, (0, 0, 0, 0), gathers=True).why_not([True, True, True, False])
+        assert found is not None
+        assert why in found

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pavg import codecs
-from p2pavg.allreduce.encoded import EncodedResult, Layout
+from p2pavg.allreduce.encoded import EncodedResult, Layout, shares_of
 from p2pavg.errors import StateError
 from p2pavg.plan.part import Part
 from p2pavg.rounds.state import manifest as state
 from p2pavg.rounds.training import Section
 from tests.unit.rounds.state.packed import packed
+
+
+@pytest.mark.parametrize("twin", [False, True], ids=["compiled", "numpy"])
+def test_gathered_contributions_are_summed_in_rank_order(twin: bool) -> None:
+    """The average of an all-gather is the sum of all contributions times their shares, each product and each
+    sum rounded to float32, in rank order; what has no weight is not looked at.
+    """
+    numel, chunk, weights = 20_000, 8192, [3.0, 0.0, 1.0, 7.0]
+    codec = codecs.get("sparse-64")
+    parts = tuple(Part(rank, rank * numel, numel) for rank in range(4))
+    layout = Layout(parts, chunk, codec, shares_of(parts, weights))
+    assert layout.numel == numel
+    data, at, expected = np.zeros(layout.nbytes, np.uint8), 0, np.zeros(numel, np.float32)
+    for rank, weight in enumerate(weights):
+        values = np.random.default_rng(rank).standard_normal(numel).astype(np.float32)
+        for start in range(0, numel, chunk):
+            piece = values[start : start + chunk]
+            size = codec.encoded_size(len(piece))
+            codec.encode(piece, data[at : at + size], 1.0)
+            codec.decode(data[at : at + size], piece)
+            at += size
+        expected += np.float32(weight / sum(weights)) * values
+    if twin:
+        layout = replace(layout, codec=codecs.TwinSparse(codec.name, codec.wire_id))
+    out = np.full(numel, np.nan, np.float32)
+    EncodedResult(layout, data).decode_into(out)
+    assert np.array_equal(out, expected)
 
 
 @given(

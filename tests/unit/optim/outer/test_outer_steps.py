@@ -346,6 +346,9 @@ def test_closing_leaves_the_swarms_parameters(swarm: FakeSwarm) -> None:
         ({"resync_epochs": 3}, "resync_epochs"),
         ({"grad_dtype": torch.float32}, "grad_dtype"),
         ({"outer": "adam"}, "diloco"),
+        ({"outer": "sparse", "compression": "int8"}, "is a codec of its own; leave compression='int8' out"),
+        ({"outer": "sparse", "compression": "fp16", "plan": "two-level"}, "has a plan of its own"),
+        ({"outer": Outer(fragments=5)}, "more than the 4 tensors"),
         ({"outer": Outer(sync_every=3)}, "pass None as target_batch_size"),
         (
             {"outer": Outer(sync_every=3), "target_batch_size": None, "batch_size_per_step": None},
@@ -357,6 +360,26 @@ def test_what_does_not_go_together_is_refused(swarm: FakeSwarm, options: dict[st
     """Each impossible combination is one sentence with the way out."""
     with pytest.raises(ConfigurationError, match=said):
         wrap(net(), **options)
+
+
+def test_a_density_goes_without_momentum() -> None:
+    """Outer(density=) has outer steps of its own; momentum beside it, and a share of no codec, are
+    refused.
+    """
+    assert (Outer(density=1 / 64).lr, Outer(density=1 / 64).momentum) == (1.0, 0.0)
+    assert (Outer().lr, Outer().momentum) == (0.7, 0.9)
+    assert "density=1/64" in Outer(density=1 / 64).terms()
+    with pytest.raises(ConfigurationError, match="takes no momentum"):
+        Outer(density=1 / 64, momentum=0.9)
+    with pytest.raises(ConfigurationError, match="A density is one of"):
+        Outer(density=0.5)
+
+
+def test_a_density_averages_no_buffers(swarm: FakeSwarm) -> None:
+    """A model whose BatchNorm statistics would have to be averaged is refused, with what to use instead."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    with pytest.raises(ConfigurationError, match="LayerNorm"):
+        wrap(model, outer="sparse", compression="fp16")
 
 
 def test_local_steps_between_averages_can_be_said(swarm: FakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:

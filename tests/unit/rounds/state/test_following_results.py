@@ -239,3 +239,26 @@ def test_a_head_that_contradicts_itself_is_refused(field: str) -> None:
     with pytest.raises(StateError):
         ResultHead.from_message(forged.to_message(), NUMEL)
     assert ResultHead.from_message(head.to_message(), NUMEL) == head
+
+
+def test_a_head_of_gathered_contributions() -> None:
+    """Of an all-gather a newcomer knows what each part counts; parts of other lengths, or two of one member,
+    are no such result.
+    """
+    weights, digests = (1.0, 3.0), (b"d" * 32, b"e" * 32)
+    codec = codecs.get("sparse-64")
+
+    def message(*parts: Part) -> dict[str, Any]:
+        after = next_lineage(START, 3, PEERS, weights, digests, b"")
+        seats = tuple(Seat(peer, True) for peer in PEERS)
+        ballot = Ballot(3, 0, PEERS[0], 7, START)
+        head = ResultHead(ballot, 3, seats, parts, False, weights, (1, 3), digests, b"", START, after)
+        return head.to_message()
+
+    head = ResultHead.from_message(message(Part(0, 0, NUMEL), Part(1, NUMEL, NUMEL)), NUMEL, gathered=True)
+    layout = head.layout(codec)
+    assert (layout.numel, layout.shares) == (NUMEL, (0.25, 0.75))
+    assert layout.nbytes == 2 * codec.encoded_size(NUMEL)
+    for parts in (PARTS, (Part(0, 0, NUMEL), Part(0, NUMEL, NUMEL)), (Part(0, 0, NUMEL),)):
+        with pytest.raises(StateError):
+            ResultHead.from_message(message(*parts), NUMEL, gathered=True)
