@@ -1,73 +1,126 @@
-"""Train an image classifier together, each peer on its own tar shards (WebDataset), from a folder or by HTTP.
+"""Train an image classifier together on tar shards: the swarm shares them out, each image once in each pass.
 
-    pip install webdataset pillow
-    python examples/images.py --shards 'shards/train-{000..099}.tar' --part 1/2
-    python examples/images.py --shards 'http://10.0.0.9/train-{000..099}.tar' --part 2/2 \\
-        --initial-peers HOST:PORT
+    pip install pillow
+    python examples/images.py --serve shards
+    python examples/images.py --index http://HOST:8000/index.json --initial-peers HOST:PORT
 
-A shard holds pairs such as 0001.jpg (or .png) and 0001.cls, the number of its class. Shards are streamed,
-over and over, and never stored; over HTTP that takes the program `curl`. `--validation` names shards that
-nobody trains on: the end tells how many of their images are classified right.
+The first peer serves the folder over HTTP, and trains on it. A shard holds pairs such as 0001.jpg (or .png)
+and 0001.cls, the number of its class. The others fetch the shards that they train on, each once per machine,
+into a cache of at most `--cache-gb`. Nobody trains on the last `--validation` shards: the end tells how many
+of their images are classified right.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import random
+import functools
+import hashlib
+import http.server
+import io
+import json
 import signal
 import sys
+import tarfile
+import threading
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, lambda *_: sys.exit(130))  # Ctrl-C leaves the run, from here on
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-import webdataset as wds
+from PIL import Image
 from torch import Tensor, nn
 
-from p2pavg import CollaborativeOptimizer, P2PAvgError
+from p2pavg import CollaborativeOptimizer, P2PAvgError, SwarmShards
+from p2pavg.data.cache import ShardCache
 
 Batch = tuple[Tensor, Tensor]  # images float32[batch, 3, size, size] in 0..1, classes int64[batch]
 
 
-def part_of(text: str) -> tuple[int, int]:
-    part, _, whole = text.partition("/")
-    if not (part.isdigit() and whole.isdigit() and 1 <= int(part) <= int(whole)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 2/3")
-    return int(part), int(whole)
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Requests are not news."""
 
 
-def own_shards(patterns: list[str], part: tuple[int, int]) -> list[str]:
-    """Every n-th of all shards, from this peer's own on."""
-    shards = [shard for pattern in patterns for shard in wds.shardlists.expand_urls(pattern)]
-    own = shards[part[0] - 1 :: part[1]]
-    if not own:
-        sys.exit(f"images: {len(shards)} shards are too few for part {part[0]} of {part[1]}")
-    return own
+def serve(folder: Path, port: int) -> str:
+    """Write the list of the shards into their folder, and serve both. Returns the address of the list."""
+    index = []
+    for path in sorted(folder.glob("*.tar")):
+        with tarfile.open(path) as archive:
+            images = sum(name.endswith(".cls") for name in archive.getnames())
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        index.append({"name": path.name, "images": images, "bytes": path.stat().st_size, "sha256": digest})
+    if not index:
+        sys.exit(f"images: {str(folder)!r} holds no .tar file")
+    (folder / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+    handler = functools.partial(Quiet, directory=str(folder))
+    try:
+        server = http.server.ThreadingHTTPServer(("", port), handler)
+    except OSError as error:
+        sys.exit(f"images: cannot serve on port {port} ({error.strerror}); choose another with --http-port")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_address[1]}/index.json"
 
 
-def samples(shards: list[str], size: int, shuffle: bool) -> Iterator[tuple[Tensor, int]]:
-    """Decoded images, resized, with their classes; once through all shards."""
-    stream = wds.WebDataset(shards, shardshuffle=len(shards) if shuffle else False, empty_check=False)
-    if shuffle:
-        stream = stream.shuffle(1000)
-    for image, label in stream.decode("torchrgb").to_tuple("jpg;jpeg;png", "cls"):
-        yield F.interpolate(image[None], (size, size), mode="area")[0], int(label)
+class Images:
+    """The images of all shards, wherever they are."""
+
+    def __init__(self, index: str, cache: ShardCache, size: int) -> None:
+        try:
+            with urllib.request.urlopen(index, timeout=30) as answer:
+                self.shards = {shard["name"]: shard for shard in json.load(answer)}
+        except (OSError, ValueError, KeyError) as error:
+            sys.exit(f"images: the list of shards {index} cannot be read ({error}); does its peer run?")
+        self._base, self._cache, self._size = index.rpartition("/")[0], cache, size
+
+    def of(self, name: str, first: int = 0, end: int | None = None) -> Iterator[tuple[Tensor, int]]:
+        """The images first .. end - 1 of a shard, in 0..1 and resized, with their classes."""
+        shard = self.shards[name]
+        with (
+            self._cache.open(f"{self._base}/{name}", shard["bytes"], shard["sha256"]) as file,
+            tarfile.open(fileobj=file) as archive,
+        ):
+            pairs: dict[str, dict[str, tarfile.TarInfo]] = {}
+            for member in archive:
+                stem, _, kind = member.name.rpartition(".")
+                pairs.setdefault(stem, {})["class" if kind == "cls" else "image"] = member
+                if end is not None and len(pairs) > end:
+                    break  # the two of a pair follow each other
+            for pair in list(pairs.values())[first:end]:
+                yield self._decoded(archive, pair["image"]), int(_bytes(archive, pair["class"]))
+
+    def _decoded(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> Tensor:
+        image = Image.open(io.BytesIO(_bytes(archive, member))).convert("RGB")
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+        return F.interpolate(pixels[None], (self._size, self._size), mode="area")[0]
 
 
-def batches(shards: list[str], size: int, count: int) -> Iterator[Batch]:
-    """For ever, in another order each time."""
-    images: list[Tensor] = []
-    labels: list[int] = []
+def _bytes(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    assert file is not None, f"{member.name} is no file"
+    return file.read()
+
+
+def batches(images: Images, sampler: SwarmShards, count: int) -> Iterator[Batch]:
+    """For ever: what the swarm leaves to this peer, in the order in which it does."""
+    some: list[tuple[Tensor, int]] = []
     while True:
-        for image, label in samples(shards, size, shuffle=True):
-            images.append(image)
-            labels.append(label)
-            if len(images) == count:
-                yield torch.stack(images), torch.tensor(labels)
-                images, labels = [], []
+        for name, first, end in sampler:  # ends with the pass
+            for each in images.of(name, first, end):
+                some.append(each)
+                if len(some) == count:
+                    yield (
+                        torch.stack([image for image, _ in some]),
+                        torch.tensor([label for _, label in some]),
+                    )
+                    some = []
+        if some:  # iterating anew gives out again what is not counted
+            yield torch.stack([image for image, _ in some]), torch.tensor([label for _, label in some])
+            some = []
 
 
 def build(classes: int) -> nn.Module:
@@ -80,21 +133,20 @@ def build(classes: int) -> nn.Module:
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, shards: list[str], size: int) -> float:
+def accuracy(model: nn.Module, images: Images, names: list[str]) -> float:
     model.eval()
-    right = [
-        int(model(image[None]).argmax() == label) for image, label in samples(shards, size, shuffle=False)
-    ]
+    right = [int(model(image[None]).argmax() == label) for name in names for image, label in images.of(name)]
     return sum(right) / len(right)
 
 
 def train(args: argparse.Namespace) -> None:
-    own = own_shards(args.shards, args.part)
-    torch.manual_seed(0)  # the same model everywhere ...
+    index = args.index or serve(args.serve, args.http_port)
+    images = Images(index, ShardCache(args.cache, int(args.cache_gb * 1e9)), args.size)
+    names = sorted(images.shards)
+    names, validation = names[: len(names) - args.validation], names[len(names) - args.validation :]
+    sampler = SwarmShards(names, [images.shards[name]["images"] for name in names], piece=args.batch_size)
+    torch.manual_seed(0)  # the same model everywhere
     model = build(args.classes)
-    seed = int.from_bytes(os.urandom(4), "big")  # ... and an order of the samples of this peer's own
-    torch.manual_seed(seed)
-    random.seed(seed)
     with CollaborativeOptimizer(
         torch.optim.AdamW(model.parameters(), lr=args.lr),
         run_id=args.run_id,
@@ -103,23 +155,27 @@ def train(args: argparse.Namespace) -> None:
         initial_peers=args.initial_peers,
         listen=args.listen,
         announce=args.announce,
+        sampler=sampler,
     ) as opt:
-        print(f"{len(own)} shards are mine; join with --initial-peers {opt.peer.address}", flush=True)
+        where = opt.peer.address
+        if args.serve:  # others reach the list where they reach this peer
+            index = index.replace("127.0.0.1", where.rpartition(":")[0])
+        print(f"{len(names)} shards; join with --index {index} --initial-peers {where}", flush=True)
         epoch = opt.epoch
-        for images, labels in batches(own, args.size, args.batch_size):
-            loss = F.cross_entropy(model(images), labels)
-            loss.backward()
-            opt.step()
+        for some, labels in batches(images, sampler, args.batch_size):
+            loss = F.cross_entropy(model(some), labels)
+            opt.scale_loss(loss, len(labels)).backward()  # the last batch of a pass may be smaller
+            opt.step(batch_size=len(labels))
             opt.zero_grad()
-            if opt.epoch != epoch and opt.last_report is not None:
-                peers = len(opt.last_report.members)
-                words = f"{peers} peer{'' if peers == 1 else 's'}"
+            if opt.epoch != epoch and (report := opt.last_report) is not None:
+                peers = len(report.members)
+                words = f"{peers} peer{'' if peers == 1 else 's'}, pass {report.passes:.2f}"
                 print(f"epoch {opt.epoch}: loss {loss.item():.3f}, {words}", flush=True)
             epoch = opt.epoch
             if epoch >= args.epochs:
                 break
-    if args.validation:
-        share = accuracy(model, own_shards(args.validation, (1, 1)), args.size)
+    if validation:
+        share = accuracy(model, images, validation)
         print(f"epoch {epoch}: {share:.1%} of the validation images are right", flush=True)
 
 
@@ -128,11 +184,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--shards", nargs="+", required=True, metavar="PATTERN", help="files or http URLs; {000..099} counts")
-    add(
-        "--part", type=part_of, default=(1, 1), metavar="I/N", help="train on every N-th shard, from the I-th"
-    )
-    add("--validation", nargs="+", default=[], metavar="PATTERN")
+    shards = parser.add_mutually_exclusive_group(required=True)
+    shards.add_argument("--serve", type=Path, metavar="FOLDER", help="of shards, for everybody, over HTTP")
+    shards.add_argument("--index", metavar="URL", help="the list of the shards that another peer serves")
+    add("--http-port", type=int, default=8000, help="with --serve; 0: any")
+    add("--cache", default="~/.cache/p2pavg-shards", type=lambda text: Path(text).expanduser())
+    add("--cache-gb", type=float, default=10.0, help="the shards that were used longest ago make room")
+    add("--validation", type=int, default=0, metavar="N", help="nobody trains on the last N shards")
     add("--run-id", default="images")
     add("--initial-peers", nargs="*", metavar="HOST:PORT")
     add("--listen", default="0.0.0.0:31330", metavar="HOST:PORT")

@@ -4,7 +4,7 @@ Start at `sampler` (what a DataLoader iterates) and `draws` (what this peer hold
 What all peers know alike is the `ledger`: which positions of the passes are consumed, and which peer holds
 which leases. It changes by committed rounds alone, with what `notes` of their members say, so it is the same
 on all peers. Beside them `runs` (sets of positions) and `permutation`
-(position -> index).
+(position -> index). `cache` keeps shards that are fetched over HTTP on disk, for all processes of a machine.
 
-Imports errors and torch's Sampler; everything but the sampler is pure.
+Imports errors and torch's Sampler; everything but the sampler and the cache is pure.
 """

@@ -121,6 +121,8 @@ def run_line(shown: Shown) -> str:
         parts.append(f"[{'#' * full}{'.' * (BAR - full)}] {shown.samples}/{shown.target}")
     if shown.eta_s is not None:
         parts.append(f"step in {duration(shown.eta_s)}")
+    if shown.passes:
+        parts.append(f"pass {int(shown.passes) + 1}, {shown.passes % 1:.0%}")
     parts.append(f"{shown.samples_per_second:.4g} samples/s")
     if shown.granularity is not None:
         parts.append(f"granularity {shown.granularity:.3g}")

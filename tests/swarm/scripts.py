@@ -10,10 +10,7 @@ import socket
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
@@ -145,22 +142,3 @@ def write_shards(folder: Path, name: str, count: int, images: int = 30) -> None:
                     info = tarfile.TarInfo(f"{shard:03d}{number:04d}.{suffix}")
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The folder over HTTP on loopback: "http://127.0.0.1:PORT"."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

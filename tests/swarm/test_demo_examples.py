@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.swarm.scripts import LM, Terminal, free_port, served, write_shards
+from tests.swarm.scripts import LM, Terminal, free_port, write_shards
 
 pytestmark = pytest.mark.timeout(300)  # several processes import PyTorch, each for seconds
 
@@ -110,25 +110,49 @@ TOY = (
 )
 
 
-def test_images_from_a_folder_and_over_http(start, tmp_path):
-    """Two peers train together, one with shards in a folder and one over HTTP."""
-    pytest.importorskip("webdataset")
-    write_shards(tmp_path, "train", 4)
-    pattern = "train-{000..003}.tar"
-    with served(tmp_path) as url:
-        local = ("--shards", str(tmp_path / pattern), "--part", "1/2", "--epochs", "100000")
-        first = start("examples/images.py", *local, *TOY)
-        address = first.line_with("2 shards are mine; join with").split()[-1]
-        remote = ("--shards", f"{url}/{pattern}", "--part", "2/2", "--epochs", "100000")
-        second = start("examples/images.py", *remote, "--initial-peers", address, *TOY)
-        assert "2 shards are mine" in second.line_with("join with")
-        second.line_with(" 2 peers")
+def test_images_are_shared_out(start, tmp_path):
+    """One peer serves a folder of shards; another one fetches what it trains on into a cache."""
+    pytest.importorskip("PIL")
+    folder, cache = tmp_path / "shards", tmp_path / "cache"
+    folder.mkdir()
+    write_shards(folder, "train", 4)
+    more = (*TOY, "--epochs", "100000", "--cache", str(cache))
+    first = start("examples/images.py", "--serve", str(folder), "--http-port", "0", *more)
+    printed = first.line_with("4 shards; join with").split("join with ")[1].split()
+    second = start("examples/images.py", *printed, *more)
+    second.line_with(" 2 peers, pass")
+    first.line_with(" 2 peers, pass")
+    assert 1 <= len(list(cache.glob("*.shard"))) <= 4
 
 
 def test_images_are_learnt(start, tmp_path):
-    """The classifier tells three colours apart in pictures that it has not seen."""
-    pytest.importorskip("webdataset")
+    """The classifier tells three colours apart in pictures of a shard that nobody trained on."""
+    pytest.importorskip("PIL")
     write_shards(tmp_path, "some", 2)
-    shards = ("--shards", str(tmp_path / "some-000.tar"), "--validation", str(tmp_path / "some-001.tar"))
-    last = start("examples/images.py", *shards, *TOY, "--epochs", "40").end().splitlines()[-1]
+    words = (
+        "--serve",
+        str(tmp_path),
+        "--http-port",
+        "0",
+        "--validation",
+        "1",
+        "--cache",
+        str(tmp_path / "c"),
+    )
+    last = start("examples/images.py", *words, *TOY, "--epochs", "40").end().splitlines()[-1]
     assert float(last.split(": ")[1].split("%")[0]) > 90
+
+
+def test_a_folder_without_shards_is_one_line(start, tmp_path):
+    """--serve of a folder that holds none, and a list that nobody serves, end with one sentence."""
+    pytest.importorskip("PIL")
+    for words, said in (
+        (("--serve", str(tmp_path)), "holds no .tar file"),
+        (("--index", "http://127.0.0.1:9/index.json"), "cannot be read"),
+    ):
+        script = start("examples/images.py", *words, "--cache", str(tmp_path / "cache"))
+        out = script.rest()
+        assert script.process.returncode == 1
+        assert out.startswith("images: ")
+        assert said in out
+        assert len(out.strip().splitlines()) == 1

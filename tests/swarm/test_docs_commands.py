@@ -15,7 +15,7 @@ import pytest
 
 from p2pavg.forecast.inventory import EXAMPLE
 from tests.forecast.swarms import reports
-from tests.swarm.scripts import LM, ROOT, Script, Terminal, free_port, served, write_shards
+from tests.swarm.scripts import LM, ROOT, Script, Terminal, free_port, write_shards
 
 pytestmark = pytest.mark.timeout(300)  # several processes import PyTorch, each for seconds
 
@@ -250,16 +250,16 @@ def test_digits(shell):
 
 
 def test_images(shell):
-    """The image classifier reads shards from a folder and over HTTP."""
-    pytest.importorskip("webdataset")
+    """The image classifier serves shards from a folder, and another peer fetches them."""
+    pytest.importorskip("PIL")
     local, remote = of("images")
     (shell.folder / "shards").mkdir()
     write_shards(shell.folder / "shards", "train", 6)
-    one = shell(local, *PICTURES, "100000")
-    where = one.line_with("join with").split()[-1]
-    with served(shell.folder / "shards") as url:
-        other = shell(remote.replace("http://192.0.2.20:8000", url), *PICTURES, "100000", address=where)
-        other.line_with(" 2 peers")
+    cache = ("--cache", str(shell.folder / "cache"))
+    one = shell(local, "--http-port", "0", *cache, *PICTURES, "100000")
+    *_, index, _, where = one.line_with("join with").split()
+    other = remote.replace("http://192.0.2.10:8000/index.json", index)
+    shell(other, *cache, *PICTURES, "100000", address=where).line_with(" 2 peers")
 
 
 def test_forecast(shell):

@@ -378,6 +378,14 @@ def test_peers_have_names() -> None:
     assert events(picture.show(1.0)) == ["ada was lost in epoch 4 (timed out)"]
 
 
+def test_the_run_line_tells_the_pass_over_the_data() -> None:
+    """With a sampler of the swarm: in which pass the run is, and how much of it is consumed."""
+    picture = three(PRICES)
+    assert "pass" not in run_line(picture.show(0.5))
+    picture.told(A, status(passes=1.25, blocks_consumed=9), 0.3)
+    assert "  pass 2, 25%  " in run_line(picture.show(0.5))
+
+
 def test_who_downloads_is_not_counted() -> None:
     """A peer that has no state yet brings nothing: it is shown, and not counted among those that train."""
     picture = Picture("run")
