@@ -60,6 +60,14 @@ class Shortlist:
                 asked += 1
         return found
 
+    def waits_for(self) -> list[Contact]:
+        """Those that keep the lookup from its end, once half of the k closest have answered."""
+        front = self._front()
+        there = sum(self._states[peer_id] is _State.ANSWERED for peer_id in front)
+        if 2 * there < len(front):
+            return []
+        return [self._contacts[peer_id] for peer_id in front if self._states[peer_id] is _State.ASKED]
+
     def answered(self, peer_id: bytes) -> None:
         self._states[peer_id] = _State.ANSWERED
 

@@ -131,15 +131,31 @@ class Node:
         parallel = PARALLEL if kind == RequestKind.FIND else PARALLEL_READS
         shortlist = Shortlist(target, self.identity.peer_id, self.k, parallel)
         shortlist.add([*self.contacts.nearest(target, 2 * self.k), *via])
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        asked_at: dict[bytes, float] = {}
+        slowest_s = 0.0
 
-        def advance() -> None:
+        def advance(answered: bytes | None = None) -> None:
+            nonlocal slowest_s
             if done.done():
                 return
+            if answered is not None:
+                slowest_s = max(slowest_s, loop.time() - asked_at[answered])
             for contact in shortlist.next_to_ask():
+                asked_at[contact.id] = loop.time()
                 self._ask_in_lookup(contact, kind, request, shortlist, on_body, advance)
             if shortlist.finished and not done.done():
                 done.set_result(None)
+            elif answered is not None:
+                for contact in shortlist.waits_for():
+                    waited = loop.time() - asked_at[contact.id]
+                    loop.call_later(self.rpc.hurry(contact.address, slowest_s) - waited, slow, contact.id)
+
+        def slow(peer_id: bytes) -> None:
+            if not done.done():
+                shortlist.slow(peer_id)
+                advance()
 
         advance()
         await done
@@ -152,22 +168,23 @@ class Node:
         request: list[Any],
         shortlist: Shortlist,
         on_body: OnBody,
-        advance: Callable[[], None],
+        advance: Callable[[bytes | None], None],
     ) -> None:
         def answered(message: Message | None) -> None:
             found = self._closer_contacts(message, contact)
             if message is None or found is None or not on_body(contact, message.body):
                 shortlist.failed(contact.id)
                 self.failed(contact)
+                advance(None)
             else:
                 shortlist.answered(contact.id)
                 self._heard_from(contact)
                 shortlist.add(found)
-            advance()
+                advance(contact.id)
 
         def slow() -> None:
             shortlist.slow(contact.id)
-            advance()
+            advance(None)
 
         self.rpc.call(contact.address, kind, request, answered, expected=contact.id, on_slow=slow)
 

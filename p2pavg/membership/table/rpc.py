@@ -237,6 +237,12 @@ class Rpc(asyncio.DatagramProtocol):
         """The smoothed round-trip time to an address in seconds, when known."""
         return self._endpoints.rtt(address)
 
+    def hurry(self, address: Address, slowest_s: float) -> float:
+        """How long to wait for an address before going on elsewhere, when others that were asked together
+        with it took at most `slowest_s`, in seconds.
+        """
+        return self._endpoints.hurry(self._endpoints.at(address), slowest_s)
+
     def _transmit(self, transaction: bytes) -> None:
         pending = self._pending[transaction]
         endpoint = self._endpoints.at(pending.address)

@@ -38,6 +38,7 @@ from p2pavg.printable import printable
 WIRE_VERSION = (2, 0)  # major, minor: see "Versions" in docs/design.md
 CONTROL, DATA, OBSERVE, TUNNEL = 1, 2, 3, 4
 PREAMBLE_BYTES = 16
+MOST_ITEMS = 1 << 14  # of one array in a message
 MAX_HELLO_BYTES = 4096
 NONCE_BYTES = 16
 TOKEN_BYTES = 32
@@ -174,9 +175,13 @@ def check_body(body: bytes | bytearray | memoryview, crc: int) -> None:
 
 
 def unpack(body: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Raises ProtocolError unless it is a msgpack map with text keys."""
+    """Raises ProtocolError unless it is a msgpack map with text keys.
+
+    An array is allocated when its length is read: without a limit arrays within arrays, each said to be as
+    long as the message, take a thousand times its bytes.
+    """
     try:
-        message = msgpack.unpackb(body, raw=False, strict_map_key=False)
+        message = msgpack.unpackb(body, raw=False, strict_map_key=False, max_array_len=MOST_ITEMS)
     except Exception as error:
         raise ProtocolError("a message that is not msgpack") from error
     if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):

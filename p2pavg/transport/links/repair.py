@@ -15,12 +15,13 @@ from typing import Any
 from p2pavg.errors import ProtocolError
 from p2pavg.identity import short_id
 from p2pavg.transport.engine import SELF, Engine, Missing, ReduceJob
+from p2pavg.transport.links.handshake import MOST_ITEMS
 from p2pavg.transport.links.link import Link
 from p2pavg.transport.links.stalls import Chunk, LinkWatch, RankWatch, patience
 
 logger = logging.getLogger("p2pavg.transport")
 
-_MOST_CHUNKS = 100_000  # the most chunks named in one request; the next request names the rest
+_MOST_CHUNKS = MOST_ITEMS  # the most chunks named in one request; the next request names the rest
 
 
 class Repairs:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from p2pavg.membership.table.lookup import Shortlist
+from p2pavg.membership.table.timing import SHORTEST_PATIENCE, Endpoints
 from p2pavg.membership.table.wire import Contact
 
 TARGET = bytes(20)
@@ -72,3 +73,32 @@ def test_candidates_are_bounded() -> None:
     shortlist = Shortlist(TARGET, contact(9).id, 4, 4)
     shortlist.add([contact(n) for n in range(10, 5000)])
     assert len(shortlist._contacts) <= 256
+
+
+def test_once_half_have_answered_the_others_hold_a_lookup_back() -> None:
+    """Whom a lookup waits for is named when half of the closest have answered, for they tell how fast answers
+    come now.
+    """
+    shortlist = Shortlist(TARGET, contact(999).id, 4, 4)
+    shortlist.add([contact(1), contact(2), contact(3), contact(4)])
+    shortlist.next_to_ask()
+    shortlist.answered(contact(1).id)
+    assert not shortlist.waits_for()
+    shortlist.answered(contact(3).id)
+    assert shortlist.waits_for() == [contact(2), contact(4)]
+
+
+def test_a_wait_is_as_long_as_answers_take_now() -> None:
+    """An address of which a slow time is known gets a little more than its usual round trip where others
+    answer at once; one that is always far away gets its whole time, and nobody gets more than without the
+    others.
+    """
+    endpoints = Endpoints()
+    busy, far, new = (endpoints.at(("10.0.0.1", port)) for port in (1, 2, 3))
+    for at in range(20):
+        busy.measured(0.03 if at % 2 else 0.15)
+        far.measured(0.3)
+    assert endpoints.hurry(busy, 0.004) < 0.13 < 0.25 < endpoints.patience(busy)
+    assert endpoints.hurry(far, 0.004) > 0.3
+    assert endpoints.hurry(new, 0.004) == SHORTEST_PATIENCE
+    assert endpoints.hurry(new, 9.0) == endpoints.patience(new)

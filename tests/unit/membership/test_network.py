@@ -74,6 +74,32 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     simulate(work)
 
 
+def test_a_read_passes_by_the_dead_at_the_pace_of_those_that_answer() -> None:
+    """Three of the closest nodes are dead, and their answers took long and unevenly when they were last
+    measured: a read goes on without them as soon as those that answer now show that they are late.
+    """
+
+    async def work() -> None:
+        net = network()
+        net.delay = lambda source, destination: 0.002
+        nodes = await table(net, 12)
+        reader, *others = nodes
+        assert await others[-1].store(KEY, b"x", 60.0)
+        others.sort(key=lambda node: distance(node.identity.peer_id))
+        await asyncio.gather(*(node.stop() for node in others[:3]))
+        for node in others[:3]:
+            known = reader.node.rpc._endpoints.at((node.external_addresses()[0][0], 31330))
+            known.smoothed, known.deviation = 0.02, 0.1
+        begun = asyncio.get_running_loop().time()
+        await reader.get(KEY)
+        assert asyncio.get_running_loop().time() - begun < 0.2  # it was 0.43
+
+    def distance(peer_id: bytes) -> int:
+        return int.from_bytes(peer_id, "big") ^ int.from_bytes(KEY, "big")
+
+    run(work())
+
+
 @pytest.mark.parametrize("loss", [0.0, 0.05])
 def test_records_survive_deaths_and_loss(loss: float) -> None:
     """With 30% of 60 nodes killed, the first one included, every survivor finds every living record."""
