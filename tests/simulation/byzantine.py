@@ -50,7 +50,7 @@ class Honest(Checks):
     """
 
     def __init__(self, swarm: Swarm) -> None:
-        super().__init__(swarm)
+        super().__init__(swarm, data=None)
         self.said, self.books = Unheard(self), Unkept(self, swarm.lineage)
         self.liar: Node | None = None
 
