@@ -1,5 +1,6 @@
 """`p2pavg launch`: starts one peer per machine, or several on this one.
 
-Start at `cli`. `local` starts peers as processes of this machine, behind a bootstrap node of their own.
-May import every floor below.
+Start reading at `cli`. `local` starts peers as processes of this machine, behind a bootstrap node of their
+own. `deployment` starts them on the machines of a `swarm_file` through `remote` and `ssh`; there a `keeper`
+keeps each alive. May import every floor below.
 """

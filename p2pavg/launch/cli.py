@@ -1,4 +1,4 @@
-"""`p2pavg launch SCRIPT --to local --peers N`: the shortest way to a swarm."""
+"""`p2pavg launch SCRIPT`: the shortest way to a swarm, here or on machines that ssh reaches."""
 
 from __future__ import annotations
 
@@ -7,33 +7,69 @@ from pathlib import Path
 
 from p2pavg.bench.options import positive_int
 from p2pavg.errors import ConfigurationError
+from p2pavg.launch import swarm_file
+from p2pavg.launch.deployment import Deployment
 from p2pavg.launch.local import Local
 
 MOST_PEERS = 64
+STEPS = ("status", "logs", "stop", "add")  # of a swarm that was launched before
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line's sub-parsers."""
     launch = subparsers.add_parser(
         "launch",
-        description="Starts a training script as several peers of a swarm on this machine, behind a "
-        "bootstrap node of their own, and shows what they print. The script builds its optimizer "
-        "without initial_peers=, which then come from P2PAVG_INITIAL_PEERS. Ctrl-C lets all of them leave.",
-        usage="%(prog)s SCRIPT [--to local] [--peers N] [-- ARGUMENTS OF THE SCRIPT]",
+        description="Starts a training script as the peers of a swarm. Without --swarm: as several processes "
+        "of this machine, behind a bootstrap node of their own, whose output is shown; Ctrl-C lets all "
+        "leave. With --swarm FILE: one peer on each machine of a TOML file, over ssh; the swarm then lives "
+        "without this command, and 'launch status', 'launch logs', 'launch stop' and 'launch add' look after "
+        "it. The script builds its optimizer without initial_peers= and credentials=, which then come from "
+        "the environment.",
+        usage="%(prog)s SCRIPT [--peers N | --swarm FILE] [-- ARGUMENTS OF THE SCRIPT]\n"
+        "       %(prog)s status|logs|stop|add [PEER ...] --swarm FILE",
         epilog="example: p2pavg launch examples/train_lm.py --peers 3 -- --epochs 20",
     )
-    launch.add_argument("script", metavar="SCRIPT", type=Path, help="a Python script")
-    launch.add_argument("--to", choices=("local",), default="local", help="where: processes of this machine")
+    launch.add_argument("script", metavar="SCRIPT", help="a Python script, or status, logs, stop, add")
+    launch.add_argument("names", nargs="*", metavar="PEER", help="machines of the file; default: all")
+    launch.add_argument("--to", choices=("local", "ssh"), help="default: ssh with --swarm, else local")
     launch.add_argument(
-        "--peers", type=positive_int, default=2, metavar="N", help="how many; default: %(default)d"
+        "--peers", type=positive_int, default=2, metavar="N", help="local ones; default: %(default)d"
     )
+    launch.add_argument("--swarm", type=Path, metavar="FILE", help="the machines (TOML)")
+    launch.add_argument("--follow", action="store_true", help="with logs: go on as the log grows")
     launch.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start the peers and wait for them. Returns 0 when each of them ended with 0."""
-    if not args.script.is_file():
-        raise ConfigurationError(f"there is no script {str(args.script)!r}")
+    """Carry out the step. Returns 0 when everything came about."""
+    script = Path(args.script)
+    if args.script in STEPS and not script.is_file():
+        return _step(args)
+    if not script.is_file():
+        raise ConfigurationError(f"there is no script {args.script!r}")
+    if args.names:
+        raise ConfigurationError(f"{args.names[0]!r} is no option; arguments of the script stand behind --")
+    if args.to == "ssh" or (args.swarm is not None and args.to is None):
+        return Deployment(_swarm(args)).launch(script, args.rest)
     if args.peers > MOST_PEERS:
         raise ConfigurationError(f"--peers {args.peers} is more than {MOST_PEERS} on one machine")
-    return Local(args.script, args.rest, args.peers).run()
+    return Local(script, args.rest, args.peers).run()
+
+
+def _swarm(args: argparse.Namespace) -> swarm_file.SwarmFile:
+    if args.swarm is None:
+        raise ConfigurationError(f"--swarm FILE is missing: the machines; an example:\n{swarm_file.EXAMPLE}")
+    return swarm_file.load(args.swarm)
+
+
+def _step(args: argparse.Namespace) -> int:
+    deployment = Deployment(_swarm(args))
+    match args.script:
+        case "status":
+            return deployment.status()
+        case "logs":
+            return deployment.logs(args.names, follow=args.follow)
+        case "stop":
+            return deployment.stop(args.names)
+        case _:
+            return deployment.add(args.names)

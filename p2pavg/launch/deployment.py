@@ -1,0 +1,270 @@
+"""A swarm on machines that ssh reaches: started, looked at, enlarged and stopped from here."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from p2pavg.credentials import Authority
+from p2pavg.errors import ConfigurationError, P2PAvgError
+from p2pavg.launch import wheel
+from p2pavg.launch.record import Record
+from p2pavg.launch.remote import INSTALL_S, Job, Remote
+from p2pavg.launch.ssh import MachineError, Ssh
+from p2pavg.launch.swarm_file import MachineEntry, SwarmFile
+from p2pavg.printable import counted
+
+TABLE_S = 120.0  # for the peers that were started to be in the table
+LOOK_S = 1.0
+LINES = 100  # of a log
+Result = TypeVar("Result")
+
+
+class Deployment:
+    """The machines of one swarm file."""
+
+    def __init__(self, swarm: SwarmFile) -> None:
+        self._swarm = swarm
+        self._printing = threading.Lock()
+        self._remotes = {machine.name: self._remote(machine) for machine in swarm.machines}
+
+    def _remote(self, machine: MachineEntry, name: str | None = None) -> Remote:
+        ssh = Ssh(machine.name, machine.ssh, self._swarm.ssh_config)
+        return Remote(ssh, self._swarm.run, name or machine.name)
+
+    def _say(self, text: str) -> None:
+        with self._printing:
+            print(text, flush=True)
+
+    # ------------------------------------------------------------------------------------ starting
+
+    def launch(self, script: Path, arguments: Sequence[str]) -> int:
+        """Start one peer per machine, and wait until each is in the table. Returns 0 when all are."""
+        swarm = self._swarm
+        states = self._each(swarm.machines, lambda machine: self._remotes[machine.name].state())
+        running = [name for name, state in states.items() if state["alive"]]
+        if running:
+            raise ConfigurationError(
+                f"run {swarm.run!r} has a peer on {', '.join(running)} already: 'p2pavg launch add' starts "
+                "more, 'p2pavg launch stop' lets all leave"
+            )
+        machines = [machine for machine in swarm.machines if machine.name in states]
+        authority = Authority.new(swarm.run) if swarm.closed else None
+        secrets: tuple[str | None, str | None] = (None, None)
+        if authority is not None:
+            secrets = authority.to_text(), authority.member().to_text()
+        record = Record(swarm.run, str(script), list(arguments), "", *secrets)
+        with tempfile.TemporaryDirectory(prefix="p2pavg-launch-") as folder:
+            made = self._wheel(Path(folder))
+            record.bootstrap = swarm.bootstrap or self._bootstrap(machines, made, authority, record.watcher)
+            record.save()
+            return self._start(machines, len(swarm.machines), record, made)
+
+    def add(self, names: Sequence[str]) -> int:
+        """Start the peers of machines that the file names now, in the run that lives."""
+        record = Record.load(self._swarm.run)
+        machines = [self._swarm.machine(name) for name in names]
+        if not machines:
+            machines = [m for m in self._swarm.machines if not self._remotes[m.name].state().get("alive")]
+        if not machines:
+            raise ConfigurationError("a peer runs on every machine of the file; put another machine into it")
+        with tempfile.TemporaryDirectory(prefix="p2pavg-launch-") as folder:
+            return self._start(machines, len(machines), record, self._wheel(Path(folder)))
+
+    def _wheel(self, folder: Path) -> Path | None:
+        if not self._swarm.install:
+            return None
+        given = self._swarm.wheel
+        if given is None:
+            self._say("building the wheel")
+            return wheel.made(folder)
+        if not given.is_file():
+            raise ConfigurationError(f"there is no wheel {given}")
+        return given
+
+    def _bootstrap(
+        self,
+        machines: Sequence[MachineEntry],
+        made: Path | None,
+        authority: Authority | None,
+        watcher: str | None,
+    ) -> str:
+        """Start a bootstrap node on the first machine that takes one; its address."""
+        swarm, failed = self._swarm, "none can be reached"
+        for machine in machines:
+            try:
+                remote = self._remote(machine, "bootstrap")
+                address = f"{machine.address or remote.ssh.host()}:{swarm.bootstrap_port}"
+                remote.install(machine.python, made, swarm.packages, INSTALL_S)
+                command = ["@PYTHON@", "-m", "p2pavg", "bootstrap", "--run", swarm.run]
+                command += ["--listen", f"0.0.0.0:{swarm.bootstrap_port}", "--announce", address]
+                credentials = None if authority is None else authority.member().to_text()
+                remote.start(Job(command, machine.environment, credentials, watcher))
+                self._say(f"{machine.name}: bootstrap node at {address}")
+                return address
+            except MachineError as error:
+                failed = str(error)
+                self._say(failed)
+        raise P2PAvgError(f"no machine runs the bootstrap node ({failed})")
+
+    def _start(self, machines: Sequence[MachineEntry], wanted: int, record: Record, made: Path | None) -> int:
+        authority = None if record.authority is None else Authority.load(record.authority)
+        started = self._each(machines, lambda machine: self._start_one(machine, record, authority, made))
+        record.save()
+        there = self._await_table(list(started), record)
+        for machine in machines:
+            if machine.name in started:
+                found = there.get(machine.name)
+                self._say(f"{machine.name}: {found or 'started, and not in the table yet; see its log'}")
+        missing = [machine.name for machine in machines if not there.get(machine.name)]
+        first = f"'p2pavg launch status --swarm {self._swarm.path}' tells how it goes"
+        told = f"{counted(len(machines) - len(missing), 'peer')} of {wanted} in the table"
+        self._say(f"{told}; the swarm lives without this command. {first}")
+        return int(len(machines) - len(missing) < wanted)
+
+    def _start_one(
+        self, machine: MachineEntry, record: Record, authority: Authority | None, made: Path | None
+    ) -> bool:
+        swarm, remote = self._swarm, self._remotes[machine.name]
+        script = Path(record.script)
+        if remote.state().get("alive"):
+            raise MachineError(
+                f"{machine.name}: its peer runs already; 'p2pavg launch stop' lets that peer leave"
+            )
+        remote.install(machine.python, made, swarm.packages, INSTALL_S)
+        remote.copy(swarm.directory, script)
+        remote.set_up(swarm.setup, INSTALL_S)
+        member = None if authority is None else authority.member()
+        environment = {"P2PAVG_INITIAL_PEERS": record.bootstrap, **machine.environment}
+        inside = script.resolve().relative_to(swarm.directory.resolve()) if swarm.directory else script.name
+        command = ["@PYTHON@", f"@FOLDER@/code/{inside}", *record.arguments, *machine.arguments]
+        line = None if member is None else member.to_text()
+        remote.start(Job(command, environment, line, record.watcher))
+        if member is not None:
+            record.peers[machine.name] = member.identity.peer_id.hex()
+        self._say(f"{machine.name}: started")
+        return True
+
+    def _each(
+        self, machines: Sequence[MachineEntry], work: Callable[[MachineEntry], Result]
+    ) -> dict[str, Result]:
+        """What came of it, by machine; one that fails is told, and is not there."""
+        found: dict[str, Result] = {}
+
+        def one(machine: MachineEntry) -> None:
+            try:
+                found[machine.name] = work(machine)
+            except MachineError as error:
+                self._say(str(error))
+
+        with ThreadPoolExecutor(max(1, len(machines)), "p2pavg-launch") as pool:
+            list(pool.map(one, machines))
+        return found
+
+    # ------------------------------------------------------------------------------------ looking
+
+    def _await_table(self, names: Sequence[str], record: Record) -> dict[str, str]:
+        """Per machine whose peer is in the table: a line about it."""
+        deadline = time.monotonic() + TABLE_S
+        found: dict[str, str] = {}
+        while time.monotonic() < deadline:
+            found = self._in_table(names, record, self._table(record))
+            if len(found) == len(names):
+                break
+            time.sleep(LOOK_S)
+        return found
+
+    def _table(self, record: Record) -> list[Mapping[str, Any]]:
+        """The peers of the run, as a machine that can see them tells."""
+        for machine in self._swarm.machines:
+            for remote in (self._remote(machine, "bootstrap"), self._remotes[machine.name]):
+                try:
+                    told = json.loads(remote.peers(record.run, record.bootstrap))
+                    peers: list[Mapping[str, Any]] = [p for p in told["peers"] if p["role"] != "watcher"]
+                except (MachineError, ValueError, KeyError):
+                    continue
+                return peers
+        return []
+
+    def _in_table(
+        self, names: Sequence[str], record: Record, table: Sequence[Mapping[str, Any]]
+    ) -> dict[str, str]:
+        if record.authority is None:  # nobody knows whose peer is whose
+            return dict.fromkeys(names[: len(table)], "in the table")
+        rows = {row["peer_id"]: row for row in table}
+        return {
+            name: _described(rows[record.peers[name]]) for name in names if record.peers.get(name) in rows
+        }
+
+    def status(self) -> int:
+        """Print a line per machine. Returns 0 when a peer runs on each."""
+        record = Record.load(self._swarm.run)
+        table = self._table(record)
+        names = [machine.name for machine in self._swarm.machines]
+        there = self._in_table(names, record, table)
+        states = self._each(self._swarm.machines, lambda machine: self._remotes[machine.name].state())
+        width = max(map(len, names))
+        for name in names:
+            if name in states:
+                self._say(f"{name:{width}}  {_state(states[name]):24}  {there.get(name, 'not in the table')}")
+        self._say(
+            f"run {record.run}: {counted(len(table), 'peer')} in the table; others join at {record.bootstrap}"
+        )
+        return int(not all(state.get("alive") for state in states.values()) or len(states) < len(names))
+
+    def logs(self, names: Sequence[str], *, follow: bool) -> int:
+        """Print the end of logs, or follow one."""
+        Record.load(self._swarm.run)
+        machines = [self._swarm.machine(name) for name in names] or list(self._swarm.machines)
+        if follow:
+            if len(machines) != 1:
+                raise ConfigurationError("--follow takes one peer: name that peer")
+            return self._remotes[machines[0].name].follow(LINES)
+        told = self._each(machines, lambda machine: self._remotes[machine.name].tail(LINES))
+        for machine in machines:
+            for line in told.get(machine.name, "").splitlines():
+                self._say(f"[{machine.name}] {line}" if len(machines) > 1 else line)
+        return int(len(told) < len(machines))
+
+    # ------------------------------------------------------------------------------------ stopping
+
+    def stop(self, names: Sequence[str]) -> int:
+        """Let peers leave, which hand over what they have; when all do, the bootstrap node ends, too."""
+        Record.load(self._swarm.run)
+        machines = [self._swarm.machine(name) for name in names] or list(self._swarm.machines)
+        told = self._each(machines, lambda machine: self._remotes[machine.name].stop())
+        for machine in machines:
+            if machine.name in told:
+                self._say(f"{machine.name}: {told[machine.name]}")
+        if not names:
+            for machine in self._swarm.machines:
+                try:
+                    self._remote(machine, "bootstrap").stop()
+                except MachineError as error:
+                    print(error, file=sys.stderr)
+        return int(len(told) < len(machines))
+
+
+def _described(row: Mapping[str, Any]) -> str:
+    """One row of the table."""
+    address = row["addresses"][0] if row["addresses"] else "no address"
+    reach = "out only" if row["client_only"] else address
+    return f"peer {row['peer_id'][:8]} at {reach}, epoch {row['epoch']}, {row['role']}"
+
+
+def _state(state: Mapping[str, Any]) -> str:
+    """Of a keeper."""
+    told = str(state.get("state", "not started"))
+    if told in ("running", "crashed") and not state["alive"]:
+        told = "gone: its keeper was killed"
+    code, restarts = state.get("exit_code"), state.get("restarts") or 0
+    if code:
+        told += f" (exit code {code})"
+    return told + (f", restarted {restarts} times" if restarts else "")

@@ -1,0 +1,147 @@
+"""Keeps one peer alive on its machine: `python -m p2pavg.launch.keeper FOLDER`.
+
+The folder has `peer.json` (command, environment, directory). The keeper writes `state.json` and `peer.log`
+beside that file, starts a peer that crashed anew after a pause, and passes SIGTERM on; after that nothing is
+started any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+PAUSES_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # before the next start, by crashes in a row
+LIVED_S = 120.0  # a peer that ran for so long has not crashed in a row
+MOST_CRASHES = 8  # in a row, after which the keeper gives up
+LOG_BYTES = 16 << 20  # of the log; then that file becomes peer.log.1
+PIECE_BYTES = 65536
+
+
+class Keeper:
+    """One peer, its log and its state."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._leaving = threading.Event()
+        self._peer: subprocess.Popen[bytes] | None = None
+        self._restarts = 0
+
+    def run(self) -> int:
+        """Keep the peer until it ends by itself, is asked to leave, or has crashed too often. Returns the
+        peer's exit code.
+        """
+        job = json.loads((self._folder / "peer.json").read_text())
+        crashes, code = 0, 0
+        while not self._leaving.is_set():
+            began = time.monotonic()
+            code = self._once(job)
+            if code == 0 or self._leaving.is_set():
+                break
+            crashes = 1 if time.monotonic() - began >= LIVED_S else crashes + 1
+            if crashes >= MOST_CRASHES:
+                self._tell("failed", code)
+                return code
+            self._tell("crashed", code)
+            self._leaving.wait(PAUSES_S[min(crashes, len(PAUSES_S)) - 1])
+            self._restarts += 1
+        self._tell("left" if self._leaving.is_set() else "ended", code)
+        return code
+
+    def _once(self, job: Mapping[str, Any]) -> int:
+        """Start the peer, keep its output, and wait for its end."""
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **job["environment"]}
+        try:
+            peer = self._peer = subprocess.Popen(
+                job["command"],
+                cwd=job["directory"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._log(f"the peer cannot be started: {error}\n".encode())
+            return 127
+        self._tell("running", None)
+        if self._leaving.is_set():
+            self.leave()
+        assert peer.stdout is not None
+        while piece := os.read(peer.stdout.fileno(), PIECE_BYTES):
+            self._log(piece)
+        return peer.wait()
+
+    def leave(self) -> None:
+        """Ask the peer to leave, which hands over what it has."""
+        self._leaving.set()
+        if self._peer is not None and self._peer.poll() is None:
+            self._peer.send_signal(signal.SIGTERM)
+
+    def _log(self, piece: bytes) -> None:
+        path = self._folder / "peer.log"
+        try:
+            with path.open("ab") as log:
+                log.write(piece)
+                full = log.tell() >= LOG_BYTES
+            if full:
+                path.replace(self._folder / "peer.log.1")
+        except OSError:
+            pass  # the disk is full: the peer goes on
+
+    def _tell(self, state: str, code: int | None) -> None:
+        """Write where things stand."""
+        fields = {
+            "state": state,
+            "keeper": os.getpid(),
+            "peer": None if self._peer is None else self._peer.pid,
+            "exit_code": code,
+            "restarts": self._restarts,
+            "since": time.time(),
+        }
+        made = self._folder / "state.json.new"
+        try:
+            made.write_text(json.dumps(fields))
+            made.replace(self._folder / "state.json")
+        except OSError:
+            pass  # the disk is full: the peer goes on
+
+
+def claimed(folder: Path) -> IO[str] | None:
+    """The lock that one keeper holds while it lives; None: another one holds it."""
+    import fcntl
+
+    lock = (folder / "keeper.lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        return None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def main() -> int:
+    """The folder is the only argument."""
+    folder = Path(sys.argv[1]).resolve()
+    lock = claimed(folder)
+    if lock is None:
+        return 75
+    with lock:
+        keeper = Keeper(folder)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: keeper.leave())
+        return keeper.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

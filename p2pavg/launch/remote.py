@@ -1,0 +1,169 @@
+"""One machine of a launched swarm: installing, starting, looking and stopping there."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from p2pavg.launch.ssh import Ssh
+
+HOME = ".p2pavg"  # in the home directory of that machine
+INSTALL_S = 1800.0
+STEP_S = 120.0
+LEAVES_S = 90.0  # that a peer may take: more than the default notice
+LEFT_OUT = {".git", ".venv", "venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+MOST_CODE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a keeper keeps alive."""
+
+    command: Sequence[str]  # @PYTHON@ and @FOLDER@ stand for the interpreter and the folder there
+    environment: Mapping[str, str]
+    credentials: str | None  # the secret line of this member; None: an open run
+    watcher: str | None  # and of a member that only looks on
+
+
+class Remote:
+    """A folder of one machine, and the peer (or bootstrap node) whose folder that is."""
+
+    def __init__(self, ssh: Ssh, run: str, name: str) -> None:
+        """Both names have letters, digits, `.`, `_` and `-` alone."""
+        self.ssh = ssh
+        self._folder = f"{HOME}/{run}/{name}"
+
+    def install(self, python: str, wheel: Path | None, packages: Sequence[str], timeout: float) -> None:
+        """Make a virtual environment with p2pavg and `packages`, or bring the one that is there up to date.
+        wheel: of p2pavg; None: `python` has everything. Raises MachineError.
+        """
+        missing = f"there is no {python} on that machine; name another one with python="
+        lines = [
+            "set -e",
+            f"mkdir -p {self._folder}/code && cd {self._folder}",
+            f"P=$(command -v {shlex.quote(python)}) || {{ echo {shlex.quote(missing)} >&2; exit 3; }}",
+        ]
+        if wheel is None:
+            self.ssh.shell("\n".join([*lines, 'printf %s "$P" > python']), STEP_S)
+            return
+        self.ssh.shell("\n".join(lines), STEP_S)
+        self.ssh.send(f"cat > {self._folder}/{wheel.name}", wheel.read_bytes(), INSTALL_S)
+        wanted = " ".join(shlex.quote(package) for package in packages)
+        pip = "venv/bin/python -m pip install --quiet --disable-pip-version-check"
+        lines += [
+            '[ -x venv/bin/python ] || "$P" -m venv venv',
+            f"{pip} {wanted} ./{shlex.quote(wheel.name)} >&2",
+            'printf %s "$PWD/venv/bin/python" > python',
+        ]
+        self.ssh.shell("\n".join(lines), timeout)
+
+    def copy(self, directory: Path | None, script: Path) -> None:
+        """Bring the code there: a directory, or the script alone. Raises MachineError."""
+        self.ssh.send(f"tar -xzf - -C {self._folder}/code", packed(directory, script), INSTALL_S)
+
+    def set_up(self, commands: Sequence[str], timeout: float) -> None:
+        """Run the user's commands in the code, with the environment's programs first. Raises MachineError."""
+        if commands:
+            path = f'set -e\ncd {self._folder}/code\nexport PATH="$(dirname "$(cat ../python)"):$PATH"'
+            self.ssh.shell("\n".join([path, *(f"{{ {command}\n}} >&2" for command in commands)]), timeout)
+
+    def start(self, job: Job) -> None:
+        """Start a keeper, which lives on without this connection. Raises MachineError."""
+        environment = dict(job.environment)
+        secret = "rm -f credentials watcher"
+        if job.credentials is not None and job.watcher is not None:
+            environment["P2PAVG_CREDENTIALS"] = "@FOLDER@/credentials"
+            secret = (
+                f"printf %s {shlex.quote(job.credentials)} > credentials\n"
+                f"printf %s {shlex.quote(job.watcher)} > watcher"
+            )
+        described = json.dumps(
+            {"command": list(job.command), "environment": environment, "directory": "@FOLDER@/code"}
+        )
+        running = "its peer runs already; 'p2pavg launch stop' lets that peer leave"
+        lines = [
+            "set -e",
+            "umask 077",
+            f"cd {self._folder}",
+            f"if {_ALIVE}; then echo {shlex.quote(running)} >&2; exit 4; fi",
+            secret,
+            "rm -f state.json",
+            "D=$(pwd -P); PY=$(cat python)",
+            f'printf %s {shlex.quote(described)} | sed "s|@FOLDER@|$D|g; s|@PYTHON@|$PY|g" > peer.json',
+            'nohup setsid "$PY" -m p2pavg.launch.keeper "$D" > keeper.log 2>&1 < /dev/null &',
+        ]
+        self.ssh.shell("\n".join(lines), STEP_S)
+
+    def state(self) -> Mapping[str, Any]:
+        """What the keeper wrote last, and `alive`: whether a keeper runs. Raises MachineError."""
+        lines = [
+            f"cd {self._folder} 2>/dev/null || {{ echo '{{}}'; exit 0; }}",
+            f"if {_ALIVE}; then echo alive; else echo gone; fi",
+            "cat state.json 2>/dev/null || echo '{}'",
+        ]
+        alive, _, told = self.ssh.shell("\n".join(lines), STEP_S).partition("\n")
+        try:
+            state = json.loads(told or "{}")
+        except ValueError:
+            state = {}
+        return {**state, "alive": alive.strip() == "alive"}
+
+    def stop(self) -> str:
+        """Let the peer leave, and wait until its keeper has ended. Returns the state. Raises MachineError."""
+        lines = [
+            f"cd {self._folder} 2>/dev/null || exit 0",
+            f"if {_ALIVE}; then kill -TERM $(cat keeper.lock); fi",
+            f"i=0; while {_ALIVE} && [ $i -lt {round(10 * LEAVES_S)} ]; do sleep 0.1; i=$((i+1)); done",
+            f"if {_ALIVE}; then echo 'it has not left in {LEAVES_S:.0f} s' >&2; exit 5; fi",
+        ]
+        self.ssh.shell("\n".join(lines), LEAVES_S + STEP_S)
+        return str(self.state().get("state", "not started"))
+
+    def tail(self, lines: int) -> str:
+        """The end of the peer's log, and of the keeper's where that has something to say."""
+        return self.ssh.shell(
+            f"cd {self._folder} && cat keeper.log 2>/dev/null; tail -n {lines} peer.log", STEP_S
+        )
+
+    def follow(self, lines: int) -> int:
+        """Show the log as it grows, until Ctrl-C."""
+        return self.ssh.follow(f"tail -n {lines} -F {self._folder}/peer.log")
+
+    def peers(self, run: str, initial_peer: str) -> str:
+        """What `p2pavg peers --json -` prints there. Raises MachineError."""
+        command = f'"$(cat python)" -m p2pavg peers {run} --initial-peers {initial_peer} --json -'
+        lines = [
+            f"cd {self._folder}",
+            "C=$([ -e watcher ] && echo '--credentials watcher')",
+            f"{command} $C 2> /dev/null || true",
+        ]
+        return self.ssh.shell("\n".join(lines), STEP_S)
+
+
+# Whether a keeper holds its lock: the file names the process, and stays when that process is gone.
+_ALIVE = (
+    '[ -s keeper.lock ] && kill -0 "$(cat keeper.lock)" 2>/dev/null '
+    '&& ! { [ -r "/proc/$(cat keeper.lock)/cmdline" ] '
+    '&& ! tr "\\0" " " < "/proc/$(cat keeper.lock)/cmdline" | grep -q p2pavg.launch.keeper; }'
+)
+
+
+def packed(directory: Path | None, script: Path) -> bytes:
+    """A compressed tar of a directory, without what belongs to this machine, or of the script alone."""
+    made = io.BytesIO()
+
+    def wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if LEFT_OUT & set(Path(entry.name).parts) else entry
+
+    with tarfile.open(fileobj=made, mode="w:gz") as tar:
+        if directory is None:
+            tar.add(script, script.name)
+        else:
+            tar.add(directory, ".", filter=wanted)
+    return made.getvalue()

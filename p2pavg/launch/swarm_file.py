@@ -1,0 +1,180 @@
+"""The machines of a swarm and what runs on them, read from TOML and checked."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from p2pavg.errors import ConfigurationError
+from p2pavg.membership.table.address import parse_host_port
+
+EXAMPLE = """\
+run = "my-run"                    # as in the script
+packages = ["torch==2.13.0"]      # beside p2pavg itself, for pip
+
+[[machine]]
+name = "lab"
+ssh = "me@lab.example.org"        # as for ssh: a name of ~/.ssh/config, too
+
+[[machine]]
+name = "cloud"
+ssh = "ubuntu@203.0.113.7"
+arguments = ["--region", "eu-west"]
+"""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+BOOTSTRAP_PORT = 31329
+_SWARM = {
+    "run": str,
+    "closed": bool,
+    "bootstrap": str,
+    "bootstrap_port": int,
+    "python": str,
+    "install": bool,
+    "wheel": str,
+    "packages": list,
+    "directory": str,
+    "setup": list,
+    "environment": dict,
+    "ssh_config": str,
+    "machine": list,
+}
+_MACHINE = {
+    "name": str,
+    "ssh": str,
+    "address": str,
+    "python": str,
+    "arguments": list,
+    "environment": dict,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MachineEntry:
+    """One machine: where ssh finds it, and what is its own there."""
+
+    name: str
+    ssh: str
+    address: str | None  # host under which the others reach it; None: the one that ssh connects to
+    python: str  # on that machine
+    arguments: tuple[str, ...]  # of the script, after those of all
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmFile:
+    """What all machines share, and the machines."""
+
+    path: Path
+    run: str
+    machines: tuple[MachineEntry, ...]
+    closed: bool  # only who has credentials takes part
+    bootstrap: str | None  # HOST:PORT of a node that runs already; None: one is started on the first machine
+    bootstrap_port: int
+    install: bool  # into a virtual environment of its own; False: `python` has everything
+    wheel: Path | None  # of p2pavg; None: made from this installation
+    packages: tuple[str, ...]
+    directory: Path | None  # copied to each machine; None: the script alone
+    setup: tuple[str, ...]  # shell commands, run in the copied directory
+    ssh_config: Path | None
+
+    def machine(self, name: str) -> MachineEntry:
+        """The machine of this name. Raises ConfigurationError."""
+        for machine in self.machines:
+            if machine.name == name:
+                return machine
+        known = ", ".join(machine.name for machine in self.machines)
+        raise ConfigurationError(f"{self.path} has no machine {name!r}; it has {known}")
+
+
+def load(path: Path) -> SwarmFile:
+    """Read a file. Raises ConfigurationError, which names the file and the key."""
+    try:
+        given = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}") from None
+    checked = _checked(given, _SWARM, str(path))
+    run = checked.get("run")
+    if not run:
+        raise ConfigurationError(f"{path}: 'run' is missing: the run_id of the script")
+    if not NAME.fullmatch(run):
+        raise ConfigurationError(f"{path}: run = {run!r} has characters beside letters, digits, . _ -")
+    if "bootstrap" in checked:
+        parse_host_port(checked["bootstrap"])
+    port = checked.get("bootstrap_port", BOOTSTRAP_PORT)
+    if not 1 <= port <= 65535:
+        raise ConfigurationError(f"{path}: bootstrap_port = {port} is no port")
+    beside = path.parent
+    return SwarmFile(
+        path=path,
+        run=run,
+        machines=_machines(checked, path),
+        closed=checked.get("closed", True),
+        bootstrap=checked.get("bootstrap"),
+        bootstrap_port=port,
+        install=checked.get("install", True),
+        wheel=_path(checked, "wheel", beside),
+        packages=_texts(checked, "packages", str(path)),
+        directory=_path(checked, "directory", beside),
+        setup=_texts(checked, "setup", str(path)),
+        ssh_config=_path(checked, "ssh_config", beside),
+    )
+
+
+def _machines(checked: Mapping[str, Any], path: Path) -> tuple[MachineEntry, ...]:
+    entries = checked.get("machine", [])
+    if not entries:
+        raise ConfigurationError(f"{path} has no [[machine]]; an example:\n{EXAMPLE}")
+    found: list[MachineEntry] = []
+    for number, entry in enumerate(entries, 1):
+        where = f"{path}: machine {number}"
+        machine = _checked(entry, _MACHINE, where)
+        ssh = machine.get("ssh")
+        if not ssh or ssh.startswith("-"):
+            raise ConfigurationError(f"{where}: 'ssh' is missing: what ssh is called with")
+        name = machine.get("name", ssh.rpartition("@")[2])
+        if not NAME.fullmatch(name):
+            raise ConfigurationError(f"{where}: name = {name!r} has characters beside letters, digits, . _ -")
+        if name in {other.name for other in found}:
+            raise ConfigurationError(f"{where}: the name {name!r} is there twice")
+        environment = {**checked.get("environment", {}), **machine.get("environment", {})}
+        if not all(isinstance(value, str) for value in environment.values()):
+            raise ConfigurationError(f"{where}: values of 'environment' are texts")
+        found.append(
+            MachineEntry(
+                name,
+                ssh,
+                machine.get("address"),
+                machine.get("python", checked.get("python", "python3")),
+                _texts(machine, "arguments", where),
+                environment,
+            )
+        )
+    return tuple(found)
+
+
+def _checked(given: object, known: Mapping[str, type], where: str) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise ConfigurationError(f"{where} is not a table")
+    for key, value in given.items():
+        if key not in known:
+            raise ConfigurationError(f"{where}: there is no key {key!r}; there are {', '.join(known)}")
+        if type(value) is not known[key]:
+            raise ConfigurationError(f"{where}: {key!r} is not of type {known[key].__name__}")
+    return given
+
+
+def _texts(given: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    values = given.get(key, [])
+    if not all(isinstance(value, str) for value in values):
+        raise ConfigurationError(f"{where}: {key!r} is a list of texts")
+    return tuple(values)
+
+
+def _path(given: Mapping[str, Any], key: str, beside: Path) -> Path | None:
+    return beside / Path(given[key]).expanduser() if key in given else None

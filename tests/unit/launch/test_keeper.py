@@ -1,0 +1,109 @@
+"""The keeper of a peer on its machine, as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pavg.launch import keeper as module
+from p2pavg.launch.keeper import Keeper
+
+DEADLINE_S = 60.0
+
+
+def folder(tmp_path: Path, code: str) -> Path:
+    """Of a peer that is this Python program."""
+    job = {
+        "command": [sys.executable, "-c", code],
+        "environment": {"SAID": "hello"},
+        "directory": str(tmp_path),
+    }
+    (tmp_path / "peer.json").write_text(json.dumps(job))
+    return tmp_path
+
+
+def keeper(at: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "p2pavg.launch.keeper", str(at)])
+
+
+def state(at: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((at / "state.json").read_text()))
+    except OSError:
+        return {}
+
+
+def until(happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_peer_that_ends_is_not_started_again(tmp_path: Path) -> None:
+    """Its output and its environment are its own; the state tells that it ended."""
+    at = folder(tmp_path, "import os; print(os.environ['SAID'])")
+    assert Keeper(at).run() == 0
+    assert (at / "peer.log").read_text() == "hello\n"
+    told = state(at)
+    assert (told["state"], told["exit_code"], told["restarts"]) == ("ended", 0, 0)
+
+
+def test_a_peer_that_crashes_is_started_again_until_it_crashed_too_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start is in the log; the keeper gives up with the peer's exit code."""
+    monkeypatch.setattr(module, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(module, "MOST_CRASHES", 3)
+    at = folder(tmp_path, "import sys; print('up'); sys.exit(7)")
+    assert Keeper(at).run() == 7
+    assert (at / "peer.log").read_text() == "up\n" * 3
+    told = state(at)
+    assert (told["state"], told["exit_code"], told["restarts"]) == ("failed", 7, 2)
+
+
+def test_sigterm_lets_the_peer_leave(tmp_path: Path) -> None:
+    """The peer gets SIGTERM once, its last words are kept, and nothing is started afterwards."""
+    code = (
+        "import signal, sys, time\n"
+        "def leave(*_):\n    print('bye', flush=True)\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\nprint('up', flush=True)\ntime.sleep(600)"
+    )
+    at = folder(tmp_path, code)
+    process = keeper(at)
+    until(lambda: (at / "peer.log").exists() and "up" in (at / "peer.log").read_text())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 0
+    assert (at / "peer.log").read_text() == "up\nbye\n"
+    assert state(at)["state"] == "left"
+
+
+def test_two_keepers_of_one_folder(tmp_path: Path) -> None:
+    """The second one ends at once, and the first one's peer lives."""
+    at = folder(tmp_path, "import time; time.sleep(600)")
+    first = keeper(at)
+    until(lambda: state(at).get("state") == "running")
+    assert keeper(at).wait(DEADLINE_S) == 75
+    os.kill(state(at)["peer"], 0)
+    first.send_signal(signal.SIGTERM)
+    first.wait(DEADLINE_S)
+
+
+def test_a_log_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full log becomes peer.log.1, and the one before that goes."""
+    monkeypatch.setattr(module, "LOG_BYTES", 1000)
+    monkeypatch.setattr(module, "PIECE_BYTES", 100)
+    at = folder(tmp_path, "for n in range(400): print(f'{n:09}', flush=True)")
+    Keeper(at).run()
+    sizes = {path.name: path.stat().st_size for path in at.glob("peer.log*")}
+    assert set(sizes) <= {"peer.log", "peer.log.1"}
+    assert sum(sizes.values()) <= 2000

@@ -1,0 +1,78 @@
+"""The file that names the machines of a swarm, and one sentence for each mistake in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from p2pavg.errors import ConfigurationError
+from p2pavg.launch.swarm_file import BOOTSTRAP_PORT, EXAMPLE, load
+
+ONE = '[[machine]]\nssh = "me@host"\n'
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "swarm.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_example_is_read(tmp_path: Path) -> None:
+    """What the errors show works: names, machines, and defaults for the rest."""
+    swarm = load(written(tmp_path, EXAMPLE))
+    assert (swarm.run, swarm.bootstrap_port) == ("my-run", BOOTSTRAP_PORT)
+    assert swarm.closed
+    assert swarm.install
+    assert [machine.name for machine in swarm.machines] == ["lab", "cloud"]
+    assert swarm.machine("cloud").arguments == ("--region", "eu-west")
+    assert swarm.packages == ("torch==2.13.0",)
+
+
+def test_what_is_shared_holds_for_each_machine(tmp_path: Path) -> None:
+    """A machine's own words win; its name is its host by default; paths stand beside the file."""
+    text = 'run = "r"\npython = "p1"\ndirectory = "code"\n[environment]\nA = "1"\nB = "1"\n'
+    own = '[[machine]]\nssh = "me@h.org"\n[[machine]]\nssh = "x"\npython = "p2"\n'
+    own += '[machine.environment]\nB = "2"\n'
+    swarm = load(written(tmp_path, text + own))
+    first, second = swarm.machines
+    assert (first.name, first.python, dict(first.environment)) == ("h.org", "p1", {"A": "1", "B": "1"})
+    assert (second.python, dict(second.environment)) == ("p2", {"A": "1", "B": "2"})
+    assert swarm.directory == tmp_path / "code"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("run = ", "is not TOML"),
+        (ONE, "'run' is missing"),
+        ('run = "a b"\n' + ONE, "characters beside letters"),
+        ('run = "r"\n', r"has no \[\[machine\]\]"),
+        ('run = "r"\nrnu = 1\n' + ONE, "there is no key 'rnu'"),
+        ('run = "r"\ninstall = "no"\n' + ONE, "'install' is not of type bool"),
+        ('run = "r"\nbootstrap = "nowhere"\n' + ONE, "nowhere"),
+        ('run = "r"\nbootstrap_port = 70000\n' + ONE, "is no port"),
+        ('run = "r"\n[[machine]]\nname = "x"\n', "machine 1: 'ssh' is missing"),
+        ('run = "r"\n[[machine]]\nssh = "-oProxyCommand=x"\n', "machine 1: 'ssh' is missing"),
+        ('run = "r"\n' + ONE + ONE, "the name 'host' is there twice"),
+        ('run = "r"\n[[machine]]\nssh = "h"\nname = "a;b"\n', "characters beside letters"),
+        ('run = "r"\npackages = [1]\n' + ONE, "'packages' is a list of texts"),
+        ('run = "r"\n[environment]\nA = 1\n' + ONE, "values of 'environment' are texts"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    """It names the file and what is wrong there."""
+    with pytest.raises(ConfigurationError, match=says):
+        load(written(tmp_path, text))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    """The sentence names the path."""
+    with pytest.raises(ConfigurationError, match=r"none\.toml cannot be read"):
+        load(tmp_path / "none.toml")
+
+
+def test_a_machine_that_the_file_does_not_name(tmp_path: Path) -> None:
+    """The sentence names those that it has."""
+    with pytest.raises(ConfigurationError, match="no machine 'x'; it has host"):
+        load(written(tmp_path, 'run = "r"\n' + ONE)).machine("x")
