@@ -32,6 +32,7 @@ def flat(report: RoundReport) -> dict[str, float]:
         "bytes_received": report.bytes_received,
         "wire_bytes_sent": report.wire_bytes_sent,
         "wire_bytes_received": report.wire_bytes_received,
+        "spared_bytes": report.spared_bytes,
         "egress_bytes_per_hour": report.egress_bytes_per_hour,
     }
     told = {

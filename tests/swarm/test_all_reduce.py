@@ -53,6 +53,23 @@ async def test_weights_shapes_and_dtypes() -> None:
         assert sorted(member.weight for member in first.members) == [1.0, 3.0]
 
 
+async def test_reports_tell_what_packing_spared() -> None:
+    """Zeros cost their headers: what would have been sent of them stands in `spared_bytes`, in one
+    report only.
+    """
+    async with (
+        Peer("zeros", listen=LISTEN, compression="none") as one,
+        Peer("zeros", listen=LISTEN, compression="none", initial_peers=[one.address]) as two,
+    ):
+        noise = np.random.default_rng(0).standard_normal(200_000).astype(np.float32)
+        for values, least, most in ((np.zeros_like(noise), 700_000, 800_000), (noise, 0, 0)):
+            reports = await asyncio.gather(
+                *(peer.all_reduce(values.copy(), group_size=2) for peer in (one, two))
+            )
+            assert all(least <= report.spared_bytes <= most for report in reports)
+            assert all(report.bytes_sent + report.spared_bytes >= values.nbytes for report in reports)
+
+
 async def test_a_peer_alone_keeps_its_values() -> None:
     """Without others the average is one's own."""
     async with Peer("alone", listen=LISTEN) as peer:

@@ -1,0 +1,64 @@
+"""What members do when newcomers ask for their state."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2pavg.rounds.state.exchange import StateExchange
+
+
+class Donor:
+    """Busy for ever."""
+
+    epoch_s = 0.3
+
+    async def offer(self, link: int, **asked: Any) -> None:
+        return None
+
+
+class Asking:
+    """A newcomer's link."""
+
+    id = 7
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+    def reply(self, request: dict[str, Any], answer: dict[str, Any]) -> None:
+        self.answer.set_result(answer)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({}, True),
+        ({"have": None, "aligned": False}, True),
+        ({"have": [3, b"l" * 32]}, False),
+        ({"aligned": True}, False),
+    ],
+    ids=["bare", "alone", "has a state", "asks others, too"],
+)
+async def test_rounds_hear_of_a_newcomer_before_its_state_is_copied(asked: Any, told: bool) -> None:
+    """Who needs a whole state, and asks nobody else. Others need an epoch to end first, or results alone."""
+    heard: list[Any] = []
+    exchange = StateExchange(Donor(), lambda: (), heard.append)  # type: ignore[arg-type]
+    link: Any = Asking()
+    exchange.message(link, {"t": "state", **asked})
+    assert await asyncio.wait_for(link.answer, 10) == {"busy": True}
+    assert heard == ([link] if told else [])
+    exchange.close()
+
+
+async def test_who_waits_for_a_state_itself_has_no_round_wait() -> None:
+    """It gives none, so nobody needs to wait for it to be copied."""
+    heard: list[Any] = []
+    exchange = StateExchange(SimpleNamespace(), lambda: None, heard.append)  # type: ignore[arg-type]
+    link: Any = Asking()
+    exchange.message(link, {"t": "state"})
+    assert "error" in await asyncio.wait_for(link.answer, 10)
+    assert heard == []
+    exchange.close()
