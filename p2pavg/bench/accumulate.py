@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from p2pavg.report.plot import whole
 
 NEVER = 1 << 50
 """A target batch size that no benchmark reaches."""
+LEAST_PAIRS = 5  # an interval of fewer says nothing
 
 
 def register(subparsers: Any) -> None:
@@ -36,7 +38,14 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--params", type=positive_int, default=10_000_000, help="parameters of the model")
     parser.add_argument("--batch", type=positive_int, default=32, help="samples per microbatch")
     parser.add_argument("--microbatches", type=positive_int, default=8, help="microbatches per block")
-    parser.add_argument("--pairs", type=positive_int, default=20, help="blocks of each kind")
+    parser.add_argument("--pairs", type=positive_int, default=20, help="blocks of each kind, at most")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=240.0,
+        help=f"after so long no blocks begin any more, and there are {LEAST_PAIRS} of each at least; "
+        "default: %(default)g",
+    )
     parser.add_argument("--threads", type=positive_int, help="torch threads (default: torch's own choice)")
     add_output_options(parser)
     parser.set_defaults(func=run)
@@ -145,8 +154,13 @@ def lower_bound(ratios: Sequence[float], draws: int = 2000) -> float:
     return percentile(medians, 5)
 
 
-def measure(bench: Bench, pairs: int, advance: Callable[[float], None]) -> dict[str, Any]:
-    """All figures of the verb. The blocks run in turn, in an order that changes each time."""
+def measure(
+    bench: Bench, pairs: int, advance: Callable[[float], None], seconds: float = math.inf
+) -> dict[str, Any]:
+    """All figures of the verb. The blocks run in turn, in an order that changes each time: so many times, or
+    until `seconds` are over, as a block of a large model may take a minute.
+    """
+    begun = time.monotonic()
     times: dict[str, list[float]] = {"plain": [], "local": [], "control": []}
     busy: dict[str, list[float]] = {"plain": [], "local": [], "control": []}
     with bench.collaborative(NEVER) as optimizer:
@@ -160,6 +174,8 @@ def measure(bench: Bench, pairs: int, advance: Callable[[float], None]) -> dict[
         bench.step_us.clear()
         names = list(blocks)
         for pair in range(pairs):
+            if pair >= LEAST_PAIRS and time.monotonic() > begun + seconds:
+                break
             for name in names if pair % 2 == 0 else reversed(names):
                 wall, thread = bench.timed(blocks[name])
                 times[name].append(wall)
@@ -182,6 +198,7 @@ def measure(bench: Bench, pairs: int, advance: Callable[[float], None]) -> dict[
         "thread_cpu_control_ratio": median(cpu_controls),
         "step_us_median": median(bench.step_us),
         "step_us_p99": percentile(bench.step_us, 99),
+        "pairs": len(ratios),
         "ratios": ratios,
         "controls": controls,
     }
@@ -195,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
     torch.manual_seed(0)
     bench = Bench(model_of(args.params, device), args.batch, args.microbatches, device)
     with progress("accumulating", args.pairs) as advance:
-        result = measure(bench, args.pairs, advance)
+        result = measure(bench, args.pairs, advance, args.seconds)
         ends = bench.epoch_ends()
     result |= {
         "epoch_end_seconds": median(ends),
@@ -203,7 +220,6 @@ def run(args: argparse.Namespace) -> int:
         "params": sum(p.numel() for p in bench.model.parameters()),
         "batch": args.batch,
         "microbatches": args.microbatches,
-        "pairs": args.pairs,
         "threads": torch.get_num_threads(),
     }
     lines = [
