@@ -196,7 +196,7 @@ def _live() -> Iterator[Callable[[Shown], None]]:
     from p2pavg.monitor.screen import screen
 
     with Live(auto_refresh=False, screen=True) as live:
-        yield lambda shown: live.update(screen(shown, live.console.width), refresh=True)
+        yield lambda shown: live.update(screen(shown, *live.console.size), refresh=True)
 
 
 @contextmanager

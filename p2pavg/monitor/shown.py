@@ -135,6 +135,29 @@ def run_line(shown: Shown) -> str:
     return "  ".join(parts)
 
 
+def figures_line(shown: Shown) -> str:
+    """What else there is to know of the run, in one line: only what is known."""
+    parts = [f"loss {shown.loss_text}"] if shown.loss_text else []
+    parts.append(f"egress {size(shown.egress_bytes_per_hour)}/h")
+    if shown.passes:
+        parts.append(f"pass {shown.passes:.3f}, {counted(shown.blocks_consumed, 'block')}")
+    device = f" + {size(shown.device_memory_bytes)}" if shown.device_memory_bytes else ""
+    parts.append(f"memory {size(shown.memory_bytes)}{device}")
+    if shown.samples_discarded:
+        parts.append(f"{counted(shown.samples_discarded, 'sample')} discarded")
+    if shown.attempts_failed:
+        parts.append(counted(shown.attempts_failed, "failed attempt"))
+    return "  ".join(parts)
+
+
+def size(nbytes: float) -> str:
+    """Bytes in words."""
+    for unit, step in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if nbytes >= step:
+            return f"{nbytes / step:.3g} {unit}"
+    return f"{nbytes / 1e3:.3g} kB"
+
+
 def rate(bps: float) -> str:
     """Bit/s in words."""
     return f"{bps / 1e9:.2f} Gb/s" if bps >= 1e9 else f"{bps / 1e6:.1f} Mb/s"

@@ -355,7 +355,7 @@ def test_the_terminal_shows_peers_links_and_events() -> None:
         f"* {short_id(A)}",
         "eu-west-1",
         "210.0 Mb/s",
-        "103.0 ms",
+        "103 ms ×8",
         "silent",
         "fell silent in epoch 4",
     ):
@@ -432,3 +432,76 @@ def test_the_table_of_peers_fits_80_columns(capsys: pytest.CaptureFixture[str]) 
     assert max(map(len, lines)) <= 80
     for part in ("a-machine-of-a-lab", short_id(A), "198.51.100.7:31330", "eu-west-1", "1234.5", "joining"):
         assert any(part in line for line in lines)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 12, 40])
+def test_the_screen_fits_80_by_24(count: int) -> None:
+    """Verdict, run, figures, peers, rounds and the newest events fit; links where there is room for them."""
+    from rich.console import Console
+
+    ids = [bytes([65 + number]) * 20 for number in range(count)]
+    picture = Picture("llama-7b-pretrain", PRICES)
+    picture.listed({p: named(p, f"machine-{p[0]}", region="eu-west-1") for p in ids}, 0.0)
+    for peer in ids:
+        picture.linked(peer, 0.0)
+        links = [[other, 4, 0.103, 8, 2.1e8, 1000, 1000] for other in ids if other != peer]
+        for epoch in range(1, 6):
+            picture.told(peer, told_of(epoch, samples_discarded=3 if epoch == 3 else 0), 0.1 * epoch)
+        told = {"leader": ids[0], "peers": sees(*ids), "links": links, "loss": 2.31, "passes": 1.25}
+        picture.told(peer, status(epoch=6, **told), 0.6)
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(screen(picture.show(1.0), 80, 24))
+    text = console.export_text()
+    lines = text.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    for part in (
+        "discarded in the last minute",
+        "epoch 6",
+        "loss 2.31",
+        "pass 1.250",
+        "* machine-65",
+        "====",
+        "0.7 s ago",
+    ):
+        assert part in text
+    assert ("103 ms ×8" in text) == (count == 3)
+    assert ("there is no room" in text) == (count >= 12)
+
+
+def test_a_lost_peer_comes_first_on_a_full_screen() -> None:
+    """Where not all rows fit, those in trouble do."""
+    from rich.console import Console
+
+    picture = Picture("run")
+    ids = [bytes([65 + number]) * 20 for number in range(40)]
+    picture.listed({p: named(p, f"machine-{p[0]}") for p in ids}, 0.0)
+    for peer in ids:
+        picture.linked(peer, 0.0)
+        picture.told(peer, status(), 0.0)
+    picture.unlinked(ids[39], "closed by the other side", 0.5)
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(screen(picture.show(0.5), 80, 24))
+    lines = console.export_text().splitlines()
+    (head,) = (place for place, line in enumerate(lines) if line.startswith("peer "))
+    assert lines[head + 1].split()[0] == "machine-104"
+    assert lines[head + 1].split()[-1] == "lost"
+
+
+def test_hostile_text_is_text_on_the_terminal() -> None:
+    """Markup and escapes in names, regions, versions, verdicts and losses reach the screen as letters."""
+    from rich.console import Console
+
+    picture = Picture("[red]run[/x]")
+    told = {"region": "[/y]", "version": "[bold]", "reach": "[link=x]", "loss": float("nan")}
+    listed = PeerInfo.decode(named(A, "[/z]\x1b[2J").encode(), A, 1)
+    assert listed is not None
+    picture.listed({A: listed}, 0.0)
+    picture.linked(A, 0.0)
+    picture.told(A, status(**told), 0.0)
+    console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(screen(picture.show(0.5), 150, 40))
+    text = console.export_text()
+    for part in ("[red]run[/x]", "[/y]", "[bold]", "[link=x]", "[/z] [2J", "the loss is nan"):
+        assert part in text
+    assert "\x1b" not in text

@@ -1,0 +1,221 @@
+"""The page of a run in a real browser, beside a swarm of real processes: what it shows is true, and soon."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pavg.bench.workers import START_DEADLINE_S, Workers
+from tests.swarm.watched import ROOT, alive, kill, monitor, training
+
+pytestmark = pytest.mark.swarm
+playwright: Any = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+SHOTS = ROOT / "out" / "page"
+PATIENCE_MS = 30_000
+STEADY_S = 4.0
+SHIFTS = """() => { window.shifted = 0; new PerformanceObserver((seen) => {
+    for (const one of seen.getEntries()) window.shifted += one.value;
+}).observe({type: "layout-shift"}); }"""
+
+
+class Browser:
+    """A headless Chromium, and what its pages complained of."""
+
+    def __init__(self, chromium: Any) -> None:
+        self._chromium = chromium
+        self.complaints: list[str] = []
+
+    def open(self, url: str, *, width: int = 1360, scheme: str = "dark") -> Any:
+        """A page in a context of its own."""
+        context = self._chromium.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+        )
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on(
+            "console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text)
+        )
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: self.complaints.append(f"a dialog: {dialog.message}"))
+        page.goto(url)
+        return page
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    if BROWSER is None:
+        pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)}")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield Browser(chromium)
+        chromium.close()
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
+def shoot(page: Any, name: str) -> Path:
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    path = SHOTS / f"{name}.png"
+    page.screenshot(path=path, full_page=True)
+    return path
+
+
+def count(page: Any, selector: str, expected: int) -> None:
+    """Wait until so many elements match."""
+    page.wait_for_function("([s, n]) => document.querySelectorAll(s).length === n", arg=[selector, expected])
+
+
+@contextmanager
+def newcomer(address: str) -> Iterator[None]:
+    """One more peer of the swarm of `training`."""
+    with Workers(1, "p2pavg.bench.rounds.worker") as more:
+        (worker,) = more.workers
+        config = {"target": 60, "step_seconds": 0.02, "epochs": 10**6}
+        worker.send(do="start", index=3, initial_peers=[address], client_only=False, **config)
+        worker.receive(START_DEADLINE_S)
+        worker.send(do="train")
+        try:
+            yield
+        finally:
+            worker.process.kill()
+
+
+@pytest.mark.timeout(240)
+def test_the_page_shows_a_run_as_it_is(browser: Browser) -> None:
+    """Three peers, their rounds by phase, their links; a killed one within 2 s; a newcomer; no errors."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/"
+    with (
+        training(3, step_seconds=0.02, target=60) as (workers, address),
+        monitor(address, "--web", f"127.0.0.1:{port}") as watched,
+    ):
+        watched.until(lambda line: len(alive(line)) == 3 and len(line["links"]) == 6 and line["epoch"] >= 4)
+        page = browser.open(url)
+        count(page, "#peers tbody tr", 3)
+        count(page, "#links tbody td b", 6)
+        rows_and_verdict(page)
+        a_round_opens_and_survives_a_reload(page, url)
+        a_peer_opens_by_the_keyboard(page)
+        a_range_is_dragged_and_survives_a_reload(page)
+        nothing_jumps(page)
+        at_every_size(browser, url)
+
+        at = kill(workers.workers[2])
+        page.wait_for_selector('#peers tr[data-state="lost"]')
+        assert time.time() - at <= 2.0
+        assert "lost" in page.inner_text("#verdict-words")
+        assert "was lost in epoch" in page.inner_text("#events")
+        shoot(page, "lost-desktop-dark")
+
+        with newcomer(address):
+            page.wait_for_function(
+                "document.querySelectorAll('#peers tr:not([data-state=lost]) .name').length >= 3"
+            )
+            page.wait_for_selector("#events >> text=joined in epoch")
+        watched.process.kill()
+        page.wait_for_selector('body[data-connection="lost"]')
+        complaints = [text for text in browser.complaints if "ERR_" not in text]  # the monitor is gone
+    assert complaints == []
+
+
+def rows_and_verdict(page: Any) -> None:
+    """The first line, the tiles and the rows tell of three peers that train."""
+    page.wait_for_function("/3 peers train/.test(document.getElementById('verdict-words').textContent)")
+    assert page.get_attribute("#verdict", "data-level") == "well"
+    assert page.inner_text("#tile-peers .tile-value") == "3"
+    shares = [
+        int(text.rstrip("%")) for text in page.locator("#peers td.share > span:last-child").all_inner_texts()
+    ]
+    assert sum(shares) == pytest.approx(100, abs=2)
+    assert all(
+        re.fullmatch(r"0\.\d+\.\d+", text) for text in page.locator("#peers td.version").all_inner_texts()
+    )
+    assert all(text.endswith("MB") for text in page.locator("#peers td.memory").all_inner_texts())
+    heights = page.evaluate(
+        """[...document.querySelectorAll('.round:last-child .stack > span')]
+            .map((one) => one.getBoundingClientRect().height)"""
+    )
+    assert heights[0] > 0.5 * sum(heights)  # calculation: most of an epoch
+
+
+def a_round_opens_and_survives_a_reload(page: Any, url: str) -> None:
+    """A column opens its round, with all members; the address leads back to it."""
+    label = page.get_attribute(".round:nth-last-child(3)", "aria-label")
+    epoch = re.match(r"epoch (\d+)", label)[1]  # type: ignore[index]
+    page.evaluate(f"document.querySelector('.round[data-key=\"{epoch}\"]').click()")
+    count(page, ".members li", 3)
+    assert page.evaluate("location.hash") == f"#round={epoch}"
+    page.reload()
+    count(page, ".members li", 3)
+    assert page.inner_text("#detail-title") == f"Epoch {epoch}"
+    assert page.locator(".phases tbody tr").count() == 6
+    shoot(page, "round-desktop-dark")
+    page.keyboard.press("Escape")
+    page.wait_for_function("location.hash === ''")
+
+
+def a_peer_opens_by_the_keyboard(page: Any) -> None:
+    """Focus on a name and Enter open the peer with its charts and links; Escape closes it."""
+    page.focus("#peers tbody tr:first-child .name")
+    page.keyboard.press("Enter")
+    count(page, "#detail .scroll tbody tr", 2)
+    page.wait_for_function("document.querySelector('#detail .line').getAttribute('d').length > 20")
+    shoot(page, "peer-desktop-dark")
+    page.keyboard.press("Escape")
+    page.wait_for_function("!document.getElementById('detail').open")
+
+
+def a_range_is_dragged_and_survives_a_reload(page: Any) -> None:
+    """A drag over a chart selects a range for all; the address keeps it; Escape in a chart leads back."""
+    box = page.locator("#charts svg").first.bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.8 * box["width"], y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.95 * box["width"], y, steps=4)
+    page.mouse.up()
+    page.wait_for_function("/^#from=[0-9.]+&to=[0-9.]+$/.test(location.hash)")
+    words = page.inner_text("#range-words")
+    assert " to " in words
+    page.reload()
+    page.wait_for_function(
+        "(words) => document.getElementById('range-words').textContent === words", arg=words
+    )
+    page.focus("#charts svg")
+    page.keyboard.press("Escape")
+    page.wait_for_function("location.hash === ''")
+
+
+def nothing_jumps(page: Any) -> None:
+    """While a steady run is shown, nothing on the page moves."""
+    page.evaluate(SHIFTS)
+    newest = page.get_attribute(".round:last-child", "data-key")
+    page.wait_for_selector(f'.round[data-key="{int(newest) + 3}"]')
+    assert page.evaluate("window.shifted") < 0.01
+
+
+def at_every_size(browser: Browser, url: str) -> None:
+    """On a desktop and a phone, dark and light, nothing but tables of their own is wider than the window."""
+    for name, width in (("desktop", 1360), ("phone", 390)):
+        for scheme in ("dark", "light"):
+            page = browser.open(url, width=width, scheme=scheme)
+            count(page, "#peers tbody tr", 3)
+            page.wait_for_selector(".round")
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+            shoot(page, f"well-{name}-{scheme}")
+            page.context.close()
