@@ -23,6 +23,7 @@ const CHARTS = [
 ];
 const EMPTY = { loss: "no loss was logged that is a number", dollars_per_hour: "no prices are named" };
 const REFETCH_MS = 30000; // of a long range, whose newest seconds are shown one by one until then
+const LEAST_S = 60; // that a chart shows, however young the watch is
 const CONNECTION = { live: "live", quiet: "the monitor is silent", lost: "the monitor does not answer; trying again" };
 
 const view = { ...address.read(), begin: 0, end: 0 };
@@ -55,8 +56,7 @@ function shift(by, zoom) {
 function window_now() {
   const now = told.run ? told.run.at : Date.now() / 1000;
   if (view.from !== null) [view.begin, view.end] = [view.from, view.to];
-  else if (view.last === Infinity) [view.begin, view.end] = [past?.begin ?? now - 60, now];
-  else [view.begin, view.end] = [now - view.last, now];
+  else [view.begin, view.end] = [Math.min(now - LEAST_S, Math.max(now - view.last, past?.begin ?? now)), now];
 }
 
 async function refetch() {
