@@ -9,6 +9,7 @@ from p2pavg.bench.options import positive_int
 from p2pavg.errors import ConfigurationError
 from p2pavg.launch import swarm_file
 from p2pavg.launch.deployment import Deployment
+from p2pavg.launch.emit import Emission, start
 from p2pavg.launch.local import Local
 
 MOST_PEERS = 64
@@ -23,19 +24,28 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "of this machine, behind a bootstrap node of their own, whose output is shown; Ctrl-C lets all "
         "leave. With --swarm FILE: one peer on each machine of a TOML file, over ssh; the swarm then lives "
         "without this command, and 'launch status', 'launch logs', 'launch stop' and 'launch add' look after "
-        "it. The script builds its optimizer without initial_peers= and credentials=, which then come from "
-        "the environment.",
+        "it. --to docker makes an image and a compose file, --to sky a managed job of SkyPilot per peer. The "
+        "script builds its optimizer without initial_peers= and credentials=, which then come from the "
+        "environment.",
         usage="%(prog)s SCRIPT [--peers N | --swarm FILE] [-- ARGUMENTS OF THE SCRIPT]\n"
         "       %(prog)s status|logs|stop|add [PEER ...] --swarm FILE",
         epilog="example: p2pavg launch examples/train_lm.py --peers 3 -- --epochs 20",
     )
     launch.add_argument("script", metavar="SCRIPT", help="a Python script, or status, logs, stop, add")
     launch.add_argument("names", nargs="*", metavar="PEER", help="machines of the file; default: all")
-    launch.add_argument("--to", choices=("local", "ssh"), help="default: ssh with --swarm, else local")
+    launch.add_argument(
+        "--to", choices=("local", "ssh", "docker", "sky"), help="default: ssh with --swarm, else local"
+    )
     launch.add_argument(
         "--peers", type=positive_int, default=2, metavar="N", help="local ones; default: %(default)d"
     )
     launch.add_argument("--swarm", type=Path, metavar="FILE", help="the machines (TOML)")
+    launch.add_argument(
+        "--emit",
+        type=Path,
+        metavar="DIR",
+        help="docker, sky: only write the files there, and show the commands",
+    )
     launch.add_argument("--follow", action="store_true", help="with logs: go on as the log grows")
     launch.set_defaults(func=run)
 
@@ -51,6 +61,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(f"{args.names[0]!r} is no option; arguments of the script stand behind --")
     if args.to == "ssh" or (args.swarm is not None and args.to is None):
         return Deployment(_swarm(args)).launch(script, args.rest)
+    if args.to in ("docker", "sky"):
+        return _emit(args, script)
+    if args.emit is not None:
+        raise ConfigurationError("--emit is for --to docker and --to sky")
     if args.peers > MOST_PEERS:
         raise ConfigurationError(f"--peers {args.peers} is more than {MOST_PEERS} on one machine")
     return Local(script, args.rest, args.peers).run()
@@ -60,6 +74,14 @@ def _swarm(args: argparse.Namespace) -> swarm_file.SwarmFile:
     if args.swarm is None:
         raise ConfigurationError(f"--swarm FILE is missing: the machines; an example:\n{swarm_file.EXAMPLE}")
     return swarm_file.load(args.swarm)
+
+
+def _emit(args: argparse.Namespace, script: Path) -> int:
+    swarm = _swarm(args)
+    folder = args.emit or args.swarm.with_suffix(f".{args.to}")
+    emission = Emission(swarm, script, args.rest, folder)
+    commands = emission.docker() if args.to == "docker" else emission.sky()
+    return start(folder, commands, only_show=args.emit is not None)
 
 
 def _step(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from p2pavg.credentials import Authority
 from p2pavg.errors import ConfigurationError, P2PAvgError
 from p2pavg.launch import wheel
+from p2pavg.launch.emit import inside
 from p2pavg.launch.record import Record
 from p2pavg.launch.remote import INSTALL_S, Job, Remote
 from p2pavg.launch.ssh import MachineError, Ssh
@@ -33,10 +34,13 @@ class Deployment:
     def __init__(self, swarm: SwarmFile) -> None:
         self._swarm = swarm
         self._printing = threading.Lock()
+        without = [machine.name for machine in swarm.machines if machine.ssh is None]
+        if without:
+            raise ConfigurationError(f"{swarm.path}: 'ssh' is missing for {', '.join(without)}")
         self._remotes = {machine.name: self._remote(machine) for machine in swarm.machines}
 
     def _remote(self, machine: MachineEntry, name: str | None = None) -> Remote:
-        ssh = Ssh(machine.name, machine.ssh, self._swarm.ssh_config)
+        ssh = Ssh(machine.name, machine.ssh or "", self._swarm.ssh_config)
         return Remote(ssh, self._swarm.run, name or machine.name)
 
     def _say(self, text: str) -> None:
@@ -143,8 +147,12 @@ class Deployment:
         remote.set_up(swarm.setup, INSTALL_S)
         member = None if authority is None else authority.member()
         environment = {"P2PAVG_INITIAL_PEERS": record.bootstrap, **machine.environment}
-        inside = script.resolve().relative_to(swarm.directory.resolve()) if swarm.directory else script.name
-        command = ["@PYTHON@", f"@FOLDER@/code/{inside}", *record.arguments, *machine.arguments]
+        command = [
+            "@PYTHON@",
+            f"@FOLDER@/code/{inside(swarm, script)}",
+            *record.arguments,
+            *machine.arguments,
+        ]
         line = None if member is None else member.to_text()
         remote.start(Job(command, environment, line, record.watcher))
         if member is not None:

@@ -49,6 +49,7 @@ _MACHINE = {
     "python": str,
     "arguments": list,
     "environment": dict,
+    "resources": dict,
 }
 
 
@@ -57,11 +58,12 @@ class MachineEntry:
     """One machine: where ssh finds it, and what is its own there."""
 
     name: str
-    ssh: str
+    ssh: str | None  # what ssh is called with; None: it is started in another way
     address: str | None  # host under which the others reach it; None: the one that ssh connects to
     python: str  # on that machine
     arguments: tuple[str, ...]  # of the script, after those of all
     environment: Mapping[str, str] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)  # of a SkyPilot task
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +137,9 @@ def _machines(checked: Mapping[str, Any], path: Path) -> tuple[MachineEntry, ...
         where = f"{path}: machine {number}"
         machine = _checked(entry, _MACHINE, where)
         ssh = machine.get("ssh")
-        if not ssh or ssh.startswith("-"):
-            raise ConfigurationError(f"{where}: 'ssh' is missing: what ssh is called with")
-        name = machine.get("name", ssh.rpartition("@")[2])
+        if ssh is not None and (not ssh or ssh.startswith("-")):
+            raise ConfigurationError(f"{where}: ssh = {ssh!r} is nothing that ssh is called with")
+        name = machine.get("name", (ssh or "").rpartition("@")[2])
         if not NAME.fullmatch(name):
             raise ConfigurationError(f"{where}: name = {name!r} has characters beside letters, digits, . _ -")
         if name in {other.name for other in found}:
@@ -153,6 +155,7 @@ def _machines(checked: Mapping[str, Any], path: Path) -> tuple[MachineEntry, ...
                 machine.get("python", checked.get("python", "python3")),
                 _texts(machine, "arguments", where),
                 environment,
+                machine.get("resources", {}),
             )
         )
     return tuple(found)

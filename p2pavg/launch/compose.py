@@ -1,0 +1,86 @@
+"""A swarm as containers: an image, and a compose file with a bootstrap node and one service per peer."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from p2pavg.launch.swarm_file import SwarmFile
+from p2pavg.launch.yaml import render
+
+GRACE_S = 60  # that a container has after SIGTERM: more than a peer's notice
+PYTHON = "python:3.12-slim"
+
+
+def dockerfile(wheel: str, packages: Sequence[str], setup: Sequence[str], code: str) -> str:
+    """An image with p2pavg, `packages` and the code. wheel, code: names beside the file. The program stands
+    in exec form, so that SIGTERM reaches Python and the peer leaves without loss.
+    """
+    wanted = " ".join(shlex.quote(package) for package in (*packages, f"/tmp/{wheel}"))
+    lines = [
+        f"FROM {PYTHON} AS build",
+        f"COPY {wheel} /tmp/",
+        f"RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir {wanted}",
+        "",
+        f"FROM {PYTHON}",
+        "COPY --from=build /venv /venv",
+        'ENV PATH="/venv/bin:$PATH" PYTHONUNBUFFERED=1',
+        f"COPY {code}/ /code/",
+        "WORKDIR /code",
+        *(f"RUN {command}" for command in setup),
+        'ENTRYPOINT ["python"]',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def compose(swarm: SwarmFile, script: str, arguments: Sequence[str], secrets: Mapping[str, str]) -> str:
+    """The compose file. secrets: per service, the file beside it that holds the service's credentials."""
+    port = swarm.bootstrap_port
+    services: dict[str, object] = {}
+    initial = swarm.bootstrap or f"bootstrap:{port}"
+    if swarm.bootstrap is None:
+        command = ["-m", "p2pavg", "bootstrap", "--run", swarm.run, "--listen", f"0.0.0.0:{port}"]
+        services["bootstrap"] = _service(swarm, "bootstrap", command, {}, secrets) | {
+            "ports": [f"{port}:{port}/tcp", f"{port}:{port}/udp"]
+        }
+    for machine in swarm.machines:
+        command = [script, *arguments, *machine.arguments]
+        environment = {"P2PAVG_INITIAL_PEERS": initial, **machine.environment}
+        services[machine.name] = _service(swarm, machine.name, command, environment, secrets)
+    document: dict[str, object] = {"name": swarm.run.lower(), "services": services}
+    if secrets:
+        document["secrets"] = {name: {"file": f"./{path}"} for name, path in secrets.items()}
+    return render(document)
+
+
+def _service(
+    swarm: SwarmFile,
+    name: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    secrets: Mapping[str, str],
+) -> dict[str, object]:
+    where = "/run/secrets/credentials"
+    service: dict[str, object] = {
+        "image": f"{swarm.run.lower()}-peer",
+        "build": ".",
+        "command": [*command, "--credentials", where] if name == "bootstrap" and secrets else list(command),
+        "environment": {**environment, **({"P2PAVG_CREDENTIALS": where} if secrets else {})},
+        "restart": "on-failure",
+        "stop_grace_period": f"{GRACE_S}s",
+    }
+    if secrets:
+        service["secrets"] = [{"source": name, "target": "credentials"}]
+    return service
+
+
+def write(folder: Path, files: Mapping[str, str], private: Mapping[str, str]) -> None:
+    """Write files; `private` ones are readable to their owner alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    for name, text in private.items():
+        path = folder / name
+        path.touch(mode=0o600)
+        path.write_text(text)

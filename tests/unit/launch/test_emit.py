@@ -1,0 +1,178 @@
+"""What `p2pavg launch --to docker` and `--to sky` write."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pavg.credentials import Credentials
+from p2pavg.errors import ConfigurationError
+from p2pavg.launch.emit import Emission, start
+from p2pavg.launch.swarm_file import load
+from p2pavg.launch.yaml import render
+
+yaml = pytest.importorskip("yaml")
+SWARM = """
+run = "Rented"
+wheel = "p2pavg-0.1.0-cp312-abi3-linux_x86_64.whl"
+packages = ["torch==2.13.0"]
+setup = ["pip install datasets"]
+directory = "code"
+{more}
+[[machine]]
+name = "us"
+arguments = ["--region", "us east"]
+[machine.resources]
+use_spot = true
+any_of = [{{infra = "aws/us-east-1", accelerators = "L4:1"}}, {{infra = "gcp/us-east4"}}]
+
+[[machine]]
+name = "eu"
+[machine.environment]
+NO = "no"
+[machine.resources]
+infra = "azure/westeurope"
+accelerators = "T4:1"
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def emission(tmp_path: Path, more: str = "") -> Emission:
+    """With a wheel, and code of which a part stays here."""
+    (tmp_path / "p2pavg-0.1.0-cp312-abi3-linux_x86_64.whl").write_bytes(b"wheel")
+    (tmp_path / "code" / ".git").mkdir(parents=True)
+    (tmp_path / "code" / "src").mkdir()
+    (tmp_path / "code" / "src" / "train.py").write_text("print('hello')\n")
+    file = tmp_path / "swarm.toml"
+    file.write_text(SWARM.format(more=more))
+    return Emission(load(file), tmp_path / "code" / "src" / "train.py", ["--lr", "0.1"], tmp_path / "out")
+
+
+def private(path: Path) -> bool:
+    return path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": ["x", {"b": [], "c": {}}], "yes": "no", "n": 1.5, "none": None},
+        {"run": "set -e\n# a comment: with a colon\nexec python x\n", "mode": 0o400, "on": True},
+        {
+            "texts": [
+                "",
+                " a",
+                "a ",
+                "1",
+                "1.0",
+                "~",
+                "a: b",
+                "- a",
+                "#",
+                "ä",
+                'q"q',
+                "0x1f",
+                "2026-01-01",
+                "12:30",
+            ]
+        },
+        [[1, [2]], "x\ty"],
+    ],
+)
+def test_yaml_is_read_as_what_was_written(value: Any) -> None:
+    """As PyYAML reads it."""
+    assert yaml.safe_load(render(value)) == value
+
+
+def test_a_compose_file_has_a_service_per_peer(tmp_path: Path) -> None:
+    """Each has credentials of its own, which only its owner reads, SIGTERM's way, and time to leave."""
+    commands = emission(tmp_path).docker()
+    out = tmp_path / "out"
+    document = yaml.safe_load((out / "compose.yaml").read_text())
+    assert list(document["services"]) == ["bootstrap", "us", "eu"]
+    us = document["services"]["us"]
+    assert us["command"] == ["src/train.py", "--lr", "0.1", "--region", "us east"]
+    assert us["environment"]["P2PAVG_INITIAL_PEERS"] == "bootstrap:31329"
+    assert us["stop_grace_period"] == "60s"
+    assert document["services"]["eu"]["environment"]["NO"] == "no"
+    lines = {Credentials.load(out / f"{name}.credentials").identity.peer_id for name in document["services"]}
+    assert len(lines) == 3
+    assert all(private(path) for path in out.glob("*.credentials"))
+    text = (out / "Dockerfile").read_text()
+    assert 'ENTRYPOINT ["python"]' in text
+    assert "pip install --no-cache-dir torch==2.13.0 /tmp/p2pavg" in text
+    assert (out / "code" / "src" / "train.py").exists()
+    assert not (out / "code" / ".git").exists()
+    assert commands[0][:2] == ["docker", "compose"]
+
+
+def test_docker_understands_the_compose_file(tmp_path: Path) -> None:
+    """Its client checks the file, without a daemon."""
+    asked = ["docker", "compose", "version"]
+    if shutil.which("docker") is None or subprocess.run(asked, capture_output=True, check=False).returncode:
+        pytest.skip("needs Docker's client with compose")
+    emission(tmp_path).docker()
+    command = ["docker", "compose", "--project-directory", str(tmp_path / "out"), "config", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_sky_gets_a_job_per_peer(tmp_path: Path) -> None:
+    """Resources as the file says, a spot job that recovers, and a secret that stands in no YAML."""
+    commands = emission(tmp_path, 'bootstrap = "203.0.113.7:31329"').sky()
+    out = tmp_path / "out"
+    us, eu = (yaml.safe_load((out / f"{name}.yaml").read_text()) for name in ("us", "eu"))
+    assert us["resources"]["use_spot"] is True
+    assert [offer["infra"] for offer in us["resources"]["any_of"]] == ["aws/us-east-1", "gcp/us-east4"]
+    assert eu["resources"]["infra"] == "azure/westeurope"
+    assert us["resources"]["ports"] == [31330]
+    assert us["envs"] == {"P2PAVG_INITIAL_PEERS": "203.0.113.7:31329"}
+    assert us["secrets"] == {"P2PAVG_CREDENTIALS": None}
+    assert us["run"].startswith("exec python src/train.py --lr 0.1 --region 'us east'\n")
+    assert "pip install torch==2.13.0 ~/p2pavg" in us["setup"]
+    secret = (out / "us.secret").read_text().strip().partition("=")[2]
+    assert Credentials.load(secret).run_id == "Rented"
+    assert private(out / "us.secret")
+    assert commands[0][-2:] == ["--secret-file", "us.secret"]
+
+
+def test_sky_itself_reads_the_jobs(tmp_path: Path) -> None:
+    """The real package builds a task of each, without a cloud."""
+    sky = pytest.importorskip("sky", reason="SkyPilot is not installed")
+    emission(tmp_path, 'bootstrap = "203.0.113.7:31329"').sky()
+    before = Path.cwd()
+    os.chdir(tmp_path / "out")
+    try:
+        for name in ("us", "eu"):
+            task = sky.Task.from_yaml(f"{name}.yaml")
+            assert task.name == f"Rented-{name}"
+    finally:
+        os.chdir(before)
+
+
+def test_rented_machines_need_somebody_to_find(tmp_path: Path) -> None:
+    """Without a bootstrap node the sentence says what to run."""
+    with pytest.raises(ConfigurationError, match="bootstrap = HOST:PORT is missing"):
+        emission(tmp_path).sky()
+
+
+def test_a_script_outside_of_the_code(tmp_path: Path) -> None:
+    """It would not be there."""
+    made = emission(tmp_path)
+    made._script = tmp_path / "other.py"
+    with pytest.raises(ConfigurationError, match="is not in the directory"):
+        made.docker()
+
+
+def test_only_showing_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commands stand there as a person types them."""
+    assert start(tmp_path, [["false", "a b"]], only_show=True) == 0
+    assert capsys.readouterr().out == f"cd {tmp_path} && false 'a b'\n"
