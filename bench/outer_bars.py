@@ -1,9 +1,10 @@
 """Bars of outer steps. `python -m bench.outer_bars --json PATH [--only loss bytes ...]`.
 
 loss: two and four peers beside data-parallel training, paired seeds, 30 local steps between averages.
-codec: the same of two peers in int4, beside no compression with the same seeds.
-bytes: what four peers send in int8 every 30 local steps, and in int4 every 125, beside data-parallel fp16
-and beside the formula; their steps sleep.
+codec: the same of two peers in int4, beside no compression with the same seeds, and without feedback.
+sparse: two peers that send a 64th, beside the same outer steps uncompressed, and without feedback.
+bytes: what four peers send in int8 every 30 local steps, in int4 every 125, and with density 1/64 every 30,
+beside data-parallel fp16 and beside the formula; their steps sleep.
 hidden: over 100 Mb/s and 100 ms, in four fragments behind the local steps: how much of its time a trainer
 computes, and the loss beside that of one piece that is waited for.
 
@@ -63,16 +64,34 @@ def loss(args: argparse.Namespace) -> Figures:
 
 def codec(args: argparse.Namespace) -> Figures:
     alone = ("--peers", 2, "--only", "outer", *training(args))
-    plain, coarse = (outer("--compression", name, *alone) for name in ("none", "int4"))
-    return spread("int4_excess", above(coarse, plain, "losses"))
+    plain, coarse, lossy = (
+        outer("--compression", *words, *alone)
+        for words in (("none",), ("int4",), ("int4", "--without-feedback"))
+    )
+    return spread("int4_excess", above(coarse, plain, "losses")) | spread(
+        "int4_without_feedback_excess", above(lossy, plain, "losses")
+    )
+
+
+def sparse(args: argparse.Namespace) -> Figures:
+    alone = ("--peers", 2, "--only", "outer", *training(args))
+    momentum = outer("--compression", "none", *alone)
+    plain = outer("--compression", "none", "--momentum", 0, "--outer-lr", 1, *alone)
+    few, lossy = (outer("--density", "1/64", *words, *alone) for words in ((), ("--without-feedback",)))
+    return (
+        spread("density_excess", above(few, plain, "losses"))
+        | spread("density_excess_over_momentum", above(few, momentum, "losses"))
+        | spread("density_without_feedback_excess", above(lossy, plain, "losses"))
+    )
 
 
 def bytes_(args: argparse.Namespace) -> Figures:
     figures: Figures = {}
-    for name, steps in (("int8", 30), ("int4", 125)):
+    ways = {"int8": (30, "--compression", "int8"), "int4": (125, "--compression", "int4")}
+    for name, (steps, *how) in (ways | {"density": (30, "--density", "1/64")}).items():
         found = outer(
-            *("--peers", 4, "--compute", "sleep", "--step-seconds", 0.005, "--params", 1_000_000),
-            *("--inner-steps", steps, "--outer-steps", 3, "--compression", name),
+            *("--peers", 4, "--compute", "sleep", "--step-seconds", 0.005, "--params", args.sent_params),
+            *("--inner-steps", steps, "--outer-steps", 3, *how),
         )
         figures[f"{name}_of_data_parallel"] = found["bytes_per_peer"] / found["bytes_of_data_parallel"]
         figures[f"{name}_over_formula"] = found["bytes_per_peer"] / found["bytes_expected"]
@@ -100,7 +119,7 @@ def training(args: argparse.Namespace) -> tuple[object, ...]:
     )
 
 
-SECTIONS = {"loss": loss, "codec": codec, "bytes": bytes_, "hidden": hidden}
+SECTIONS = {"loss": loss, "codec": codec, "sparse": sparse, "bytes": bytes_, "hidden": hidden}
 
 
 def main() -> None:
@@ -109,6 +128,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
     parser.add_argument("--seeds", type=positive_int, default=5, help="of every comparison of losses")
     parser.add_argument("--params", type=positive_int, default=30_000, help="of the model")
+    parser.add_argument("--sent-params", type=positive_int, default=4_000_000, help="where bytes are counted")
     parser.add_argument("--outer-steps", type=positive_int, default=30)
     parser.add_argument("--lr", type=float, default=3e-3, help="of the inner optimizer, both ways")
     add_output_options(parser, plot=False)

@@ -12,6 +12,9 @@ DESCRIPTION = "Measures kernels, links and swarms. The numbers in the documents 
 VERBS = (
     verbs.Verb("allreduce", "p2pavg.bench.allreduce.verb", "average vectors between real processes"),
     verbs.Verb(
+        "plans", "p2pavg.bench.plans.verb", "the plans of a round over a network, predicted and measured"
+    ),
+    verbs.Verb(
         "net", "p2pavg.bench.net.verb", "round-trip time of a link, and throughput over the number of streams"
     ),
     verbs.Verb("codec", "p2pavg.bench.codec.verb", "encoding kernels against a plain copy"),

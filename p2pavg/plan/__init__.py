@@ -28,6 +28,7 @@ from p2pavg.plan.part import Part
 
 STAGES = 2  # in which something is reduced, at most
 MOST_MEMBERS, MOST_PARTS = 64, 256  # of a plan with deputies
+MOST_FLAT = 32  # members of a flat plan: more are not tested, and told so
 MOST_GATHERED = 12  # voters of an all-gather: each sends its contribution to all others
 
 

@@ -16,6 +16,8 @@ from p2pavg.bench.outer import CONTEXT
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.bench.workers import Workers
+from p2pavg.errors import ConfigurationError
+from p2pavg.optim.outer.settings import Outer
 from p2pavg.printable import counted
 from p2pavg.report.plot import from_zero
 
@@ -23,7 +25,7 @@ WORKER = "p2pavg.bench.outer.worker"
 START_DEADLINE_S = 120.0
 SECONDS_A_STEP = 2.0  # the longest that a microbatch may take, its share of a round included
 CHUNK = 1 << 17
-DATA_PARALLEL = "fp16"
+DATA_PARALLEL = DEFAULT = "fp16"
 # Student's t: the 97.5% quantiles, from one degree of freedom on.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -45,11 +47,13 @@ def register(subparsers: Any) -> None:
     add("--inner-steps", type=positive_int, default=30, metavar="H", help="of each peer between averages")
     add("--outer-steps", type=positive_int, default=10, help="averages")
     add("--batch", type=positive_int, default=8, help="samples per inner step")
-    add("--compression", choices=tuple(codecs.WIRE_IDS), default="int8", help="of outer steps")
+    add("--compression", choices=tuple(codecs.WIRE_IDS), help="of outer steps; default: int8")
+    add("--density", type=share, metavar="D", help="share of the values that outer steps send, such as 1/64")
+    add("--without-feedback", action="store_true", help="what a codec takes is lost: a negative control")
     add("--lr", type=at_least(0.0), default=3e-3, help="of the inner optimizer, at its peak")
     add("--data-parallel-lr", type=at_least(0.0), help="of the data-parallel run; as --lr by default")
-    add("--outer-lr", type=at_least(0.0), default=0.7)
-    add("--momentum", type=at_least(0.0), default=0.9, help="of the outer steps")
+    add("--outer-lr", type=at_least(0.0), help="default: that of p2pavg.Outer")
+    add("--momentum", type=at_least(0.0), help="of the outer steps; default: that of p2pavg.Outer")
     add("--overlap", type=int, default=0, help="inner steps that run behind a round")
     add("--fragments", type=positive_int, default=1, help="bins of tensors, averaged in turn")
     add("--keep-local", type=at_least(0.0), default=1.0, help="share of them that stays on top")
@@ -63,8 +67,19 @@ def register(subparsers: Any) -> None:
     parser.set_defaults(func=run)
 
 
+def share(text: str) -> float:
+    """A share such as "1/64" or "0.015625"."""
+    above, _, below = text.partition("/")
+    try:
+        return float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no share such as 1/64") from None
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the verb."""
+    if args.density is not None and args.compression is not None:
+        raise ConfigurationError("--density is a codec of its own; leave --compression out")
     inner = args.inner_steps * args.outer_steps
     job = {
         "params": args.params,
@@ -82,7 +97,11 @@ def run(args: argparse.Namespace) -> int:
         "overlap": args.overlap,
         "keep_local": args.keep_local,
         "fragments": args.fragments,
+        "density": args.density,
     }
+    Outer(**outer)
+    compression = args.compression or "int8"
+    kept = {"feedback": not args.without_feedback}
     steps = {
         "target": args.peers * args.batch * args.inner_steps,
         "epochs": args.outer_steps * args.fragments,
@@ -90,7 +109,9 @@ def run(args: argparse.Namespace) -> int:
     each = {"target": args.peers * args.batch, "epochs": inner}
     plain = {**job, "lr": args.lr if args.data_parallel_lr is None else args.data_parallel_lr}
     seeds = range(args.seed, args.seed + args.seeds)
-    wanted = {**job, "outer": outer, "compression": args.compression}
+    # A density takes the codec that it is, which no compression names.
+    wanted = {**job, **kept, "outer": outer, "compression": DEFAULT if args.density else compression}
+    codec = compression if args.density is None else codecs.sparse_of(args.density).name
     found, reference = Runs(), Runs()
     with ExitStack() as stack:
         here = stack.enter_context(Workers(args.peers, WORKER, topology=args.lab))
@@ -99,10 +120,10 @@ def run(args: argparse.Namespace) -> int:
         if args.only != "outer" and args.compute == "torch":
             if args.lab is not None:
                 here = stack.enter_context(Workers(args.peers, WORKER))
-            wanted = {**plain, "outer": None, "compression": DATA_PARALLEL}
+            wanted = {**plain, **kept, "outer": None, "compression": DATA_PARALLEL}
             reference = Runs([train(here, each, {**wanted, "seed": seed}) for seed in seeds])
     parameters = (found.runs or reference.runs)[0]["parameters"]
-    expected = args.outer_steps * bytes_of_a_round(parameters, args.peers, args.compression)
+    expected = args.outer_steps * bytes_of_a_round(parameters, args.peers, codec)
     expected_plain = inner * bytes_of_a_round(parameters, args.peers, DATA_PARALLEL)
     measured = reference.mean("bytes_per_peer")
     excess = found.above(reference)
@@ -129,7 +150,9 @@ def run(args: argparse.Namespace) -> int:
         "parameters": parameters,
         "inner_steps": args.inner_steps,
         "outer_steps": args.outer_steps,
-        "compression": args.compression,
+        "compression": codec,
+        "density": args.density,
+        **kept,
         "topology": args.lab,
         "outer": outer,
         **job,
@@ -199,8 +222,12 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def bytes_of_a_round(parameters: int, peers: int, compression: str) -> float:
-    """Bytes that a peer sends, on average: contributions to others' parts, and its own part's result."""
+    """Bytes that a peer sends, on average: contributions to others' parts, and its own part's result. What is
+    sparse goes to all others.
+    """
     codec = codecs.get(compression)
+    if codecs.is_sparse(codec):
+        return (peers - 1) * parameters * codec.encoded_size(CHUNK) / CHUNK
     values = sum(one.encoded_size(CHUNK) for one in (codec, codecs.for_results(codec))) / CHUNK
     return (peers - 1) / peers * parameters * values
 

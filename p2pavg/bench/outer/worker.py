@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from p2pavg.allreduce.feedback import Residual
 from p2pavg.bench.outer.model import Language, Sleeper, factor
 from p2pavg.bench.workers import own_host, serve
 from p2pavg.optim.optimizer import CollaborativeOptimizer
@@ -36,12 +37,18 @@ class Clock:
         self.seconds += time.perf_counter() - self._begun
 
 
+def _lose(residual: Residual) -> None:
+    """In the place of a commit: nothing is added to later contributions."""
+
+
 class OuterPeer:
     """The worker's commands."""
 
     def start(self, config: dict[str, Any]) -> dict[str, Any]:
         """Join the swarm, without outer steps where "outer" is null."""
         torch.set_num_threads(config["threads"])
+        if not config["feedback"]:
+            Residual.commit = _lose  # type: ignore[method-assign, assignment]
         if config["compute"] == "sleep":
             self.job: Language | Sleeper = Sleeper(config["params"], config["step_seconds"])
             inner: torch.optim.Optimizer = torch.optim.SGD(self.job.model.parameters(), lr=1e-3)

@@ -9,7 +9,7 @@ from p2pavg.allreduce.choosing import Choice, PlanInputs, Topology, choose, gath
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.regions import NEAR_RTT_S, regions
 from p2pavg.identity import short_id
-from p2pavg.plan import MOST_GATHERED, Plan
+from p2pavg.plan import MOST_FLAT, MOST_GATHERED, Plan
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.roles import PlanMember
 
@@ -38,6 +38,7 @@ class Planner:
         self._gathers = gathers
         self.choice: Choice | None = None
         self._left_out = frozenset[PeerId]()
+        self._crowd_told = False
 
     def __call__(self, members: Sequence[PlanMember]) -> Plan:
         """The plan. members: in rank order."""
@@ -65,7 +66,18 @@ class Planner:
             self._tell_left_out(members, self.choice.plan)
         else:
             self.choice = choose(self._topology, question)
+            self._tell_crowd(len(members), self.choice.plan)
         return self.choice.plan
+
+    def _tell_crowd(self, members: int, plan: Plan) -> None:
+        if members > MOST_FLAT and not any(part.deputies for part in plan.parts) and not self._crowd_told:
+            self._crowd_told = True
+            logger.warning(
+                "%d peers average with a flat plan, which is tested with %d: name their regions with "
+                "region=, or train with fewer",
+                members,
+                MOST_FLAT,
+            )
 
     def _tell_left_out(self, members: Sequence[PlanMember], plan: Plan) -> None:
         left = frozenset(m.peer for rank, m in enumerate(members) if m.voter and not plan.takes(rank))

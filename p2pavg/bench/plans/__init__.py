@@ -1,0 +1,1 @@
+"""`bench plans`: the plans of a round over a network beside each other, predicted and measured."""

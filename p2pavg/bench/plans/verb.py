@@ -1,0 +1,122 @@
+"""`bench plans`: what each plan of a round is predicted to take over a lab topology, and what it takes."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from p2pavg import codecs
+from p2pavg.bench.allreduce import verb as allreduce
+from p2pavg.bench.options import positive_int
+from p2pavg.bench.plans.predicting import FLAT, TWO_LEVEL, predict
+from p2pavg.bench.result import add_output_options, emit
+from p2pavg.errors import ConfigurationError
+from p2pavg.lab.topology import load
+from p2pavg.report.plot import from_zero
+from p2pavg.report.prices import PriceTable
+
+MEASURED = (FLAT, TWO_LEVEL)
+
+
+def register(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "plans",
+        help="the plans of a round beside each other",
+        description="For each plan over a lab topology: the seconds of its transfer as predicted from the "
+        "network's rates, the bytes between regions, dollars with --prices, and the same measured with real "
+        "processes (flat and two levels). The all-gather is that of outer steps which send a 64th.",
+        epilog="example: p2pavg bench plans --lab clouds-4 --numel 2000000",
+    )
+    add = parser.add_argument
+    add("--lab", metavar="TOPOLOGY", required=True, help="the network")
+    add("--peers", type=positive_int, help="on its first hosts; default: one on each")
+    add("--numel", type=positive_int, default=2_000_000, help="float32 elements (default 2 million)")
+    add("--rounds", type=positive_int, default=3, help="measured rounds of each plan")
+    add("--compression", choices=tuple(codecs.WIRE_IDS), default="fp16", help="default: fp16")
+    add("--prices", metavar="TOML", help="a price table, whose regions are the hosts' names")
+    add("--predict-only", action="store_true", help="measure nothing")
+    add_output_options(parser)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict, measure and print."""
+    topology = load(args.lab)
+    peers = args.peers or len(topology.hosts)
+    if not 2 <= peers <= len(topology.hosts):
+        raise ConfigurationError(
+            f"topology {topology.name!r} has {len(topology.hosts)} hosts, so --peers is from 2 to that"
+        )
+    prices = None if args.prices is None else PriceTable.load(args.prices)
+    rows: list[dict[str, Any]] = []
+    for found in predict(topology, peers, args.numel, codecs.get(args.compression), prices):
+        row: dict[str, Any] = {
+            "plan": found.name,
+            "predicted_s": found.seconds,
+            "predicted_bytes_between_regions": found.crossing,
+            "predicted_dollars": found.dollars,
+        }
+        if found.name in MEASURED and not args.predict_only:
+            row |= measured(args, peers, found.name)
+        rows.append(row)
+    least = {row["plan"]: row["predicted_bytes_between_regions"] for row in rows}
+    result = {
+        "plans": rows,
+        "bytes_between_regions": least.get(TWO_LEVEL),
+        "bytes_between_regions_flat": least[FLAT],
+        "peers": peers,
+        "numel": args.numel,
+        "compression": args.compression,
+        "topology": topology.name,
+    }
+    emit(args, result, [words(row) for row in rows], lambda figure: draw(figure, rows))
+    return 0
+
+
+def measured(args: argparse.Namespace, peers: int, plan: str) -> dict[str, Any]:
+    """What real processes took with this plan."""
+    parser = argparse.ArgumentParser()
+    allreduce.add_arguments(parser)
+    wanted = {"--peers": peers, "--numel": args.numel, "--rounds": args.rounds, "--plan": plan}
+    wanted |= {"--compression": args.compression, "--lab": args.lab}
+    found = allreduce.measure(parser.parse_args([str(word) for pair in wanted.items() for word in pair]))
+    return {
+        "transfer_s": found["phases"]["transfer"],
+        "seconds_median": found["seconds_median"],
+        "seconds_first": found["seconds_first"],
+        "measured_bytes_between_regions": found["bytes_between_regions"],
+        "bit_identical": found["bit_identical"],
+        "lab": found["lab"],
+    }
+
+
+def words(row: dict[str, Any]) -> str:
+    """One plan, for people."""
+    seconds = "not known" if row["predicted_s"] is None else f"{row['predicted_s']:.2f} s"
+    told = (
+        f"{row['plan']:>10}: predicted {seconds}, "
+        f"{row['predicted_bytes_between_regions'] / 1e6:.2f} MB between regions"
+    )
+    if row["predicted_dollars"]:
+        told += f" for ${row['predicted_dollars']:.6f}"
+    if "transfer_s" in row:
+        told += (
+            f"; measured {row['transfer_s']:.2f} s of transfer, {row['seconds_median']:.2f} s in all, "
+            f"{row['measured_bytes_between_regions'] / 1e6:.2f} MB; "
+            f"{'equal' if row['bit_identical'] else 'UNEQUAL'} bits"
+        )
+    return told
+
+
+def draw(figure: Any, rows: list[dict[str, Any]]) -> None:
+    """Predicted and measured seconds of transfer, plan by plan."""
+    axes = figure.subplots()
+    places = range(len(rows))
+    for shift, name in ((-0.2, "predicted_s"), (0.2, "transfer_s")):
+        heights = [row.get(name) or 0.0 for row in rows]
+        axes.bar([place + shift for place in places], heights, 0.4, label=name.split("_")[0])
+    axes.set_xticks(list(places), [row["plan"] for row in rows])
+    axes.set_ylabel("seconds of transfer")
+    axes.legend()
+    from_zero(axes)

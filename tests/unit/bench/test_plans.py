@@ -1,0 +1,71 @@
+"""`bench plans`: what is predicted of each plan over a lab topology."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from p2pavg import codecs
+from p2pavg.bench import __main__ as bench
+from p2pavg.bench.plans.predicting import predict
+from p2pavg.lab import topology
+from p2pavg.plan import MOST_FLAT
+from p2pavg.report.prices import PriceTable
+from p2pavg.rounds.loop.planning import Planner
+from p2pavg.rounds.protocol.roles import PlanMember
+
+NUMEL = 1_000_000
+
+
+@pytest.fixture
+def clouds() -> topology.Topology:
+    return topology.load("clouds-4")
+
+
+def test_plans_of_a_network(clouds: topology.Topology) -> None:
+    """Over four regions of two peers the least crosses with two levels, 6/12 of flat; an all-gather of a
+    64th sends every contribution to the six elsewhere.
+    """
+    peers = len(clouds.hosts)
+    rows = {row.name: row for row in predict(clouds, peers, NUMEL, codecs.get("fp16"))}
+    assert list(rows) == ["flat", "two-level", "all-gather"]
+    regions = peers // 2
+    vector = codecs.get("fp16").encoded_size(NUMEL)
+    assert rows["flat"].crossing == pytest.approx(2 * (peers - 2) * vector, rel=1e-3)
+    assert rows["two-level"].crossing == pytest.approx(2 * (regions - 1) * vector, rel=1e-3)
+    few = codecs.get("sparse-64").encoded_size(NUMEL)
+    assert rows["all-gather"].crossing == pytest.approx(peers * (peers - 2) * few)
+    assert all(row.seconds is not None and row.seconds > 0 for row in rows.values())
+
+
+def test_dollars_follow_the_prices(clouds: topology.Topology, tmp_path: Path) -> None:
+    """With a price table there is a cheapest plan, and it costs no more than the others."""
+    table = tmp_path / "prices.toml"
+    table.write_text("[gb]\nworld = 0.08\ncontinent = 0.08\nregion = 0.01\n")
+    prices = PriceTable.load(table)
+    rows = {row.name: row for row in predict(clouds, 8, NUMEL, codecs.get("fp16"), prices)}
+    assert 0 < rows["cheapest"].dollars <= rows["two-level"].dollars < rows["flat"].dollars
+
+
+def test_the_verb_predicts_without_measuring(capsys: pytest.CaptureFixture[str]) -> None:
+    """--predict-only tells every plan as JSON; a number of peers that the network lacks is an error."""
+    assert bench.main(["plans", "--lab", "clouds-4", "--predict-only", "--json", "-"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["bytes_between_regions"] < told["bytes_between_regions_flat"]
+    assert [row["plan"] for row in told["plans"]] == ["flat", "two-level", "all-gather"]
+    assert bench.main(["plans", "--lab", "clouds-4", "--peers", "99"]) != 0
+
+
+def test_a_crowd_in_a_flat_plan_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """More members than a flat plan is tested with are told in one warning, and as many in none."""
+    planner = Planner(lambda: NUMEL, lambda numel: 2 * numel)
+    members = [PlanMember(bytes([rank]) * 20, True, 0.0, 0.0) for rank in range(MOST_FLAT + 1)]
+    with caplog.at_level(logging.WARNING):
+        planner(members[:-1])
+        assert not caplog.records
+        planner(members)
+        planner(members)
+    assert [record.getMessage()[:30] for record in caplog.records] == ["33 peers average with a flat p"]
