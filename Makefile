@@ -24,8 +24,9 @@ LARGE_SEEDS ?= 0:40
 demo: install
 	@$(VENV_PYTHON) examples/demo.py $(ARGS)
 
+# Three at a time on two cores: swarms mostly wait for each other.
 test: install
-	@$(VENV_PYTHON) -m pytest -n 2 $(ARGS)
+	@$(VENV_PYTHON) -m pytest -n 3 $(ARGS)
 
 simulation: install
 	@$(VENV_PYTHON) -m tests.simulation --seeds $(SEEDS) --processes 2

@@ -20,7 +20,10 @@ settings.register_profile("shared machine", deadline=None, suppress_health_check
 settings.load_profile("shared machine")
 
 _TESTS = Path(__file__).parent
-_FIRST = ("wan", "chaos", "swarm")  # the long ones
+_MARKED = ("wan", "chaos", "swarm")
+_FIRST = (*_MARKED, "integrations")  # the long ones
+_NICE = 5  # of all tests but the lab's, which runs to the millisecond
+_seen: set[str] = set()  # the folders of the tests that this process ran
 
 
 def _folder(item: pytest.Item) -> str:
@@ -30,9 +33,9 @@ def _folder(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark by folder; the long ones begin."""
     for item in items:
-        if _folder(item) in _FIRST:
+        if _folder(item) in _MARKED:
             item.add_marker(_folder(item))
-        if _folder(item) in (*_FIRST, "integrations"):
+        if _folder(item) in _FIRST:
             # Real time on a shared machine, the lab's to the millisecond; -ra names each.
             item.add_marker(pytest.mark.flaky(reruns=2 if _folder(item) == "wan" else 1))
     items.sort(key=lambda item: _FIRST.index(_folder(item)) if _folder(item) in _FIRST else len(_FIRST))
@@ -54,7 +57,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a CUDA device where there is none."""
+    """Give way to the worker that has the lab, and skip what needs a CUDA device where there is none."""
+    if not _seen and _folder(item) != "wan" and "PYTEST_XDIST_WORKER" in os.environ:
+        os.nice(_NICE)
+    _seen.add(_folder(item))
     if item.get_closest_marker("gpu") is not None:
         import torch
 
