@@ -1,6 +1,8 @@
 """What a monitor costs a swarm: throughput with one and without, in turn, over the same training.
 
-python -m bench.monitor_cost --peers 4 --turns 8 --seconds 10 [--json PATH]
+python -m bench.monitor_cost --peers 4 --turns 8 --seconds 10 [--pages 3] [--json PATH]
+
+With --pages the monitor serves its page, and so many clients listen to it as browsers do.
 
 Peers sleep as long as an accelerator would compute. Each turn counts the epochs' samples and seconds that the
 first peer reports while a monitor process looks on, then while none does; each turn in the other order.
@@ -12,10 +14,12 @@ import argparse
 import contextlib
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,16 +39,46 @@ def cpu_seconds(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def watching(address: str) -> Iterator[int | None]:
-    """A monitor beside the swarm; its process id."""
+def watching(address: str, pages: int) -> Iterator[int | None]:
+    """A monitor beside the swarm, and so many listeners of its page; its process id."""
     command = [sys.executable, "-m", "p2pavg", "monitor", RUN, "--initial-peers", address, "--jsonl", "-"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    serve = ["--web", "127.0.0.1:0"] if pages else []
+    process = subprocess.Popen(
+        [*command, *serve], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE if pages else None, text=True
+    )
+    port = 0
     try:
+        if process.stderr is not None:
+            port = int(process.stderr.readline().rpartition(":")[2].rstrip("/\n"))  # of the page's address
         time.sleep(SETTLE_S)
-        yield process.pid
+        with contextlib.ExitStack() as listeners:
+            for _ in range(pages):
+                listeners.enter_context(listening(port))
+            yield process.pid
     finally:
         process.terminate()
         process.wait()
+
+
+@contextlib.contextmanager
+def listening(port: int) -> Iterator[None]:
+    """A client of the page's events, that reads them as they come."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        if not connection.recv(1 << 16).startswith(b"HTTP/1.1 200"):
+            raise RuntimeError("the monitor's page does not answer")
+        reader = threading.Thread(target=drain, args=(connection,), daemon=True)
+        reader.start()
+        yield
+        connection.shutdown(socket.SHUT_RDWR)
+        reader.join()
+
+
+def drain(connection: socket.socket) -> None:
+    """Read until the connection ends."""
+    with contextlib.suppress(OSError):
+        while connection.recv(1 << 16):
+            pass
 
 
 def pace(path: Path, begin: float, end: float) -> float:
@@ -77,7 +111,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             pids = [worker.process.pid for worker in workers.workers]
             for turn in range(args.turns):
                 for watched in (True, False) if turn % 2 else (False, True):
-                    with watching(answers[0]["address"]) if watched else contextlib.nullcontext() as pid:
+                    with (
+                        watching(answers[0]["address"], args.pages)
+                        if watched
+                        else contextlib.nullcontext() as pid
+                    ):
                         before = sum(map(cpu_seconds, pids)), 0.0 if pid is None else cpu_seconds(pid)
                         begin = time.time()
                         time.sleep(args.seconds)
@@ -93,6 +131,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "peers": args.peers,
         "turns": args.turns,
+        **({"pages": args.pages} if args.pages else {}),
         "samples_per_second_watched": with_one,
         "samples_per_second_alone": without,
         "loss_percent_median": 100 * (1 - statistics.median(ratios)),
@@ -112,6 +151,7 @@ def main() -> int:
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--pages", type=int, default=0, help="clients of the monitor's page")
     parser.add_argument("--epoch-seconds", type=float, default=0.5)
     parser.add_argument("--step-seconds", type=float, default=0.02)
     parser.add_argument("--json", metavar="PATH")

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Queue
 from typing import Any
 
 import pytest
 
 from p2pavg.bench.workers import START_DEADLINE_S, Workers
+from p2pavg.monitor.picture import Picture
+from p2pavg.monitor.web import Page
+from p2pavg.web.access import Place
 from tests.swarm.watched import ROOT, alive, kill, monitor, training
+from tests.unit.monitor.test_monitor import A, B, C, event, named, status, told_of
 
 pytestmark = pytest.mark.swarm
 playwright: Any = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -226,3 +233,85 @@ def at_every_size(browser: Browser, url: str) -> None:
             assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
             shoot(page, f"well-{name}-{scheme}")
             page.context.close()
+
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@contextmanager
+def showing(picture: Picture, token: str = "") -> Iterator[str]:
+    """The page of a picture that nobody feeds any more; its address."""
+    shown = picture.show(1.0)
+    told: Queue[str] = Queue()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        page = Page(Place("127.0.0.1", 0, token), picture.run_id, None)
+        told.put(await page.start())
+        while not stop.is_set():
+            page.show(shown, shown.to_dict(time.time()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 0.2)
+        await page.close()
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        yield told.get(timeout=PATIENCE_MS / 1000)
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("loss", [float("nan"), 1e308])
+def test_hostile_text_is_shown_and_nothing_of_it_runs(browser: Browser, loss: float) -> None:
+    """Markup in names, regions, states and causes, and losses that are no numbers, are text on the page."""
+    picture = Picture(HOSTILE)
+    others = {A: "</script><script>alert(1)</script>"[:32], B: HOSTILE, C: "javascript:alert(1)"}
+    picture.listed({peer: named(peer, name, region=HOSTILE) for peer, name in others.items()}, 0.0)
+    for peer in others:
+        picture.linked(peer, 0.0)
+        links = [[other, 4, 0.1, 8, 2e8, 1, 1] for other in others if other != peer]
+        strange = {"region": HOSTILE, "version": HOSTILE, "reach": HOSTILE, "state": 'x" onclick="alert(1)'}
+        picture.told(peer, status(loss=loss, links=links, **strange), 0.1)
+        picture.told(peer, told_of(4), 0.2)
+    picture.told(A, event("silent", peer=B, why=HOSTILE), 0.3)
+    with showing(picture) as url:
+        page = browser.open(url)
+        count(page, "#peers tbody tr", 3)
+        count(page, "#links tbody td b", 4)
+        assert page.inner_text("#run") == HOSTILE
+        assert HOSTILE in page.locator("#peers .name").all_inner_texts()
+        assert set(page.locator("#peers td.region").all_inner_texts()) == {HOSTILE}
+        assert HOSTILE in page.inner_text("#events")
+        assert page.inner_text("#tile-loss .tile-value") == f"{loss:.4g}"
+        page.locator("#peers .name").first.click()
+        count(page, "#detail .scroll tbody tr", 2)
+        assert (
+            page.evaluate("document.querySelectorAll('img, script:not([src]), [onclick], [onerror]').length")
+            == 0
+        )
+        shoot(page, f"hostile-{loss:.4g}", whole=False)
+    assert [text for text in browser.complaints if "ERR_" not in text] == []
+
+
+@pytest.mark.timeout(240)
+def test_the_page_of_an_empty_run_says_how_to_begin(browser: Browser) -> None:
+    """Nobody is there: one sentence and a line of code; and without the token there is no page at all."""
+    token = "0123456789abcdef"
+    with showing(Picture("my-run"), token) as url:
+        page = browser.open(url)
+        page.wait_for_selector("#welcome >> text=Nobody is here yet")
+        until(page, "document.getElementById('welcome-run').textContent === 'my-run'")
+        assert page.evaluate("location.href") == url.partition("?")[0]  # the token is in a cookie now
+        assert not page.is_visible("#tiles")
+        for width, scheme in ((1360, "dark"), (390, "light")):
+            small = browser.open(url, width=width, scheme=scheme)
+            small.wait_for_selector("#welcome >> text=Nobody is here yet")
+            shoot(small, f"empty-{width}-{scheme}")
+        browser.complaints.clear()
+        stranger = browser.open(url.partition("?")[0])
+        assert "needs its token" in stranger.inner_text("body")

@@ -43,6 +43,7 @@ export class Chart {
     this.columns = columns ?? [[], [], [], []];
     this.begin = begin;
     this.end = Math.max(end, begin + 1);
+    this.element.classList.toggle("bare", !this.columns[0].length);
     say(this.empty, this.columns[0].length ? "" : empty);
     this.render();
   }

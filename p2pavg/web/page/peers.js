@@ -54,7 +54,7 @@ function update(run) {
     mark(row, "state", kind);
     say(head.children[0], peer.name);
     head.children[0].setAttribute("title", peer.peer);
-    say(head.children[1], peer.peer === run.leader ? "leads" : "");
+    say(head.children[1], peer.peer === run.leader && peer.state !== "gone" ? "leads" : "");
     say(state.children[1], words + quiet);
     share.children[0].firstChild.style.transform = `scaleX(${peer.share})`;
     say(share.children[1], format.percent(peer.share));
