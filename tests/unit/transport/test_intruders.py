@@ -204,6 +204,7 @@ class Relay:
         self._port, self._old, self._new = port, old, new
         self.passed = b""
         self.changed = 0
+        self._serving: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Relay:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -212,11 +213,25 @@ class Relay:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.append(task)
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        with contextlib.suppress(OSError):
-            await asyncio.gather(self._pass(reader, up_writer, True), self._pass(up_reader, writer, False))
+        try:
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await asyncio.gather(
+                    self._pass(reader, up_writer, True), self._pass(up_reader, writer, False)
+                )
+        finally:
+            for end in (writer, up_writer):
+                end.close()
+                with contextlib.suppress(OSError):
+                    await end.wait_closed()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, forth: bool) -> None:
         try:

@@ -62,6 +62,7 @@ class Far:
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self._serving: list[asyncio.Task[None]] = []
 
     async def start(self) -> Far:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -69,18 +70,32 @@ class Far:
         return self
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.append(task)
         there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        await asyncio.gather(self._carry(reader, there_writer), self._carry(there_reader, writer))
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(self._carry(reader, there_writer), self._carry(there_reader, writer))
+        finally:
+            for end in (writer, there_writer):
+                end.close()
+                with contextlib.suppress(OSError):
+                    await end.wait_closed()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 loop.call_later(ONE_WAY_S, writer.write, data)
-        loop.call_later(ONE_WAY_S, writer.close)
+        await asyncio.sleep(ONE_WAY_S)  # what is on its way arrives first
+        writer.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._server.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +119,9 @@ async def test_a_member_far_away_gets_in(addresses: list[str]) -> None:
             assert not link.closed
             assert not theirs.closed
     finally:
-        far.close()
         await member.close()
         await victim.close()
+        await far.close()
 
 
 @pytest.mark.parametrize("addresses", [1, 16])

@@ -116,8 +116,12 @@ async def relay_at(rate: float) -> AsyncIterator[tuple[Relay, int]]:
 
 async def end(port: int, token: bytes) -> CountedSocket:
     sock = await wire.dial("127.0.0.1", port, CountedSocket)
-    async with asyncio.timeout(10):
-        await enter(sock, token, PARTY)
+    try:
+        async with asyncio.timeout(10):
+            await enter(sock, token, PARTY)
+    except BaseException:
+        sock.close()
+        raise
     return sock
 
 
