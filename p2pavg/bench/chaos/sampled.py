@@ -63,6 +63,7 @@ class Sampled(Chaos):
         usage = threading.Thread(target=self._sample, args=(opt.peer,), daemon=True)
         usage.start()
         self.say("joined", epoch=opt.epoch)
+        self._going.wait()
         loader: DataLoader[int] = DataLoader(
             range(self._length),  # type: ignore[arg-type]
             sampler=self._sampler,

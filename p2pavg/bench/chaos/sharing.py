@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from p2pavg.bench.chaos.passes import Data
-from p2pavg.bench.chaos.swarm import Swarm, SwarmProcess
+from p2pavg.bench.chaos.swarm import START_S, Swarm, SwarmProcess
 from p2pavg.bench.workers import tell
 
 FEWEST, MOST = 4, 6  # peers of the swarm after a resume
@@ -20,6 +20,7 @@ class SharingSwarm(Swarm):
     """Keeps its processes training until all passes over the data are whole."""
 
     worker = "p2pavg.bench.chaos.sampled"
+    ends_s = 60.0  # torch and its threads are taken down
 
     def __init__(self, data: Data, **options: Any) -> None:
         super().__init__(epochs=0, **{**options, "encrypted": True})  # members' files are their identities
@@ -28,13 +29,33 @@ class SharingSwarm(Swarm):
         self._config |= {"data": asdict(data), "target": target}
         self._passes = 0.0  # over the data, so far
         self._resumes = 0
+        self._held = False  # nobody trains before all of a start are there
         self._leaving: set[str] = set()
 
     def _configured(self) -> dict[str, Any]:
         return {"checkpoint_dir": str(self._folder / "checkpoints")}
 
+    def _start(self) -> None:
+        """All processes at once, as the first one's address is enough; they train when all are there."""
+        self._fresh.clear()
+        self._held = True
+        self._spawn()
+        self._wait_until(lambda: bool(self._fresh[0].address), START_S)
+        for _ in range(self._peers - 1):
+            self._spawn()
+        self._wait_until(lambda: all(m.joined for m in self._fresh), START_S)
+        self._held = False
+        for member in self._fresh:
+            self._let_go(member)
+
+    def _let_go(self, member: SwarmProcess) -> None:
+        with suppress(OSError):
+            tell(member.process, {"go": True})
+
     def _take(self, member: SwarmProcess, event: dict[str, Any] | None) -> None:
         super()._take(member, event)
+        if event is not None and event["t"] == "joined" and not self._held:
+            self._let_go(member)
         if event is not None and event["t"] == "epoch":
             self._passes = max(self._passes, event["passes"])
 

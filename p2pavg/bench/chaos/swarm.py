@@ -67,6 +67,7 @@ class Swarm(AbstractContextManager["Swarm"]):
     """Keeps `peers` processes training until all have applied `epochs` epochs, and injects faults."""
 
     worker = "p2pavg.bench.chaos.worker"
+    ends_s = 15.0  # in which a process that is told to end does
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class Swarm(AbstractContextManager["Swarm"]):
         for member in self._living():
             assert member.process.stdin is not None
             member.process.stdin.close()
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + self.ends_s
         for member in self._living():
             try:
                 member.process.wait(max(0.1, deadline - time.monotonic()))

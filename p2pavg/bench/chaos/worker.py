@@ -30,6 +30,7 @@ class Chaos:
         self.config = config
         self._closing = False
         self._leaving = False
+        self._going = threading.Event()  # where the parent says when to begin
         self._die_at = ""
         self._over = threading.Event()
         self._saying = threading.Lock()
@@ -113,7 +114,10 @@ class Chaos:
             told = json.loads(line)
             self._die_at = told.get("die_at", self._die_at)
             self._leaving |= "leave" in told
+            if "go" in told:
+                self._going.set()
         self._closing = True
+        self._going.set()
 
     def _watch_phases(self, peer: Peer) -> None:
         """Kill this process while it leads, at the phase of a round that the parent has named."""

@@ -1,20 +1,23 @@
 """Times every split of a pipeline: whole loops, because the sum of its steps' times is often wrong by
-half.
+half. The samples are read as training reads them, from archives or files, which the system keeps in memory.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from p2pavg.bench.input.compression import Compression
-from p2pavg.bench.input.source import RawSample, Source
+from p2pavg.bench.input.source import RawSample, Source, is_tar, pack, read
 from p2pavg.bench.input.steps import Pipeline, packed, unpacked
 from p2pavg.bench.result import percentile
+from p2pavg.errors import ConfigurationError
 
 SAMPLES = 64  # samples in one loop
 LEAST_S = 0.6  # seconds for which a split is timed at least
@@ -35,7 +38,7 @@ class Split:
     offline_seconds: float  # duration of the offline steps for the whole dataset, on one worker
     offline_bytes: float
     step_seconds: tuple[float, ...]  # of each online step, for one sample
-    read_seconds: float  # decompressing and unpacking one sample
+    read_seconds: float  # reading, decompressing and unpacking one sample
 
 
 def measure(
@@ -51,50 +54,86 @@ def measure(
     samples = source.some(SAMPLES)
     pipeline.check_repeatable(samples[0])
     splits = []
-    for offline in range(pipeline.offline + 1):
-        begun = time.perf_counter()
-        values = [packed(pipeline.run(each.data, 0, offline, each.name)) for each in samples]
-        preparing = (time.perf_counter() - begun) / len(samples) * source.count if offline else 0.0
-        for way in ways if offline else ways[:1]:  # raw samples are stored as they are
-            splits.append(
-                _measured(pipeline, offline, way, samples, values, source.count, preparing, workers)
-            )
-            advance(1)
+    with tempfile.TemporaryDirectory(prefix="p2pavg-input-") as folder:
+        shard, archived = str(Path(folder) / "shard.tar"), any(map(is_tar, source.files))
+        for offline in range(pipeline.offline + 1):
+            begun = time.perf_counter()
+            values = [packed(pipeline.run(each.data, 0, offline, each.name)) for each in samples]
+            preparing = (time.perf_counter() - begun) / len(samples) * source.count if offline else 0.0
+            for way in ways if offline else ways[:1]:  # raw samples are stored as they are
+                begun = time.perf_counter()
+                stored = _stored(shard, samples, values if offline else None, way, archived)
+                storing = (time.perf_counter() - begun) / len(values) * source.count if offline else 0.0
+                splits.append(
+                    _measured(pipeline, offline, way, stored, source.count, preparing + storing, workers)
+                )
+                advance(1)
     return splits
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The samples of a loop as they stand on disk."""
+
+    files: Sequence[str]
+    count: int
+    nbytes: float  # of one sample
+
+    def __iter__(self) -> Iterator[RawSample]:
+        for name in self.files:
+            yield from read(name)
+
+
+def _stored(
+    shard: str,
+    samples: Sequence[RawSample],
+    values: Sequence[bytes] | None,
+    way: Compression,
+    archived: bool,
+) -> Stored:
+    """values: of samples whose first steps are done; None: of the raw ones, archived or files of their
+    own.
+    """
+    if values is None and not archived:
+        size = sum(len(sample.data) for sample in samples) / len(samples)
+        return Stored([sample.name for sample in samples], len(samples), size)
+    raw = [sample.data for sample in samples] if values is None else [way.compress(value) for value in values]
+    try:
+        pack(shard, (RawSample(sample.name, data) for sample, data in zip(samples, raw, strict=True)))
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write {sum(map(len, raw)) / 1e6:,.0f} MB of samples to {shard} ({error.strerror}): make "
+            "room there, or set TMPDIR to another folder"
+        ) from None
+    return Stored([shard], len(samples), sum(map(len, raw)) / len(raw))
 
 
 def _measured(
     pipeline: Pipeline,
     offline: int,
     way: Compression,
-    samples: Sequence[RawSample],
-    values: Sequence[bytes],
+    stored: Stored,
     count: int,
     preparing: float,
     workers: int,
 ) -> Split:
-    begun = time.perf_counter()
-    stored = [way.compress(value) for value in values]
-    if way.name != "none":
-        preparing += (time.perf_counter() - begun) / len(values) * count
-
     def loop() -> None:
-        for sample, data in zip(samples, stored, strict=True):
-            pipeline.run(unpacked(way.decompress(data)), offline, len(pipeline.steps), sample.name)
+        for sample in stored:
+            value = unpacked(way.decompress(sample.data)) if offline else sample.data
+            pipeline.run(value, offline, len(pipeline.steps), sample.name)
 
-    rates = [len(samples) / seconds for seconds in timed(loop)]
-    size = sum(map(len, stored)) / len(stored)
-    steps, reading = _steps(pipeline, offline, way, samples, stored)
+    rates = [stored.count / seconds for seconds in timed(loop)]
+    steps, reading = _steps(pipeline, offline, way, stored)
     return Split(
         offline=offline,
         codec=way.name,
         sps=median(rates),
         sps_low=percentile(rates, 10),
         sps_high=percentile(rates, 90),
-        sps_workers=median(rates) if workers == 1 else _side_by_side(loop, workers, len(samples)),
-        kb_per_sample=size / 1e3,
+        sps_workers=median(rates) if workers == 1 else _side_by_side(loop, workers, stored.count),
+        kb_per_sample=stored.nbytes / 1e3,
         offline_seconds=preparing,
-        offline_bytes=size * count if offline else 0.0,
+        offline_bytes=stored.nbytes * count if offline else 0.0,
         step_seconds=steps,
         read_seconds=reading,
     )
@@ -137,12 +176,13 @@ def _side_by_side(loop: Callable[[], None], workers: int, samples: int) -> float
 
 
 def _steps(
-    pipeline: Pipeline, offline: int, way: Compression, samples: Sequence[RawSample], stored: Sequence[bytes]
+    pipeline: Pipeline, offline: int, way: Compression, stored: Stored
 ) -> tuple[tuple[float, ...], float]:
     """Seconds per sample of each online step and of reading, which show the slowest, not the whole rate."""
     begun = time.perf_counter()
-    values: list[Any] = [unpacked(way.decompress(data)) for data in stored]
-    reading = (time.perf_counter() - begun) / len(stored)
+    samples = list(stored)
+    values: list[Any] = [unpacked(way.decompress(each.data)) if offline else each.data for each in samples]
+    reading = (time.perf_counter() - begun) / len(samples)
     seconds = []
     for number in range(offline, len(pipeline.steps)):
         begun = time.perf_counter()

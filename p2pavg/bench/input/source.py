@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import glob
+import io
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -45,14 +46,7 @@ class Source:
 
     def __iter__(self) -> Iterator[RawSample]:
         for name in self.files:
-            if not _is_tar(name):
-                yield RawSample(name, Path(name).read_bytes())
-                continue
-            with tarfile.open(name) as archive:
-                for member in archive:
-                    file = archive.extractfile(member) if member.isfile() else None
-                    if file is not None:
-                        yield RawSample(f"{name}:{member.name}", file.read())
+            yield from read(name)
 
     def some(self, count: int) -> list[RawSample]:
         """`count` samples, spread over the whole dataset, which is often sorted."""
@@ -62,12 +56,34 @@ class Source:
         return list(islice(islice(self, 0, None, stride), count))
 
 
-def _is_tar(name: str) -> bool:
+def read(name: str) -> Iterator[RawSample]:
+    """The samples of one file: the members of an archive, or the file itself."""
+    if not is_tar(name):
+        yield RawSample(name, Path(name).read_bytes())
+        return
+    with tarfile.open(name) as archive:
+        for member in archive:
+            file = archive.extractfile(member) if member.isfile() else None
+            if file is not None:
+                yield RawSample(f"{name}:{member.name}", file.read())
+
+
+def pack(name: str, samples: Iterable[RawSample]) -> None:
+    """Write an archive of samples."""
+    with tarfile.open(name, "w") as archive:
+        for number, sample in enumerate(samples):
+            info = tarfile.TarInfo(f"{number:09}")
+            info.size = len(sample.data)
+            archive.addfile(info, io.BytesIO(sample.data))
+
+
+def is_tar(name: str) -> bool:
+    """Whether a file is an archive of samples."""
     return name.endswith((".tar", ".tar.gz", ".tgz"))
 
 
 def _members(name: str) -> int:
-    if not _is_tar(name):
+    if not is_tar(name):
         return 1
     with tarfile.open(name) as archive:
         return sum(member.isfile() for member in archive)

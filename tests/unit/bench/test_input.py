@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 import tarfile
 import zlib
@@ -153,6 +154,32 @@ def test_all_splits_are_measured_and_the_best_is_written(folder: Path) -> None:
     if result["best"]["split"] != "all online":
         with tarfile.open(folder / "shards" / "shard-00000.tar") as archive:
             assert len(archive.getnames()) == 20
+
+
+def test_too_little_disk_is_told_before_anything_is_written(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--write looks at the room on the disk first: one line, and no folder."""
+    monkeypatch.setattr(verdict, "best", lambda splits, *_: splits[-1])
+    monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(100, 100, 0))
+    assert bench.main(["input", "madeup:steps", "--data", "*.tar", "--workers", "1", "--write", "new"]) == 1
+    error = capfd.readouterr().err
+    assert "0.00 GB left: choose another disk with --write" in error
+    assert error.count("\n") == 1
+    assert not (folder / "new").exists()
+
+
+def test_no_room_for_the_samples_of_a_loop_is_one_sentence(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder for temporary files is full: where, and what to do."""
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(measure, "pack", full)
+    assert bench.main(["input", "madeup:steps", "--data", "*.tar", "--workers", "1"]) == 1
+    assert "(No space left on device): make room there, or set TMPDIR" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
