@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import socket
 from types import SimpleNamespace
 from typing import Any
 
-from p2pavg.errors import ProtocolError
+from p2pavg.errors import ProtocolError, UnreachableError
+from p2pavg.membership.reach.leases import GatewayRefusal
+from p2pavg.membership.reach.upnp import outside_address
 from p2pavg.peer.reach.errands import Errands, peer_in
+from p2pavg.peer.reach.relaying import RelayDesk, Tunnels
 from p2pavg.transport.links import handshake, observing
+from p2pavg.transport.links.carried import CountedSocket, Way
 from p2pavg.transport.ways import punching
+from p2pavg.transport.ways.relay import TOKEN_BYTES, Relay, enter
 from tests.fuzz import told
 from tests.fuzz.target import Target
 
 PEER, OTHER = b"p" * 20, b"o" * 20
+TOKEN = b"1" * TOKEN_BYTES
+PARTY = handshake.Party.of("run", closed=False)
 AT = [["192.0.2.7", 31330], ["192.168.1.4", 31330]]
 
 
@@ -78,7 +87,94 @@ def _parse_observed(data: bytes) -> None:
         assert handshake.is_address(host, port)
 
 
+def _tunnels() -> list[bytes]:
+    asked = {"t": "relay", "to": OTHER}
+    return [
+        _body(message) for message in (asked, {"t": "tunnel", "from": OTHER, "token": TOKEN}, {"t": "knows"})
+    ]
+
+
+async def _take_tunnel(data: bytes) -> None:
+    """What is asked of a relay, and what a relay says of a tunnel: one answer each, at most one dial."""
+    try:
+        message = handshake.unpack(data)
+    except ProtocolError:
+        return
+    dialled: list[None] = []
+
+    def make_socket(*_: Any) -> Any:
+        dialled.append(None)
+        raise OSError("there is no network here")
+
+    link: Any = _Link()
+    link.way, link.address = Way.DIRECT, ("127.0.0.1", 9)
+    other: Any = _Link()
+    other.peer_id, other.way = OTHER, Way.DIRECT
+    endpoint: Any = SimpleNamespace(
+        links={OTHER: other}, party=PARTY, reception=SimpleNamespace(), make_socket=make_socket
+    )
+    desk, ends = RelayDesk(endpoint, lambda: 1e6, lambda: False), Tunnels(endpoint)
+    for take in (desk.asked, ends.asked):
+        with contextlib.suppress(ProtocolError):
+            take(link, message)
+    await asyncio.gather(*desk._tasks, *ends._tasks)
+    desk.close()
+    assert len(link.said) <= 2
+    assert len(dialled) <= 1
+
+
+def _claims() -> list[bytes]:
+    return [
+        handshake.pack({"token": TOKEN}),
+        handshake.pack({"ok": True}),
+        handshake.pack({"token": TOKEN[:4]}),
+    ]
+
+
+class _Pipe(CountedSocket):
+    """A pair of sockets is no TCP."""
+
+    def setsockopt(self, *_: Any) -> None:
+        pass
+
+
+async def _take_claim(data: bytes) -> None:
+    """The first words on an end of a tunnel, at the relay and at the end: nothing passes without a token."""
+    relay = Relay(PARTY, lambda: 1e6)
+    relay.open(PEER, OTHER)
+    (tunnel,) = set(relay._tunnels.values())
+    tunnel.tokens = TOKEN, b"2" * TOKEN_BYTES
+    relay._tunnels = dict.fromkeys(tunnel.tokens, tunnel)
+    for answered in (False, True):
+        here, there = socket.socketpair()
+        with _Pipe(fileno=here.detach()) as sock, there:
+            sock.setblocking(False)
+            there.sendall((handshake.preamble(handshake.TUNNEL, PARTY) if answered else b"") + data[:4096])
+            there.shutdown(socket.SHUT_WR)
+            work = enter(sock, TOKEN, PARTY) if answered else relay.claim(sock)
+            with contextlib.suppress(ProtocolError, UnreachableError, handshake.Refusal, TimeoutError):
+                async with asyncio.timeout(0 if TOKEN in data and not answered else None):
+                    await work
+            if tunnel.ends:
+                assert TOKEN in data
+    relay.close()
+
+
+def _upnp() -> list[bytes]:
+    return [b"203.0.113.9", b"2001:db8::1", b"", b"0.0.0.0 <script>"]
+
+
+def _take_upnp(data: bytes) -> None:
+    """What a gateway says by UPnP of its address: one, or a refusal."""
+    for said in (data, data.decode("latin-1"), data.decode(errors="ignore")):
+        with contextlib.suppress(GatewayRefusal):
+            assert ipaddress.ip_address(outside_address(said))
+
+
 TARGETS = (
     Target("meeting", told.in_loop(_take_asked), _asked),
+    Target("tunnel", told.in_loop(_take_tunnel), _tunnels),
+    Target("tunnel-end", told.in_loop(_take_claim), _claims),
+    Target("upnp", _take_upnp, _upnp),
     Target("observed", _parse_observed, _observed),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import ipaddress
 import random
 import threading
 from collections.abc import Callable
@@ -45,7 +46,7 @@ class Upnp:
                 self._device.deleteportmapping(outside, protocol)
                 return Mapped("", outside, 0.0, 0)
             given = self._map(protocol, inside, outside, lease_s)
-            return Mapped(self._device.externalipaddress(), given, lease_s, 0)
+            return Mapped(outside_address(self._device.externalipaddress()), given, lease_s, 0)
         except GatewayRefusal:
             raise
         except Exception as error:  # the library raises nothing narrower
@@ -63,6 +64,16 @@ class Upnp:
                 except Exception as error:
                     failure = error
         raise failure
+
+
+def outside_address(said: object) -> str:
+    """The numeric address that a gateway tells as its outside one. Raises GatewayRefusal for anything else:
+    a peer would announce it.
+    """
+    try:
+        return str(ipaddress.ip_address(said if isinstance(said, str) else ""))
+    except ValueError:
+        raise GatewayRefusal("the gateway tells no address of its outside by UPnP") from None
 
 
 def _find(library: Any) -> Any:

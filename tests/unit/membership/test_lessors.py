@@ -14,7 +14,7 @@ from p2pavg.membership.reach import port_mapping
 from p2pavg.membership.reach.leases import GatewayRefusal, Mapped
 from p2pavg.membership.reach.lessors import Lessors
 from p2pavg.membership.reach.port_mapping import PortMapping
-from p2pavg.membership.reach.upnp import Upnp
+from p2pavg.membership.reach.upnp import Upnp, outside_address
 
 
 class FakeLessor:
@@ -156,3 +156,11 @@ async def test_a_gateway_that_refuses_is_asked_again(monkeypatch: pytest.MonkeyP
     async with asyncio.timeout(20):
         assert await told.get() == ("192.0.2.1", 5)
     await mapping.close()
+
+
+@pytest.mark.parametrize("said", ["", None, "router.home", "1.2.3", "203.0.113.9:80", b"1.2.3.4"])
+def test_a_gateway_that_tells_no_address_by_upnp_is_refused(said: object) -> None:
+    """What is announced is an address."""
+    with pytest.raises(GatewayRefusal, match="no address"):
+        outside_address(said)
+    assert outside_address("203.0.113.9") == "203.0.113.9"
