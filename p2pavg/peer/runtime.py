@@ -21,6 +21,7 @@ from p2pavg.peer.entering import EarlyMessages, build_machine, first_links, role
 from p2pavg.peer.observer import Observer
 from p2pavg.peer.ports import open_ports
 from p2pavg.peer.reach.introductions import Introductions
+from p2pavg.peer.reach.moves import Moves
 from p2pavg.peer.reach.reachability import Reachability
 from p2pavg.peer.refusals import DialRefusals
 from p2pavg.peer.settings import Settings
@@ -79,6 +80,7 @@ class Runtime:
         self._spec: TrainingSpec | None = None
         self._closing: asyncio.Task[None] | None = None
         self._observer: Observer | None = None
+        self._moves = Moves()
         own = OwnMetrics(settings.run_id, identity.peer_id, settings.label)
         self._exporter = Exporter(settings.metrics_place, own, self._stands)
         self._closed = False
@@ -285,6 +287,10 @@ class Runtime:
         driver, observer = self.driver, self._observer
         if self._closed or driver is None or observer is None:
             return
+        if gone := self._moves.stranded(self.links.values()):
+            driver.feed(ev.Moved())
+            for link in gone:
+                link.close("this machine has another address now")
         silent = driver.machine.silent
         unheard = bool(self.links) and silent.issuperset(self.links)
         if unheard and not self._unheard:

@@ -37,6 +37,7 @@ class Catching:
         self.action = action
         self.donors = deque(action.donors)
         self.loaded = action.results_do and self._results_do()  # the state is with the training thread
+        self.results_only = self.loaded
         self.asked = False  # that rounds wait
         self._looks = 0
 
@@ -118,7 +119,12 @@ class Catching:
             self._failed("nobody has the next result")
 
     def _came(self, commit: act.Commit, job: object) -> None:
-        if not self.off:
+        if self.off:
+            return
+        healing = self.node.machine.healing
+        if self.results_only and healing.counts_again(commit.ballot.epoch, commit.transfer):
+            self._failed("samples that wait here are averaged already")
+        else:
             self.node.outcomes.append(("average", (commit, job)))
             self.node.give_next()
             self._again(LOOK_S)

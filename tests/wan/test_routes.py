@@ -105,21 +105,18 @@ def test_two_that_cannot_reach_each_other_average_with_a_third(lab: Lab) -> None
     assert told[-1]["at"] - told[0]["at"] < 20 * 3 * 0.1  # an epoch of three peers takes about 0.1 s
 
 
-@pytest.mark.parametrize("mover", ["first", "second"])
-def test_an_address_that_changes_costs_seconds(lab: Lab, mover: str) -> None:
-    """A host gets another address in the middle of a run: its peer says so, and is in the average again
-    within ten seconds.
+def test_an_address_that_changes_costs_seconds(lab: Lab) -> None:
+    """The host of the peer that others joined gets another address in the middle of a run: it says so, and is
+    in the average again within five seconds (three more here, for a machine that is busy).
     """
-    one = Trainer(lab, "a")
-    two = Trainer(lab, "b", one.start["address"])
-    one.until(2)
-    host, moved, stays = ("a", one, two) if mover == "first" else ("b", two, one)
-    old = lab.address(host)
+    moved = Trainer(lab, "a")
+    stays = Trainer(lab, "b", moved.start["address"])
+    moved.until(2)
+    old = lab.address("a")
     at = time.time()
-    lab.set_address(host, "10.77.0.200")
-    stays.until(1, since=at)
-    again = stays.until(2, since=at)
-    assert again["at"] - at < 10.0
+    lab.set_address("a", "10.77.0.200")
+    again = stays.until(2, since=at + 0.8)  # rounds of a tenth of a second end until the links are silent
+    assert again["at"] - at < 5.0 + 3.0
     moved.until(2, since=again["at"])
     said = f"this machine's address has changed from {old} to 10.77.0.200"
     deadline = time.monotonic() + 30

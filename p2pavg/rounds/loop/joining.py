@@ -126,8 +126,10 @@ class Joining:
 
     async def _came(self, head: ResultHead, result: EncodedResult) -> None:
         """The next result is here. Once there is a state that they can be applied to, the training thread is
-        not buried under them: it may have stopped.
+        not buried under them: it may have stopped. Raises StateError when it averages what waits here.
         """
+        if not self._needs_state and self._machine.healing.counts_again(head.epoch, head.transfer):
+            raise StateError("the others have averaged samples that wait here; their whole state is needed")
         while self._has_state and self._deliveries.following >= MOST_AHEAD:
             await self._moved()
         average = Average(

@@ -195,6 +195,7 @@ class TraceKind(StrEnum):
     INQUEST_COMMITS = "inquest commits"  # the ballot that this peer asked about is committed
     LEADER = "leader"  # this peer follows another leader
     LEVEL = "level"  # state and results are in
+    MOVED = "moved"  # this machine has another address
     ORPHANED = "orphaned"  # this peer has no state, and sees nobody that has one
     PAUSED = "paused"  # this process was stopped
     PROPOSED = "proposed"  # this peer holds a new ballot

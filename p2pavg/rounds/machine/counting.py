@@ -245,6 +245,8 @@ class Counting:
                 core.wait_at(others)
                 core.resume()
             return
+        if machine.peers.adrift:
+            return
         if not self._reached:
             self._reached = True
             core.trace(TraceKind.REACHED, samples=others + core.own.samples)

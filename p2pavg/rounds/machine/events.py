@@ -73,6 +73,14 @@ class Apart:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """This machine lost the address at which its links began: they are gone, and come back from another one.
+
+    To be told before the links' `PeerDown`.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Received:
     """A control message, already parsed."""
 
@@ -252,6 +260,7 @@ Event = (
     | PeerUp
     | PeerDown
     | Apart
+    | Moved
     | Received
     | Health
     | LinksMeasured

@@ -35,6 +35,9 @@ class Healing:
         # When this peer gives way to a camp that keeps winning, over however many epochs.
         self._settles_at: float | None = None
         self._orphaned = False  # whether this peer has no state, and nobody that has one is there
+        self._counted = (
+            False  # whether others have averaged samples that wait here: then their state is needed
+        )
         self._doubts: dict[PeerId, tuple[int, float]] = {}  # peer -> how often it was doubted, and until when
         self._asked: tuple[PeerId, ...] = ()  # the donors of the download that is under way
 
@@ -162,19 +165,25 @@ class Healing:
         core = self.core
         self.machine.abandon_round(why)
         # Samples counted here may wait for the next round, as the samples of a late peer do, but not for
-        # long.
+        # long. The others may have averaged what these samples were offered to: see `counts_again`.
         old = core.own.samples and camp.epoch > core.here.epoch + MOST_BEHIND
-        undecided = old or core.history.offered_from(core.here.epoch)
         core.here.join(camp.epoch, camp.lineage)
         core.resume()
         core.wait_at(None)
         core.deadlines.relax(1.0)  # the round in which the deadlines grew is over for this peer
         core.disarm(Timer.HEAL)
         core.trace(TraceKind.HEAL, to=camp.epoch, lineage=camp.lineage, why=why)
-        results_do = core.here.role is Role.TRAINER and not core.here.pending and not undecided
+        results_do = core.here.role is Role.TRAINER and not (core.here.pending or old or self._counted)
         self._asked = tuple(self._donors(camp))
         core.act(StartHeal(camp.epoch, camp.lineage, self._asked, why, results_do))
         core.broadcast_progress()
+
+    def counts_again(self, epoch: int, transfer: int) -> bool:
+        """Whether samples that wait here are in this result already. Then the result is not to be applied,
+        unless a state is loaded before, which drops these samples.
+        """
+        self._counted = self.core.own.samples > 0 and self.core.history.own(epoch, transfer) > 0
+        return self._counted
 
     def on_healed(self, event: Healed) -> None:
         """The training thread has loaded a state."""
@@ -184,6 +193,7 @@ class Healing:
         lost = core.history.adopt(event.history, event.dropped - void)
         if lost:
             core.act(Discarded(lost, Loss.HEALED if lost > 0 else Loss.HEALED_BACK))
+        self._counted = False
         core.own.drop()
         core.own.end_wait()
         core.here.load()

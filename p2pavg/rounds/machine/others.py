@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import TraceKind
-from p2pavg.rounds.machine.events import Apart, Health, PeerDown, PeerHealth, PeerUp
-from p2pavg.rounds.machine.rules.deadlines import LOOP_LIMIT, SILENCE_FLOOR
+from p2pavg.rounds.machine.events import Apart, Health, Moved, PeerDown, PeerHealth, PeerUp
+from p2pavg.rounds.machine.rules.deadlines import ADRIFT_S, LOOP_LIMIT, SILENCE_FLOOR, Timer
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.messages import Departing, Progress
 
@@ -21,6 +22,7 @@ class Peers:
         self.machine = machine
         self.core = machine.core
         self._health: dict[PeerId, tuple[float, float]] = {}  # peer -> age and time of the last report
+        self._adrift_until = -math.inf
 
     def on_up(self, event: PeerUp) -> None:
         """A link to a peer is up: tell the peer where this one stands."""
@@ -45,6 +47,21 @@ class Peers:
             core.part_from(event.peers)
             core.trace(TraceKind.APART, peers=len(event.peers))
             core.broadcast_progress()
+
+    def on_moved(self, _: Moved) -> None:
+        """All links are about to break, because this machine has another address: the others still live."""
+        core = self.core
+        if any(True for _ in core.linked.trainers()):
+            self._adrift_until = core.now + ADRIFT_S
+            core.arm(Timer.ADRIFT, self._adrift_until)
+            core.trace(TraceKind.MOVED)
+
+    @property
+    def adrift(self) -> bool:
+        """Whether this peer is alone only because its address changed a moment ago: the others, who still
+        live, would not know what it decides now.
+        """
+        return self.core.now < self._adrift_until and not any(True for _ in self.core.linked.trainers())
 
     def on_departing(self, peer: PeerId, message: Departing) -> None:
         """A peer leaves; its last words tell what it knows."""

@@ -62,6 +62,8 @@ class Succession:
         core, held = self.core, self.machine.core.holding
         if held is None or self.core.inquest is not None or self.machine.core.proposal is not None:
             return
+        if self.machine.peers.adrift:
+            return
         awaited = self.expected or self.machine.member.authority()
         if awaited != core.me and awaited is not None and self._usable(awaited):
             return
@@ -228,7 +230,7 @@ class Succession:
     def _conclude(self) -> None:
         """Decide as soon as all reachable peers have answered."""
         inquest, core = self.core.inquest, self.core
-        if inquest is None:
+        if inquest is None or self.machine.peers.adrift:
             return
         due = 0.0
         for peer, asked_at in inquest.asked.items():

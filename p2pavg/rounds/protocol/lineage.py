@@ -61,10 +61,6 @@ class History:
         for old in [known for known in self.offered if known < epoch - KEPT_GENERATIONS]:
             del self.offered[old]
 
-    def offered_from(self, epoch: int) -> bool:
-        """Whether own samples were offered to a transfer of `epoch` or later."""
-        return any(at >= epoch and any(transfers.values()) for at, transfers in self.offered.items())
-
     def own(self, epoch: int, transfer: int) -> int:
         """Own samples in a transfer."""
         return self.offered.get(epoch, {}).get(transfer, 0)

@@ -31,6 +31,7 @@ SETTLE = 0.3  # before one lineage gives way to another of the same epoch
 JUDGE_FLOOR = 0.1  # between the first report of a stall and the verdict
 RETRY_FLOOR = 0.05  # between two questions that were refused
 MOST_DOUBLINGS = 4  # of RETRY_FLOOR, while the same peers are asked again
+ADRIFT_S = 5.0  # after this machine's address has changed: so long a peer alone decides nothing
 PAUSE = 0.5  # a longer delay means that this process was stopped: that time counts for no deadline
 # Committed averages, each kept encoded, that a peer may have yet to apply before it has to heal.
 MOST_BEHIND = 3
@@ -44,6 +45,7 @@ MOST_SCALE = 16.0  # the most that `Deadlines.scale` grows to
 class Timer(StrEnum):
     """A deadline, armed and disarmed by name. A timer without a handler only has the machine look again."""
 
+    ADRIFT = "adrift"
     ASK = "ask"
     DONE = "done"
     GRACE = "grace"

@@ -1,0 +1,23 @@
+"""Moves of this machine to another address: links that begin at the old one are dead, and nobody is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from p2pavg.membership.table.address import interface_addresses
+from p2pavg.transport.links.link import Link
+
+
+class Moves:
+    """Compares the addresses of this machine's interfaces with those that they had before."""
+
+    def __init__(self, addresses: Callable[[], Sequence[str]] = interface_addresses) -> None:
+        """addresses: of the interfaces, now; an interface may have others that are not told."""
+        self._addresses = addresses
+        self._had = set(addresses())
+
+    def stranded(self, links: Iterable[Link]) -> list[Link]:
+        """Those of the links that begin at an address which an interface had, and has no longer."""
+        now = set(self._addresses())
+        gone, self._had = self._had - now, self._had | now
+        return [link for link in links if link.local_host in gone]
