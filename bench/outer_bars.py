@@ -3,6 +3,7 @@
 loss: two and four peers beside data-parallel training, paired seeds, 30 local steps between averages.
 codec: the same of two peers in int4, beside no compression with the same seeds, and without feedback.
 sparse: two peers that send a 64th, beside the same outer steps uncompressed, and without feedback.
+alone: one peer with outer steps, and with density 1/64, beside itself without.
 bytes: what four peers send in int8 every 30 local steps, in int4 every 125, and with density 1/64 every 30,
 beside data-parallel fp16 and beside the formula; their steps sleep.
 hidden: over 100 Mb/s and 100 ms, in four fragments behind the local steps: how much of its time a trainer
@@ -85,6 +86,15 @@ def sparse(args: argparse.Namespace) -> Figures:
     )
 
 
+def alone(args: argparse.Namespace) -> Figures:
+    dense = outer("--peers", 1, "--compression", "none", *training(args))
+    few = outer("--peers", 1, "--density", "1/64", "--only", "outer", *training(args))
+    return spread("alone_excess", above(dense, dense, "losses_data_parallel")) | spread(
+        "alone_density_excess",
+        [a / b - 1 for a, b in zip(few["losses"], dense["losses_data_parallel"], strict=True)],
+    )
+
+
 def bytes_(args: argparse.Namespace) -> Figures:
     figures: Figures = {}
     ways = {"int8": (30, "--compression", "int8"), "int4": (125, "--compression", "int4")}
@@ -119,7 +129,7 @@ def training(args: argparse.Namespace) -> tuple[object, ...]:
     )
 
 
-SECTIONS = {"loss": loss, "codec": codec, "sparse": sparse, "bytes": bytes_, "hidden": hidden}
+SECTIONS = {"loss": loss, "codec": codec, "sparse": sparse, "alone": alone, "bytes": bytes_, "hidden": hidden}
 
 
 def main() -> None:

@@ -74,6 +74,13 @@ class Plan:
         facts = self.parts[part]
         return rank == facts.owner or rank in facts.deputies
 
+    @property
+    def kind(self) -> str:
+        """As reports name it."""
+        if self.gathers:
+            return "all-gather"
+        return "two-level" if any(part.deputies for part in self.parts) else "flat"
+
     def takes(self, rank: int) -> bool:
         """Whether it has room for a contribution of `rank`: an all-gather has none for more than so many."""
         return not self.gathers or any(part.owner == rank for part in self.parts)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
-from p2pavg.report.distance import Distance
+from p2pavg.report.distance import ELSEWHERE, Distance
 from p2pavg.report.flat import flat
 
 VERSION = 1  # of the JSON; grows when a field changes its meaning, not when one is added
@@ -119,6 +119,7 @@ class RoundReport:
     passes: float = 0.0  # over the data
     blocks_consumed: int = 0
     blocks_returned: int = 0  # whose samples this peer drew, and which are in no average
+    plan: str = ""  # "flat", "two-level" or "all-gather"; "": this peer was not in the round
 
     @property
     def wire_bytes_sent(self) -> int:
@@ -171,6 +172,11 @@ class RoundReport:
             sent[link.distance] = sent.get(link.distance, 0) + link.wire_bytes_sent
         return {where: count for where, count in sent.items() if count}
 
+    @property
+    def bytes_between_regions(self) -> int:
+        """IP bytes that this peer sent to members of other regions since the last report."""
+        return sum(link.wire_bytes_sent for link in self.links if link.distance in ELSEWHERE)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, derived quantities included."""
         data = {"version": VERSION, **asdict(self)}
@@ -183,6 +189,7 @@ class RoundReport:
         data["egress_bytes_per_hour"] = self.egress_bytes_per_hour
         by_distance = {str(where): count for where, count in self.sent_by_distance.items()}
         data["wire_bytes_sent_by_distance"] = by_distance
+        data["bytes_between_regions"] = self.bytes_between_regions
         return data
 
     def flat(self) -> dict[str, float]:

@@ -32,6 +32,9 @@ class Distance(StrEnum):
     WORLD = "world"  # between continents, or not known
 
 
+ELSEWHERE = (Distance.CONTINENT, Distance.WORLD)  # another region
+
+
 @dataclass(frozen=True, slots=True)
 class Where:
     """The parts of a region's name; a part that the name does not tell is empty."""

@@ -45,6 +45,7 @@ def told(report: RoundReport) -> None:
         members={member.peer: [member.weight, member.samples] for member in report.members},
         theta=report.extra.get("theta_sha256_low"),
         discarded=report.samples_discarded,
+        plan=report.plan,
     )
 
 

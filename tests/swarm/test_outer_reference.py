@@ -34,6 +34,7 @@ class Log:
     theta: dict[int, float] = field(default_factory=dict)
     stands: dict[int, int] = field(default_factory=dict)
     discarded: int = 0
+    plans: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, lines: list[str]) -> Log:
@@ -44,6 +45,7 @@ class Log:
                 log.peer, log.first = facts["peer"], facts["first"]
             elif "members" in facts:
                 log.discarded += facts["discarded"]
+                log.plans.add(facts["plan"])
                 if facts["members"]:
                     log.rounds[facts["epoch"]] = facts["members"]
                 if facts["theta"] is not None:
@@ -167,6 +169,7 @@ def test_a_swarm_trains_as_one_process_does_what_its_peers_did(how: str, tmp_pat
         logs = [Log.of(script.rest().splitlines()) for script in scripts]
     for epoch in range(last):
         assert len({log.theta[epoch] for log in logs if epoch in log.theta}) <= 1, epoch
+    assert ("all-gather" if how == "sparse" else "flat") in logs[0].plans
     together = [len(log.rounds) for log in logs]
     assert together[2] >= 2, "the one that was killed was in no average"
     assert min(map(len, logs[0].rounds.values())) > 1, "one committed alone while another was reachable"

@@ -102,6 +102,10 @@ class Recorder:
         """An attempt's group is forming."""
         self._attempt = (attempt, now)
 
+    def _plan_of(self, transfer: int) -> str:
+        attempt = None if self._attempt is None else self._attempt[0]
+        return attempt.plan.kind if attempt is not None and attempt.transfer == transfer else ""
+
     def moved(self, progress: JobProgress) -> None:
         """All bytes of an attempt are through."""
         self._moved = (progress.first_byte_at, progress.last_byte_at)
@@ -256,6 +260,7 @@ class Recorder:
             region=self._region,
             spared_bytes=self._freshly_spared(),
             relayed_bytes=self._freshly_relayed(),
+            plan=self._plan_of(commit.transfer),
         )
         self._new_epoch(now)
         self._seen = (now, 0, steps)

@@ -48,6 +48,7 @@ def test_each_part_crosses_between_regions_as_seldom_as_it_can(sizes: tuple[int,
     found = two_levels(asked)
     assert found is not None
     assert found.plan.why_not([True] * sum(sizes)) is None
+    assert (found.plan.kind, flat(asked).plan.kind) == ("two-level", "flat")
     assert sum(part.count for part in found.plan.parts) == NUMEL
     assert crossing(found.plan, asked.groups) == 2 * (len(sizes) - 1) * NUMEL
     assert crossing(flat(asked).plan, asked.groups) >= crossing(found.plan, asked.groups)
@@ -208,6 +209,7 @@ class TestGather:
         ]
         assert plan.children(1, 1, 4) == (2, 3, 0)
         assert plan.neighbours(3, 4) == {0, 1, 2}
+        assert plan.kind == "all-gather"
         assert not plan.takes(3)
         assert [plan.weight(1, rank, [2.0, 3.0, 4.0, 0.0]) for rank in range(4)] == [0, 3, 0, 0]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pavg.report import Phases, phases
+from p2pavg.report import Phases, RoundReport, phases
 from p2pavg.report.distance import Distance, distance
 from tests.unit.report.reports import link, report
 
@@ -164,6 +164,7 @@ def test_the_json_has_all_fields_and_derived_quantities() -> None:
     assert data["egress_bytes_per_hour"] == pytest.approx(360 * 36)
     assert (data["wire_bytes_sent"], data["wire_bytes_received"]) == (36, 32)
     assert data["wire_bytes_sent_by_distance"] == {"host": 12, "world": 24}
+    assert data["bytes_between_regions"] == 20
     assert data["members"][0].keys() == {"peer", "weight", "samples", "voter"}
 
 
@@ -177,3 +178,12 @@ def test_a_flat_report_is_numbers_under_stable_names() -> None:
     assert flat["seconds_communication"] == made.seconds_communication
     assert all(isinstance(value, int | float) and math.isfinite(value) for value in flat.values())
     assert {"epoch", "samples", "samples_per_second", "egress_bytes_per_hour"} <= flat.keys()
+    assert flat["bytes_between_regions"] == made.bytes_between_regions
+
+
+def test_bytes_between_regions_are_those_of_far_links() -> None:
+    """Links to another continent or region count, those inside a region do not; the plan stands beside."""
+    links = tuple(link(10**power, where) for power, where in enumerate(Distance))
+    made = replace(report(), links=links, plan="two-level")
+    assert made.bytes_between_regions == 1000 + 10_000
+    assert RoundReport.from_dict(made.to_dict()).plan == "two-level"
