@@ -4,7 +4,7 @@ Every cell is a `p2pavg bench join` in the lab, with results of 0.9 MB: one dono
 once) among homes of 20 Mb/s, homes that are 300 ms apart, and a home that joins three hosts with 1 Gb/s;
 epochs of 0.3, 0.6 and 1.1 s, states of 5, 20 and 200 MB. A row tells what there was beside what is allowed,
 and whether all peers hold equal bits. --list names the cells; a part of a name names all that have it. Each
-runs for a few times as long as its state takes.
+runs for a few times as long as its state takes. --json adds its figures to those that the file has.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg.bench.join import verb
+from p2pavg.bench.machine import environment
 from p2pavg.errors import P2PAvgError
 
 HERE = Path(__file__).parent
@@ -70,6 +71,17 @@ def row(cell: Cell, result: dict[str, Any]) -> str:
     return f"{cell.name:24}{figures}  {', '.join(verdicts) or 'all within'}"
 
 
+def write(path: Path, results: dict[str, dict[str, Any]]) -> None:
+    """Add the figures of these cells, in the order of all."""
+    fresh = {
+        name: r["bars"] | {"bit_identical": r["bit_identical"], "environment": r["environment"]}
+        for name, r in results.items()
+    }
+    known = (json.loads(path.read_text())["cells"] if path.exists() else {}) | fresh
+    ordered = {cell.name: known[cell.name] for cell in cells() if cell.name in known}
+    path.write_text(json.dumps({"cells": ordered}, indent=1) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -78,7 +90,9 @@ def main() -> int:
         "--cells", nargs="*", default=[""], metavar="NAME", help="parts of names; default: all"
     )
     parser.add_argument("--list", action="store_true", help="name the cells and stop")
-    parser.add_argument("--json", metavar="PATH", type=Path, help="also write the figures of each")
+    parser.add_argument(
+        "--json", metavar="PATH", type=Path, help="also write the figures, beside earlier ones"
+    )
     args = parser.parse_args()
     chosen = [cell for cell in cells() if any(cell.is_named(part) for part in args.cells)]
     if args.list:
@@ -89,12 +103,12 @@ def main() -> int:
     results = {}
     for cell in chosen:
         try:
-            results[cell.name] = cell.run()
+            results[cell.name] = cell.run() | {"environment": environment()}
             print(row(cell, results[cell.name]), flush=True)
         except P2PAvgError as error:
             print(f"{cell.name:24} {error}", flush=True)
     if args.json is not None:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        write(args.json, results)
     good = len(results) == len(chosen) and all(
         all(r["bars"]["within"].values()) and r["bit_identical"] for r in results.values()
     )

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 
 from bench.tables.devices import cpu_kernels, gpu_epochs, gpu_kernels, gpu_models
+from bench.tables.joining import joining
 from bench.tables.networks import beside, lab_truth, line_rate, pump_loopback, versus
 from bench.tables.readme import readme
 from bench.tables.results import ROOT
@@ -38,6 +39,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "beside": beside,
     "security": security,
     "benches": benches,
+    "joining": joining,
     "idle": idle,
     "faults": faults,
     "others": others,

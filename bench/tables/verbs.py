@@ -18,6 +18,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "join": (
         "state_bytes",
         "joiners",
+        "received_over_state",
         "seconds",
         "gbps",
         "share_of_links",

@@ -24,15 +24,21 @@ Answer = Mapping[str, Any]
 
 
 def bars(
-    joined: Sequence[Answer], trained: Sequence[Answer], topology: Topology, peers: int, epoch_s: float
+    joined: Sequence[Answer],
+    trained: Sequence[Answer],
+    topology: Topology,
+    peers: int,
+    epoch_s: float,
+    result_bytes: int,
 ) -> dict[str, Any]:
-    """joined, trained, peers: as in `figures`. epoch_s: duration of an epoch before newcomers came."""
+    """joined, trained, peers: as in `figures`. epoch_s: duration of an epoch before newcomers came.
+    result_bytes: of one epoch.
+    """
     state_bytes = max(answer["state_bytes"] for answer in joined)
     donors, newcomers = topology.hosts[:peers], topology.hosts[peers : peers + len(joined)]
     egress = sum(topology.nodes[host].egress_mbps for host in donors) / len(joined)
     link_mbps = min(egress, *(topology.nodes[host].ingress_mbps for host in newcomers))
     state_s = 8e-6 * state_bytes / link_mbps
-    result_bytes = max((a["result_bytes"] / a["results"] for a in joined if a["results"]), default=0.0)
     load = 8e-6 * result_bytes / epoch_s / link_mbps
     in_s = max(answer["in_at"] - answer["began"] for answer in joined)
     received = max(answer["received_bytes"] - answer["result_bytes"] for answer in joined)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from p2pavg import codecs
 from p2pavg.bench.join import figures
 from p2pavg.bench.join.bars import bars
 from p2pavg.bench.options import at_least, positive_int
@@ -20,6 +21,7 @@ BEFORE_EPOCHS = 12
 AFTER_EPOCHS = 3
 STEPS = 20  # per epoch and peer
 PATIENCE_S = 600.0
+COMPRESSION = "fp16"
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -61,6 +63,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "target": args.peers * STEPS,
         "step_seconds": args.epoch_seconds / STEPS,
         "numel": args.numel,
+        "compression": COMPRESSION,
         "extra_bytes": max(0, args.state_mb * 1_000_000 - 4 * args.numel),
         "zero_bytes": args.state_mb * 1_000_000 * 2 // 3 if args.fresh else 0,
     }
@@ -87,9 +90,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         trained = [donor.receive(PATIENCE_S) for donor in donors]
         verdict = workers.lab_verdict()
         topology = None if workers.lab is None else workers.lab.topology
+    bar = None
+    if topology is not None:
+        result_bytes = codecs.for_results(codecs.get(COMPRESSION)).encoded_size(args.numel)
+        bar = bars(joined, trained, topology, args.peers, args.epoch_seconds, result_bytes)
     return {
         **figures.figures(joined, trained, topology, args.peers),
-        "bars": None if topology is None else bars(joined, trained, topology, args.peers, args.epoch_seconds),
+        "bars": bar,
         "killed_a_donor": args.kill_donor,
         "epoch_seconds": args.epoch_seconds,
         "numel": args.numel,

@@ -27,7 +27,7 @@ class JoiningWorker:
         extra = np.random.default_rng(3).integers(0, 256, config["extra_bytes"], np.uint8)
         extra[len(extra) - min(len(extra), config["zero_bytes"]) :] = 0
         self.began = time.monotonic()
-        self.peer = start_peer("bench-join", config, compression="fp16")
+        self.peer = start_peer("bench-join", config, compression=config["compression"])
         self.trainer = ToyTrainer.of(
             self.peer, config, numel=config["numel"], on_epoch=self._on_epoch, extra=extra, noise=True
         )

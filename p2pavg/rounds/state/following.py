@@ -60,7 +60,7 @@ class Following:
         self._changed = asyncio.Event()
         self.fetched = 0  # results
         self.fetched_bytes = 0
-        self.result_bytes = 0  # of the last one
+        self.result_bytes = codec.encoded_size(numel)  # of the last one; before there is one, as it will be
         self.times: list[float] = []  # when results were told of, each once
 
     def told(self, donor: bytes, message: Mapping[str, Any]) -> None:

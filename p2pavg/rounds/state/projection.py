@@ -23,7 +23,8 @@ TRIPS = (
     3  # round trips from a COMMIT to a newcomer that has its result and says so, streams' windows included
 )
 MOST_OF_EPOCH = 0.6  # that this may take: who is late by a moment lacks the next result, and so on for ever
-CLOSE_S = 1.0  # what is lacking takes less: rounds may wait for the rest
+CLOSE_S = 0.5  # what is lacking takes less: rounds may wait for the rest
+LEAST_ALLOWED_S = 1.0  # that a newcomer may take, however late it is already
 TRIED_EPOCHS, TRIED_S = 2.0, 1.0  # how long it tries to get in without a round that waits for it
 ENDS_S = 3.0  # of a newcomer for which rounds wait anyway: none begins before it has everything
 
@@ -53,7 +54,8 @@ def from_the_start(epoch_s: float, rtt_s: float) -> Wish | None:
     """
     if not 0 < epoch_s < FAR_TRIPS * rtt_s:
         return None
-    return Wish(0, PROBE_S + PROBE_TRIPS * rtt_s)
+    # The newcomer begins to look at its link a round trip later, and its word takes half of one to arrive.
+    return Wish(0, PROBE_S + (PROBE_TRIPS + FAR_TRIPS) * rtt_s)
 
 
 class Projection:
@@ -178,7 +180,7 @@ class Projection:
 
     def _close(self) -> bool:
         """What is lacking will be here in a moment, if rounds wait."""
-        return self.paced_s() < CLOSE_S or self.left <= self._last.result > 0
+        return self.paced_s() < CLOSE_S or 0 < self.left <= self._last.result
 
     def _slips_in(self) -> bool:
         """Whether the next result is here long before the one after it, so that no round has to wait. Not
@@ -195,5 +197,5 @@ class Projection:
             return False
         if self._last.result / self._epoch_s <= (RELEASED if self.paced else 1.0) * FITS * rate:
             return False
-        allowed = max(CLOSE_S, ALLOWED * self._last.total / rate + self._epoch_s - (now - began))
+        allowed = max(LEAST_ALLOWED_S, ALLOWED * self._last.total / rate + self._epoch_s - (now - began))
         return self.remaining_s() > (RELEASED * allowed if self.paced else allowed)

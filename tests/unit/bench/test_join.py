@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench import join_matrix
 from p2pavg.bench.join import verb
 from p2pavg.bench.join.figures import figures
 from p2pavg.lab.topology import load
@@ -72,6 +75,19 @@ def test_epochs_between_the_state_and_the_first_contribution_are_missed() -> Non
     assert figures([newcomer()], [donor()], None, 1)["epochs_missed"] == 1
     prompt = newcomer(applied=[epoch(10, 11.0, 3)])
     assert figures([prompt], [donor()], None, 1)["epochs_missed"] == 0
+
+
+def test_cells_of_the_matrix_stand_beside_earlier_ones(tmp_path: Path) -> None:
+    """A cell that is measured again takes the place of its figures; the others stay, in the order of all."""
+    file = tmp_path / "matrix.json"
+    for name, in_s in (("far/0.6s/5MB", 1.0), ("home-4/0.3s/5MB", 2.0), ("far/0.6s/5MB", 3.0)):
+        found = {"bars": {"in_s": in_s}, "bit_identical": True, "environment": {}}
+        join_matrix.write(file, {name: found})
+    cells = json.loads(file.read_text())["cells"]
+    assert [(name, cell["in_s"]) for name, cell in cells.items()] == [
+        ("home-4/0.3s/5MB", 2.0),
+        ("far/0.6s/5MB", 3.0),
+    ]
 
 
 def test_other_parameters_after_an_epoch_are_seen() -> None:

@@ -146,6 +146,11 @@ class Network:
             running.cancel()
 
 
+def test_a_newcomer_knows_how_large_a_result_will_be() -> None:
+    """Before it is told of one, too: rounds may have waited for it since its first question."""
+    assert Network([], {}).following.result_bytes == CODEC.encoded_size(NUMEL)
+
+
 async def test_results_come_in_order_whatever_was_told_first() -> None:
     """Told backwards, by two donors, before the state is known: they are delivered one after the other."""
     made = chain(6)

@@ -173,12 +173,20 @@ def test_rounds_wait_at_once_for_a_peer_that_missed_one_by_a_moment() -> None:
         assert missed.wish(0.1, loaded=True) == wish
 
 
+def test_who_was_told_of_no_result_yet_has_no_round_wait() -> None:
+    """A peer that has a state may lack many."""
+    missed = Projection()
+    missed.swarm(0.3, 0.1)
+    missed.observe(0.1, DownloadProgress(0, 0, 0, 0, RESULT), 0, 0, 0.0)
+    assert missed.wish(0.1, loaded=True) is None
+
+
 def test_rounds_wait_from_the_first_question_where_epochs_are_shorter_than_the_way() -> None:
     """Over 300 ms results of 0.3 s would pile up before a newcomer could say a word; those of 1.1 s would
     not, and over 40 ms none do. A newcomer that knows more says the same until its link is known.
     """
     wish = from_the_start(0.3, 0.3)
-    assert wish == Wish(0, PROBE_S + 4 * 0.3)
+    assert wish == Wish(0, PROBE_S + 6 * 0.3)
     assert from_the_start(1.1, 0.3) is from_the_start(0.3, 0.04) is from_the_start(0.0, 0.3) is None
     assert Downloading(20, 20 * MB, 0.3, rtt=0.3).run(0.2).wish(0.2, loaded=False) == wish
 
@@ -244,7 +252,7 @@ def answers(in_s: float, *, slow_s: float = 1.0) -> tuple[dict[str, Any], dict[s
 def test_bars_of_joining(in_s: float, slow_s: float, epoch_s: float, within: dict[str, bool]) -> None:
     """5 MB over 20 Mb/s take 2 s: in after 2.5 times that and three epochs, and so much lost at donors."""
     newcomer, donor = answers(in_s, slow_s=slow_s)
-    found = bars([newcomer], [donor], load("home-4"), 1, epoch_s)
+    found = bars([newcomer], [donor], load("home-4"), 1, epoch_s, RESULT)
     assert found["state_s"] == pytest.approx(2.0)
     assert found["within"] == within
     assert found["sent_over_state"] == pytest.approx(1.04)
