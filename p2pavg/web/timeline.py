@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LEVELS = ((1.0, 900), (10.0, 1080), (60.0, 1440), (600.0, 1008))  # (seconds a point, points): 15 min to 7 d
-MOST_SERIES = 320  # of which the one that was fed longest ago makes room
+MOST_SERIES = 320  # of peers; those of peers that are gone make room, and a peer too many gets none
 MOST_EVENTS = 2000
 MOST_ROUNDS = 2000
 DETAILED_ROUNDS = 200  # of which the rows of all members are kept
@@ -76,9 +76,11 @@ class Series:
 
     def __init__(self) -> None:
         self._rings = [Ring(step, size) for step, size in LEVELS]
+        self.fed_at = -math.inf
 
     def add(self, at: float, value: float) -> None:
         """Take a value."""
+        self.fed_at = at
         for ring in self._rings:
             ring.add(at, value)
 
@@ -100,7 +102,8 @@ class Timeline:
     """Figures, rounds and events of one run, from frames: JSON objects, live or read back from a file."""
 
     def __init__(self) -> None:
-        self._series: OrderedDict[tuple[str, str], Series] = OrderedDict()
+        self._run = {name: Series() for name in (*RUN, "peers")}
+        self._peers: OrderedDict[tuple[str, str], Series] = OrderedDict()  # the one fed longest ago first
         self._rounds: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._events: OrderedDict[tuple[float, int], _Told] = OrderedDict()
         self._life = 0.0  # when the watch began whose events are numbered
@@ -114,29 +117,32 @@ class Timeline:
         if not math.isfinite(at):
             raise ValueError(at)
         for name in RUN:
-            self._put("", name, at, frame.get(name))
+            _put(self._run[name], at, frame.get(name))
         trains = [peer for peer in frame["peers"] if peer["state"] not in ("gone", "silent")]
-        self._put("", "peers", at, len(trains))
+        _put(self._run["peers"], at, len(trains))
         for peer in trains:
             for name in PEER:
-                self._put(str(peer["peer"]), name, at, peer.get(name))
+                series = self._of_peer((str(peer["peer"]), name), at)
+                if series is not None:
+                    _put(series, at, peer.get(name))
         for one in frame.get("rounds", ()):
             self._round(one)
         self._tell(at, frame.get("events", ()))
         self.begin = at if self.begin is None else min(self.begin, at)
         self.end = max(self.end, at)
 
-    def _put(self, peer: str, name: str, at: float, value: Any) -> None:
-        if not isinstance(value, int | float) or not abs(value) < 3e38:
-            return  # None, or no number that a point holds
-        key = peer, name
-        series = self._series.get(key)
+    def _of_peer(self, key: tuple[str, str], at: float) -> Series | None:
+        """A peer's series; None: there is no room, as all others are fed as well."""
+        series = self._peers.get(key)
         if series is None:
-            series = self._series[key] = Series()
-            if len(self._series) > MOST_SERIES:
-                self._series.popitem(last=False)
-        self._series.move_to_end(key)
-        series.add(at, float(value))
+            if len(self._peers) >= MOST_SERIES:
+                oldest = next(iter(self._peers))
+                if self._peers[oldest].fed_at >= at:
+                    return None
+                del self._peers[oldest]
+            series = self._peers[key] = Series()
+        self._peers.move_to_end(key)
+        return series
 
     def _round(self, one: Mapping[str, Any]) -> None:
         epoch = int(one["epoch"])
@@ -165,10 +171,9 @@ class Timeline:
 
     def figures(self, begin: float, end: float, peer: str = "") -> dict[str, list[list[float]]]:
         """By name, the points of the run, or of one peer: columns of times, means, least and most values."""
-        names = PEER if peer else (*RUN, "peers")
         found = {}
-        for name in names:
-            series = self._series.get((peer, name))
+        for name in PEER if peer else self._run:
+            series = self._peers.get((peer, name)) if peer else self._run[name]
             points = [] if series is None else series.points(begin, end, self.end)
             found[name] = [[point[column] for point in points] for column in range(4)]
         return found
@@ -188,3 +193,9 @@ class Timeline:
         inside = [told for told in self._events.values() if begin <= told.at <= end]
         inside.sort(key=lambda told: told.at)
         return [{"at": told.at, "words": told.words} for told in inside[-most:]]
+
+
+def _put(series: Series, at: float, value: Any) -> None:
+    """Add a value, unless it is none, or no number that a point holds."""
+    if isinstance(value, int | float) and abs(value) < 3e38:
+        series.add(at, float(value))

@@ -74,12 +74,12 @@ def test_a_day_of_a_large_swarm_takes_less_than_fifty_megabytes() -> None:
     tracemalloc.start()
     told = Timeline()
     for number, second in enumerate(
-        range(0, 86400, 450)
+        range(0, 86400, 890)
     ):  # so seldom fills the fine rings, too: gaps take room
         made = frame(1e9 + second, peers=64)
         for peer in made["peers"]:
-            peer["peer"] = f"{(int(peer['peer'], 16) + 8 * (number // 10)):040x}"  # eight leave, eight join
-        some = range(12 * number, 12 * number + 12)
+            peer["peer"] = f"{(int(peer['peer'], 16) + 8 * (number // 5)):040x}"  # eight leave, eight join
+        some = range(22 * number, 22 * number + 22)
         made["rounds"] = [round_of(epoch, 1e9 + second, peers=64) for epoch in some]
         made["events"] = [
             {"number": one, "at": 1e9 + second, "words": f"peer {one} was lost " + 80 * "x"} for one in some
@@ -91,6 +91,21 @@ def test_a_day_of_a_large_swarm_takes_less_than_fifty_megabytes() -> None:
     assert len(told.rounds(0, math.inf, most=10**6)) == tl.MOST_ROUNDS
     assert len(told.events(0, math.inf, most=10**6)) == tl.MOST_EVENTS
     assert told.figures(1e9, 1e9 + 86400)["samples_per_second"][0][0] <= 1e9 + 600
+
+
+def test_a_crowd_pushes_nobody_out() -> None:
+    """Beyond the room for peers' series the first keep theirs, and the run its own; who leaves makes room."""
+    told = Timeline()
+    for second in range(3):
+        told.add(frame(1e9 + second, peers=300))
+    seconds = [1e9, 1e9 + 1, 1e9 + 2]
+    assert told.figures(1e9, 1e9 + 9)["peers"][0] == seconds
+    assert told.figures(1e9, 1e9 + 9, f"{0:040x}")["upload_bps"][0] == seconds
+    assert told.figures(1e9, 1e9 + 9, f"{299:040x}")["upload_bps"][0] == []
+    made = frame(1e9 + 3)
+    made["peers"][0]["peer"] = "ff" * 20
+    told.add(made)
+    assert told.figures(1e9, 1e9 + 9, "ff" * 20)["upload_bps"][0] == [1e9 + 3]
 
 
 def test_rounds_can_be_opened_while_they_are_new() -> None:
