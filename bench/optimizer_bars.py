@@ -1,6 +1,7 @@
 """Bars of the optimizer on one CPU. `python -m bench.optimizer_bars --json PATH [--only step swap ...]`.
 
-tasks: two real tasks trained with updates delayed by a whole epoch, beside five synchronous seeds.
+tasks: two real tasks trained with updates delayed by a whole epoch, from the second epoch on and from a
+quarter of the run on, beside five synchronous seeds.
 step: AdamW on offloaded masters, beside what 28 bytes per parameter take at the copy rate; one thread.
 swap: the masters' way into the model at a step(), beside one copy of the same bytes.
 link: two peers on an emulated link whose averaging takes 0.8 of the calculation: epochs with and without
@@ -183,37 +184,42 @@ def train(task: Task, seed: int, warmup: int | None) -> float:
         return float(nn.functional.cross_entropy(model(inputs), targets))
 
 
-TASKS: dict[str, Callable[[], Task]] = {
-    "digits": lambda: digits(300),
-    "standard library": lambda: language(400),
+TASKS: dict[str, tuple[Callable[[int], Task], int]] = {  # and its epochs
+    "digits": (digits, 300),
+    "standard library": (language, 400),
 }
+WARM = {"synchronous": None, "delayed": 0.0, "warmed": 0.25}  # the share of the epochs that are not delayed
 
 
-def loss_of(name: str, seed: int, warmup: int | None) -> float:
+def loss_of(name: str, seed: int, kind: str, epochs: int | None) -> float:
     """`train`, in a process of its own."""
     torch.set_num_threads(1)
-    return train(TASKS[name](), seed, warmup)
+    make, usual = TASKS[name]
+    task, share = make(epochs or usual), WARM[kind]
+    return train(task, seed, None if share is None else max(1, int(share * task.epochs)))
 
 
-def tasks(seeds: int) -> dict[str, Any]:
-    """Delayed and synchronous validation losses of both tasks, as many at once as there are cores."""
-    runs = [(name, seed, warmup) for name in TASKS for warmup in (None, 1) for seed in range(seeds)]
+def tasks(seeds: int, epochs: int | None) -> dict[str, Any]:
+    """Validation losses of both tasks, synchronous, delayed from the second epoch on, and delayed from a
+    quarter of the run on; as many at once as there are cores.
+    """
+    runs = [(name, seed, kind, epochs) for name in TASKS for seed in range(seeds) for kind in WARM]
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         losses = dict(zip(runs, pool.map(loss_of, *zip(*runs, strict=True)), strict=True))
     found: dict[str, Any] = {}
     for name in TASKS:
-        synchronous = [losses[name, seed, None] for seed in range(seeds)]
-        delayed = [losses[name, seed, 1] for seed in range(seeds)]
-        spread = max(synchronous) - min(synchronous)
-        apart = abs(median(delayed) - median(synchronous))
+        of = {kind: [losses[name, seed, kind, epochs] for seed in range(seeds)] for kind in WARM}
+        middle = {kind: median(values) for kind, values in of.items()}
+        spread = max(of["synchronous"]) - min(of["synchronous"])
+        apart = {kind: abs(middle[kind] - middle["synchronous"]) for kind in ("delayed", "warmed")}
         found[name] = {
-            "synchronous": synchronous,
-            "delayed": delayed,
-            "synchronous_median": median(synchronous),
-            "delayed_median": median(delayed),
+            **of,
+            **{f"{kind}_median": value for kind, value in middle.items()},
             "spread": spread,
-            "median_apart": apart,
-            "within": apart <= spread,
+            "median_apart": apart["delayed"],
+            "within": apart["delayed"] <= spread,
+            "warmed_apart": apart["warmed"],
+            "warmed_within": apart["warmed"] <= spread,
         }
     return found
 
@@ -330,11 +336,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20, help="of link")
+    parser.add_argument("--task-epochs", type=int, help="of tasks; default: 300 and 400")
     args = parser.parse_args()
     sections: dict[str, Callable[[], Any]] = {
         "step": lambda: step(args.params, args.rounds),
         "swap": lambda: swap(args.params, args.rounds),
-        "tasks": lambda: tasks(args.seeds),
+        "tasks": lambda: tasks(args.seeds, args.task_epochs),
         "link": lambda: link(args.epochs),
     }
     result: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
@@ -348,7 +349,7 @@ def test_the_terminal_shows_peers_links_and_events() -> None:
     row = [B, list(Distance).index(Distance.WORLD), 0.103, 8, 2.1e8, 1000, 1000]
     picture.told(A, status(counted=300, peers=sees(B, C), links=[row]), 0.5)
     picture.told(A, event("silent", peer=C, why="no heartbeat"), 0.6)
-    console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=150, record=True, file=io.StringIO())
     console.print(screen(picture.show(1.0), 150))
     text = console.export_text()
     for part in (
@@ -410,7 +411,7 @@ def test_the_screen_fits_80_columns(peers: int) -> None:
     for peer in ids:
         picture.linked(peer, 0.0)
         picture.told(peer, status(leader=ids[0], peers=sees(*ids), links=[row]), 0.0)
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=80, record=True, file=io.StringIO())
     console.print(screen(picture.show(0.5), 80))
     text = console.export_text()
     assert "…" not in text
@@ -449,7 +450,7 @@ def test_the_screen_fits_80_by_24(count: int) -> None:
             picture.told(peer, told_of(epoch, samples_discarded=3 if epoch == 3 else 0), 0.1 * epoch)
         told = {"leader": ids[0], "peers": sees(*ids), "links": links, "loss": 2.31, "passes": 1.25}
         picture.told(peer, status(epoch=6, **told), 0.6)
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=80, record=True, file=io.StringIO())
     console.print(screen(picture.show(1.0), 80, 24))
     text = console.export_text()
     lines = text.splitlines()
@@ -480,7 +481,7 @@ def test_a_lost_peer_comes_first_on_a_full_screen() -> None:
         picture.linked(peer, 0.0)
         picture.told(peer, status(), 0.0)
     picture.unlinked(ids[39], "closed by the other side", 0.5)
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=80, record=True, file=io.StringIO())
     console.print(screen(picture.show(0.5), 80, 24))
     lines = console.export_text().splitlines()
     (head,) = (place for place, line in enumerate(lines) if line.startswith("peer "))
@@ -499,7 +500,7 @@ def test_hostile_text_is_text_on_the_terminal() -> None:
     picture.listed({A: listed}, 0.0)
     picture.linked(A, 0.0)
     picture.told(A, status(**told), 0.0)
-    console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=150, record=True, file=io.StringIO())
     console.print(screen(picture.show(0.5), 150, 40))
     text = console.export_text()
     for part in ("[red]run[/x]", "[/y]", "[bold]", "[link=x]", "[/z] [2J", "the loss is nan"):
