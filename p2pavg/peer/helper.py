@@ -11,7 +11,7 @@ from p2pavg.membership import PeerInfo, View
 from p2pavg.peer import mapping
 from p2pavg.peer.ports import open_ports
 from p2pavg.peer.reach.introductions import Introductions
-from p2pavg.peer.reach.reachability import Reachability
+from p2pavg.peer.reach.reachability import OwnAddresses
 from p2pavg.peer.settings import Settings
 from p2pavg.transport.engine import NoEvents
 from p2pavg.transport.links.link import Link
@@ -38,7 +38,7 @@ class Helper:
             self._engine.close()
             raise
         self.endpoint.hello["data"] = False
-        self._reachability = Reachability(self.settings, self.endpoint, self.dht)
+        self._reachability = OwnAddresses(self.settings, self.endpoint, self.dht)
         wished = bool(self.settings.map_port)
         if self.settings.maps_port and mapping.is_of_use(self.settings.bind[0], wished=wished):
             self._reachability.map_port(wished=wished)

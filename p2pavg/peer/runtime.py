@@ -17,12 +17,13 @@ from p2pavg.metrics.own import OwnMetrics
 from p2pavg.peer import announcing, mapping
 from p2pavg.peer.announcing import Announcer, record_of
 from p2pavg.peer.dialling import Dialler
+from p2pavg.peer.engine_reports import EngineReports
 from p2pavg.peer.entering import EarlyMessages, build_machine, first_links, role_among
 from p2pavg.peer.observer import Observer
 from p2pavg.peer.ports import open_ports
 from p2pavg.peer.reach.introductions import Introductions
 from p2pavg.peer.reach.moves import Moves
-from p2pavg.peer.reach.reachability import Reachability
+from p2pavg.peer.reach.reachability import OwnAddresses
 from p2pavg.peer.refusals import DialRefusals
 from p2pavg.peer.settings import Settings
 from p2pavg.report import RoundReport
@@ -63,6 +64,7 @@ class Runtime:
         self._codec = codec
         self._identity = identity
         self.driver: Driver | None = None
+        self._reports = EngineReports()
         self.watching = Watching(self._status)
         self._last: RoundReport | None = None
         self._publish = publish
@@ -90,7 +92,7 @@ class Runtime:
         wished = bool(self.settings.map_port)
         maps_port = self.settings.maps_port and mapping.is_of_use(self.settings.bind[0], wished=wished)
         await self._exporter.start()
-        self._engine = make_engine(self, self._codec, encrypted=self.settings.membership is not None)
+        self._engine = make_engine(self._reports, self._codec, encrypted=self.settings.membership is not None)
         try:
             self.endpoint, self.dht = await open_ports(
                 self.settings, self.identity, self._engine, self, self._refusals.vet
@@ -99,7 +101,8 @@ class Runtime:
             self._engine.close()
             await self._exporter.close()
             raise
-        self._reachability = Reachability(self.settings, self.endpoint, self.dht, self._announce)
+        self._reports.endpoint = self.endpoint
+        self._reachability = OwnAddresses(self.settings, self.endpoint, self.dht, self._announce)
         if maps_port:
             self._reachability.map_port(wished=wished)
         self._engine.set_heartbeat(HEARTBEAT_S)
@@ -253,7 +256,7 @@ class Runtime:
         recorder = Recorder(run_id, me, codec, meter, self._finished, region=region)
         recorder.on_trace = self.watching.event
         recorder.relayed = lambda: self._introductions.relayed_bytes
-        driver = self.driver = Driver(self, session, spec, machine, recorder)
+        driver = self.driver = self._reports.driver = Driver(self, session, spec, machine, recorder)
         self._refusals.trains = True
         session.connect(driver)
         driver.start()
@@ -363,30 +366,6 @@ class Runtime:
             self.watching.watch(link)
             return
         self.driver.message(link, message)
-
-    def stream_closed(self, link: int, stream: int, reason: str) -> None:
-        """Engine event; the endpoint opens the stream again."""
-        self.endpoint.stream_closed(link, stream, reason)
-
-    def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None:
-        """Engine event."""
-        if self.driver is not None:
-            self.driver.job_done(transfer, digests)
-
-    def job_refused(self, transfer: int, rank: int, why: str) -> None:
-        """Engine event."""
-        if self.driver is not None:
-            self.driver.job_refused(transfer, rank, why)
-
-    def blob_chunk(self, transfer: int, chunk: int) -> None:
-        """Engine event."""
-        if self.driver is not None:
-            self.driver.blob_chunk(transfer, chunk)
-
-    def blob_sent(self, link: int, transfer: int, chunk: int) -> None:
-        """Engine event."""
-        if self.driver is not None:
-            self.driver.blob_sent(link, transfer)
 
     # --------------------------------------------------------------------------------------- departure
 

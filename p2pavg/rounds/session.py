@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Protocol, TypeVarTuple
 
 from p2pavg.errors import ClosedError
 from p2pavg.report import RoundReport
@@ -27,6 +27,9 @@ REPORT_TIMEOUT_S = 5.0
 WITHDRAWAL_S = 0.5  # an interrupted wait that takes longer says why
 
 logger = logging.getLogger("p2pavg.rounds")
+
+
+Ts = TypeVarTuple("Ts")
 
 
 class LoopSide(Protocol):
@@ -127,7 +130,7 @@ class Session:
         if now >= self._report_at:
             self._report_at = now + REPORT_INTERVAL_S
             if self._near(now):
-                self._post("progress")
+                self._post(self._connected.progress)
         return False
 
     def _near(self, now: float) -> bool:
@@ -147,7 +150,7 @@ class Session:
         self._open = contribution, answer
         self.at_boundary = True
         try:
-            self._post("arrived", contribution, answer)
+            self._post(self._connected.arrived, contribution, answer)
             return self._given(contribution, self._outcome(answer, timeout))
         finally:
             self.at_boundary = False
@@ -158,7 +161,7 @@ class Session:
         contribution has begun; then its outcome, which is to be followed. Raises P2PAvgError.
         """
         contribution, answer = self._open
-        self._post("withdrawn", answer)
+        self._post(self._connected.withdrawn, answer)
         try:
             outcome = answer.result(WITHDRAWAL_S)
         except TimeoutError:
@@ -181,7 +184,7 @@ class Session:
         answer: Future[Outcome] = Future()
         self.at_boundary = True
         try:
-            self._post("departing", contribution, notice_s, answer)
+            self._post(self._connected.departing, contribution, notice_s, answer)
             return self._given(contribution, answer.result(notice_s + REPORT_TIMEOUT_S))
         except TimeoutError:
             return KeepGoing()
@@ -191,7 +194,7 @@ class Session:
     def history(self) -> tuple[Generation, ...]:
         """The generations that led to `standing`. Raises ClosedError."""
         answer: Future[tuple[Generation, ...]] = Future()
-        self._post("tell_history", answer)
+        self._post(self._connected.tell_history, answer)
         try:
             return answer.result(REPORT_TIMEOUT_S)
         except TimeoutError:
@@ -200,7 +203,7 @@ class Session:
     def claimed(self) -> None:
         """This peer draws samples that no peer leased: the others are told. Any thread."""
         with suppress(ClosedError):
-            self._post("claimed")
+            self._post(self._connected.claimed)
 
     def inherited(self, samples: int) -> None:
         """Another peer's sums are in ours."""
@@ -208,7 +211,7 @@ class Session:
 
     def refused(self, samples: int, why: str) -> None:
         """Another peer's sums cannot be used: the next report names their samples."""
-        self._post("refused", samples, why)
+        self._post(self._connected.refused, samples, why)
 
     def wait_until_wanted(self, timeout: float) -> bool:
         """For whoever has nothing to compute: block until `count` would have said so. False: not in time."""
@@ -228,7 +231,7 @@ class Session:
         try:
             return answer.result(timeout)
         except TimeoutError:
-            self._post("withdrawn", answer)
+            self._post(self._connected.withdrawn, answer)
             return answer.result()
 
     @contextmanager
@@ -265,11 +268,11 @@ class Session:
         elif isinstance(pending, Heal):
             lost, self._samples = self._samples, 0
             if lost:
-                self._post("discarded", lost, Loss.HEALED)
+                self._post(self._connected.discarded, lost, Loss.HEALED)
             self._epoch = pending.state.epoch
         self._since = self._step_began = time.monotonic()
         self._recorded = Future()
-        self._post("applied", seconds_update, dict(extra or {}), waited, self._recorded)
+        self._post(self._connected.applied, seconds_update, dict(extra or {}), waited, self._recorded)
 
     @property
     def last_report(self) -> RoundReport | None:
@@ -289,8 +292,8 @@ class Session:
         """Drop the samples counted so far, except the last `since`; the next report names them."""
         lost, self._samples = self._samples - since, since
         if lost:
-            self._post("discarded", lost, why)
-            self._post("progress")
+            self._post(self._connected.discarded, lost, why)
+            self._post(self._connected.progress)
 
     # The loop thread's side.
 
@@ -322,11 +325,16 @@ class Session:
         self._failure = error
         self._word.set()
 
-    def _post(self, method: str, *arguments: object) -> None:
-        side = self._side
-        if side is None:
+    @property
+    def _connected(self) -> LoopSide:
+        """The driver. Raises ClosedError before `connect`."""
+        if self._side is None:
             raise ClosedError("this peer has not joined a run yet; call Peer.training() first")
+        return self._side
+
+    def _post(self, call: Callable[[*Ts], object], *arguments: *Ts) -> None:
+        """Have the loop thread make this call."""
         try:
-            self._loop.call_soon_threadsafe(getattr(side, method), *arguments)
+            self._loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:
             raise ClosedError("this peer is closed; build a new optimizer to train on") from None

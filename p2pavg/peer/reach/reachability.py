@@ -1,4 +1,4 @@
-"""Reachability: the addresses under which others open connections to this peer, or that they cannot."""
+"""The addresses under which others open connections to this peer, and whether they can."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from p2pavg.transport.links.endpoint import Endpoint
 logger = logging.getLogger("p2pavg.peer.peer")
 
 
-class Reachability:
+class OwnAddresses:
     """`client_only` tells whether nobody can open a connection to this peer."""
 
     def __init__(

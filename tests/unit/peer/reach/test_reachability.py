@@ -10,7 +10,7 @@ import pytest
 
 from p2pavg.membership.table import dialling_back
 from p2pavg.membership.table.address import Address
-from p2pavg.peer.reach.reachability import Reachability
+from p2pavg.peer.reach.reachability import OwnAddresses
 from p2pavg.peer.settings import Settings
 
 OUTSIDE = ("203.0.113.9", 4242)
@@ -38,15 +38,15 @@ class Table:
         return [self.mapped or ("10.0.0.2", 31330)]
 
 
-def peer(**options: Any) -> tuple[Reachability, Table, dict[str, Any], list[bool]]:
+def peer(**options: Any) -> tuple[OwnAddresses, Table, dict[str, Any], list[bool]]:
     table, hello, told = Table(), {"client_only": False}, []
     endpoint: Any = SimpleNamespace(port=31330, hello=hello)
     settings = Settings("run", listen="127.0.0.1:0", **options)
-    reachability = Reachability(settings, endpoint, table, lambda: told.append(hello["client_only"]))  # type: ignore[arg-type]
+    reachability = OwnAddresses(settings, endpoint, table, lambda: told.append(hello["client_only"]))  # type: ignore[arg-type]
     return reachability, table, hello, told
 
 
-async def settle(reachability: Reachability) -> None:
+async def settle(reachability: OwnAddresses) -> None:
     assert reachability._looking is not None
     await asyncio.wait_for(reachability._looking, 5)
 
