@@ -379,8 +379,8 @@ class Driver:
         if self._jobs.get(transfer) is not None:
             self.recorder.moved(self._jobs.progress(transfer))
         self._feed_job(transfer)
+        self.feed(ev.JobDone(transfer, digests))  # before the links: all members wait for the last one
         self.feed(ev.LinksMeasured(self._gauges.links))
-        self.feed(ev.JobDone(transfer, digests))
 
     @guarded
     def blob_chunk(self, transfer: int, chunk: int) -> None:
