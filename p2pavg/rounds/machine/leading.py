@@ -224,12 +224,13 @@ class Leading:
             core.arm(Timer.PATIENCE, due)
             return
         core.disarm(Timer.PATIENCE, Timer.PROMISE)
-        notes = {peer: ready.note for peer, ready in proposal.ready.items()}
+        room = {peer for rank, peer in enumerate(proposal.members) if proposal.plan.takes(rank)}
+        notes = {peer: ready.note for peer, ready in proposal.ready.items() if peer in room}
         note, refused = core.config.combine(notes, proposal.members, core.me) if notes else (b"", frozenset())
         nothing = Ready(proposal.ballot, 0, 0, 0.0, b"")
-        room = {peer for rank, peer in enumerate(proposal.members) if proposal.plan.takes(rank)} - refused
         counted = [
-            proposal.ready.get(peer, nothing) if peer in room else nothing for peer in proposal.members
+            proposal.ready.get(peer, nothing) if peer in room - refused else nothing
+            for peer in proposal.members
         ]
         if not any(each.weight > 0 for each in counted):
             core.epoch_state.end_begun()

@@ -72,6 +72,14 @@ def test_nobody_waits_for_one_that_waits(seed: int, most: float, was: float) -> 
     assert Schedule(seed, plain=True).run().longest_stall < most  # virtual seconds
 
 
+@pytest.mark.parametrize("seed", [516, 560])
+def test_who_has_no_room_in_a_plan_is_not_consumed(seed: int) -> None:
+    """Two members lack a link, and the plan takes no contribution of theirs: the positions that they told
+    stay theirs, and come in a later average.
+    """
+    assert Schedule(seed).run().broken is None
+
+
 def test_a_new_leader_speaks_to_those_that_wait() -> None:
     """Peers that told a new leader where they stand before it led do not wait for its word in vain."""
     assert Schedule(416, only="stop").run().longest_stall < 1.3  # virtual seconds; it was 3.8
