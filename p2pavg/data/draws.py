@@ -178,6 +178,7 @@ class Draws:
             self._held = union(self._held, drawn)
             self._inherited = union(self._inherited, drawn)
             self._trained += drawn
+            self._refresh()  # they may be leased to this peer, and must not be drawn once more
             return True
 
     # ---------------------------------------------------------------------- others

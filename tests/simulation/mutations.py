@@ -267,7 +267,7 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
         Mutation("digests are not compared", TransferRules, "on_done", _trust_digests, (0,)),
         Mutation("nor with the own result", Decisions, "on_committed", _trust_fact),
     ),
-    (Mutation("the successor always aborts", succession, "decide", _always_abort, (356, 441)),),
+    (Mutation("the successor always aborts", succession, "decide", _always_abort, (55, 335)),),
     (Mutation("the successor commits when anybody is DONE", succession, "decide", _any_done, (59, 201)),),
     (Mutation("no deadline while waiting for the leader", Waiting, "watch", _wait_for_ever, (0,)),),
     (
@@ -291,7 +291,7 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("BEGIN with samples that nobody declared", Leading, "on_ready", _more_than_declared),),
     (Mutation("COMMITTED with other weights than BEGIN", TransferRules, "on_done", _other_weights),),
     (Mutation("DONE after a denial", Member, "_job", _done_after_denial),),
-    (Mutation("a process that came back is waited for", Member, "authority", _whoever_has_the_name, (356,)),),
+    (Mutation("a process that came back is waited for", Member, "authority", _whoever_has_the_name, (809,)),),
     (Mutation("a ballot that was replaced is committed alone", Decisions, "_asked", _never_replaced),),
 )
 

@@ -158,7 +158,9 @@ class Schedule:
             living = [node for node in swarm.nodes.values() if node.alive]
             if swarm.checks.strays(living):
                 return False
-            return positions is None or all(positions.whole(n.parameters.lineage, least) for n in living)
+            return positions is None or not any(
+                positions.missing(n.parameters.lineage, least) for n in living
+            )
 
         swarm.world.run(calm + LIMIT_S, finished, look_every=8)
         if any(n.alive for n in swarm.nodes.values()):

@@ -72,14 +72,19 @@ class Positions:
         """All positions that anybody ever trained on are below this."""
         return max(self.of.values(), default=-1) + 1
 
-    def whole(self, lineage: Lineage, least: int) -> bool:
-        """Whether each of the first `least` positions is in an average of the lineage."""
-        return least == 0 or intersection(self.averaged[lineage], ((0, least),)) == ((0, least),)
+    def missing(self, lineage: Lineage, least: int) -> Runs:
+        """Of the first `least` positions, those that are in no average of the lineage, and that no living
+        process has among the samples that it is about to hand in.
+        """
+        living = (node for node in self.checks.swarm.nodes.values() if node.alive)
+        waiting = union((self.of[each], self.of[each] + 1) for node in living for each in node.samples)
+        return difference(((0, least),), union(self.averaged[lineage], waiting)) if least else ()
 
     def at_the_end(self, least: int) -> None:
-        """Whatever died, left or was discarded: what it drew is drawn again, and averaged."""
+        """Whatever died, left or was discarded: what it drew is drawn again."""
         checks = self.checks
         for node in checks.swarm.nodes.values():
-            if node.alive and not checks.orphaned(node) and not self.whole(node.parameters.lineage, least):
-                missing = difference(((0, least),), self.averaged[node.parameters.lineage])
+            if not node.alive or checks.orphaned(node):
+                continue
+            if missing := self.missing(node.parameters.lineage, least):
                 checks.broken("Once", f"{size(missing)} positions {missing[:3]} are never drawn again")

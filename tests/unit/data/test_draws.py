@@ -219,6 +219,28 @@ def test_prefetched_samples_are_given_out_again() -> None:
     assert member.draws.next_run(None, lambda _: 2) == (given[0] + 2, given[1])
 
 
+def test_what_is_inherited_is_not_drawn_once_more() -> None:
+    """Positions of a peer that left may be leased to the one that takes its samples, by then: they are
+    accumulated already, and the loader gets others.
+    """
+    swarm = Swarm(0)
+    swarm.members = receiver, giver = [Member(1, swarm), Member(2, swarm)]
+    receiver.train(3)
+    giver.train(4)
+    note = giver.draws.say(b"", 4)
+    given = union(giver.draws._trained)
+    swarm.members.remove(giver)
+    for _ in range(3):
+        receiver.train(3)
+        swarm.round([receiver], [receiver])
+        if intersection(receiver.draws._ready, given) == given:
+            break
+    assert intersection(receiver.draws._ready, given) == given, "the positions are not this peer's to draw"
+    assert receiver.draws.inherited(note)
+    receiver.train(20)
+    assert size(receiver.draws._trained) == size(union(receiver.draws._trained)) == 24
+
+
 def test_counting_what_was_not_given_out_is_refused() -> None:
     """step() with more samples than the sampler gave out names both numbers."""
     member = Member(1, Swarm(0))
