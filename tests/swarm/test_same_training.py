@@ -170,12 +170,16 @@ def test_survivors_finish_equal(seed: int) -> None:
 
 
 def test_a_dead_peer_in_the_table_does_not_hold_up_a_newcomer() -> None:
-    """A trainer killed a moment ago is still announced; who joins then is in within a few seconds."""
+    """A trainer killed a moment ago is still announced; who joins then is in within a few seconds more than
+    processes take to start here.
+    """
     with Trainers() as trainers:
+        began = time.monotonic()
         trainers.start_all([Job(rank, run_id="dead-peer", epochs=10_000, wait_for=2) for rank in range(3)])
+        started_s = time.monotonic() - began
         first = trainers.addresses[0]
         trainers.processes[2].kill()
         trainers.processes[2].join(10)
         began = time.monotonic()
         trainers.start(Job(3, run_id="dead-peer", initial_peers=(first,)))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < started_s + 5
