@@ -10,17 +10,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from queue import Queue
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from p2pavg.bench.workers import START_DEADLINE_S, Workers
+from p2pavg.monitor.lines import JsonLines
 from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.web import Page
 from p2pavg.web.access import Place
 from tests.swarm.watched import ROOT, alive, kill, monitor, training
-from tests.unit.monitor.test_monitor import A, B, C, event, named, status, told_of
+from tests.unit.monitor.test_monitor import A, B, C, event, named, status, three, told_of
 
 pytestmark = pytest.mark.swarm
 playwright: Any = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -54,6 +57,8 @@ class Browser:
         )
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("dialog", lambda dialog: self.complaints.append(f"a dialog: {dialog.message}"))
+        page.asked = []  # addresses of the history that the page asked for
+        page.on("request", lambda request: "/history" in request.url and page.asked.append(request.url))
         page.goto(url, wait_until="commit")
         return page
 
@@ -239,14 +244,14 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 @contextmanager
-def showing(picture: Picture, token: str = "") -> Iterator[str]:
-    """The page of a picture that nobody feeds any more; its address."""
+def showing(picture: Picture, token: str = "", jsonl: str | None = None) -> Iterator[str]:
+    """The page of a picture that nobody feeds any more; its address. jsonl: a file of its past."""
     shown = picture.show(1.0)
     told: Queue[str] = Queue()
     stop = asyncio.Event()
 
     async def serve() -> None:
-        page = Page(Place("127.0.0.1", 0, token), picture.run_id, None)
+        page = Page(Place("127.0.0.1", 0, token), picture.run_id, jsonl)
         told.put(await page.start())
         while not stop.is_set():
             page.show(shown, shown.to_dict(time.time()))
@@ -295,6 +300,29 @@ def test_hostile_text_is_shown_and_nothing_of_it_runs(browser: Browser, loss: fl
             == 0
         )
         shoot(page, f"hostile-{loss:.4g}", whole=False)
+    assert [text for text in browser.complaints if "ERR_" not in text] == []
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("view", ["", "#last=all"])
+def test_a_page_that_is_opened_late_shows_the_past(browser: Browser, tmp_path: Path, view: str) -> None:
+    """What the file of an earlier watch holds is in the charts, from its beginning to now."""
+    picture = three()
+    picture.told(A, told_of(4), 0.2)
+    path = tmp_path / "run.jsonl"
+    began = time.time() - 300
+    with path.open("w") as file:
+        written, shown = JsonLines(file), picture.show(1.0)
+        for second in range(290):
+            written.write(shown.to_dict(began + second))
+    with showing(picture, jsonl=str(path)) as url:
+        page = browser.open(url + view)
+        line = "(document.querySelector('#charts .line')?.getAttribute('d') ?? '')"
+        until(page, f"{line}.split('L').length > 280")
+        asked = parse_qs(urlsplit(page.asked[0]).query)  # at once, and not when the page asks again later
+        assert "from" not in asked or float(asked["from"][0]) < began
+        left = float(page.evaluate(line).removeprefix("M").partition(",")[0])
+        assert left < 0.2 * page.locator("#charts svg").first.bounding_box()["width"]
     assert [text for text in browser.complaints if "ERR_" not in text] == []
 
 

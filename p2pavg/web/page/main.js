@@ -56,7 +56,7 @@ function shift(by, zoom) {
 function window_now() {
   const now = told.run ? told.run.at : Date.now() / 1000;
   if (view.from !== null) [view.begin, view.end] = [view.from, view.to];
-  else [view.begin, view.end] = [Math.min(now - LEAST_S, Math.max(now - view.last, past?.begin ?? now)), now];
+  else [view.begin, view.end] = [Math.min(now - LEAST_S, Math.max(now - view.last, past?.begin ?? -Infinity)), now];
 }
 
 async function refetch() {
