@@ -16,6 +16,7 @@ from p2pavg.allreduce.encoding import Encodable, HostEncoding, HostGradient
 from p2pavg.allreduce.feedback import Residual
 from p2pavg.allreduce.partition import chunk_elements, gathered_chunk_elements
 from p2pavg.allreduce.result_memory import ResultMemory
+from p2pavg.allreduce.stages import sent_by_stage
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
 from p2pavg.transport.engine import NOBODY, SELF, Engine, JobProgress, ReduceJob, Start
@@ -76,6 +77,16 @@ class JobInProgress:
         if self.plan.gathers:
             layout = replace(layout, shares=shares_of(layout.parts, self.weights))
         return EncodedResult(layout, self.result)
+
+    def sent_by_stage(self) -> dict[str, int]:
+        """Encoded bytes that this peer sent, each counted once, by stage of the plan."""
+        sizes = (partial(self._size, codec) for codec in (self.codec, self.layout.codec))
+        return sent_by_stage(self.plan, self.rank, self.weights, *sizes)
+
+    def _size(self, codec: codecs.Codec, count: int) -> int:
+        whole, rest = divmod(count, self.layout.chunk_elements)
+        size = whole * codec.encoded_size(self.layout.chunk_elements)
+        return size + (codec.encoded_size(rest) if rest else 0)
 
     def own_parts(self) -> list[Part]:
         """The parts that this peer contributes to: in an all-gather its own."""

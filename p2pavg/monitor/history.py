@@ -111,6 +111,8 @@ def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
         "bytes_sent": sum(report.bytes_sent for report in reports),
         "wire_bytes_sent": wire,
         "wire_bytes_sent_by_distance": {str(where): count for where, count in sent(reports).items()},
+        "bytes_by_stage": dict(stages(reports)),
+        "plans": dict(Counter(row[0].plan for row in epochs.values() if row[0].plan)),
         "egress_bytes_per_hour": 3600 * wire / seconds if seconds > 0 else 0.0,
         "failed_attempts": max_attempts(epochs.values()),
         "causes": _causes(reports),
@@ -135,6 +137,14 @@ def sent(reports: Iterable[RoundReport]) -> dict[Distance, int]:
     for report in reports:
         counts.update(report.sent_by_distance)
     return {where: counts[where] for where in Distance if counts[where]}
+
+
+def stages(reports: Iterable[RoundReport]) -> Counter[str]:
+    """Encoded bytes that all peers sent, by stage of the plans."""
+    counts: Counter[str] = Counter()
+    for report in reports:
+        counts.update(report.bytes_by_stage)
+    return counts
 
 
 def max_attempts(epochs: Iterable[Sequence[RoundReport]]) -> int:
@@ -171,6 +181,10 @@ def words(made: Mapping[str, Any]) -> list[str]:
         f"sent {size(made['wire_bytes_sent'])} ({by_distance or 'nothing'}), "
         f"{size(made['egress_bytes_per_hour'])} an hour"
     )
+    if made["bytes_by_stage"]:
+        by_stage = ", ".join(f"{size(n)} of {stage}" for stage, n in made["bytes_by_stage"].items())
+        plans = ", ".join(f"{counted(n, 'round')} {kind}" for kind, n in made["plans"].items())
+        lines.append(f"by stage: {by_stage} ({plans})")
     if made["failed_attempts"]:
         causes = "; ".join(f"{cause} ({count})" for cause, count in made["causes"].items())
         lines.append(

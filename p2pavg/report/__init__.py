@@ -120,6 +120,8 @@ class RoundReport:
     blocks_consumed: int = 0
     blocks_returned: int = 0  # whose samples this peer drew, and which are in no average
     plan: str = ""  # "flat", "two-level" or "all-gather"; "": this peer was not in the round
+    # Encoded bytes that this peer sent in each stage of the plan, by the stage's name, each counted once.
+    bytes_by_stage: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def wire_bytes_sent(self) -> int:
@@ -221,6 +223,7 @@ class RoundReport:
         try:
             made = _only(cls, data)
             made["extra"] = dict(data.get("extra", {}))
+            made["bytes_by_stage"] = _counts(data.get("bytes_by_stage", {}))
             made["members"] = tuple(MemberReport(**_only(MemberReport, row)) for row in data["members"])
             made["links"] = tuple(_link(row) for row in data.get("links", ()))
             made["failed_attempts"] = tuple(
@@ -259,6 +262,12 @@ def _texts(values: Sequence[Any]) -> tuple[str, ...]:
     if not all(isinstance(value, str) for value in values):
         raise TypeError(values)
     return tuple(values)
+
+
+def _counts(values: Any) -> dict[str, int]:
+    if not all(isinstance(name, str) and is_number(count) for name, count in values.items()):
+        raise TypeError(values)
+    return {name: int(count) for name, count in values.items()}
 
 
 def _run(row: Any) -> tuple[int, int, int]:

@@ -46,6 +46,7 @@ def told(report: RoundReport) -> None:
         theta=report.extra.get("theta_sha256_low"),
         discarded=report.samples_discarded,
         plan=report.plan,
+        stages=list(report.bytes_by_stage),
     )
 
 

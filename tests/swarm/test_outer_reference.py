@@ -35,6 +35,7 @@ class Log:
     stands: dict[int, int] = field(default_factory=dict)
     discarded: int = 0
     plans: set[str] = field(default_factory=set)
+    stages: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, lines: list[str]) -> Log:
@@ -46,6 +47,7 @@ class Log:
             elif "members" in facts:
                 log.discarded += facts["discarded"]
                 log.plans.add(facts["plan"])
+                log.stages.update(facts["stages"])
                 if facts["members"]:
                     log.rounds[facts["epoch"]] = facts["members"]
                 if facts["theta"] is not None:
@@ -170,6 +172,8 @@ def test_a_swarm_trains_as_one_process_does_what_its_peers_did(how: str, tmp_pat
     for epoch in range(last):
         assert len({log.theta[epoch] for log in logs if epoch in log.theta}) <= 1, epoch
     assert ("all-gather" if how == "sparse" else "flat") in logs[0].plans
+    sent = {"contributions"} if how == "sparse" else {"contributions", "results"}
+    assert sent <= logs[0].stages
     together = [len(log.rounds) for log in logs]
     assert together[2] >= 2, "the one that was killed was in no average"
     assert min(map(len, logs[0].rounds.values())) > 1, "one committed alone while another was reachable"

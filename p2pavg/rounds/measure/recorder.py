@@ -17,6 +17,7 @@ from p2pavg.transport.links.link import Link
 
 logger = logging.getLogger("p2pavg.rounds")
 RATE_MEMORY = 0.7  # weight of the past in the moving average of the rate
+MOST_UNAPPLIED = 16  # averages whose stages are kept
 MOST_ATTEMPTS = 64  # failed ones that one report names
 
 
@@ -52,6 +53,7 @@ class Recorder:
         self._causes: list[str] = []
         self._seen = (time.monotonic(), 0, 0)
         self._moved = (0.0, 0.0)
+        self._stages: dict[int, Mapping[str, int]] = {}  # by transfer, until its average is applied
         self._rate = 0.0
 
     def rate(self, samples: int, steps: int) -> float:
@@ -105,6 +107,12 @@ class Recorder:
     def _plan_of(self, transfer: int) -> str:
         attempt = None if self._attempt is None else self._attempt[0]
         return attempt.plan.kind if attempt is not None and attempt.transfer == transfer else ""
+
+    def committed(self, transfer: int, stages: Mapping[str, int]) -> None:
+        """A round is over. stages: bytes that this peer sent, by stage of the plan."""
+        self._stages[transfer] = stages
+        while len(self._stages) > MOST_UNAPPLIED:
+            del self._stages[next(iter(self._stages))]
 
     def moved(self, progress: JobProgress) -> None:
         """All bytes of an attempt are through."""
@@ -261,6 +269,7 @@ class Recorder:
             spared_bytes=self._freshly_spared(),
             relayed_bytes=self._freshly_relayed(),
             plan=self._plan_of(commit.transfer),
+            bytes_by_stage=self._stages.pop(commit.transfer, {}),
         )
         self._new_epoch(now)
         self._seen = (now, 0, steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,16 @@ def test_the_summary_adds_up(tmp_path: Path) -> None:
         "loss 5 to 3",
     ):
         assert part in said
+
+
+def test_stages_of_plans_add_up(tmp_path: Path) -> None:
+    """Bytes are told by stage of the plans, and how many rounds had which."""
+    stages = {"contributions": 3 * 10**6, "results": 10**6}
+    reports = [replace(one, plan="two-level", bytes_by_stage=stages) for one in run_of(3)]
+    made = history.summary(history.load([write(tmp_path / "r.jsonl", reports)]))
+    assert made["bytes_by_stage"] == {"contributions": 18 * 10**6, "results": 6 * 10**6}
+    said = "by stage: 18 MB of contributions, 6 MB of results (3 rounds two-level)"
+    assert said in history.words(made)
 
 
 def test_failures_are_told_in_words(tmp_path: Path) -> None:

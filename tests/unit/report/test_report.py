@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2pavg.errors import ConfigurationError
 from p2pavg.report import Phases, RoundReport, phases
 from p2pavg.report.distance import Distance, distance
 from tests.unit.report.reports import link, report
@@ -184,6 +185,10 @@ def test_a_flat_report_is_numbers_under_stable_names() -> None:
 def test_bytes_between_regions_are_those_of_far_links() -> None:
     """Links to another continent or region count, those inside a region do not; the plan stands beside."""
     links = tuple(link(10**power, where) for power, where in enumerate(Distance))
-    made = replace(report(), links=links, plan="two-level")
+    made = replace(report(), links=links, plan="two-level", bytes_by_stage={"results": 7})
     assert made.bytes_between_regions == 1000 + 10_000
-    assert RoundReport.from_dict(made.to_dict()).plan == "two-level"
+    again = RoundReport.from_dict(json.loads(made.to_json()))
+    assert (again.plan, again.bytes_by_stage) == ("two-level", {"results": 7})
+    for wrong in ({"results": "7"}, ["results"], {"results": float("nan")}):
+        with pytest.raises(ConfigurationError):
+            RoundReport.from_dict({**made.to_dict(), "bytes_by_stage": wrong})
