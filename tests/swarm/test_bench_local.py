@@ -9,13 +9,15 @@ import pytest
 from p2pavg.bench.__main__ import main
 from p2pavg.bench.options import codec_of
 from p2pavg.errors import ConfigurationError
+from tests.swarm.pictures import check_picture
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(240)
-def test_accumulate_compares_with_plain_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
-    """`bench accumulate` reports throughput with and without the optimizer, a control, and step() times."""
+def test_accumulate_compares_with_plain_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bench accumulate` reports, and draws, throughput with and without the optimizer, and step() times."""
+    pytest.importorskip("matplotlib")
     argv = [
         "accumulate",
         "--params",
@@ -26,10 +28,9 @@ def test_accumulate_compares_with_plain_pytorch(capsys: pytest.CaptureFixture[st
         "4",
         "--pairs",
         "3",
-        "--json",
-        "-",
     ]
-    assert main([*argv, "--json", "-"]) == 0
+    assert main([*argv, "--json", "-", "--plot", str(tmp_path / "result.svg")]) == 0
+    check_picture(tmp_path / "result.svg")
     result = json.loads(capsys.readouterr().out)
     for key in ("plain_sps", "local_sps", "ratio_median", "ratio_low95", "control_ratio", "step_us_median"):
         assert result[key] > 0
@@ -39,10 +40,15 @@ def test_accumulate_compares_with_plain_pytorch(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("delay", [False, True])
-def test_penalty_reports_local_and_global_throughput(capsys: pytest.CaptureFixture[str], delay: bool) -> None:
-    """`bench penalty` trains a real swarm and relates its throughput to that of one process."""
+def test_penalty_reports_local_and_global_throughput(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], delay: bool
+) -> None:
+    """`bench penalty` trains a real swarm, relates its throughput to that of one process, and draws both."""
+    pytest.importorskip("matplotlib")
     argv = ["penalty", "--peers", "2", "--params", "300000", "--steps", "5", "--step-seconds", "0.02"]
-    assert main([*argv, "--epochs", "3", "--json", "-", *(["--delay"] if delay else [])]) == 0
+    argv += ["--epochs", "3", "--json", "-", "--plot", str(tmp_path / "result.svg")]
+    assert main([*argv, *(["--delay"] if delay else [])]) == 0
+    check_picture(tmp_path / "result.svg")
     result = json.loads(capsys.readouterr().out)
     assert len(result["epoch_seconds"]) == 3
     assert len(result["local_sps"]) == 2
@@ -75,14 +81,18 @@ def test_a_device_that_is_not_there_is_one_line(verb: str, capsys: pytest.Captur
 def test_a_codec_of_ones_own_can_be_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`bench allreduce --compression MODULE:NAME` averages with that class; what is not there is one line."""
+    """`bench allreduce --compression MODULE:NAME` averages with that class, and draws that; what is not
+    there is one line.
+    """
+    pytest.importorskip("matplotlib")
     page = (Path(__file__).parents[2] / "docs" / "optimizer.md").read_text()
     found = re.search(r"<!-- test: codec -->\n```python\n(.*?)```", page, re.DOTALL)
     assert found
     (tmp_path / "mycodecs.py").write_text(found[1])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     argv = ["allreduce", "--peers", "2", "--numel", "30000", "--rounds", "1", "--compression"]
-    assert main([*argv, "mycodecs:Float8", "--json", "-"]) == 0
+    assert main([*argv, "mycodecs:Float8", "--json", "-", "--plot", str(tmp_path / "result.svg")]) == 0
+    check_picture(tmp_path / "result.svg")
     result = json.loads(capsys.readouterr().out)
     assert result["bit_identical"]
     assert 0 < result["max_abs_error"] < 0.5

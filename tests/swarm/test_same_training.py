@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from tests.swarm.trainers import KEY_BIASES, Job, Outcome, Trainers, flat, inner_of, loss_of, net
 
 pytestmark = pytest.mark.swarm
+EACH_VICTIM = (0, 2, 3, 5, 7)  # seeds by which each of three peers dies, early and late
 
 
 def replay(outcomes: list[Outcome], optimizer: str, epochs: int) -> np.ndarray:
@@ -150,7 +151,7 @@ def test_all_peers_hold_the_same_bits(codec: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "seed", [*range(8), *(pytest.param(n, marks=pytest.mark.long) for n in range(8, 20))]
+    "seed", [pytest.param(n, marks=[] if n in EACH_VICTIM else pytest.mark.long) for n in range(20)]
 )
 def test_survivors_finish_equal(seed: int) -> None:
     """Whichever peer is killed at whatever moment, the others finish with the same bits."""
