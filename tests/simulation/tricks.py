@@ -177,7 +177,9 @@ def judge(trick: Trick | Pair, seed: int, seconds: float, *, leads: bool = False
     """What it costs beyond what is promised, in so many seconds and, if anything, then in a minute as
     well.
     """
-    most, why = LED_EPOCHS if leads else EPOCHS, ""
+    tricks = (trick.one, trick.two) if isinstance(trick, Pair) else ()
+    led = leads or any(each.kind in LEADERS for each in tricks)  # which cost something once the liar leads
+    most, why = LED_EPOCHS if led else EPOCHS, ""
     for long in (seconds, WHOLE_SECONDS):
         why = cost(Liar(trick, seed, leads=leads).run(long), undisturbed(seed, long), most)
         if not why:
