@@ -42,11 +42,12 @@ class Flags:
         self._events = [torch.cuda.Event() for _ in range(self.SLOTS)]  # type: ignore[no-untyped-call]
         self._pending: deque[tuple[int, Any, int]] = deque()  # slot, event, samples counted by then
         self._next = 0
+        self._bad: int | None = None  # `counted` of the last bad microbatch that nobody has taken yet
 
     def put(self, found_inf: torch.Tensor, counted: int) -> None:
         """Ask for a flag. counted: samples up to the end of its microbatch."""
         if len(self._pending) == self.SLOTS:
-            self._pending[0][1].synchronize()
+            self._settle_first()  # its slot is the next one
         slot, self._next = self._next, (self._next + 1) % self.SLOTS
         self._room[slot].copy_(found_inf, non_blocking=True)
         event = self._events[slot]
@@ -55,13 +56,16 @@ class Flags:
 
     def take(self, wait: bool) -> int | None:
         """`counted` of the last bad microbatch among those that are known by now; None: all were good."""
-        bad = None
         while self._pending and (wait or self._pending[0][1].query()):
-            slot, event, counted = self._pending.popleft()
-            event.synchronize()
-            if self._room[slot] != 0:
-                bad = counted
+            self._settle_first()
+        bad, self._bad = self._bad, None
         return bad
+
+    def _settle_first(self) -> None:
+        slot, event, counted = self._pending.popleft()
+        event.synchronize()
+        if self._room[slot] != 0:
+            self._bad = counted
 
 
 class LossScale:

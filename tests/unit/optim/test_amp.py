@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from p2pavg.errors import ConfigurationError
+from p2pavg.optim.gradients.loss_scale import Flags
 from tests.unit.optim.fake_swarm import FakeSwarm
 from tests.unit.optim.test_optimizer import MAKERS, loss_of, net, relative, swarm, train_alone, wrap
 
@@ -149,3 +150,15 @@ def test_on_an_accelerator_a_round_waits_for_the_flags(
         microbatch(model, opt, amp, list(range(start, start + 4)))
     assert opt.epoch == 1
     assert relative(model, train_alone([list(range(16, 32))], MAKERS["sgd"], scheduled=False)) <= 1e-6
+
+
+@pytest.mark.parametrize("bad", [0, 1, Flags.SLOTS, Flags.SLOTS + 9])
+def test_no_inf_is_lost_when_the_device_is_far_behind(bad: int, accelerator: None) -> None:
+    """More microbatches are under way than there is room for flags: one with an inf is told all the same."""
+    flags, told = Flags(), []
+    for number in range(Flags.SLOTS + 10):
+        flags.put(torch.tensor(float(number == bad)), counted=4 * (number + 1))
+        told.append(flags.take(wait=False))
+    told.append(flags.take(wait=True))
+    assert [found for found in told if found is not None] == [4 * (bad + 1)]
+    assert flags.take(wait=True) is None
