@@ -106,7 +106,8 @@ class Deployment:
             try:
                 remote = self._remote(machine, "bootstrap")
                 address = f"{machine.address or remote.ssh.host()}:{swarm.bootstrap_port}"
-                remote.install(machine.python, made, swarm.packages, INSTALL_S)
+                self._remotes[machine.name].install(machine.python, made, swarm.packages, INSTALL_S)
+                remote.share(self._remotes[machine.name])
                 command = ["@PYTHON@", "-m", "p2pavg", "bootstrap", "--run", swarm.run]
                 command += ["--listen", f"0.0.0.0:{swarm.bootstrap_port}", "--announce", address]
                 credentials = None if authority is None else authority.member().to_text()

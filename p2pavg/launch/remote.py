@@ -8,6 +8,7 @@ import shlex
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class Remote:
         wheel: of p2pavg; None: `python` has everything. Raises MachineError.
         """
         missing = f"there is no {python} on that machine; name another one with python="
+        described = "" if wheel is None else f"{sha256(wheel.read_bytes()).hexdigest()} {' '.join(packages)}"
         lines = [
             "set -e",
             f"mkdir -p {self._folder}/code && cd {self._folder}",
@@ -52,16 +54,26 @@ class Remote:
         if wheel is None:
             self.ssh.shell("\n".join([*lines, 'printf %s "$P" > python']), STEP_S)
             return
-        self.ssh.shell("\n".join(lines), STEP_S)
+        there = "cat installed 2> /dev/null || true"
+        if self.ssh.shell("\n".join([*lines, there]), STEP_S).strip() == described.strip():
+            return
         self.ssh.send(f"cat > {self._folder}/{wheel.name}", wheel.read_bytes(), INSTALL_S)
         wanted = " ".join(shlex.quote(package) for package in packages)
         pip = "venv/bin/python -m pip install --quiet --disable-pip-version-check"
         lines += [
             '[ -x venv/bin/python ] || "$P" -m venv venv',
             f"{pip} {wanted} ./{shlex.quote(wheel.name)} >&2",
+            f"{pip} --force-reinstall --no-deps ./{shlex.quote(wheel.name)} >&2",  # of the same version, too
             'printf %s "$PWD/venv/bin/python" > python',
+            f"printf %s {shlex.quote(described)} > installed",
         ]
         self.ssh.shell("\n".join(lines), timeout)
+
+    def share(self, other: Remote) -> None:
+        """Use what another folder of the same machine has installed. Raises MachineError."""
+        self.ssh.shell(
+            f"set -e\nmkdir -p {self._folder}/code\ncp {other._folder}/python {self._folder}/python", STEP_S
+        )
 
     def copy(self, directory: Path | None, script: Path) -> None:
         """Bring the code there: a directory, or the script alone. Raises MachineError."""
