@@ -15,7 +15,8 @@ from p2pavg.lab.topology import Topology
 IN = 2.5  # joining may take this multiple of the state's time, and IN_EPOCHS epochs besides
 IN_EPOCHS = 3  # joining may take so many epochs besides, until the newcomer contributes
 SENT = 1.5  # the most bytes that a newcomer may receive, in multiples of the state's
-SEVERAL = 2.0  # the factor of both bars where several newcomers come at once
+SEVERAL = 2.0  # the factor of both bars where several newcomers come at once, and
+LOST_SEVERAL = 2.0  # the most training time lost then
 KEPT = 0.9  # the least share of its samples/s that a donor keeps, where results fit beside the state
 LOST = 1.5  # the most training time lost, in multiples of the state's time, where results do not fit
 FITS = 0.5  # the largest share of the link that results may take and still fit
@@ -46,6 +47,7 @@ def bars(
     kept = statistics.fmean(_kept(donor["applied"], began, end) for donor in trained)
     lost_s = max(0.0, 1 - kept) * (end - began)
     times = SEVERAL if len(joined) > 1 else 1.0
+    most_lost = LOST_SEVERAL if len(joined) > 1 else LOST
     fits = load <= FITS
     return {
         "link_mbps": link_mbps,
@@ -58,11 +60,11 @@ def bars(
         "results_fit": fits,
         "kept": kept,
         "lost_over_state": lost_s / state_s,
-        "donors_bar": f">= {KEPT} kept" if fits else f"<= {LOST} lost",
+        "donors_bar": f">= {KEPT} kept" if fits else f"<= {most_lost} lost",
         "within": {
             "in": in_s <= times * (IN * state_s + IN_EPOCHS * epoch_s),
             "sent": received <= times * SENT * state_bytes,
-            "donors": kept >= KEPT if fits else lost_s <= LOST * state_s,
+            "donors": kept >= KEPT if fits else lost_s <= most_lost * state_s,
         },
     }
 

@@ -76,6 +76,8 @@ class JoiningWorker:
         arrivals: list[tuple[float, int]] = []
         threading.Thread(target=self._follow, args=(arrivals, config["say_half"]), daemon=True).start()
         self._build(config)
+        while self.peer.joined is None:  # a download that failed begins anew at a boundary
+            self.trainer.step()
         in_at, joined, received = time.monotonic(), self.peer.joined, self.peer.received_bytes
         trainer = self.trainer
         contributed = 0

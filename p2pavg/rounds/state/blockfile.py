@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg import blocks
-from p2pavg.rounds.state.manifest import give_way
+from p2pavg.rounds.state.manifest import Courtesy
 
 U8 = npt.NDArray[np.uint8]
 
@@ -42,7 +42,7 @@ def spans(total: int, size: int) -> Iterator[slice]:
 def write(file: BinaryIO, data: U8, size: int, disk: Disk) -> float:
     """Append the table and the chunks of `size` bytes; the seconds that writing took. Raises OSError."""
     view, lengths, start = memoryview(data), list[int](), file.tell()
-    count = -(-data.nbytes // size)
+    count, courtesy = -(-data.nbytes // size), Courtesy()
     file.write(bytes(4 * count))
     seconds = 0.0
     for span in spans(data.nbytes, size):
@@ -53,7 +53,7 @@ def write(file: BinaryIO, data: U8, size: int, disk: Disk) -> float:
         began = time.monotonic()
         file.write(body)
         seconds += time.monotonic() - began
-        give_way()
+        courtesy.worked(len(chunk))
     end = file.tell()
     file.seek(start)
     file.write(np.array(lengths, "<u4").tobytes())

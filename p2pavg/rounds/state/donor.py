@@ -206,7 +206,8 @@ class Donor:
         if not self._retained:
             return
         self.prune()
-        if not self._downloads and time.monotonic() > self._done_at + IDLE_S:
+        idle = not self._downloads and not self._taking.locked()  # a snapshot is taken for somebody
+        if idle and time.monotonic() > self._done_at + IDLE_S:
             self._forget()
             return
         if not self._retained.add(head, data):
@@ -279,7 +280,7 @@ class Donor:
         downloads = self._downloads.values()
         if all(download.root is None for download in downloads):
             self._snapshot = None
-            if downloads:
+            if downloads and not self._taking.locked():
                 self._retained.forget(min(download.position for download in downloads))
 
     # What goes out.

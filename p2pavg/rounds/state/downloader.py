@@ -231,9 +231,9 @@ def _seconds(value: object) -> float:
 def _broken(manifest: Manifest, blob: U8, chunks: Sequence[int]) -> list[int]:
     """Those of `chunks` whose hash is wrong."""
     view = memoryview(blob)
-    broken = []
+    broken, courtesy = [], state.Courtesy()
     for chunk in chunks:
         if state.chunk_hash(view[manifest.span(chunk)]) != manifest.hash_of(chunk):
             broken.append(chunk)
-        state.give_way()
+        courtesy.worked(manifest.chunk_bytes)
     return broken

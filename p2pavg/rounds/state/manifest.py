@@ -24,6 +24,7 @@ MAX_STATE_BYTES = 1 << 38
 MAX_META_BYTES = 1 << 24
 BYTES_PER_CONTAINER = 8  # of metadata, on average: an empty list takes one byte there, and sixty in memory
 HASH_BYTES = 16
+COURTESY_BYTES = 4 << 20  # that are worked on between two times that others may go first
 
 
 def chunk_bytes(total: int) -> int:
@@ -130,6 +131,22 @@ def give_way() -> None:
         os.sched_yield()
 
 
+class Courtesy:
+    """Gives way every few milliseconds of work, and no more often: on a busy machine whoever gives way waits
+    for the time slices of all the others.
+    """
+
+    def __init__(self) -> None:
+        self._left = COURTESY_BYTES
+
+    def worked(self, nbytes: int) -> None:
+        """So many bytes were hashed or packed."""
+        self._left -= nbytes
+        if self._left <= 0:
+            self._left = COURTESY_BYTES
+            give_way()
+
+
 class Packing:
     """A snapshot on its way into one byte string."""
 
@@ -157,10 +174,10 @@ class Packing:
 def describe(epoch: int, lineage: bytes, meta_bytes: int, blob: U8) -> Manifest:
     """The unsigned manifest of a packed state: hashes all of it."""
     view, total = memoryview(blob), blob.nbytes
-    hashes, size = bytearray(), chunk_bytes(total)
+    hashes, size, courtesy = bytearray(), chunk_bytes(total), Courtesy()
     for at in range(0, total, size):
         hashes += chunk_hash(view[at : at + size])
-        give_way()
+        courtesy.worked(size)
     return Manifest(epoch, lineage, meta_bytes, total, bytes(hashes))
 
 

@@ -290,6 +290,27 @@ async def test_who_has_a_state_of_the_chain_needs_results_only() -> None:
     assert offer.results == tuple(made[1:])
 
 
+async def test_a_snapshot_that_takes_longer_than_an_epoch_is_offered() -> None:
+    """Results that are committed while it is copied are kept for the newcomer that asked for it."""
+    engine = Engine()
+    served, made = donor(engine, None), chain(2)
+    take, loop = served._take, asyncio.get_running_loop()
+
+    def slow() -> Any:
+        taken = take()
+        for each in made:
+            done = asyncio.run_coroutine_threadsafe(asyncio.to_thread(lambda: None), loop)
+            loop.call_soon_threadsafe(served.committed, each, RESULT)
+            done.result(20)
+        return taken
+
+    served._take = slow  # type: ignore[method-assign]
+    offer = await served.offer(1)
+    assert offer is not None
+    assert offer.manifest is not None
+    assert offer.results == tuple(made)
+
+
 async def test_a_donor_that_follows_others_offers_no_chain_that_ends_too_early() -> None:
     """It was not in a round, and has its result from others: whoever stands where it stood needs more than it
     has kept, and gets a state. Whoever was at it is told.

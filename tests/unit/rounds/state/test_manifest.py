@@ -31,6 +31,14 @@ def padded(container: bytes, count: int) -> bytes:
     return b"\x82\xa4meta" + many + b"\xa7buffers\x90"
 
 
+def test_hashing_gives_way_every_few_milliseconds_and_no_more_often(monkeypatch: Any) -> None:
+    """Others may go first after each 4 MiB, however small the chunks are."""
+    times: list[None] = []
+    monkeypatch.setattr(state, "give_way", lambda: times.append(None))
+    state.describe(0, bytes(32), 0, np.zeros(20 << 20, np.uint8))
+    assert len(times) == 5
+
+
 @pytest.mark.parametrize("container", [b"\x80", b"\x90"], ids=["maps", "lists"])
 @pytest.mark.parametrize("counted", [True, False])
 def test_small_containers_cannot_take_much_memory(
