@@ -267,8 +267,8 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
         Mutation("digests are not compared", TransferRules, "on_done", _trust_digests, (0,)),
         Mutation("nor with the own result", Decisions, "on_committed", _trust_fact),
     ),
-    (Mutation("the successor always aborts", succession, "decide", _always_abort, (55, 335)),),
-    (Mutation("the successor commits when anybody is DONE", succession, "decide", _any_done, (59, 201)),),
+    (Mutation("the successor always aborts", succession, "decide", _always_abort, (55,)),),
+    (Mutation("the successor commits when anybody is DONE", succession, "decide", _any_done, (59,)),),
     (Mutation("no deadline while waiting for the leader", Waiting, "watch", _wait_for_ever, (0,)),),
     (
         Mutation("the lineage of a proposal is not looked at", Member, "_cannot", _any_lineage, (62, 65)),

@@ -39,7 +39,8 @@ class Verdict:
 class Schedule:
     """Everything follows from the seed (and the number of peers, when it is given).
 
-    only: the one kind of fault, besides joins. plain: without the rarer faults, and in an even run.
+    only: the one kind of fault, besides joins. plain: without the rarer faults, and in an even run. shared:
+    except in plain and large ones, the peers share data out.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class Schedule:
         only: str | None = None,
         plain: bool = False,
         trace: Callable[[str], None] | None = None,
+        *,
+        shared: bool = True,
     ) -> None:
         dice = random.Random(f"schedule {seed}")
         self.seed = seed
@@ -76,7 +79,9 @@ class Schedule:
             acknowledged=seed % 5 != 2,
             weighted=wider is not None and wider.random() < 0.25,
             wide=wider is not None,
-            data=None if wider is None or large else self._shared_out(batch * epoch_steps * self.peers),
+            data=None
+            if wider is None or large or not shared
+            else self._shared_out(batch * epoch_steps * self.peers),
         )
         for _ in range(self.peers):
             pace = dice.choice((1.0, 1.0, 1.0, 1.5, 4.0))
