@@ -70,7 +70,7 @@ class ToyTrainer:
         noise: bool = False,
     ) -> None:
         """extra: uint8[bytes], state beside the parameters, like a user's own state. noise: contributions
-        hold the same noise besides, which no packing makes smaller; what `wrong` says means nothing then.
+        stand on noise that is the same for all peers, and that no packing makes smaller.
         """
         self.peer = peer
         self.numel = numel
@@ -78,9 +78,11 @@ class ToyTrainer:
         self.on_epoch = on_epoch
         self.parameters: F32 = np.zeros(numel, np.float32)
         self._gradient: F32 = np.zeros(numel, np.float32)
+        self._base: F32 = self._gradient.copy()
         if noise:
-            np.random.default_rng(0).standard_normal(out=self._gradient, dtype=np.float32)
-        self._gradient[slot(peer.peer_id, numel)] = 1.0
+            self._base = np.random.default_rng(0).random(numel, np.float32) - np.float32(0.5)
+            self._gradient[:] = self._base
+        self._gradient[slot(peer.peer_id, numel)] += 1.0
         self._extra: U8 = np.empty(0, np.uint8) if extra is None else extra
         self.loaded_at = 0.0  # time.monotonic() when a downloaded state was loaded
         self._average: F32 = np.empty(numel, np.float32)
@@ -153,7 +155,7 @@ class ToyTrainer:
                     seconds_in_step=seconds,
                     result=_hash(self._average),
                     parameters=_hash(self.parameters),
-                    wrong=_misfit(self._average, report),
+                    wrong=_misfit(self._average, report, self._base),
                     samples=self.session.samples(),
                     counted_at=counted,
                     report=report,
@@ -183,12 +185,12 @@ def _hash(vector: F32) -> str:
     return hashlib.blake2b(vector.tobytes(), digest_size=12).hexdigest()
 
 
-def _misfit(average: F32, report: RoundReport | None) -> str:
+def _misfit(average: F32, report: RoundReport | None, base: F32) -> str:
     """Compare a result with the members that the report announces."""
     if report is None:
         return ""
     total = sum(member.weight for member in report.members)
-    expected = np.zeros_like(average)
+    expected = base.copy()
     for member in report.members:
         expected[slot(bytes.fromhex(member.peer), average.size)] += member.weight / total
     worst = int(np.argmax(np.abs(average - expected)))

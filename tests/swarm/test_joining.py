@@ -63,6 +63,7 @@ class Trainee:
                 numel=NUMEL,
                 on_epoch=self.epochs.append,
                 extra=EXTRA.copy(),
+                noise=True,
             )
             while not self._stop:
                 if self.departing_with is not None:
