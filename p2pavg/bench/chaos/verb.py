@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     per_step = 1 if data is None else data.batch
     epochs = args.epochs if data is None else 0
     result = summarise(events, epochs=epochs, capacity=per_step * STEPS / args.epoch_seconds)
-    if data is not None:
-        result |= count_passes(events, data)
+    if data is not None:  # who leaves hands samples over: they are counted by what they are, not by how many
+        result |= {"samples_lost": None, "samples_doubled": None, **count_passes(events, data)}
     result.update(
         {
             "peers": args.peers,
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     broken = sum(result[name] for name in ("hangs", "crashes", "divergences"))
     if data is None:
         broken += result["samples_lost"] + result["samples_doubled"]
-    else:  # who leaves hands samples over: they are counted by what they are
+    else:
         broken += not is_exact(result)
     return 0 if not broken and result["finished_by_all"] else 1
 
@@ -119,7 +119,9 @@ def _words(result: dict[str, Any]) -> list[str]:
         f"{name} {s:.2f} s" for name, s in sorted(result["longest_stall_s_by_fault"].items())
     )
     shared = []
+    lost = f"{result['samples_lost']} samples lost, {result['samples_doubled']} doubled, "
     if "data" in result:
+        lost = ""
         shared = [
             f"{result['data']['passes']} passes over {result['data']['length']} samples: "
             f"{result['indices_missing']} in no average, {result['indices_doubled']} in two, "
@@ -133,8 +135,7 @@ def _words(result: dict[str, Any]) -> list[str]:
         *shared,
         f"{result['epochs_finished']} epochs, {result['faults_injected']} faults: {result['hangs']} hangs, "
         f"{result['crashes']} crashes, "
-        f"{result['divergences']} divergences, {result['samples_lost']} samples lost, "
-        f"{result['samples_doubled']} doubled, {result['samples_discarded']} discarded and named",
+        f"{result['divergences']} divergences, {lost}{result['samples_discarded']} discarded and named",
         f"longest stall {result['longest_stall_s']:.2f} s ({by_fault or 'none'})",
         f"throughput {result['throughput_share']:.0%} of a swarm without faults, with "
         f"{result['capacity_share']:.0%} of its capacity alive",
