@@ -341,8 +341,7 @@ class Peer:
 
 def _typed() -> Callable[[], bool] | None:
     """A function that says whether a line has come on stdin; None where nobody can type. The end of stdin is
-    no
-    line: a script that was started with `</dev/null`, or in the background, has nobody to press Enter.
+    no line: a script that was started with `</dev/null`, or in the background, has nobody to press Enter.
     """
     try:
         descriptor = sys.stdin.fileno()

@@ -63,7 +63,7 @@ def of(scenario: str) -> list[str]:
 
 
 class Shell:
-    """Runs one line of the pages: `python` and `p2pavg` are this interpreter's."""
+    """Runs one line of the pages, and presses Enter once: `python` and `p2pavg` are this interpreter's."""
 
     def __init__(self, terminal: Terminal, folder: Path) -> None:
         self._start = terminal
@@ -83,7 +83,10 @@ class Shell:
         else:
             assert program == "python", line
             arguments[0] = str(ROOT / arguments[0])
-        return self._start(*arguments, *more, cwd=self.folder, env=env)
+        typed = self.folder / "typed"
+        typed.write_text("\n")
+        with typed.open() as stdin:
+            return self._start(*arguments, *more, cwd=self.folder, env=env, stdin=stdin.fileno())
 
 
 @pytest.fixture
