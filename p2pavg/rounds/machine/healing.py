@@ -10,7 +10,7 @@ from p2pavg.rounds.machine.actions import Discarded, Orphaned, StartHeal, TraceK
 from p2pavg.rounds.machine.events import Followed, Healed, HealFailed, Level
 from p2pavg.rounds.machine.rules.camps import Camp
 from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND, Timer
-from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.ballot import Lineage, PeerId, Stage
 from p2pavg.rounds.protocol.causes import Loss
 from p2pavg.rounds.protocol.messages import Unknown
 from p2pavg.rounds.protocol.roles import Generation, Role
@@ -124,14 +124,27 @@ class Healing:
     def on_ask_timer(self) -> None:
         """Nobody of the winning camp knows the ballot that is held here: that camp went another way."""
         core, held = self.core, self.machine.core.holding
-        if held is not None and held.fact is not None and held.moves(core.now):
+        committed = held is not None and held.fact is not None and held.moves(core.now)
+        if held is not None and (committed or self._is_decided_soon()):
             core.arm(Timer.ASK, core.now + core.deadlines.answer(held.ballot.leader))
-            return  # the ballot is committed, and the rest of its result is still coming
+            return  # the leader decides, or the ballot is committed and the rest of its result is coming
         self._give_up()
+
+    def _is_decided_soon(self) -> bool:
+        """The whole result is here, as the leader was told, and that leader is heard: it may have committed
+        the ballot already, whatever somebody outside of the round knows.
+        """
+        held = self.core.holding
+        if held is None or held.stage is not Stage.DONE:
+            return False
+        leader = held.ballot.leader
+        return self.machine.member.authority() == leader and self.core.linked.alive(leader)
 
     def on_unknown(self, peer: PeerId, message: Unknown) -> None:
         held = self.machine.core.holding
-        if held is not None and held.ballot == message.ballot and message.epoch > self.core.here.standing[0]:
+        if held is None or held.ballot != message.ballot or self._is_decided_soon():
+            return
+        if message.epoch > self.core.here.standing[0]:
             self._give_up()
 
     def _give_up(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import Action, OpenJob, StartHeal
@@ -17,6 +19,10 @@ from p2pavg.rounds.machine.events import (
     Tick,
 )
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.memory.holding import Holding
+from p2pavg.rounds.protocol.ballot import Ballot, Stage
+from p2pavg.rounds.protocol.messages import Unknown
+from p2pavg.rounds.protocol.roles import Seat
 
 ME, DONOR, OTHER = (name * 20 for name in (b"a", b"b", b"c"))
 HERE, AHEAD = b"l" * 32, b"m" * 32
@@ -78,3 +84,23 @@ def test_a_download_goes_on_while_nobody_else_is_heard() -> None:
     actions = hears(machine, 0.1, 6.0, PeerHealth(DONOR, 5.9, 5.9, 5.9, 0.1))
     assert not any(isinstance(action, StartHeal) for action in actions)
     assert machine.core.here.joining == (2, AHEAD)
+
+
+@pytest.mark.parametrize("leader_lives", [True, False])
+def test_a_ballot_that_is_done_waits_for_a_leader_that_is_heard(leader_lives: bool) -> None:
+    """Somebody outside of the round is an epoch ahead, and knows nothing of the ballot: its leader may have
+    committed it all the same. Without that leader nobody decides the ballot any more.
+    """
+    machine = alone()
+    machine.handle(PeerUp(DONOR, 0, HERE, leader=DONOR), 0.1)
+    ballot = Ballot(0, 0, DONOR, 1, HERE)
+    seats = Seat(ME, True), Seat(DONOR, True)
+    machine.core.promises.add(ballot)
+    machine.core.hold(Holding(ballot, seats, 0, Plan((Part(0, 0, 5),)), 0.1, Stage.DONE, begun=True))
+    machine.handle(PeerUp(OTHER, 1, AHEAD, leader=OTHER), 0.2)
+    if not leader_lives:
+        machine.core.linked.down(DONOR)
+    machine.healing.on_unknown(OTHER, Unknown(ballot, 1, AHEAD))
+    machine.healing.on_ask_timer()
+    assert (machine.core.holding is not None) == leader_lives
+    assert (machine.core.here.joining is None) == leader_lives
