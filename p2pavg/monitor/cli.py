@@ -89,7 +89,7 @@ def _prices(args: argparse.Namespace) -> PriceTable | None:
 
 def run_report(args: argparse.Namespace) -> int:
     """Say in words how a run went, and draw it."""
-    from p2pavg.monitor import history, page
+    from p2pavg.monitor import history, plots
     from p2pavg.report.plot import save_plot
 
     run = history.load(args.paths, args.run)
@@ -105,7 +105,7 @@ def run_report(args: argparse.Namespace) -> int:
     plot = args.plot or f"{args.paths[0]}.png"
     told = sys.stderr if args.json == "-" else sys.stdout
     try:
-        save_plot(plot, lambda figure: page.draw(figure, run), size=(11.0, 12.0))
+        save_plot(plot, lambda figure: plots.draw(figure, run), size=(11.0, 12.0))
         print(f"drawn: {plot}", file=told)
     except ConfigurationError as error:
         if args.plot is not None:

@@ -11,7 +11,7 @@ from p2pavg.errors import ProtocolError
 from p2pavg.membership import View
 from p2pavg.peer import advice
 from p2pavg.peer.dialling import Dialler
-from p2pavg.peer.refusals import DialRefusals
+from p2pavg.peer.refusals import LinkRefusals
 from p2pavg.peer.settings import Settings
 from p2pavg.rounds.loop.planning import Planner
 from p2pavg.rounds.machine.core import Config
@@ -27,7 +27,7 @@ EARLY_BYTES = 1 << 20  # of messages that wait for the start of the rounds
 
 
 async def first_links(
-    dialler: Dialler, refusals: DialRefusals, endpoint: Endpoint, view: View, settings: Settings
+    dialler: Dialler, refusals: LinkRefusals, endpoint: Endpoint, view: View, settings: Settings
 ) -> None:
     """Link to the trainers in view, and warn when none of them is reached.
 

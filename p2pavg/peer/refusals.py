@@ -1,4 +1,4 @@
-"""Peers that want no link to this one, before it trains and while it does."""
+"""Links that are refused: peers that want none to this one, and peers to which this one wants none."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def gives_way(shut_out: int, peers: int, *, later: bool, proven: bool) -> bool:
     return 2 * shut_out > peers or (later and (proven or 2 * shut_out == peers))
 
 
-class DialRefusals:
-    """What follows when other peers refuse this one's dials."""
+class LinkRefusals:
+    """What follows when other peers refuse this one's dials (`of`), and whom this one refuses (`vet`)."""
 
     def __init__(
         self,

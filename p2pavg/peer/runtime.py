@@ -24,7 +24,7 @@ from p2pavg.peer.ports import open_ports
 from p2pavg.peer.reach.introductions import Introductions
 from p2pavg.peer.reach.moves import Moves
 from p2pavg.peer.reach.reachability import OwnAddresses
-from p2pavg.peer.refusals import DialRefusals
+from p2pavg.peer.refusals import LinkRefusals
 from p2pavg.peer.settings import Settings
 from p2pavg.report import RoundReport
 from p2pavg.report.status import Status
@@ -68,7 +68,7 @@ class Runtime:
         self.watching = Watching(self._status)
         self._last: RoundReport | None = None
         self._publish = publish
-        self._refusals = DialRefusals(
+        self._refusals = LinkRefusals(
             self._others,
             lambda: self.endpoint.incarnation,
             self._fail,

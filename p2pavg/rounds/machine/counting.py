@@ -304,7 +304,7 @@ class Counting:
         excluded.
         """
         core = self.core
-        return core.now > core.here.began_at + STUCK_EPOCH_S + 4 * core.deadlines.patience(0.0)
+        return core.now > core.here.began_at + STUCK_EPOCH_S + 4 * core.deadlines.usual_epoch(0.0)
 
     def _will_be_reached(self) -> bool:
         """Whether the others are expected to reach the target before another own step would be half done."""

@@ -142,7 +142,7 @@ class Departure:
         """
         core = self.core
         elapsed = core.now - core.here.began_at
-        epochs = 2.0 + elapsed / core.deadlines.patience(elapsed)
+        epochs = 2.0 + elapsed / core.deadlines.usual_epoch(elapsed)
         target = core.plausible_target
         return plausible_handover(samples, core.own.samples, core.own.pace.samples, target, epochs)
 

@@ -216,7 +216,7 @@ class Leading:
                 core.arm(Timer.PATIENCE, due)
                 return
             if not contributes:
-                last = due + 4 * core.deadlines.patience(core.now - core.here.began_at)
+                last = due + 4 * core.deadlines.usual_epoch(core.now - core.here.began_at)
                 if core.now < last:
                     core.arm(Timer.PATIENCE, last)
                     return
@@ -268,7 +268,7 @@ class Leading:
             return core.config.patience_s
         if core.config.lockstep:
             return core.deadlines.scale * core.deadlines.lockstep(peer)
-        cap = core.deadlines.patience(core.now - core.here.began_at)
+        cap = core.deadlines.usual_epoch(core.now - core.here.began_at)
         return core.deadlines.scale * min(cap, core.deadlines.step(peer)) + 2 * core.deadlines.rtt(peer)
 
     def on_patience_timer(self) -> None:

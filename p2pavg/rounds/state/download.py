@@ -1,4 +1,4 @@
-"""One newcomer on one link, as its donor sees it: what it waits for, and in which order. Pure."""
+"""One newcomer on one link, as its donor sees it: what it waits for, state or results first. Pure."""
 
 from __future__ import annotations
 

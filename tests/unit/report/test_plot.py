@@ -15,7 +15,7 @@ from p2pavg.bench.dht import verb as dht
 from p2pavg.bench.join import verb as join
 from p2pavg.bench.penalty import verb as penalty
 from p2pavg.bench.rounds import verb as rounds
-from p2pavg.monitor import page
+from p2pavg.monitor import plots
 from p2pavg.monitor.history import Run
 from p2pavg.report.plot import from_zero, plain_log, save_plot, whole
 from tests.unit.report.reports import report
@@ -98,6 +98,6 @@ def test_every_benchmarks_picture_has_a_title(
 def test_the_page_of_a_run_has_whole_peers_and_epochs(tmp_path: Path) -> None:
     """Few epochs of few peers: their axes count in ones."""
     run = Run("r", tuple(report(epoch=epoch, members=report().members[: 1 + epoch]) for epoch in range(2)))
-    figure = drawn(tmp_path, lambda figure: page.draw(figure, run))
+    figure = drawn(tmp_path, lambda figure: plots.draw(figure, run))
     peers, epochs = figure.axes[2].get_yticks(), figure.axes[-1].get_xticks()
     assert all(tick == int(tick) for tick in (*peers, *epochs))

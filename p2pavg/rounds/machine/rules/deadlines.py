@@ -190,8 +190,10 @@ class Deadlines:
         """How long the peer may take from its commit to its next epoch."""
         return self._applies.get(peer, _NOTHING).limit(APPLY_PRIOR, APPLY_FLOOR) + 2 * self.rtt(peer)
 
-    def patience(self, epoch_so_far: float) -> float:
-        """How long others wait for a straggler at most: as long as an epoch takes."""
+    def usual_epoch(self, epoch_so_far: float) -> float:
+        """How long an epoch takes, at least PATIENCE_FLOOR: for no longer does a leader wait for a straggler,
+        and others take it as their unit.
+        """
         return max(PATIENCE_FLOOR, self._epochs.middle(epoch_so_far))
 
     def stall(self, peer: PeerId) -> float:
