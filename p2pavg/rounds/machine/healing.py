@@ -131,18 +131,20 @@ class Healing:
         self._give_up()
 
     def _is_decided_soon(self) -> bool:
-        """The whole result is here, as the leader was told, and that leader is heard: it may have committed
-        the ballot already, whatever somebody outside of the round knows.
+        """The whole result is here, as the leader was told, and that leader's word is waited for: it may have
+        committed the ballot already, whatever somebody outside of the round knows.
         """
         held = self.core.holding
         if held is None or held.stage is not Stage.DONE:
             return False
         leader = held.ballot.leader
-        return self.machine.member.authority() == leader and self.core.linked.alive(leader)
+        return self.machine.member.authority() == leader and self.machine.succession.usable(leader)
 
     def on_unknown(self, peer: PeerId, message: Unknown) -> None:
         held = self.machine.core.holding
-        if held is None or held.ballot != message.ballot or self._is_decided_soon():
+        if held is None or held.ballot != message.ballot:
+            return
+        if self._is_decided_soon() and peer != held.ballot.leader:
             return
         if message.epoch > self.core.here.standing[0]:
             self._give_up()

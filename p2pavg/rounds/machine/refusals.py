@@ -31,10 +31,13 @@ class Refusals:
         self._claimed: dict[Ballot, set[PeerId]] = {}  # ballot -> the members that refused because of it
         self._rivalry = Rivalry(self.core.promises)
         self._parted: dict[Gap, float] = {}  # two members that named each other -> when they did
+        # Attempts of this epoch that such pairs made fail; the first one counts for nothing.
+        self._partings = 0
 
     def new_epoch(self) -> None:
         """The refusals of the last epoch are over."""
         self._nameless.clear()
+        self._partings = 0
         self._claimed.clear()
 
     def parted(self) -> list[Gap]:
@@ -118,11 +121,16 @@ class Refusals:
             if all(other in proposal.promised or other == self.core.me for other in voting):
                 leading.abort(Cause.UNLINKED, [peer])
                 return True
-            named = [other for other in voting if peer in proposal.unlinked.get(other, ())]
-            mutual: list[Gap] = [(min(peer, other), max(peer, other)) for other in named]
-            if any(gap not in self._parted for gap in mutual):
+            mutual: set[Gap] = {
+                (min(one, other), max(one, other))
+                for one, others in proposal.unlinked.items()
+                for other in others
+                if one in proposal.unlinked.get(other, ())
+            }
+            if not mutual.issubset(self._parted):
                 self._parted |= dict.fromkeys(mutual, self.core.now)
-                leading.abort(Cause.UNLINKED, (), counts=False)
+                leading.abort(Cause.UNLINKED, (), counts=self._partings > 0)
+                self._partings += 1
                 return True
             reports = {
                 proposal.members.index(one): ([proposal.members.index(other) for other in others], ())

@@ -65,12 +65,12 @@ class Succession:
         if self.machine.peers.adrift:
             return
         awaited = self.expected or self.machine.member.authority()
-        if awaited != core.me and awaited is not None and self._usable(awaited):
+        if awaited != core.me and awaited is not None and self.usable(awaited):
             return
         if not held.voter or core.out:
             self.machine.member.abandon("its leader is lost")
             return
-        candidates = tuple(peer for peer in held.voters if peer == core.me or self._usable(peer))
+        candidates = tuple(peer for peer in held.voters if peer == core.me or self.usable(peer))
         successor = rendezvous(core.run, core.here.epoch, candidates)
         if successor == core.me:
             self._open(held.voters)
@@ -84,7 +84,8 @@ class Succession:
             core.disarm(Timer.WORD)
             core.trace(TraceKind.SUCCESSOR, peer=successor)
 
-    def _usable(self, peer: PeerId) -> bool:
+    def usable(self, peer: PeerId) -> bool:
+        """Whether this peer waits for the word of another one about the ballot that it holds."""
         core = self.core
         held = self.machine.core.holding
         orphaned = held is not None and held.orphaned and held.ballot.leader == peer

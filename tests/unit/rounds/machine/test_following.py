@@ -86,10 +86,10 @@ def test_a_download_goes_on_while_nobody_else_is_heard() -> None:
     assert machine.core.here.joining == (2, AHEAD)
 
 
-@pytest.mark.parametrize("leader_lives", [True, False])
-def test_a_ballot_that_is_done_waits_for_a_leader_that_is_heard(leader_lives: bool) -> None:
+@pytest.mark.parametrize("leader", ["lives", "is gone", "is suspected"])
+def test_a_ballot_that_is_done_waits_for_a_leader_that_is_heard(leader: str) -> None:
     """Somebody outside of the round is an epoch ahead, and knows nothing of the ballot: its leader may have
-    committed it all the same. Without that leader nobody decides the ballot any more.
+    committed it all the same. Without that leader, or once others decide in its place, nobody waits for it.
     """
     machine = alone()
     machine.handle(PeerUp(DONOR, 0, HERE, leader=DONOR), 0.1)
@@ -98,9 +98,11 @@ def test_a_ballot_that_is_done_waits_for_a_leader_that_is_heard(leader_lives: bo
     machine.core.promises.add(ballot)
     machine.core.hold(Holding(ballot, seats, 0, Plan((Part(0, 0, 5),)), 0.1, Stage.DONE, begun=True))
     machine.handle(PeerUp(OTHER, 1, AHEAD, leader=OTHER), 0.2)
-    if not leader_lives:
+    if leader == "is gone":
         machine.core.linked.down(DONOR)
+    if leader == "is suspected":
+        machine.core.suspect(DONOR)
     machine.healing.on_unknown(OTHER, Unknown(ballot, 1, AHEAD))
     machine.healing.on_ask_timer()
-    assert (machine.core.holding is not None) == leader_lives
-    assert (machine.core.here.joining is None) == leader_lives
+    assert (machine.core.holding is not None) == (leader == "lives")
+    assert (machine.core.here.joining is None) == (leader == "lives")
