@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ def dockerfile(wheel: str, packages: Sequence[str], setup: Sequence[str], code: 
         'ENV PATH="/venv/bin:$PATH" PYTHONUNBUFFERED=1',
         f"COPY {code}/ /code/",
         "WORKDIR /code",
-        *(f"RUN {command}" for command in setup),
+        *(f"RUN {json.dumps(['sh', '-ec', command])}" for command in setup),
         'ENTRYPOINT ["python"]',
     ]
     return "\n".join(lines) + "\n"
@@ -48,7 +49,7 @@ def compose(swarm: SwarmFile, script: str, arguments: Sequence[str], secrets: Ma
         command = [script, *arguments, *machine.arguments]
         environment = {"P2PAVG_INITIAL_PEERS": initial, **machine.environment}
         services[machine.name] = _service(swarm, machine.name, command, environment, secrets)
-    document: dict[str, object] = {"name": swarm.run.lower(), "services": services}
+    document: dict[str, object] = {"name": swarm.run.lower().replace(".", "-"), "services": services}
     if secrets:
         document["secrets"] = {name: {"file": f"./{path}"} for name, path in secrets.items()}
     return render(document)
@@ -62,17 +63,26 @@ def _service(
     secrets: Mapping[str, str],
 ) -> dict[str, object]:
     where = "/run/secrets/credentials"
+    if secrets and name == "bootstrap":
+        command = [*command, "--credentials", where]
+    if secrets:
+        environment = {**environment, "P2PAVG_CREDENTIALS": where}
     service: dict[str, object] = {
         "image": f"{swarm.run.lower()}-peer",
         "build": ".",
-        "command": [*command, "--credentials", where] if name == "bootstrap" and secrets else list(command),
-        "environment": {**environment, **({"P2PAVG_CREDENTIALS": where} if secrets else {})},
+        "command": [_literal(word) for word in command],
+        "environment": {key: _literal(value) for key, value in environment.items()},
         "restart": "on-failure",
         "stop_grace_period": f"{GRACE_S}s",
     }
     if secrets:
         service["secrets"] = [{"source": name, "target": "credentials"}]
     return service
+
+
+def _literal(text: str) -> str:
+    """As Compose leaves it: a dollar sign would name a variable of its own environment."""
+    return text.replace("$", "$$")
 
 
 def write(folder: Path, files: Mapping[str, str], private: Mapping[str, str]) -> None:

@@ -17,9 +17,10 @@ from p2pavg.errors import ConfigurationError, P2PAvgError
 from p2pavg.launch import wheel
 from p2pavg.launch.emit import inside
 from p2pavg.launch.record import Record
-from p2pavg.launch.remote import INSTALL_S, Job, Remote
+from p2pavg.launch.remote import INSTALL_S, LIVED, Job, Remote
 from p2pavg.launch.ssh import MachineError, Ssh
 from p2pavg.launch.swarm_file import MachineEntry, SwarmFile
+from p2pavg.membership.table.address import format_host_port
 from p2pavg.printable import counted
 
 TABLE_S = 120.0  # for the peers that were started to be in the table
@@ -64,6 +65,8 @@ class Deployment:
         secrets: tuple[str | None, str | None] = (None, None)
         if authority is not None:
             secrets = authority.to_text(), authority.member().to_text()
+        script = script.resolve()
+        inside(swarm, script)
         record = Record(swarm.run, str(script), list(arguments), "", *secrets)
         with tempfile.TemporaryDirectory(prefix="p2pavg-launch-") as folder:
             made = self._wheel(Path(folder))
@@ -76,11 +79,14 @@ class Deployment:
         record = Record.load(self._swarm.run)
         machines = [self._swarm.machine(name) for name in names]
         if not machines:
-            machines = [m for m in self._swarm.machines if not self._remotes[m.name].state().get("alive")]
+            states = self._each(self._swarm.machines, lambda machine: self._remotes[machine.name].state())
+            machines = [m for m in self._swarm.machines if m.name in states and not states[m.name]["alive"]]
         if not machines:
             raise ConfigurationError("a peer runs on every machine of the file; put another machine into it")
         with tempfile.TemporaryDirectory(prefix="p2pavg-launch-") as folder:
-            return self._start(machines, len(machines), record, self._wheel(Path(folder)))
+            made = self._wheel(Path(folder))
+            self._revive_bootstrap(record, made)
+            return self._start(machines, len(machines), record, made)
 
     def _wheel(self, folder: Path) -> Path | None:
         if not self._swarm.install:
@@ -101,29 +107,51 @@ class Deployment:
         watcher: str | None,
     ) -> str:
         """Start a bootstrap node on the first machine that takes one; its address."""
-        swarm, failed = self._swarm, "none can be reached"
+        failed = "none can be reached"
         for machine in machines:
             try:
-                remote = self._remote(machine, "bootstrap")
-                address = f"{machine.address or remote.ssh.host()}:{swarm.bootstrap_port}"
-                self._remotes[machine.name].install(machine.python, made, swarm.packages, INSTALL_S)
-                remote.share(self._remotes[machine.name])
-                command = ["@PYTHON@", "-m", "p2pavg", "bootstrap", "--run", swarm.run]
-                command += ["--listen", f"0.0.0.0:{swarm.bootstrap_port}", "--announce", address]
-                credentials = None if authority is None else authority.member().to_text()
-                remote.start(Job(command, machine.environment, credentials, watcher))
-                self._say(f"{machine.name}: bootstrap node at {address}")
-                return address
+                return self._start_bootstrap(machine, made, authority, watcher)
             except MachineError as error:
                 failed = str(error)
                 self._say(failed)
         raise P2PAvgError(f"no machine runs the bootstrap node ({failed})")
 
+    def _start_bootstrap(
+        self, machine: MachineEntry, made: Path | None, authority: Authority | None, watcher: str | None
+    ) -> str:
+        swarm, remote = self._swarm, self._remote(machine, "bootstrap")
+        address = format_host_port(machine.address or remote.ssh.host(), swarm.bootstrap_port)
+        every = "[::]" if address.startswith("[") else "0.0.0.0"
+        self._remotes[machine.name].install(machine.python, made, swarm.packages, INSTALL_S)
+        remote.share(self._remotes[machine.name])
+        command = ["@PYTHON@", "-m", "p2pavg", "bootstrap", "--run", swarm.run]
+        command += ["--listen", f"{every}:{swarm.bootstrap_port}", "--announce", address]
+        credentials = None if authority is None else authority.member().to_text()
+        remote.start(Job(command, machine.environment, credentials, watcher))
+        self._say(f"{machine.name}: bootstrap node at {address}")
+        return address
+
+    def _revive_bootstrap(self, record: Record, made: Path | None) -> None:
+        """Start the run's bootstrap node again, where it has ended: newcomers begin there."""
+        if self._swarm.bootstrap is not None:
+            return
+        authority = None if record.authority is None else Authority.load(record.authority)
+        for machine in self._swarm.machines:
+            try:
+                state = self._remote(machine, "bootstrap").state()
+                if "state" in state and not state["alive"]:
+                    record.bootstrap = self._start_bootstrap(machine, made, authority, record.watcher)
+                    record.save()
+                if "state" in state:
+                    return
+            except MachineError as error:
+                self._say(str(error))
+
     def _start(self, machines: Sequence[MachineEntry], wanted: int, record: Record, made: Path | None) -> int:
         authority = None if record.authority is None else Authority.load(record.authority)
+        before = len(self._table(record)) if authority is None else 0
         started = self._each(machines, lambda machine: self._start_one(machine, record, authority, made))
-        record.save()
-        there = self._await_table(list(started), record)
+        there = self._await_table(list(started), record, before)
         for machine in machines:
             if machine.name in started:
                 found = there.get(machine.name)
@@ -139,7 +167,10 @@ class Deployment:
     ) -> bool:
         swarm, remote = self._swarm, self._remotes[machine.name]
         script = Path(record.script)
-        if remote.state().get("alive"):
+        state = remote.state()
+        if state.get("state") in LIVED and not state["alive"]:
+            remote.stop()  # a peer whose keeper was killed may live on
+        if state.get("alive"):
             raise MachineError(
                 f"{machine.name}: its peer runs already; 'p2pavg launch stop' lets that peer leave"
             )
@@ -157,7 +188,9 @@ class Deployment:
         line = None if member is None else member.to_text()
         remote.start(Job(command, environment, line, record.watcher))
         if member is not None:
-            record.peers[machine.name] = member.identity.peer_id.hex()
+            with self._printing:
+                record.peers[machine.name] = member.identity.peer_id.hex()
+                record.save()
         self._say(f"{machine.name}: started")
         return True
 
@@ -175,16 +208,18 @@ class Deployment:
 
         with ThreadPoolExecutor(max(1, len(machines)), "p2pavg-launch") as pool:
             list(pool.map(one, machines))
-        return found
+        return {machine.name: found[machine.name] for machine in machines if machine.name in found}
 
     # ------------------------------------------------------------------------------------ looking
 
-    def _await_table(self, names: Sequence[str], record: Record) -> dict[str, str]:
-        """Per machine whose peer is in the table: a line about it."""
+    def _await_table(self, names: Sequence[str], record: Record, before: int) -> dict[str, str]:
+        """Per machine whose peer is in the table: a line about it. before: peers that were there already, in
+        an open run, where nobody knows whose peer is whose.
+        """
         deadline = time.monotonic() + TABLE_S
         found: dict[str, str] = {}
         while time.monotonic() < deadline:
-            found = self._in_table(names, record, self._table(record))
+            found = self._in_table(names, record, self._table(record)[before:])
             if len(found) == len(names):
                 break
             time.sleep(LOOK_S)
@@ -217,12 +252,13 @@ class Deployment:
         record = Record.load(self._swarm.run)
         table = self._table(record)
         names = [machine.name for machine in self._swarm.machines]
-        there = self._in_table(names, record, table)
+        there = {} if record.authority is None else self._in_table(names, record, table)
         states = self._each(self._swarm.machines, lambda machine: self._remotes[machine.name].state())
         width = max(map(len, names))
+        missing = "" if record.authority is None else "not in the table"
         for name in names:
             if name in states:
-                self._say(f"{name:{width}}  {_state(states[name]):24}  {there.get(name, 'not in the table')}")
+                self._say(f"{name:{width}}  {_state(states[name]):24}  {there.get(name, missing)}")
         self._say(
             f"run {record.run}: {counted(len(table), 'peer')} in the table; others join at {record.bootstrap}"
         )
@@ -252,13 +288,14 @@ class Deployment:
         for machine in machines:
             if machine.name in told:
                 self._say(f"{machine.name}: {told[machine.name]}")
-        if not names:
+        states = self._each(self._swarm.machines, lambda machine: self._remotes[machine.name].state())
+        if not any(state["alive"] for state in states.values()):
             for machine in self._swarm.machines:
                 try:
                     self._remote(machine, "bootstrap").stop()
                 except MachineError as error:
                     print(error, file=sys.stderr)
-        return int(len(told) < len(machines))
+        return int(len(told) < len(machines) or any(states[name]["alive"] for name in told if name in states))
 
 
 def _described(row: Mapping[str, Any]) -> str:
@@ -271,7 +308,7 @@ def _described(row: Mapping[str, Any]) -> str:
 def _state(state: Mapping[str, Any]) -> str:
     """Of a keeper."""
     told = str(state.get("state", "not started"))
-    if told in ("running", "crashed") and not state["alive"]:
+    if told in LIVED and not state["alive"]:
         told = "gone: its keeper was killed"
     code, restarts = state.get("exit_code"), state.get("restarts") or 0
     if code:

@@ -14,7 +14,6 @@ from p2pavg.credentials import Authority
 from p2pavg.errors import ConfigurationError, P2PAvgError
 from p2pavg.launch import compose, sky
 from p2pavg.launch import wheel as wheels
-from p2pavg.launch.record import Record
 from p2pavg.launch.remote import packed
 from p2pavg.launch.swarm_file import SwarmFile
 
@@ -42,7 +41,7 @@ class Emission:
         files = {
             "Dockerfile": compose.dockerfile(made.name, self._swarm.packages, self._swarm.setup, "code"),
             "compose.yaml": compose.compose(self._swarm, script, self._arguments, secrets),
-            ".dockerignore": "*.credentials\n",
+            ".dockerignore": "**/*.credentials\n**/*.secret\n",
         }
         self._write(files, {path: self._member() for path in secrets.values()})
         return [["docker", "compose", "--project-directory", str(self._folder), "up", "--build", "--detach"]]
@@ -90,10 +89,10 @@ class Emission:
             if code.exists():
                 shutil.rmtree(code)
             code.mkdir(parents=True)
-            with tarfile.open(fileobj=BytesIO(packed(directory, self._script))) as tar:
+            with tarfile.open(fileobj=BytesIO(packed(directory, self._script, self._folder))) as tar:
                 tar.extractall(code, filter="data")
-        except OSError as error:
-            raise P2PAvgError(f"{self._folder} cannot be written ({error.strerror})") from None
+        except (OSError, tarfile.TarError) as error:
+            raise P2PAvgError(f"the code cannot be copied to {self._folder} ({error})") from None
         return inside(self._swarm, self._script)
 
     def _write(self, files: dict[str, str], private: dict[str, str]) -> None:
@@ -101,10 +100,6 @@ class Emission:
             compose.write(self._folder, files, private)
         except OSError as error:
             raise P2PAvgError(f"{self._folder} cannot be written ({error.strerror})") from None
-        if self._authority is not None:
-            at = self._swarm.bootstrap or f"bootstrap:{self._swarm.bootstrap_port}"
-            secrets = self._authority.to_text(), self._member()
-            Record(self._swarm.run, str(self._script), list(self._arguments), at, *secrets).save()
 
 
 def inside(swarm: SwarmFile, script: Path) -> str:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,7 @@ LIVED_S = 120.0  # a peer that ran for so long has not crashed in a row
 MOST_CRASHES = 8  # in a row, after which the keeper gives up
 LOG_BYTES = 16 << 20  # of the log; then that file becomes peer.log.1
 PIECE_BYTES = 65536
+DRAINS_S = 5.0  # for the last words of a peer that has ended
 
 
 class Keeper:
@@ -74,10 +76,19 @@ class Keeper:
         self._tell("running", None)
         if self._leaving.is_set():
             self.leave()
+        reader = threading.Thread(target=self._read, args=(peer,), daemon=True)
+        reader.start()
+        code = peer.wait()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(peer.pid, signal.SIGKILL)  # its children hold the log, and perhaps the port
+        reader.join(DRAINS_S)
+        return code
+
+    def _read(self, peer: subprocess.Popen[bytes]) -> None:
         assert peer.stdout is not None
-        while piece := os.read(peer.stdout.fileno(), PIECE_BYTES):
-            self._log(piece)
-        return peer.wait()
+        with peer.stdout as output:
+            while piece := os.read(output.fileno(), PIECE_BYTES):
+                self._log(piece)
 
     def leave(self) -> None:
         """Ask the peer to leave, which hands over what it has."""

@@ -17,9 +17,12 @@ from p2pavg.launch.ssh import Ssh
 HOME = ".p2pavg"  # in the home directory of that machine
 INSTALL_S = 1800.0
 STEP_S = 120.0
+KEEPER_S = 30  # for a keeper to have started its peer
 LEAVES_S = 90.0  # that a peer may take: more than the default notice
 LEFT_OUT = {".git", ".venv", "venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
-MOST_CODE_BYTES = 256 << 20
+LIVED = ("running", "crashed")  # states that a keeper wrote which was killed afterwards
+SECRETS = {".credentials", ".secret"}  # of files that stay here
+EMITTED = {".docker", ".sky"}  # of folders that `launch --to` writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ class Remote:
         """Run the user's commands in the code, with the environment's programs first. Raises MachineError."""
         if commands:
             path = f'set -e\ncd {self._folder}/code\nexport PATH="$(dirname "$(cat ../python)"):$PATH"'
-            self.ssh.shell("\n".join([path, *(f"{{ {command}\n}} >&2" for command in commands)]), timeout)
+            each = (f"( {command}\n) >&2 < /dev/null" for command in commands)
+            self.ssh.shell("\n".join([path, *each]), timeout)
 
     def start(self, job: Job) -> None:
         """Start a keeper, which lives on without this connection. Raises MachineError."""
@@ -109,6 +113,8 @@ class Remote:
             "D=$(pwd -P); PY=$(cat python)",
             f'printf %s {shlex.quote(described)} | sed "s|@FOLDER@|$D|g; s|@PYTHON@|$PY|g" > peer.json',
             'nohup setsid "$PY" -m p2pavg.launch.keeper "$D" > keeper.log 2>&1 < /dev/null &',
+            f"i=0; until [ -s state.json ] || [ $i -ge {10 * KEEPER_S} ]; do sleep 0.1; i=$((i+1)); done",
+            "[ -s state.json ] || { tail -n 1 keeper.log >&2; exit 6; }",
         ]
         self.ssh.shell("\n".join(lines), STEP_S)
 
@@ -130,12 +136,14 @@ class Remote:
         """Let the peer leave, and wait until its keeper has ended. Returns the state. Raises MachineError."""
         lines = [
             f"cd {self._folder} 2>/dev/null || exit 0",
-            f"if {_ALIVE}; then kill -TERM $(cat keeper.lock); fi",
+            f"if {_ALIVE}; then kill -TERM $(cat keeper.lock); else {_ORPHAN}; fi",
             f"i=0; while {_ALIVE} && [ $i -lt {round(10 * LEAVES_S)} ]; do sleep 0.1; i=$((i+1)); done",
             f"if {_ALIVE}; then echo 'it has not left in {LEAVES_S:.0f} s' >&2; exit 5; fi",
         ]
         self.ssh.shell("\n".join(lines), LEAVES_S + STEP_S)
-        return str(self.state().get("state", "not started"))
+        state = self.state()
+        told = str(state.get("state", "not started"))
+        return "left" if told in LIVED and not state["alive"] else told
 
     def tail(self, lines: int) -> str:
         """The end of the peer's log, and of the keeper's where that has something to say."""
@@ -162,20 +170,35 @@ class Remote:
 _ALIVE = (
     '[ -s keeper.lock ] && kill -0 "$(cat keeper.lock)" 2>/dev/null '
     '&& ! { [ -r "/proc/$(cat keeper.lock)/cmdline" ] '
-    '&& ! tr "\\0" " " < "/proc/$(cat keeper.lock)/cmdline" | grep -q p2pavg.launch.keeper; }'
+    '&& ! tr "\\0" " " < "/proc/$(cat keeper.lock)/cmdline" '
+    '| grep -qF "p2pavg.launch.keeper $(pwd -P)"; }'
+)
+# A peer whose keeper was killed is asked to leave: the process that state.json names, if it works in this
+# folder.
+_ORPHAN = (
+    "P=$(sed -n 's/.*\"peer\": \\([0-9]*\\).*/\\1/p' state.json 2>/dev/null); "
+    'if [ -n "$P" ] && [ "$(readlink "/proc/$P/cwd")" = "$(pwd -P)/code" ]; then kill -TERM "$P"; '
+    'i=0; while kill -0 "$P" 2>/dev/null && [ $i -lt 900 ]; do sleep 0.1; i=$((i+1)); done; fi'
 )
 
 
-def packed(directory: Path | None, script: Path) -> bytes:
-    """A compressed tar of a directory, without what belongs to this machine, or of the script alone."""
+def packed(directory: Path | None, script: Path, without: Path | None = None) -> bytes:
+    """A compressed tar of a directory, without what belongs to this machine, secrets and the folder
+    `without`, or of the script alone.
+    """
     made = io.BytesIO()
+    if directory is None:
+        with tarfile.open(fileobj=made, mode="w:gz") as tar:
+            tar.add(script, script.name)
+        return made.getvalue()
 
     def wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        return None if LEFT_OUT & set(Path(entry.name).parts) else entry
+        path = Path(entry.name)
+        emitted = any(Path(part).suffix in EMITTED for part in path.parts)
+        if emitted or LEFT_OUT & set(path.parts) or path.suffix in SECRETS:
+            return None
+        return None if without is not None and (directory / path).resolve() == without.resolve() else entry
 
     with tarfile.open(fileobj=made, mode="w:gz") as tar:
-        if directory is None:
-            tar.add(script, script.name)
-        else:
-            tar.add(directory, ".", filter=wanted)
+        tar.add(directory, ".", filter=wanted)
     return made.getvalue()

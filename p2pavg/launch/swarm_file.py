@@ -142,6 +142,8 @@ def _machines(checked: Mapping[str, Any], path: Path) -> tuple[MachineEntry, ...
         name = machine.get("name", (ssh or "").rpartition("@")[2])
         if not NAME.fullmatch(name):
             raise ConfigurationError(f"{where}: name = {name!r} has characters beside letters, digits, . _ -")
+        if name == "bootstrap":
+            raise ConfigurationError(f"{where}: the name 'bootstrap' is that of the node; choose another")
         if name in {other.name for other in found}:
             raise ConfigurationError(f"{where}: the name {name!r} is there twice")
         environment = {**checked.get("environment", {}), **machine.get("environment", {})}

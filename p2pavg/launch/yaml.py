@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-_PLAIN = re.compile(r"[A-Za-z_./~][A-Za-z0-9_./@ ~-]*")  # a text that needs no quotes
+_PLAIN = re.compile(r"([A-Za-z_/~]|\./)[A-Za-z0-9_./@ ~-]*")  # a text that needs no quotes
 _WORDS = {"true", "false", "yes", "no", "on", "off", "null", "none", "y", "n", "~", "."}
 
 
@@ -31,11 +31,16 @@ def _lines(value: object) -> list[str]:
 
 
 def _under(key: str, value: object) -> list[str]:
-    if isinstance(value, str) and "\n" in value:
+    if isinstance(value, str) and "\n" in value and value == _plain_block(value):
         return [f"{key} |", *(f"  {line}".rstrip() for line in value.rstrip("\n").split("\n"))]
     if isinstance(value, Mapping | Sequence) and not isinstance(value, str) and value:
         return [key, *(f"  {line}" for line in _lines(value))]
     return [f"{key} {_scalar(value)}"]
+
+
+def _plain_block(text: str) -> str:
+    """The text as a literal block keeps it: one newline at its end, no blanks at the ends of lines."""
+    return "\n".join(line.rstrip() for line in text.rstrip("\n").split("\n")) + "\n"
 
 
 def _scalar(value: object) -> str:

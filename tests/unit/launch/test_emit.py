@@ -82,9 +82,13 @@ def private(path: Path) -> bool:
                 "0x1f",
                 "2026-01-01",
                 "12:30",
+                ".5",
+                ".inf",
+                "./x",
             ]
         },
         [[1, [2]], "x\ty"],
+        {"a": "two\n\nlines\n\n", "b": "blank \nend\n", "c": "no end\nhere"},
     ],
 )
 def test_yaml_is_read_as_what_was_written(value: Any) -> None:

@@ -87,6 +87,18 @@ def test_sigterm_lets_the_peer_leave(tmp_path: Path) -> None:
     assert state(at)["state"] == "left"
 
 
+def test_a_peer_whose_child_holds_its_output_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A helper that outlives a crash, and keeps the log open, does not pass for the peer."""
+    monkeypatch.setattr(module, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(module, "MOST_CRASHES", 2)
+    code = "import subprocess, sys; subprocess.Popen(['sleep', '600']); print('up', flush=True); sys.exit(3)"
+    at = folder(tmp_path, code)
+    assert Keeper(at).run() == 3
+    assert (at / "peer.log").read_text() == "up\n" * 2
+
+
 def test_two_keepers_of_one_folder(tmp_path: Path) -> None:
     """The second one ends at once, and the first one's peer lives."""
     at = folder(tmp_path, "import time; time.sleep(600)")

@@ -56,6 +56,7 @@ def test_what_is_shared_holds_for_each_machine(tmp_path: Path) -> None:
         ('run = "r"\n[[machine]]\nssh = "-oProxyCommand=x"\n', "is nothing that ssh is called with"),
         ('run = "r"\n' + ONE + ONE, "the name 'host' is there twice"),
         ('run = "r"\n[[machine]]\nssh = "h"\nname = "a;b"\n', "characters beside letters"),
+        ('run = "r"\n[[machine]]\nssh = "h"\nname = "bootstrap"\n', "is that of the node"),
         ('run = "r"\npackages = [1]\n' + ONE, "'packages' is a list of texts"),
         ('run = "r"\n[environment]\nA = 1\n' + ONE, "values of 'environment' are texts"),
     ],
