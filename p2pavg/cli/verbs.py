@@ -46,11 +46,14 @@ class Parser(argparse.ArgumentParser):
                 f"invalid choice: {value!r}{_meant(str(value), known) or ' (choose from ' + _list(known)}",
             )
 
-    def surplus(self, words: Sequence[str]) -> NoReturn:
-        """End with a usage error about words that no argument takes."""
+    def surplus(self, words: Sequence[str], *, rest: bool) -> NoReturn:
+        """End with a usage error about words that no argument takes. rest: the verb passes on what
+        follows "--".
+        """
         options = [option for action in self._actions for option in action.option_strings]
         close = [_meant(word.partition("=")[0], options) for word in words if word.startswith("--")]
-        self.error(f"unrecognized arguments: {' '.join(words)}{next(filter(None, close), '')}")
+        meant = next(filter(None, close), "; what is for the script stands behind --" if rest else "")
+        self.error(f"unrecognized arguments: {' '.join(words)}{meant}")
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
@@ -117,7 +120,8 @@ def run(prog: str, description: str, verbs: Sequence[Verb], argv: Sequence[str])
     args, surplus = parser.parse_known_args(words)
     args.rest = rest
     if surplus:
-        _named(parser, args).surplus(surplus)
+        takes_rest = any(verb.name == wanted and verb.rest for verb in there)
+        _named(parser, args).surplus(surplus, rest=takes_rest)
     try:
         return int(args.func(args))
     except P2PAvgError as error:

@@ -67,7 +67,7 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
         values=_values(rounds, codec, result, len(members)),
         contribution=codec,
         result=result,
-        delayed=any(report.overlapped for report in rounds),
+        delayed=2 * sum(report.overlapped for report in rounds) > len(rounds),
         steps=float(_steps(rounds)),
     )
     seconds = tuple(

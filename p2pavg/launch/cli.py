@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from pathlib import Path
 
 from p2pavg.bench.options import positive_int
@@ -32,7 +33,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="example: p2pavg launch examples/train_lm.py --peers 3 -- --epochs 20",
     )
     launch.add_argument("script", metavar="SCRIPT", help="a Python script, or status, logs, stop, add")
-    launch.add_argument("names", nargs="*", metavar="PEER", help="machines of the file; default: all")
+    launch.add_argument(
+        "names", nargs="*", default=[], metavar="PEER", help="machines of the file; default: all"
+    )
     launch.add_argument(
         "--to", choices=("local", "ssh", "docker", "sky"), help="default: ssh with --swarm, else local"
     )
@@ -56,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
     if args.script in STEPS and not script.is_file():
         return _step(args)
     if not script.is_file():
-        raise ConfigurationError(f"there is no script {args.script!r}")
+        meant = difflib.get_close_matches(args.script, STEPS, 1)
+        hint = f"; did you mean {meant[0]}?" if meant else ""
+        raise ConfigurationError(f"there is no script {args.script!r}{hint}")
     if args.names:
         raise ConfigurationError(f"{args.names[0]!r} is no option; arguments of the script stand behind --")
     if args.to == "ssh" or (args.swarm is not None and args.to is None):

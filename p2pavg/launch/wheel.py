@@ -13,14 +13,16 @@ BUILD_S = 600.0
 
 
 def made(folder: Path) -> Path:
-    """Build a wheel of the clone that this package runs from, into `folder`. Raises ConfigurationError where
-    this is no clone, P2PAvgError when the build fails.
+    """Build a wheel into `folder`, of the clone that this package runs from, or that is the current
+    directory.
+    Raises ConfigurationError where there is no clone, P2PAvgError when the build fails.
     """
-    root = Path(p2pavg.__file__).resolve().parents[1]
-    if not (root / "csrc").is_dir() or not (root / "pyproject.toml").is_file():
+    roots = (Path(p2pavg.__file__).resolve().parents[1], Path.cwd())
+    root = next((root for root in roots if (root / "csrc" / "pump").is_dir()), None)
+    if root is None:
         raise ConfigurationError(
-            "this p2pavg is no clone of its sources: name a wheel with wheel=, or put p2pavg into packages= "
-            "and set install = false where it is installed already"
+            "there are no sources of p2pavg here: start this command in a clone, name a wheel with wheel=, "
+            "or set install = false where it is installed already"
         )
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--disable-pip-version-check"]
     try:
