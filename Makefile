@@ -1,6 +1,6 @@
 # make demo   train a language model over three peers, lose one, gain one (about two minutes)
 # make test   run the tests, about a quarter of an hour on two cores          make lint   style, types, import rule, documentation
-# make simulation   the rounds under 22,040 seeded schedules of faults, and all orders of one round (about four minutes on two cores)
+# make simulation   the rounds under 22,040 seeded schedules of faults, and all orders of one round (about eight minutes on two cores)
 # make fuzz   every parser and the pump's, about a minute in all
 # The first call creates .venv and installs into it; later calls install nothing.
 

@@ -346,6 +346,9 @@ class CollaborativeOptimizer(Accumulating):
         """Put figures of this peer into the next report's `extra`, such as `log(loss=loss.item())`: the
         mean over the calls of an epoch. `p2pavg monitor` and `p2pavg report` show the one called "loss".
 
+        Args:
+            figures: numbers by name.
+
         Raises:
             ConfigurationError: for what is no number.
         """

@@ -75,7 +75,8 @@ class Swarm:
         for opt in self.opts:
             driver = opt.peer._running().driver
             assert driver is not None
-            begin, seen = driver._attempts.begin, set()
+            attempts = driver._performer._attempts
+            begin, seen = attempts.begin, set()
 
             def beginning(action, contribution, driver=driver, begin=begin, seen=seen):  # type: ignore[no-untyped-def]
                 answer = begin(action, contribution)
@@ -87,7 +88,7 @@ class Swarm:
                     driver.feed(ev.Tick())
                 return answer
 
-            driver._attempts.begin = beginning  # type: ignore[method-assign]
+            attempts.begin = beginning  # type: ignore[method-assign]
 
     def train(self, rank: int, epochs: int = EPOCHS) -> None:
         """Until `epochs` are applied; with peers of different speed, weights change."""

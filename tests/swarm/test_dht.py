@@ -154,8 +154,8 @@ def test_peers_lists_who_is_in_a_run() -> None:
         (peer,) = json.loads(document.stdout)["peers"]
         assert peer["peer_id"] == node.identity.peer_id.hex()
         assert (peer["epoch"], peer["samples_per_second"], peer["role"]) == (7, 12.5, "trainer")
-        assert nobody.returncode == 0
-        assert "nobody" in nobody.stdout
+        assert nobody.returncode == 1
+        assert "nobody is in run 'another'" in nobody.stderr
 
     asyncio.run(scenario())
 

@@ -175,10 +175,10 @@ def test_an_interrupt_while_step_waits(
             strike("arrived")
         return outcome(session, answer, timeout)
 
-    def posts(session: Session, method: str, *arguments: Any) -> None:
+    def posts(session: Session, call: Any, *arguments: Any) -> None:
         if session.epoch == 2:
-            strike(method)
-        post(session, method, *arguments)
+            strike(call.__name__)
+        post(session, call, *arguments)
 
     def jobs_end(jobs: Any) -> Any:
         if when == "at its end":

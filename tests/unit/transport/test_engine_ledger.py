@@ -176,7 +176,7 @@ class TestLedger:
         for size, at in ((contribution_size, "contribution_at"), (result_size, "result_at")):
             flat = [offset for row in codec_layout(ledger._job, size) for offset in row]
             assert [getattr(chunk, at) for chunk in ledger.chunks] == flat
-        assert ledger.contribution_bytes == 4 * sum(group[1])
+        assert ledger.own_bytes == 4 * sum(group[1])
 
     @given(groups(), st.integers(-2, 8), st.integers(-2, 8))
     def test_numbers(self, group, part, index):
