@@ -47,6 +47,9 @@ opt = CollaborativeOptimizer(
 )
 if opt.peer is not None:  # of a node, its first rank
     print(f"join with: python examples/ddp_node.py --initial-peers {opt.peer.address}", flush=True)
+    if not (args.initial_peers or os.environ.get("P2PAVG_INITIAL_PEERS")):
+        print("training begins when somebody joins, or when you press Enter", flush=True)
+        opt.peer.wait_for_peers(1, enter=True)
 while opt.epoch < args.epochs:
     chosen = torch.randint(0, 1500, (32,))
     nn.functional.cross_entropy(trained(images[chosen]), labels[chosen]).backward()
@@ -58,4 +61,5 @@ if group is None or dist.get_rank() == 0:
     right = (model(images[1500:]).argmax(1) == labels[1500:]).float().mean().item()
     print(f"epoch {opt.epoch}: {right:.1%} of the test digits are right")
 if group is not None:
+    dist.barrier()  # a rank that tears its connections down while another still uses them may abort
     dist.destroy_process_group()
