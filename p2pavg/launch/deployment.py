@@ -53,7 +53,7 @@ class Deployment:
     def launch(self, script: Path, arguments: Sequence[str]) -> int:
         """Start one peer per machine, and wait until each is in the table. Returns 0 when all are."""
         swarm = self._swarm
-        states = self._each(swarm.machines, lambda machine: self._remotes[machine.name].state())
+        states = self._states()
         running = [name for name, state in states.items() if state["alive"]]
         if running:
             raise ConfigurationError(
@@ -79,7 +79,7 @@ class Deployment:
         record = Record.load(self._swarm.run)
         machines = [self._swarm.machine(name) for name in names]
         if not machines:
-            states = self._each(self._swarm.machines, lambda machine: self._remotes[machine.name].state())
+            states = self._states()
             machines = [m for m in self._swarm.machines if m.name in states and not states[m.name]["alive"]]
         if not machines:
             raise ConfigurationError("a peer runs on every machine of the file; put another machine into it")
@@ -135,7 +135,7 @@ class Deployment:
         """Start the run's bootstrap node again, where it has ended: newcomers begin there."""
         if self._swarm.bootstrap is not None:
             return
-        authority = None if record.authority is None else Authority.load(record.authority)
+        authority = record.owner()
         for machine in self._swarm.machines:
             try:
                 state = self._remote(machine, "bootstrap").state()
@@ -148,7 +148,7 @@ class Deployment:
                 self._say(str(error))
 
     def _start(self, machines: Sequence[MachineEntry], wanted: int, record: Record, made: Path | None) -> int:
-        authority = None if record.authority is None else Authority.load(record.authority)
+        authority = record.owner()
         before = len(self._table(record)) if authority is None else 0
         started = self._each(machines, lambda machine: self._start_one(machine, record, authority, made))
         there = self._await_table(list(started), record, before)
@@ -193,6 +193,10 @@ class Deployment:
                 record.save()
         self._say(f"{machine.name}: started")
         return True
+
+    def _states(self) -> dict[str, Mapping[str, Any]]:
+        """What the keepers wrote last, by machine that can be reached."""
+        return self._each(self._swarm.machines, lambda machine: self._remotes[machine.name].state())
 
     def _each(
         self, machines: Sequence[MachineEntry], work: Callable[[MachineEntry], Result]
@@ -253,7 +257,7 @@ class Deployment:
         table = self._table(record)
         names = [machine.name for machine in self._swarm.machines]
         there = {} if record.authority is None else self._in_table(names, record, table)
-        states = self._each(self._swarm.machines, lambda machine: self._remotes[machine.name].state())
+        states = self._states()
         width = max(map(len, names))
         missing = "" if record.authority is None else "not in the table"
         for name in names:
@@ -288,7 +292,7 @@ class Deployment:
         for machine in machines:
             if machine.name in told:
                 self._say(f"{machine.name}: {told[machine.name]}")
-        states = self._each(self._swarm.machines, lambda machine: self._remotes[machine.name].state())
+        states = self._states()
         if not any(state["alive"] for state in states.values()):
             for machine in self._swarm.machines:
                 try:

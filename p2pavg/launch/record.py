@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from p2pavg.credentials import Authority
 from p2pavg.errors import ConfigurationError
 
 FOLDER = Path("~/.config/p2pavg/launched")
@@ -24,6 +25,10 @@ class Record:
     authority: str | None  # None: an open run
     watcher: str | None  # credentials of a member that only looks on
     peers: dict[str, str] = field(default_factory=dict)  # machine -> peer id, hex; empty in an open run
+
+    def owner(self) -> Authority | None:
+        """Who makes credentials; None: an open run."""
+        return None if self.authority is None else Authority.load(self.authority)
 
     @classmethod
     def path(cls, run: str) -> Path:

@@ -59,11 +59,7 @@ class Healing:
         if core.here.role is Role.TRAINER and not core.linked.rivals(core.here.epoch, core.here.lineage):
             self._unrivalled()
             return
-        mine, *others = core.linked.camps(core.camp())
-        best = mine
-        for camp in others:
-            if camp.beats(best):
-                best = camp
+        mine, best = self._winner()
         if best is mine:
             self._unrivalled()
             return
@@ -84,16 +80,21 @@ class Healing:
         if core.now >= self._settles_at:
             self._start(best, "another lineage of the same epoch wins")
 
+    def _winner(self) -> tuple[Camp, Camp]:
+        """The camp of this peer, and the one that beats all others, which may be the same."""
+        mine, *others = self.core.linked.camps(self.core.camp())
+        best = mine
+        for camp in others:
+            if camp.beats(best):
+                best = camp
+        return mine, best
+
     def _look_after_donors(self) -> None:
         """The donors of the download under way have all fallen silent: others may be heard."""
         core = self.core
         if any(core.linked.alive(donor) for donor in self._asked):
             return
-        mine, *others = core.linked.camps(core.camp())
-        best = mine
-        for camp in others:
-            if camp.beats(best):
-                best = camp
+        mine, best = self._winner()
         if best is not mine:
             self._start(best, "its donors fell silent")
 
