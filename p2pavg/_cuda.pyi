@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 _Draws = tuple[int, int, int]  # seed, epoch, first element
+_Owing = tuple[int, int, float]  # residuals before and after, share
 
 SOURCES: str  # SHA-256 over the C++ that it was built of, as CMakeLists.txt makes it
 
@@ -45,6 +46,8 @@ def clear_if(data: int, n: int, flag: int, stream: int) -> None: ...
 def pinned(nbytes: int) -> npt.NDArray[np.uint8]:
     """Page-locked host memory, freed with the array."""
 
+def is_pinned(address: int) -> bool: ...
+
 class Transfer:
     def done(self) -> int: ...
     def wait(self) -> bool: ...
@@ -62,6 +65,7 @@ class Staging:
         host: int,
         stream: int,
         draws: _Draws | None = None,
+        owing: _Owing | None = None,
     ) -> Transfer: ...
     def upload(
         self, codec: int, host: int, n: int, chunk: int, scale: float, dst: int, stream: int

@@ -34,6 +34,13 @@ Draws draws_of(nb::object key) {
     return {true, nb::cast<uint64_t>(tuple[0]), nb::cast<uint64_t>(tuple[1]), nb::cast<uint64_t>(tuple[2])};
 }
 
+Feedback feedback_of(nb::object owing) {
+    if (owing.is_none()) return {nullptr, nullptr, 0.0f};
+    const auto tuple = nb::cast<nb::tuple>(owing);
+    return {pointer<const uint16_t>(nb::cast<uintptr_t>(tuple[0])), pointer<uint16_t>(nb::cast<uintptr_t>(tuple[1])),
+            static_cast<float>(nb::cast<double>(tuple[2]))};
+}
+
 // "" when the kernels run on a device here, else why they do not.
 std::string problem() {
     int count = 0;
@@ -47,7 +54,7 @@ std::string problem() {
 void encode_device(int codec, uintptr_t src, size_t n, size_t chunk, double scale, uintptr_t dst, uintptr_t flag,
                    uintptr_t stream, nb::object draws) {
     check_arguments(codec, chunk);
-    check(encode(codec, pointer<const float>(src), n, chunk, static_cast<float>(scale), draws_of(draws),
+    check(encode(codec, pointer<const float>(src), n, chunk, static_cast<float>(scale), draws_of(draws), Feedback{},
                  pointer<uint8_t>(dst), pointer<int>(flag), stream_of(stream)),
           "encoding");
 }
@@ -88,12 +95,21 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> pinned(size_t bytes) {
     return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(memory, {bytes}, owner);
 }
 
+// Whether the device reaches this address of the host's memory.
+bool is_pinned(uintptr_t address) {
+    cudaPointerAttributes attributes;
+    const cudaError_t error = cudaPointerGetAttributes(&attributes, pointer<const void>(address));
+    cudaGetLastError();
+    return error == cudaSuccess && attributes.type == cudaMemoryTypeHost;
+}
+
 std::unique_ptr<Transfer> download(Staging &staging, int codec, uintptr_t src, size_t n, size_t chunk, double scale,
-                                   uintptr_t host, uintptr_t stream, nb::object draws) {
+                                   uintptr_t host, uintptr_t stream, nb::object draws, nb::object owing) {
     check_arguments(codec, chunk);
     const Draws key = draws_of(draws);
+    const Feedback feedback = feedback_of(owing);
     nb::gil_scoped_release release;
-    return staging.download(codec, pointer<const float>(src), n, chunk, static_cast<float>(scale), key,
+    return staging.download(codec, pointer<const float>(src), n, chunk, static_cast<float>(scale), key, feedback,
                             pointer<uint8_t>(host), stream_of(stream));
 }
 
@@ -120,6 +136,7 @@ NB_MODULE(_cuda, m) {
     m.def("rescale", &rescale_device, "data"_a, "n"_a, "wanted"_a, "current"_a, "stream"_a);
     m.def("clear_if", &clear_device, "data"_a, "n"_a, "flag"_a, "stream"_a);
     m.def("pinned", &pinned, "nbytes"_a);
+    m.def("is_pinned", &is_pinned, "address"_a);
 
     nb::class_<Transfer>(m, "Transfer")
         .def("done", &Transfer::done)
@@ -129,7 +146,7 @@ NB_MODULE(_cuda, m) {
     nb::class_<Staging>(m, "Staging")
         .def(nb::init<int, size_t, int>(), "device"_a, "slot_bytes"_a, "slots"_a)
         .def("download", &download, "codec"_a, "src"_a, "n"_a, "chunk"_a, "scale"_a, "host"_a, "stream"_a,
-             "draws"_a.none() = nb::none())
+             "draws"_a.none() = nb::none(), "owing"_a.none() = nb::none())
         .def("upload", &upload, "codec"_a, "host"_a, "n"_a, "chunk"_a, "scale"_a, "dst"_a, "stream"_a)
         .def("device_bytes", &Staging::device_bytes);
 }

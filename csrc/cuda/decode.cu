@@ -5,30 +5,6 @@
 namespace p2pavg {
 namespace {
 
-// Sixteen elements of W bytes each, as bits.
-template <bool VECTOR, typename Word, typename Vector>
-__device__ inline void load_words(const uint8_t *body, int count, uint32_t (&v)[kPerThread]) {
-    static_assert(sizeof(Vector) == 4 * sizeof(Word), "a vector is four words");
-    if (VECTOR) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            union {
-                Vector vector;
-                Word words[4];
-            } four;
-            four.vector = reinterpret_cast<const Vector *>(body)[threadIdx.x + kThreads * k];
-#pragma unroll
-            for (int i = 0; i < 4; i++) v[4 * k + i] = four.words[i];
-        }
-    } else {
-#pragma unroll
-        for (int k = 0; k < kPerThread; k++) {
-            const int at = static_cast<int>(threadIdx.x) + kThreads * k;
-            v[k] = at < count ? reinterpret_cast<const Word *>(body)[at] : 0;
-        }
-    }
-}
-
 // Sixteen levels of int4, as bits.
 template <bool VECTOR>
 __device__ inline void load_pairs(const uint8_t *body, int count, uint32_t (&v)[kPerThread]) {

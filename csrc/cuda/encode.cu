@@ -1,5 +1,6 @@
 // Encodes float32 to chunks: one thread block reads the elements of one exponent once, keeps them in registers while it
-// finds their largest magnitude, and writes them encoded.
+// finds their largest magnitude, and writes them encoded. With feedback the block also reads and writes the residuals of
+// its elements, which are in the host's memory.
 #include "device.cuh"
 #include "launch.h"
 
@@ -79,6 +80,8 @@ __device__ inline void store_pairs(uint8_t *q, int count, const int (&v)[kPerThr
     }
 }
 
+enum class Rounding { nearest, random, feedback };
+
 // The key of the draws and the index of the run's first element.
 struct Key {
     uint64_t key, first;
@@ -107,9 +110,10 @@ __device__ inline bool encode_fp16(float (&v)[kPerThread], float scale, const Pl
     return bad;
 }
 
+// sent: what the encoded elements decode to.
 template <int CODEC, bool VECTOR, bool RANDOM>
 __device__ inline bool encode_steps(const float (&v)[kPerThread], float scale, const Place &p, const Key &key,
-                                    uint8_t *header, uint8_t *q) {
+                                    uint8_t *header, uint8_t *q, float (&sent)[kPerThread]) {
     constexpr float kTop = CODEC == P2PAVG_INT4 ? 7.0f : 127.0f;
     constexpr uint32_t kLeast = 15u << 23;  // 2^-112
     uint32_t raw[4];
@@ -143,6 +147,7 @@ __device__ inline bool encode_steps(const float (&v)[kPerThread], float scale, c
             } else {
                 out[4 * k + i] = __float2int_rn(__fmul_rn(v[4 * k + i], factor));
             }
+            sent[4 * k + i] = __fmul_rn(__int2float_rn(out[4 * k + i]), steps[k]);
         }
     }
 #pragma unroll
@@ -156,15 +161,42 @@ __device__ inline bool encode_steps(const float (&v)[kPerThread], float scale, c
     return bad;
 }
 
-template <int CODEC, bool VECTOR, bool RANDOM>
-__device__ inline bool encode_block(const float *src, const Place &p, float scale, const Key &key, uint8_t *chunk) {
+// As csrc/cpu/feedback.h.
+template <int CODEC, bool VECTOR>
+__device__ inline bool encode_owed(float (&v)[kPerThread], float scale, const Feedback &feedback, const Place &p,
+                                   uint8_t *header, uint8_t *q) {
+    uint32_t bits[kPerThread];
+    load_words<VECTOR, uint16_t, uint2>(reinterpret_cast<const uint8_t *>(feedback.owed + p.element), p.count, bits);
+    float wanted[kPerThread], sent[kPerThread];
+#pragma unroll
+    for (int k = 0; k < kPerThread; k++) {
+        v[k] = __fmul_rn(v[k], scale);
+        const float owed = __uint_as_float(bits[k] << 16);
+        wanted[k] = __fadd_rn(v[k] == 0.0f ? 0.0f : __fdiv_rn(owed, feedback.share), v[k]);
+    }
+    const bool bad = encode_steps<CODEC, VECTOR, false>(wanted, 1.0f, p, Key{}, header, q, sent);
+    uint16_t kept[kPerThread];
+#pragma unroll
+    for (int k = 0; k < kPerThread; k++)
+        kept[k] = bf16_of(__fadd_rn(__fmul_rn(__fsub_rn(v[k], sent[k]), feedback.share), __uint_as_float(bits[k] << 16)));
+    store_halves<VECTOR>(feedback.kept + p.element, p.count, kept);
+    return bad;
+}
+
+template <int CODEC, bool VECTOR, Rounding ROUNDING>
+__device__ inline bool encode_block(const float *src, const Place &p, float scale, const Key &key,
+                                    const Feedback &feedback, uint8_t *chunk) {
     float v[kPerThread];
     load_floats<VECTOR>(src + p.element, p.count, v);
     uint8_t *body = chunk + header_size(CODEC, p.chunk_len);
     if (CODEC == P2PAVG_FP16)
         return encode_fp16<VECTOR>(v, scale, p, chunk, reinterpret_cast<uint16_t *>(body) + p.in_chunk);
-    if (has_steps(CODEC))
-        return encode_steps<CODEC, VECTOR, RANDOM>(v, scale, p, key, chunk, body + body_size(CODEC, p.in_chunk));
+    if (has_steps(CODEC)) {
+        uint8_t *q = body + body_size(CODEC, p.in_chunk);
+        if (ROUNDING == Rounding::feedback) return encode_owed<CODEC, VECTOR>(v, scale, feedback, p, chunk, q);
+        float sent[kPerThread];
+        return encode_steps<CODEC, VECTOR, ROUNDING == Rounding::random>(v, scale, p, key, chunk, q, sent);
+    }
     bool bad = false;
     uint16_t halves[kPerThread];
 #pragma unroll
@@ -183,29 +215,31 @@ __device__ inline bool encode_block(const float *src, const Place &p, float scal
     return bad;
 }
 
-template <int CODEC, bool VECTOR, bool RANDOM>
+template <int CODEC, bool VECTOR, Rounding ROUNDING>
 __global__ void __launch_bounds__(kThreads)
-    encode_kernel(const float *__restrict__ src, const Layout layout, float scale, Key key, uint8_t *__restrict__ dst,
-                  int *flag) {
+    encode_kernel(const float *__restrict__ src, const Layout layout, float scale, Key key, Feedback feedback,
+                  uint8_t *__restrict__ dst, int *flag) {
     const Place p = layout.place(blockIdx.x);
     uint8_t *chunk = dst + p.chunk_at;
     if (p.in_chunk == 0) {  // the header's padding
         const size_t used = header_used(CODEC, p.chunk_len);
         if (used + threadIdx.x < header_size(CODEC, p.chunk_len)) chunk[used + threadIdx.x] = 0;
     }
-    const bool bad = VECTOR && p.count == kBlock ? encode_block<CODEC, true, RANDOM>(src, p, scale, key, chunk)
-                                                 : encode_block<CODEC, false, RANDOM>(src, p, scale, key, chunk);
+    const bool bad = VECTOR && p.count == kBlock
+                         ? encode_block<CODEC, true, ROUNDING>(src, p, scale, key, feedback, chunk)
+                         : encode_block<CODEC, false, ROUNDING>(src, p, scale, key, feedback, chunk);
     if (bad) *flag = 1;
 }
 
-template <int CODEC, bool RANDOM>
-cudaError_t launch(const float *src, const Layout &layout, float scale, const Key &key, uint8_t *dst, int *flag,
-                   cudaStream_t stream) {
+template <int CODEC, Rounding ROUNDING>
+cudaError_t launch(const float *src, const Layout &layout, float scale, const Key &key, const Feedback &feedback,
+                   uint8_t *dst, int *flag, cudaStream_t stream) {
     const auto grid = static_cast<unsigned>(layout.blocks());
-    if (layout.vectors(src, dst))
-        encode_kernel<CODEC, true, RANDOM><<<grid, kThreads, 0, stream>>>(src, layout, scale, key, dst, flag);
+    const auto residuals = reinterpret_cast<uintptr_t>(feedback.owed) | reinterpret_cast<uintptr_t>(feedback.kept);
+    if (layout.vectors(src, dst) && residuals % 8 == 0)
+        encode_kernel<CODEC, true, ROUNDING><<<grid, kThreads, 0, stream>>>(src, layout, scale, key, feedback, dst, flag);
     else
-        encode_kernel<CODEC, false, RANDOM><<<grid, kThreads, 0, stream>>>(src, layout, scale, key, dst, flag);
+        encode_kernel<CODEC, false, ROUNDING><<<grid, kThreads, 0, stream>>>(src, layout, scale, key, feedback, dst, flag);
     return cudaGetLastError();
 }
 
@@ -213,27 +247,41 @@ cudaError_t launch(const float *src, const Layout &layout, float scale, const Ke
 
 size_t encoded_size(int codec, size_t n) { return header_size(codec, n) + body_size(codec, n); }
 
-cudaError_t encode(int codec, const float *src, size_t n, size_t chunk, float scale, const Draws &draws, uint8_t *dst,
-                   int *flag, cudaStream_t stream) {
+cudaError_t encode(int codec, const float *src, size_t n, size_t chunk, float scale, const Draws &draws,
+                   const Feedback &feedback, uint8_t *dst, int *flag, cudaStream_t stream) {
     if (n == 0) return cudaSuccess;
     const Layout layout(codec, n, chunk);
     constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
     const Key key{mix64(mix64(draws.seed + kGolden) + draws.epoch * kGolden), draws.first};
+    if (feedback.owed) {
+        switch (codec) {
+            case P2PAVG_INT8:
+                return launch<P2PAVG_INT8, Rounding::feedback>(src, layout, scale, key, feedback, dst, flag, stream);
+            case P2PAVG_INT4:
+                return launch<P2PAVG_INT4, Rounding::feedback>(src, layout, scale, key, feedback, dst, flag, stream);
+            default: return cudaErrorInvalidValue;
+        }
+    }
     switch (codec) {
-        case P2PAVG_NONE: return launch<P2PAVG_NONE, false>(src, layout, scale, key, dst, flag, stream);
-        case P2PAVG_FP16: return launch<P2PAVG_FP16, false>(src, layout, scale, key, dst, flag, stream);
-        case P2PAVG_BF16: return launch<P2PAVG_BF16, false>(src, layout, scale, key, dst, flag, stream);
+        case P2PAVG_NONE:
+            return launch<P2PAVG_NONE, Rounding::nearest>(src, layout, scale, key, feedback, dst, flag, stream);
+        case P2PAVG_FP16:
+            return launch<P2PAVG_FP16, Rounding::nearest>(src, layout, scale, key, feedback, dst, flag, stream);
+        case P2PAVG_BF16:
+            return launch<P2PAVG_BF16, Rounding::nearest>(src, layout, scale, key, feedback, dst, flag, stream);
         case P2PAVG_INT8:
-            return draws.random ? launch<P2PAVG_INT8, true>(src, layout, scale, key, dst, flag, stream)
-                                : launch<P2PAVG_INT8, false>(src, layout, scale, key, dst, flag, stream);
-        case P2PAVG_INT4: return launch<P2PAVG_INT4, false>(src, layout, scale, key, dst, flag, stream);
+            return draws.random
+                       ? launch<P2PAVG_INT8, Rounding::random>(src, layout, scale, key, feedback, dst, flag, stream)
+                       : launch<P2PAVG_INT8, Rounding::nearest>(src, layout, scale, key, feedback, dst, flag, stream);
+        case P2PAVG_INT4:
+            return launch<P2PAVG_INT4, Rounding::nearest>(src, layout, scale, key, feedback, dst, flag, stream);
         default: return cudaErrorInvalidValue;
     }
 }
 
 cudaError_t usable() {
     cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, encode_kernel<P2PAVG_FP16, true, false>);
+    return cudaFuncGetAttributes(&attributes, encode_kernel<P2PAVG_FP16, true, Rounding::nearest>);
 }
 
 }  // namespace p2pavg

@@ -18,6 +18,14 @@ struct Draws {
     uint64_t seed, epoch, first;
 };
 
+// Residuals of error feedback (csrc/cpu/feedback.h): bfloat16[n] of what averages lack so far, and of what they will
+// lack after this contribution. Page-locked memory of the host, or of the device. owed: nullptr for none.
+struct Feedback {
+    const uint16_t *owed;
+    uint16_t *kept;
+    float share;
+};
+
 enum FloatType : int { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2 };
 
 // One tensor of a fused accumulation: dst[n] += src[n] * scale.
@@ -29,9 +37,9 @@ struct Term {
 
 size_t encoded_size(int codec, size_t n);
 
-// *flag is set to 1 when a value is not finite, else unchanged.
-cudaError_t encode(int codec, const float *src, size_t n, size_t chunk, float scale, const Draws &draws, uint8_t *dst,
-                   int *flag, cudaStream_t stream);
+// *flag is set to 1 when a value is not finite, else unchanged. Only int8 and int4 take feedback.
+cudaError_t encode(int codec, const float *src, size_t n, size_t chunk, float scale, const Draws &draws,
+                   const Feedback &feedback, uint8_t *dst, int *flag, cudaStream_t stream);
 
 // dst = decode(src) * scale, or dst += when `add`; flag as above.
 cudaError_t decode(int codec, const uint8_t *src, size_t n, size_t chunk, float scale, bool add, float *dst, int *flag,

@@ -100,7 +100,8 @@ void Staging::begin(Transfer &transfer, cudaStream_t first, cudaStream_t stream)
 }
 
 std::unique_ptr<Transfer> Staging::download(int codec, const float *src, size_t n, size_t chunk, float scale,
-                                            const Draws &draws, uint8_t *host, cudaStream_t stream) {
+                                            const Draws &draws, const Feedback &feedback, uint8_t *host,
+                                            cudaStream_t stream) {
     const DeviceGuard guard(device_);
     auto transfer = std::make_unique<Transfer>();
     begin(*transfer, compute_, stream);
@@ -116,7 +117,8 @@ std::unique_ptr<Transfer> Staging::download(int codec, const float *src, size_t 
         Slot &slot = next_slot();
         check(cudaStreamWaitEvent(compute_, slot.free.get(), 0), "making a stream wait");
         own.first = draws.first + at;
-        check(encode(codec, src + at, count, p.chunk, scale, own, slot.bytes, flag_, compute_), "encoding");
+        const Feedback here = feedback.owed ? Feedback{feedback.owed + at, feedback.kept + at, feedback.share} : Feedback{};
+        check(encode(codec, src + at, count, p.chunk, scale, own, here, slot.bytes, flag_, compute_), "encoding");
         check(cudaEventRecord(transfer->device_side_->get(), compute_), "recording an event");
         check(cudaStreamWaitEvent(copy_, transfer->device_side_->get(), 0), "making a stream wait");
         check(cudaMemcpyAsync(host + at / p.chunk * p.chunk_bytes, slot.bytes, bytes, cudaMemcpyDeviceToHost, copy_),

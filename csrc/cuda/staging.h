@@ -102,8 +102,9 @@ class Staging {
 
     // host[encoded chunks of n] <- encode(src * scale), after the work enqueued on `stream` so far. The call is
     // asynchronous if host memory is pinned. src must not change before a stream that `hold` made wait goes on.
+    // feedback.owed must not change, nor feedback.kept be read, before `wait`.
     std::unique_ptr<Transfer> download(int codec, const float *src, size_t n, size_t chunk, float scale,
-                                       const Draws &draws, uint8_t *host, cudaStream_t stream);
+                                       const Draws &draws, const Feedback &feedback, uint8_t *host, cudaStream_t stream);
 
     // dst = decode(host) * scale, after the work enqueued on `stream` so far.
     std::unique_ptr<Transfer> upload(int codec, const uint8_t *host, size_t n, size_t chunk, float scale, float *dst,

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from p2pavg import codecs
 from p2pavg.codecs import Codec
 
 logger = logging.getLogger("p2pavg.rounds")
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 Run = tuple[int, int]  # (start, count) of elements
-
-LOOK_S = 0.0005  # between two looks at what an accelerator has brought
 
 
 class Encoding(Protocol):
@@ -37,6 +35,18 @@ class Encoding(Protocol):
     def finite(self) -> bool:
         """Whether all values were finite. Waits for the last chunk."""
 
+    def whole(self) -> bool:
+        """Whether all chunks are in place, and were finite. Does not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What averages lack of earlier contributions, and where what they lack after this one is written."""
+
+    before: U8  # bfloat16[numel]; unchanged while the contribution is encoded
+    after: U8  # bfloat16[numel]
+    share: float  # own weight / all weights
+
 
 class Encodable(Protocol):
     """A flat gradient that is encoded where it is."""
@@ -46,32 +56,33 @@ class Encodable(Protocol):
         wait."""
 
 
+class DeviceGradient(Encodable, Protocol):
+    """A flat gradient on an accelerator."""
+
+    def with_feedback(self, owed: Owed) -> Encodable:
+        """The same gradient, encoded as `codecs.encode_feedback` does it."""
+
+
 EncodeChunk = Callable[[Codec, int, F32, float, U8], bool]
 """(codec, start, values, scale, out): out <- the encoded values * scale, which are the elements from `start`
 on; whether all were finite."""
 
 
 class HostGradient:
-    """A gradient, in host memory or on an accelerator, whose chunks take more than a codec to encode."""
+    """A gradient in host memory whose chunks take more than a codec to encode."""
 
-    def __init__(
-        self, source: F32 | Encodable, encode_chunk: EncodeChunk, allocate: Callable[[int], U8]
-    ) -> None:
+    def __init__(self, source: F32, encode_chunk: EncodeChunk, allocate: Callable[[int], U8]) -> None:
         self._source = source
         self._encode_chunk = encode_chunk
         self._allocate = allocate
 
     def encode(self, codec: Codec, parts: Sequence[Run], chunk: int, scale: float) -> HostEncoding:
-        """As `Encodable`. One from an accelerator comes as floats."""
-        given = self._source
+        """As `Encodable`."""
         runs = [
             (start + at, min(chunk, count - at)) for start, count in parts for at in range(0, count, chunk)
         ]
-        source: F32 | Encoding = (
-            given if isinstance(given, np.ndarray) else given.encode(codecs.get("none"), parts, chunk, scale)
-        )
         data = self._allocate(sum(codec.encoded_size(count) for _, count in runs))
-        return HostEncoding(codec, runs, source, scale, self._encode_chunk, data)
+        return HostEncoding(codec, runs, self._source, scale, self._encode_chunk, data)
 
 
 class HostEncoding:
@@ -81,17 +92,16 @@ class HostEncoding:
         self,
         codec: Codec,
         runs: Sequence[Run],
-        source: F32 | Encoding,
+        source: F32,
         scale: float,
         encode_chunk: EncodeChunk,
         data: U8,
     ) -> None:
-        """source: float32[numel], or its scaled runs, one after the other."""
         self.data = data
         self._codec = codec
         self._runs = runs
         self._source = source
-        self._scale = scale if isinstance(source, np.ndarray) else 1.0
+        self._scale = scale
         self._encode_chunk = encode_chunk
         self._done = 0
         self._finite = True
@@ -122,26 +132,14 @@ class HostEncoding:
     def _work(self) -> None:
         at = 0
         try:
-            for (start, count), values in zip(self._runs, self._values(), strict=False):
+            for start, count in self._runs:
+                if self._stopped.is_set():
+                    return
                 out = self.data[at : at + self._codec.encoded_size(count)]
+                values = self._source[start : start + count]
                 self._finite &= self._encode_chunk(self._codec, start, values, self._scale, out)
                 at += len(out)
                 self._done += 1
         except Exception:  # of a codec that somebody else wrote; the round ends without this contribution
             self._failed = True
             logger.exception("the codec %r cannot encode this gradient", self._codec.name)
-
-    def _values(self) -> Iterator[F32]:
-        """The runs, until it is stopped."""
-        source, at = self._source, 0
-        for number, (start, count) in enumerate(self._runs):
-            while not isinstance(source, np.ndarray) and source.chunks_done() <= number:
-                if self._stopped.wait(LOOK_S):
-                    return
-            if self._stopped.is_set():
-                return
-            if isinstance(source, np.ndarray):
-                yield source[start : start + count]
-            else:
-                yield source.data[4 * at : 4 * (at + count)].view(np.float32)
-            at += count

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
+from p2pavg.allreduce.encoding import Owed
 from p2pavg.codecs import Codec, encode_feedback
 
 F32 = npt.NDArray[np.float32]
@@ -26,10 +29,14 @@ class Residual:
     Kept as bfloat16, once as of the last commit and once as of the attempt under way: 4 bytes an element.
     """
 
-    def __init__(self, numel: int) -> None:
+    def __init__(self, numel: int, allocate: Callable[[int], U8] | None = None) -> None:
+        """allocate: host memory, uint8[n], of any content; None: ordinary memory."""
         size = BYTES * numel
-        self._committed: U8 = np.zeros(size, np.uint8)
-        self._pending: U8 = np.empty(size, np.uint8)
+        if allocate is None:
+            self._committed, self._pending = np.zeros(size, np.uint8), np.empty(size, np.uint8)
+        else:
+            self._committed, self._pending = allocate(size), allocate(size)
+            self.forget()
 
     def encode(self, codec: Codec, start: int, values: F32, scale: float, out: U8, share: float) -> bool:
         """out <- the encoded values * scale, elements from `start` on, with what is owed; whether all was
@@ -40,6 +47,10 @@ class Residual:
         """
         kept = slice(BYTES * start, BYTES * (start + len(values)))
         return encode_feedback(codec, values, scale, self._committed[kept], share, out, self._pending[kept])
+
+    def owed(self, share: float) -> Owed:
+        """What `encode` takes and gives, for whoever encodes elsewhere."""
+        return Owed(self._committed, self._pending, share)
 
     def commit(self) -> None:
         """The attempt that was encoded last is in the average."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout, shares_of
-from p2pavg.allreduce.encoding import Encodable, HostEncoding, HostGradient
+from p2pavg.allreduce.encoding import DeviceGradient, Encodable, Encoding, HostEncoding, HostGradient
 from p2pavg.allreduce.feedback import Residual
 from p2pavg.allreduce.partition import chunk_elements, gathered_chunk_elements
 from p2pavg.allreduce.result_memory import ResultMemory
@@ -32,15 +31,6 @@ def _by_chance(codec: codecs.Codec, start: int, values: F32, scale: float, out: 
     """An `EncodeChunk`."""
     assert isinstance(codec, codecs.StochasticInt8)
     return codec.at(codec.epoch, start).encode(values, out, scale)
-
-
-class Growing(Protocol):
-    """Encoded chunks of which more and more are in place, in layout order."""
-
-    @property
-    def data(self) -> U8: ...
-
-    def chunks_done(self) -> int: ...
 
 
 class NoLinkError(Exception):
@@ -68,7 +58,7 @@ class JobInProgress:
     begun: bool = False
     weights: tuple[float, ...] = ()
     codec: codecs.Codec = field(default_factory=lambda: codecs.get("none"))  # of contributions
-    growing: Growing | None = None  # our contribution, when it is encoded while it flows
+    growing: Encoding | None = None  # our contribution, when it is encoded while it flows
     _expected: tuple[tuple[int, int], ...] = ()
 
     def encoded(self) -> EncodedResult:
@@ -124,14 +114,16 @@ class Jobs:
         allocate: Callable[[int], U8] | None = None,
         feedback: int = 0,
     ) -> None:
-        """allocate: host memory for results, uint8[n]; None: ordinary memory. feedback: of so many
-        vectors, which take turns epoch by epoch, add to contributions what the codec took from earlier ones,
-        where it takes that much.
+        """allocate: host memory for results and residuals, uint8[n]; None: ordinary memory. feedback: of so
+        many vectors, which take turns epoch by epoch, add to contributions what the codec took from earlier
+        ones, where it takes that much.
         """
         self._engine = engine
         self.codec = codec
         self._result_codec = codecs.for_results(codec)
-        self._residuals = [Residual(numel) for _ in range(feedback if codecs.has_feedback(codec) else 0)]
+        self._residuals = [
+            Residual(numel, allocate) for _ in range(feedback if codecs.has_feedback(codec) else 0)
+        ]
         self._outgoing = ResultMemory()
         self._numel = numel
         self._open: dict[int, JobInProgress] = {}
@@ -203,7 +195,9 @@ class Jobs:
         self._open[transfer] = job
         return job
 
-    def prepared(self, transfer: int, weights: Sequence[float], gradient: F32 | Encodable) -> F32 | Encodable:
+    def prepared(
+        self, transfer: int, weights: Sequence[float], gradient: F32 | DeviceGradient
+    ) -> F32 | Encodable:
         """The gradient, or one that is encoded here because it takes more than the engine knows.
 
         When all parts are our own and the gradient is here, nothing is rounded, and the residual waits.
@@ -215,6 +209,8 @@ class Jobs:
             return gradient
         if residual is not None:
             share = weights[job.rank] / sum(weights)
+            if not isinstance(gradient, np.ndarray):
+                return gradient.with_feedback(residual.owed(share))
             return HostGradient(gradient, partial(residual.encode, share=share), self._outgoing.take)
         if isinstance(job.codec, codecs.StochasticInt8) and isinstance(gradient, np.ndarray):
             return HostGradient(gradient, _by_chance, self._outgoing.take)
@@ -224,7 +220,7 @@ class Jobs:
         self,
         transfer: int,
         weights: Sequence[float],
-        source: F32 | Growing | None,
+        source: F32 | Encoding | None,
         scale: float,
     ) -> None:
         """Let gradients flow. source: float32[numel], unchanged until the job ended, or chunks that are being
@@ -271,7 +267,7 @@ class Jobs:
         self._engine.finish(transfer)
         job = self._open.pop(transfer)
         residual = self._residual(job)
-        if residual is not None and isinstance(job.growing, HostEncoding) and job.growing.whole():
+        if residual is not None and job.growing is not None and job.growing.whole():
             residual.commit()
         return job
 

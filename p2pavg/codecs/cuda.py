@@ -24,6 +24,7 @@ from p2pavg.native import compiled_cuda
 
 U8: TypeAlias = npt.NDArray[np.uint8]
 Parts: TypeAlias = Sequence[tuple[int, int]]
+Feedback: TypeAlias = tuple[U8, U8, float]  # owed, kept and share of `codecs.encode_feedback`
 
 SLOT_BYTES = 8 << 20
 SLOTS = 4
@@ -129,6 +130,11 @@ def encoded_bytes(codec: Codec, parts: Parts, chunk: int) -> int:
     return total
 
 
+def is_pinned(memory: U8) -> bool:
+    """Whether it is page-locked memory, which devices reach."""
+    return compiled_cuda.is_pinned(memory.ctypes.data)
+
+
 class PinnedPool:
     """Page-locked host buffers, which devices reach at full speed; reused, because locking is slow.
 
@@ -204,14 +210,18 @@ class GradientStaging:
         scale: float,
         out: U8,
         after: torch.cuda.Event | None = None,
+        feedback: Feedback | None = None,
     ) -> Transfer:
         """out <- encoded chunks of src·scale, after `after`, or what the current stream was given so far.
 
         src: float32[n] on the device; out: page-locked memory (`PinnedPool`), else copies are slow and the
-        call waits for them.
+        call waits for them. feedback, for int8 and int4: bfloat16[n] twice, which must be page-locked: the
+        device reads and writes the residuals where they are.
         """
         n = _flat(src, torch.float32)
         _fits(codec, parts, chunk, n, out)
+        if feedback is not None and any(len(it) < 2 * n or not is_pinned(it) for it in feedback[:2]):
+            raise ValueError(f"residuals of {n} elements in page-locked memory are needed")
         runs, at = [], 0
         with self._one_at_a_time:
             stream = _stream(src)
@@ -229,10 +239,11 @@ class GradientStaging:
                         out.ctypes.data + at,
                         stream,
                         _draws(codec, start),
+                        _owing(feedback, start),
                     )
                 )
                 at += encoded_bytes(codec, [(start, count)], chunk)
-        return Transfer(runs, (src, out, self))
+        return Transfer(runs, (src, out, feedback, self))
 
     def upload(
         self, codec: Codec, data: U8, parts: Parts, chunk: int, scale: float, dst: torch.Tensor
@@ -305,3 +316,10 @@ def _stream(tensor: torch.Tensor) -> int:
 
 def _draws(codec: Codec, start: int = 0) -> tuple[int, int, int] | None:
     return (codec.seed, codec.epoch, codec.first + start) if isinstance(codec, StochasticInt8) else None
+
+
+def _owing(feedback: Feedback | None, start: int) -> tuple[int, int, float] | None:
+    if feedback is None:
+        return None
+    before, after, share = feedback
+    return before.ctypes.data + 2 * start, after.ctypes.data + 2 * start, share

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg.allreduce.encoded import EncodedResult
-from p2pavg.allreduce.encoding import Encodable
+from p2pavg.allreduce.encoding import DeviceGradient
 from p2pavg.codecs import Codec
 from p2pavg.errors import StateError
 from p2pavg.rounds.protocol.ballot import Note, PeerId
@@ -42,7 +42,7 @@ class Contribution:
     nothing to contribute (weight 0).
     """
 
-    gradient: F32 | Encodable | None
+    gradient: F32 | DeviceGradient | None
     scale: float
     samples: int
     weight: float | None = None  # what the mean counts in the average; None: its samples

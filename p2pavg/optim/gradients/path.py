@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult
-from p2pavg.allreduce.encoding import Encodable, Encoding
+from p2pavg.allreduce.encoding import DeviceGradient, Encodable, Encoding, Owed
+from p2pavg.allreduce.feedback import BYTES
 from p2pavg.codecs import Codec
 from p2pavg.codecs import cuda as device
 from p2pavg.optim.tree import U8
@@ -26,7 +28,7 @@ class GradientPath(Protocol):
     def allocate(self, nbytes: int) -> U8:
         """uint8[nbytes] of host memory that the accelerator reaches at full speed."""
 
-    def gradient(self, vector: torch.Tensor) -> Encodable:
+    def gradient(self, vector: torch.Tensor) -> DeviceGradient:
         """The vector as it is after what the current stream was given so far, for the rounds."""
 
     def decode(self, result: EncodedResult, vector: torch.Tensor) -> None:
@@ -49,6 +51,7 @@ class _CudaEncoding:
 
     data: U8
     transfer: device.Transfer
+    chunks: int
 
     def chunks_done(self) -> int:
         return self.transfer.chunks_done()
@@ -58,6 +61,9 @@ class _CudaEncoding:
 
     def finite(self) -> bool:
         return self.transfer.wait()
+
+    def whole(self) -> bool:
+        return self.chunks_done() == self.chunks and self.finite()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,9 @@ class _HostEncoding:
     def finite(self) -> bool:
         return self.all_finite
 
+    def whole(self) -> bool:
+        return self.all_finite
+
 
 @dataclass(frozen=True, slots=True)
 class _CudaGradient:
@@ -84,20 +93,28 @@ class _CudaGradient:
     vector: torch.Tensor
     written: torch.cuda.Event
 
+    owed: Owed | None = None
+
+    def with_feedback(self, owed: Owed) -> Encodable:
+        return replace(self, owed=owed)
+
     def encode(self, codec: Codec, parts: Sequence[tuple[int, int]], chunk: int, scale: float) -> Encoding:
-        path = self.path
+        path, owed = self.path, self.owed
         longest = min(chunk, max((count for _, count in parts), default=0))
-        if codec.encoded_size(longest) > device.SLOT_BYTES:
+        reached = owed is None or (device.is_pinned(owed.before) and device.is_pinned(owed.after))
+        if codec.encoded_size(longest) > device.SLOT_BYTES or not reached:
             return self._encode_on_host(codec, parts, chunk, scale)
         out = path.allocate(device.encoded_bytes(codec, parts, chunk))
-        return _CudaEncoding(
-            out, path.staging.download(codec, self.vector, parts, chunk, scale, out, self.written)
-        )
+        feedback = None if owed is None else (owed.before, owed.after, owed.share)
+        transfer = path.staging.download(codec, self.vector, parts, chunk, scale, out, self.written, feedback)
+        return _CudaEncoding(out, transfer, sum(-(-count // chunk) for _, count in parts))
 
     def _encode_on_host(
         self, codec: Codec, parts: Sequence[tuple[int, int]], chunk: int, scale: float
     ) -> Encoding:
-        """For chunks beyond what is staged: when a peer leaves, its sums travel as one. Waits."""
+        """For chunks beyond what is staged, as when a peer leaves, whose sums travel as one; and for
+        residuals from before the model came to this device. Waits.
+        """
         self.written.synchronize()
         values = self.vector.cpu().numpy()
         out = np.empty(device.encoded_bytes(codec, parts, chunk), np.uint8)
@@ -105,10 +122,21 @@ class _CudaGradient:
         for start, count in parts:
             for first in range(start, start + count, chunk):
                 source = values[first : min(first + chunk, start + count)]
-                size = codec.encoded_size(len(source))
-                finite &= codec.encode(source, out[at : at + size], scale)
-                at, chunks = at + size, chunks + 1
+                sent = out[at : at + codec.encoded_size(len(source))]
+                finite &= self._encode_chunk(codec, first, source, scale, sent)
+                at, chunks = at + len(sent), chunks + 1
         return _HostEncoding(out, chunks, finite)
+
+    def _encode_chunk(
+        self, codec: Codec, start: int, values: npt.NDArray[np.float32], scale: float, out: U8
+    ) -> bool:
+        if self.owed is None:
+            return codec.encode(values, out, scale)
+        place = slice(BYTES * start, BYTES * (start + len(values)))
+        owed = self.owed
+        return codecs.encode_feedback(
+            codec, values, scale, owed.before[place], owed.share, out, owed.after[place]
+        )
 
 
 def _whole(codec: Codec, numel: int) -> int:
@@ -126,11 +154,10 @@ class CudaPath:
         self._pool = device.PinnedPool()
         self._stream = torch.cuda.Stream(self.staging.device)  # type: ignore[no-untyped-call]
         self._forked: torch.cuda.Event | None = None
-        # What one epoch needs at once: a contribution, its result, and the result before, still in use. With
-        # feedback the contribution comes as floats. Later, locking would hold a round up.
-        contribution = codecs.get("none") if codecs.has_feedback(codec) else codec
+        # What one epoch needs at once: a contribution, its result, and the result before, still in use.
+        # Later, locking would hold a round up.
         result = codecs.for_results(codec)
-        reserve = [self._pool.take(_whole(it, numel)) for it in (contribution, result, result)]
+        reserve = [self._pool.take(_whole(it, numel)) for it in (codec, result, result)]
         del reserve
 
     def allocate(self, nbytes: int) -> U8:
@@ -141,7 +168,7 @@ class CudaPath:
         event.record(torch.cuda.current_stream(self.staging.device))
         return event
 
-    def gradient(self, vector: torch.Tensor) -> Encodable:
+    def gradient(self, vector: torch.Tensor) -> DeviceGradient:
         return _CudaGradient(self, vector, self._event())
 
     def decode(self, result: EncodedResult, vector: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from p2pavg.allreduce.encoded import EncodedResult
-from p2pavg.allreduce.encoding import Encodable
+from p2pavg.allreduce.encoding import DeviceGradient
 from p2pavg.errors import P2PAvgError
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.loss_scale import LossScale
@@ -83,7 +83,7 @@ class Shared:
         """The largest sum that stays finite when peers add up their means, weighted by samples."""
         return max(SURELY, MOST / (MOST_PEERS * factor * samples))
 
-    def offer(self, vector: Vector) -> F32 | Encodable:
+    def offer(self, vector: Vector) -> F32 | DeviceGradient:
         """The vector as the rounds take it."""
         if isinstance(vector, torch.Tensor):
             assert self.flat.path is not None

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
+from p2pavg.allreduce.encoding import Encodable
 from p2pavg.allreduce.jobs import Jobs, NoLinkError
 from p2pavg.rounds.loop.notices import RelayNotice
 from p2pavg.rounds.loop.supply import Supply
@@ -54,6 +56,7 @@ class Attempts:
         job = self._jobs.get(action.transfer)
         if job is None:
             return None
+        gradient: npt.NDArray[np.float32] | Encodable | None = None
         source, scale = None, 1.0
         if action.weights[job.rank] > 0 and not job.plan.takes(job.rank):
             return ev.JobFailed(action.transfer, "its plan has no room for the contribution")
@@ -67,9 +70,9 @@ class Attempts:
         if isinstance(source, np.ndarray) and len(source) != job.plan.numel:
             return ev.JobFailed(action.transfer, "the contribution has another length")
         if source is not None:
-            source = self._jobs.prepared(action.transfer, action.weights, source)
-        if source is None or isinstance(source, np.ndarray):
-            self._jobs.begin(action.transfer, action.weights, source, scale)
+            gradient = self._jobs.prepared(action.transfer, action.weights, source)
+        if gradient is None or isinstance(gradient, np.ndarray):
+            self._jobs.begin(action.transfer, action.weights, gradient, scale)
         else:
-            self._supply.begin(action.transfer, action.weights, source, scale)
+            self._supply.begin(action.transfer, action.weights, gradient, scale)
         return None

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
-from p2pavg.allreduce.encoding import Encodable
+from p2pavg.allreduce.encoding import DeviceGradient
 from p2pavg.errors import P2PAvgError
 from p2pavg.identity import short_id
 from p2pavg.plan.part import Part
@@ -193,7 +193,7 @@ class Handovers:
         counted = answer.get("counted")
         return acceptance, counted if type(counted) is int else None
 
-    def _encoded(self, gradient: F32 | Encodable, scale: float) -> U8 | None:
+    def _encoded(self, gradient: F32 | DeviceGradient, scale: float) -> U8 | None:
         """None: some value is not finite."""
         if isinstance(gradient, np.ndarray):
             data = np.empty(self.nbytes, np.uint8)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pavg import codecs
-from p2pavg.allreduce.encoding import HostEncoding, HostGradient
+from p2pavg.allreduce.encoding import HostGradient
 from p2pavg.allreduce.feedback import Residual
 from p2pavg.allreduce.jobs import Jobs
 from p2pavg.plan import Plan
@@ -106,15 +108,11 @@ class TestResidual:
 
 
 class TestHostEncoding:
-    @pytest.mark.parametrize("accelerator", [False, True])
-    def test_a_gradient_anywhere(self, accelerator: bool) -> None:
-        """Chunks of uneven parts are encoded in layout order, from host memory and from an accelerator."""
-        import torch
-
+    def test_in_layout_order(self) -> None:
+        """Chunks of uneven parts are encoded one after the other, as the codec alone would."""
         values, parts = gradient(1), [(0, 2500), (2500, 0), (2500, 3500)]
-        source = FakeGradient(torch.from_numpy(values)) if accelerator else values
         encoding = HostGradient(
-            source,
+            values,
             lambda codec, start, values, scale, out: codec.encode(values, out, scale),
             lambda nbytes: np.empty(nbytes, np.uint8),
         ).encode(INT8, parts, 1000, 0.5)
@@ -133,22 +131,24 @@ class TestHostEncoding:
             at += size
 
     def test_it_stops(self) -> None:
-        """What waits for an accelerator ends when its attempt does."""
+        """Nothing is read or written any more once its attempt ended: only the chunk at hand is finished."""
+        begun, going = threading.Event(), threading.Event()
 
-        class Never:
-            data = np.empty(0, np.uint8)
+        def encode(*chunk: object) -> bool:
+            begun.set()
+            return going.wait(10)
 
-            def failed(self) -> bool:
-                return False
-
-            def chunks_done(self) -> int:
-                return 0
-
-            def finite(self) -> bool:
-                raise AssertionError
-
-        encoding = HostEncoding(INT8, [(0, 10)], Never(), 1.0, lambda *chunk: True, np.empty(0, np.uint8))
-        encoding.stop()
+        encoding = HostGradient(gradient(1), encode, lambda n: np.empty(n, np.uint8)).encode(
+            INT8, [(0, N)], 1000, 1.0
+        )
+        assert begun.wait(10)
+        stopping = threading.Thread(target=encoding.stop)
+        stopping.start()
+        while not encoding._stopped.is_set():
+            pass
+        going.set()
+        stopping.join(10)
+        assert encoding.chunks_done() == 1
         assert not encoding.whole()
 
     def test_a_codec_that_raises_is_told(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -189,7 +189,8 @@ PARTS = ((Part(0, 0, 2500), Part(1, 2500, 3500)), (Part(1, 0, 4096), Part(0, 409
 class Pair:
     """Two peers' jobs over real streams."""
 
-    def __init__(self, kind: str, codec: codecs.Codec, feedback: int) -> None:
+    def __init__(self, kind: str, codec: codecs.Codec, feedback: int, on_device: bool = False) -> None:
+        self.on_device = on_device
         self.swarm = Swarm([kind], 2)
         self.jobs = [Jobs(engine, codec, N, feedback=feedback) for engine in self.swarm.engines]
         self.transfer = 0
@@ -201,7 +202,9 @@ class Pair:
             members = [(peer, True) for peer in PEERS]
             jobs.open(self.transfer, PEERS[rank], members, Plan(PARTS[epoch % 2]), links, epoch=epoch)
         for rank, jobs in enumerate(self.jobs):
-            source = jobs.prepared(self.transfer, weights, means[rank])
+            mean = means[rank]
+            offered = FakeGradient(torch.from_numpy(mean)) if self.on_device else mean
+            source = jobs.prepared(self.transfer, weights, offered)
             if not isinstance(source, np.ndarray):
                 job = jobs.get(self.transfer)
                 assert job is not None
@@ -231,9 +234,11 @@ class Pair:
 WEIGHTS = ([24.0, 8.0], [4.0, 28.0], [16.0, 16.0])
 
 
-async def trained(kind: str, codec: codecs.Codec, feedback: bool, aborts: bool) -> list[np.ndarray]:
+async def trained(
+    kind: str, codec: codecs.Codec, feedback: bool, aborts: bool, on_device: bool = False
+) -> list[np.ndarray]:
     """The averages of some epochs of constant gradients, under changing weights and parts."""
-    pair, means, averages = Pair(kind, codec, feedback), [gradient(1), gradient(1)], []
+    pair, means, averages = Pair(kind, codec, feedback, on_device), [gradient(1), gradient(1)], []
     try:
         for epoch in range(12):
             weights = WEIGHTS[epoch % 3]
@@ -250,11 +255,12 @@ async def trained(kind: str, codec: codecs.Codec, feedback: bool, aborts: bool) 
 @pytest.mark.parametrize(("name", "levels", "returned"), [("int8", 127, 2.0**-12), ("int4", 7, 1 / 254)])
 def test_jobs_remove_the_bias(name: str, levels: int, returned: float, aborts: bool) -> None:
     """Over epochs of changing weights and parts, with attempts that were aborted, averages of a coarse codec
-    add up to the gradients; the pump and its Python twin agree to the bit, and without feedback they do not
-    add up.
+    add up to the gradients; the pump and its Python twin agree to the bit, gradients on a device too, and
+    without feedback they do not add up.
     """
     codec = codecs.get(name)
     found = [asyncio.run(trained(kind, codec, True, aborts)) for kind in ENGINES]
+    found.append(asyncio.run(trained("python", codec, True, aborts, on_device=True)))
     for other in found[1:]:
         assert all(np.array_equal(*pair) for pair in zip(found[0], other, strict=True))
     largest = np.abs(gradient(1)).max()
@@ -333,9 +339,10 @@ async def test_a_gradient_on_an_accelerator_is_made_up_for_alone_too() -> None:
     try:
         jobs = Jobs(swarm.engines[0], INT8, N, feedback=True)
         jobs.open(1, PEERS[0], [(PEERS[0], True)], Plan((Part(0, 0, N),)), {})
-        elsewhere = HostGradient(gradient(1), lambda *chunk: True, lambda n: np.empty(n, np.uint8))
-        assert isinstance(jobs.prepared(1, [8.0], elsewhere), HostGradient)
-        assert jobs.prepared(1, [8.0], elsewhere) is not elsewhere
+        prepared = jobs.prepared(1, [8.0], FakeGradient(torch.from_numpy(gradient(1))))
+        assert isinstance(prepared, FakeGradient)
+        assert prepared.owed is not None
+        assert prepared.owed.share == 1.0
     finally:
         swarm.close()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from p2pavg.allreduce.encoded import EncodedResult
-from p2pavg.codecs import Codec
+from p2pavg.allreduce.encoding import Owed
+from p2pavg.codecs import Codec, encode_feedback
 
 
 @dataclass
@@ -39,20 +40,32 @@ class FakeEncoding:
             pass
         return self.all_finite
 
+    def whole(self) -> bool:
+        return self.done == len(self.pieces) and self.all_finite
+
 
 @dataclass
 class FakeGradient:
     vector: torch.Tensor
+    owed: Owed | None = None
+
+    def with_feedback(self, owed: Owed) -> FakeGradient:
+        return replace(self, owed=owed)
 
     def encode(
         self, codec: Codec, parts: Sequence[tuple[int, int]], chunk: int, scale: float
     ) -> FakeEncoding:
-        values, pieces, finite = self.vector.numpy(), [], True
+        values, pieces, finite, owed = self.vector.numpy(), [], True, self.owed
         for start, count in parts:
             for at in range(start, start + count, chunk):
                 source = values[at : min(at + chunk, start + count)]
                 piece = np.zeros(codec.encoded_size(len(source)), np.uint8)
-                finite &= codec.encode(source, piece, scale)
+                if owed is None:
+                    finite &= codec.encode(source, piece, scale)
+                else:
+                    here = slice(2 * at, 2 * (at + len(source)))
+                    before, after = owed.before[here], owed.after[here]
+                    finite &= encode_feedback(codec, source, scale, before, owed.share, piece, after)
                 pieces.append(piece)
         data = np.full(sum(map(len, pieces)), 0xFF, np.uint8)
         return FakeEncoding(data, pieces, finite)
