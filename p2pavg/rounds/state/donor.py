@@ -102,14 +102,15 @@ class Donor:
     ) -> StateOffer | None:
         """What a newcomer needs, all that is committed meanwhile included; None: busy, ask again.
 
-        have: (epoch, lineage) of its own state, where results that follow on it are enough. root: of a state
-        of which it has a part. aligned: it asks other donors, too.
+        have: (epoch, lineage) of its own state, where results that follow on it are enough: it gets them when
+        they are few, or less than the state. root: of a state of which it has a part. aligned: it asks other
+        donors, too.
         """
         deadline = time.monotonic() + BUSY_WAIT_S
         while True:
             async with self._taking:
                 self.prune()
-                if have is not None and self._retained.reaches(*have):
+                if have is not None and self._retained.spares_state(*have):
                     return self._begin(link, None, have[0])
                 usable = self._usable(root)
                 if usable is not None:

@@ -14,8 +14,10 @@ GROWS = 1.5  # a link that brought so many times as much lately as before is not
 PROBE_S, PROBE_TRIPS = 0.5, 4  # after so long, and so many round trips, it is taken for what it brings
 FITS = 0.5  # of a link that results may take: no round waits for a newcomer whose state comes beside them
 ALLOWED = 2.0  # times the state's own time, and an epoch, that a newcomer may take before rounds wait for it
-HELD = 1.5  # times the state's own time that rounds may wait for it, in all, and
-HELD_S = 2.0  # so many seconds, however fast the state comes: round trips, and loading
+HELD = (
+    1.5  # times the time of the state, or of the results that it lacks where they are more: rounds may wait
+)
+HELD_S = 2.0  # so long in all, and so many seconds, however fast it comes: round trips, and loading
 SPARE = 1  # results that it may lack when a round begins, while its state is on its way
 FAR_TRIPS = 2  # round trips that last longer than an epoch: results would pile up before it can say a word
 RELEASED = 0.7  # times as long as it may take, which it then expects to need: rounds need not wait any more
@@ -70,6 +72,7 @@ class Projection:
         self._rtt_s = 0.0
         self._knows = False  # what the link brings
         self._close_at: float | None = None  # since when it needs a moment between two rounds, and no more
+        self._owed = 0  # bytes that it lacked of results when rounds had to wait first
         self._ends = False  # no round begins any more
         self.paced = False  # rounds have to wait
 
@@ -93,6 +96,8 @@ class Projection:
         late = now - self._began_at > PROBE_S + PROBE_TRIPS * self._rtt_s
         self._knows = self._knows or (self.bytes_per_second > 0 and (late or not self._grows()))
         self.paced = self._knows and self._has_to_wait(now)
+        if self.paced and not self._owed:
+            self._owed = at.lacking
 
     def _look(self, now: float, received: int) -> None:
         if self._before is None or (self._seen and received < self._seen[-1][1]):  # a link broke
@@ -157,20 +162,23 @@ class Projection:
     def held_s(self) -> float:
         """How long rounds may wait, in all."""
         rate = self.bytes_per_second
-        return HELD_S + (HELD * self._last.total / rate if rate > 0 else 0.0)
+        return HELD_S + (HELD * max(self._last.total, self._owed) / rate if rate > 0 else 0.0)
 
     def wish(self, now: float, *, loaded: bool) -> Wish | None:
         """What to ask of the rounds; None: nothing. loaded: the state is here, and in use.
 
         Until the link's rate is known they wait as if it were slow, for a moment: the results of that time
-        would have to come over a slow link, too. Near its end they wait for all of it, since each further
-        result would cost such a link more than an epoch takes.
+        would have to come over a slow link, too. So they do for a peer that has its state, or needs none, and
+        lacks several results: where epochs are short, these become hundreds before it knows its link. Near
+        its end they wait for all of it, since each further result would cost such a link more than an epoch
+        takes.
         """
         if self.paced:
             self._ends = self._ends or loaded or self.paced_s() < ENDS_S
             return Wish(0 if self._ends else SPARE, self.held_s)
-        if not self._knows and self._last.total and not loaded:
-            probing = Wish(SPARE, PROBE_S + PROBE_TRIPS * self._rtt_s)
+        probing = Wish(SPARE, PROBE_S + PROBE_TRIPS * self._rtt_s)
+        outrun = self.left > self._last.result and 2 * self._epoch_s < probing.seconds
+        if not self._knows and (outrun if loaded else self._last.total):
             return from_the_start(self._epoch_s, self._rtt_s) or probing
         if not loaded or not self._close():
             return None

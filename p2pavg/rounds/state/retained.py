@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND
 from p2pavg.rounds.state.results import ResultHead
 from p2pavg.rounds.state.spool import Spool
 
@@ -107,6 +108,15 @@ class RetainedResults:
         return (epoch, lineage) == self._start or any(
             (kept.head.epoch + 1, kept.head.lineage) == (epoch, lineage) for kept in self._chain
         )
+
+    def spares_state(self, epoch: int, lineage: bytes) -> bool:
+        """Whether whoever stands at (epoch, lineage) needs these results alone: they are all that it lacks,
+        and few, or less than the state.
+        """
+        if not self.reaches(epoch, lineage):
+            return False
+        few = len(self.since(epoch)) <= MOST_BEHIND
+        return few or self.bytes_since(epoch) <= self.state_bytes
 
     def leads_by(self, epoch: int, lineage: bytes) -> bool:
         """Whether whoever stands at (epoch, lineage) is on the way of the chain, as far as it is kept."""

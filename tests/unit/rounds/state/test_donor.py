@@ -290,6 +290,24 @@ async def test_who_has_a_state_of_the_chain_needs_results_only() -> None:
     assert offer.results == tuple(made[1:])
 
 
+async def test_who_lacks_more_results_than_the_state_is_gets_the_state() -> None:
+    """Where epochs are short, results that follow on an old state soon are many times the newest one."""
+    engine = Engine()
+    served = donor(engine, None)
+    first = (await offered(served, 0)).manifest
+    assert first is not None
+    made = chain(12)
+    bulky = np.zeros(first.total_bytes // 8, np.uint8)
+    for each in made:
+        served.committed(each, bulky)
+    engine.live.standing = (made[-1].epoch + 1, made[-1].lineage)
+    late = await offered(served, 1, have=(4, made[0].lineage))
+    assert late.manifest is not None
+    near = await offered(served, 2, have=(made[-3].epoch, made[-4].lineage))
+    assert near.manifest is None
+    assert near.results == tuple(made[-3:])
+
+
 async def test_a_snapshot_that_takes_longer_than_an_epoch_is_offered() -> None:
     """Results that are committed while it is copied are kept for the newcomer that asked for it."""
     engine = Engine()

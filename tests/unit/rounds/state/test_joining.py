@@ -103,6 +103,29 @@ def test_rounds_wait_until_a_newcomer_knows_its_link() -> None:
     assert wish.seconds == pytest.approx(HELD * 8.0 + HELD_S, rel=0.05)
 
 
+def test_rounds_wait_at_once_for_a_peer_that_short_epochs_outrun() -> None:
+    """It has its state, and lacks ever more results: until it knows its link, and then for all of them."""
+    one, result_s = Projection(), RESULT / 100e6
+    one.swarm(result_s / 2, 0.0)
+    received = 0
+
+    def at(results: int, lacking: int) -> DownloadProgress:
+        return DownloadProgress(0, 0, results * RESULT, lacking * RESULT, RESULT)
+
+    for tick in range(8):
+        now = 0.1 * (tick + 1)
+        received += int(0.1 * 100e6)
+        one.observe(now, at(received // RESULT, 200), received, 0, 0.0)
+        wish = one.wish(now, loaded=True)
+        assert wish is not None, tick
+    assert one.paced
+    assert wish == Wish(0, pytest.approx(HELD_S + HELD * 200 * result_s, rel=0.1))
+    one.observe(0.9, at(received // RESULT, 20), received + RESULT, 0, 0.0)
+    fewer = one.wish(0.9, loaded=True)
+    assert fewer is not None
+    assert fewer.seconds >= 0.9 * wish.seconds  # what is left by now does not shorten what was asked for
+
+
 def test_streams_that_have_yet_to_find_their_windows_tell_nothing_of_the_link() -> None:
     """Over long trips a fast link begins slowly: rounds wait for it no longer than until it is known."""
     fast = Downloading(200, 20 * MB, 0.3, rtt=0.3)
