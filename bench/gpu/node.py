@@ -14,7 +14,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -140,34 +141,109 @@ class Accumulated:
         """Gradients accumulate."""
 
 
+class Steps:
+    """The seconds of each step, by epoch, and of those within opt.step(): of the host, which is as fast as
+    the device as soon as that one's queue is full.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._inside: list[float] = []
+        self.epochs: list[list[float]] = []
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self._inside.append(time.perf_counter() - begun)
+
+    def epoch(self, step: Callable[[], None]) -> None:
+        """One epoch; its last step ends when the device has done all of it."""
+        took, before = [], time.perf_counter()
+        for at in range(self._steps):
+            step()
+            if at == self._steps - 1:
+                torch.cuda.synchronize()
+            now = time.perf_counter()
+            took.append(now - before)
+            before = now
+        self.epochs.append(took)
+
+    def figures(self) -> dict[str, Any]:
+        """ms of a step amid an epoch, and within its opt.step(); what an epoch takes beyond so many of these;
+        and the longest steps of the median epoch, by their number.
+        """
+        kept, inside = self.epochs[2:], self._inside[2 * self._steps :]
+        amid = range(self._steps // 2, self._steps - 1)
+        usual = median(epoch[at] for epoch in kept for at in amid)
+        within = median(inside[number * self._steps + at] for number in range(len(kept)) for at in amid)
+        middle = sorted(kept, key=sum)[len(kept) // 2]
+        longest = sorted(range(self._steps), key=lambda at: -middle[at])[:6]
+        return {
+            "step_ms": 1e3 * usual,
+            "inside_ms": 1e3 * within,
+            "boundary_ms": 1e3 * (median(map(sum, kept)) - self._steps * usual),
+            "longest_ms": {at: round(1e3 * middle[at], 2) for at in sorted(longest)},
+        }
+
+    def tracing(self, step: Callable[[], None], file: Path | None) -> str:
+        """The last steps of an epoch and the first of the next under torch's profiler, whose table is
+        returned.
+        """
+        around = min(8, self._steps // 2)
+        for _ in range(self._steps - around):
+            step()
+        with torch.profiler.profile(acc_events=True) as profiler:
+            for _ in range(2 * around):
+                step()
+            torch.cuda.synchronize()
+        for _ in range(self._steps - around):
+            step()  # the other ranks end an epoch, too
+        table: str = profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=30)
+        if file is not None:
+            profiler.export_chrome_trace(str(file))
+        return table
+
+
 def rate(
-    device: torch.device, steps: int, batch: int, build: Callable[[nn.Module], Any], seconds: float
+    device: torch.device,
+    steps: int,
+    batch: int,
+    build: Callable[[nn.Module], Any],
+    seconds: float,
+    trace: Path | None = None,
 ) -> dict[str, Any]:
-    """Samples/s of this node: of whole epochs of `steps` steps, after the first two, for so many seconds.
-    Of a peer also the seconds of the last epoch's phases.
+    """Samples/s of this node: of whole epochs of `steps` steps, after the first two, for so many seconds; and
+    what a step and a boundary take. Of a peer also the seconds of the last epoch's phases.
+
+    trace: a file for what `Steps.tracing` sees after that, on this rank.
     """
     torch.manual_seed(0)
     model = Encoder().to(device)
     wrapped = DistributedDataParallel(model, device_ids=[device.index], gradient_as_bucket_view=True)
     opt = build(model)
     words = torch.randint(0, WORDS, (batch, LENGTH), device=device)
-    rates: list[float] = []
+    taken = Steps(steps)
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = wrapped(words).square().mean()
+        loss.backward()
+        with taken.inside():
+            opt.step()
+        opt.zero_grad()
+
     began = time.perf_counter()
     going = torch.ones((), device=device)
     while going.item():
-        begun = time.perf_counter()
-        for _ in range(steps):
-            with torch.autocast("cuda", torch.bfloat16):
-                loss = wrapped(words).square().mean()
-            loss.backward()
-            opt.step()
-            opt.zero_grad()
-        torch.cuda.synchronize()
-        rates.append(dist.get_world_size() * batch * steps / (time.perf_counter() - begun))
-        more = time.perf_counter() - began < seconds or len(rates) < 5
+        taken.epoch(step)
+        more = time.perf_counter() - began < seconds or len(taken.epochs) < 5
         going.fill_(float(more))
         dist.broadcast(going, 0)
-    found: dict[str, Any] = {"samples_per_second": median(rates[2:]), "epochs": len(rates)}
+    rates = [dist.get_world_size() * batch * steps / sum(epoch) for epoch in taken.epochs]
+    found: dict[str, Any] = {"samples_per_second": median(rates[2:]), "epochs": len(rates), **taken.figures()}
+    if trace is not None:
+        found["traced"] = taken.tracing(step, trace if dist.get_rank() == 0 else None)
     peer = getattr(opt, "collaborative", None)
     if peer is not None and peer.last_report is not None:
         phases = peer.last_report.flat().items()
@@ -175,8 +251,6 @@ def rate(
         found["peer_epochs"] = peer.epoch
     if hasattr(opt, "close"):
         opt.close()
-    del model, wrapped, opt
-    torch.cuda.empty_cache()
     return found
 
 
@@ -186,11 +260,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=25.0, help="of each measurement, at least")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, nargs="*", default=[40, 160], help="of an epoch")
+    parser.add_argument(
+        "--trace", type=Path, help="a folder for what torch's profiler sees around a boundary"
+    )
     args = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
     first = dist.get_rank() == 0
+    if args.trace is not None:
+        args.trace.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {}
     for name, delayed in (("equal_bits", False), ("equal_bits_delayed", True)):
         result[name] = equal_bits(device, delayed)
@@ -217,9 +296,12 @@ def main() -> None:
 
         found: dict[str, list[Any]] = {"plain": [], "peer": []}
         for name, build in (("plain", plain), ("peer", peer), ("plain", plain)):
-            found[name].append(rate(device, steps, args.batch, build, args.seconds))
+            traced = None if args.trace is None or found[name] else args.trace / f"{name}-{steps}.json.gz"
+            found[name].append(rate(device, steps, args.batch, build, args.seconds, traced))
+            torch.cuda.empty_cache()
+            table = found[name][-1].pop("traced", "")
             if first:
-                print(steps, name, found[name][-1], flush=True)
+                print(steps, name, found[name][-1], table, sep="\n", flush=True)
         alone = sum(it["samples_per_second"] for it in found["plain"]) / 2
         ratio = found["peer"][0]["samples_per_second"] / alone
         result["epochs"].append({"steps": steps, "seconds": target / alone, "ratio": ratio, **found})

@@ -11,6 +11,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from p2pavg.errors import ConfigurationError
 
+SMALL_BYTES = 1 << 18
+
 Cut = tuple[tuple[int, int, int], ...]
 """A shard as cuts of the whole tensor, one after the other: (dimension, start, length)."""
 
@@ -95,11 +97,26 @@ class ParameterShards:
                     for part, piece in zip(shards, torch.split(room, sizes), strict=True):
                         part.copy_(piece.view(part.shape))
             replicated = [mine for mine, cut in zip(self.own(), self._sharded, strict=True) if not cut]
-            for tensor in [*replicated, *buffers]:
-                room = tensor.contiguous()
-                dist.broadcast(room, self._first, self._group)
-                if room is not tensor:
-                    tensor.copy_(room)
+            self._broadcast([*replicated, *buffers])
+
+    def _broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
+        """All tensors <- the first rank's. Small ones travel together: most of a model's tensors are."""
+        together: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        for tensor in tensors:
+            if tensor.numel() * tensor.element_size() < SMALL_BYTES:
+                together.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+                continue
+            room = tensor.contiguous()
+            dist.broadcast(room, self._first, self._group)
+            if room is not tensor:
+                tensor.copy_(room)
+        for few in together.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in few])
+            dist.broadcast(flat, self._first, self._group)
+            if self.rank > 0:
+                pieces = torch.split(flat, [tensor.numel() for tensor in few])
+                views = [piece.view(tensor.shape) for piece, tensor in zip(pieces, few, strict=True)]
+                torch._foreach_copy_(few, views)
 
     def _parts(self, whole: Sequence[torch.Tensor], rank: int) -> list[torch.Tensor]:
         """A rank's parts of what is sharded."""

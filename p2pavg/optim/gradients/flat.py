@@ -116,18 +116,19 @@ class FlatGradients(Accumulation):
         self._filled()
 
     def add_each(self, sums: Sequence[torch.Tensor | None], factor: float = 1.0) -> None:
-        """Add gradients that were made elsewhere, times `factor`, one for each parameter; None: no backward
-        pass reached it.
+        """Add gradients that were made elsewhere, times `factor`, one for each parameter, on its device;
+        None: no backward pass reached it. A node calls this at every step, so `.grad` is looked at by `total`
+        alone.
         """
-        self.repair()
-        reached = [index for index, total in enumerate(sums) if total is not None and total.numel()]
-        if reached:
-            ours = [self._store.views[index] for index in reached]
-            theirs = [sums[index].to(self._store.views[index].device) for index in reached]  # type: ignore[union-attr]
+        views = self._store.views
+        pairs = [(views[at], total) for at, total in enumerate(sums) if total is not None and total.numel()]
+        if pairs:
+            ours, theirs = zip(*pairs, strict=True)
             with torch.no_grad():
                 torch._foreach_add_(ours, theirs, alpha=factor)
-        for index in reached:
-            self._reached.touch(index)
+        for index, total in enumerate(sums):
+            if total is not None:
+                self._reached.touch(index)
         self._filled()
 
     def recycle(self, taken: Taken) -> None:
