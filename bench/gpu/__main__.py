@@ -184,7 +184,7 @@ def main() -> int:
         ("model convnext_large", 30, model("convnext_large", False, 20, 70)),
         *((f"hivemind {name}", 30, hivemind(name, 20, 45)) for name in HIVEMIND),
         ("pair together", 120, lambda left: pair.together(min(250.0, left - 5))),
-        ("model resnet152 scaled", 25, model("resnet152", True, 20, 45)),
+        ("model resnet152 scaled", 25, model("resnet152", True, 40, 110)),
         ("kernel rates", 25, kernel_rates),
     ]
     if find_spec("hivemind") is None:

@@ -155,6 +155,7 @@ def _replica(index: int, args: argparse.Namespace, barrier: Any, addresses: Any,
     else:
         opt = join([addresses.get()])
     opt.peer.wait_for_peers(count - 1)
+    barrier.wait(DEADLINE_S)
     # Only now: 2 GB of state would take three newcomers minutes otherwise.
     thread, runtime = opt.peer._thread, opt.peer._runtime
     assert thread is not None
