@@ -122,6 +122,7 @@ class Decisions:
                     core.linked.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)
                 continue
             if not facts.stands_at(ballot.epoch + 1, lineage):
+                core.linked.trains(facts, *ballot.standing)
                 core.linked.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)
                 facts.samples, facts.boundary, facts.pending, facts.total = 0, False, True, total
             facts.committed_at = core.now

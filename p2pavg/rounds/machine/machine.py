@@ -261,9 +261,9 @@ class Machine:
     def _message_table(self) -> Mapping[type[Any], tuple[Callable[[PeerId, Any], None], ...]]:
         return {
             messages.Progress: (self.peers.on_progress,),
-            messages.Totals: (self.counting.on_totals,),
+            messages.Totals: (self.peers.on_totals, self.counting.on_totals),
             messages.Follow: (self.counting.on_follow,),
-            messages.Prepare: (self.member.on_prepare,),
+            messages.Prepare: (self.peers.on_prepare, self.member.on_prepare),
             messages.Query: (self.member.on_query,),
             messages.Promise: (self.leading.on_promise, self.succession.on_promise),
             messages.Refuse: (self.refusals.on_refuse, self.succession.on_refuse),

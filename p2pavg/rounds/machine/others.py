@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from p2pavg.rounds.machine.actions import TraceKind
 from p2pavg.rounds.machine.events import Apart, Health, Moved, PeerDown, PeerHealth, PeerUp
 from p2pavg.rounds.machine.rules.deadlines import ADRIFT_S, LOOP_LIMIT, SILENCE_FLOOR, Timer
-from p2pavg.rounds.protocol.ballot import PeerId
-from p2pavg.rounds.protocol.messages import Departing, Progress
+from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.messages import Departing, Prepare, Progress, Totals
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
@@ -120,6 +120,23 @@ class Peers:
             core.linked.hears(facts, silent=False)
             core.trace(TraceKind.HEARD_AGAIN, peer=health.peer)
             core.send(health.peer, core.progress())
+
+    def on_totals(self, peer: PeerId, message: Totals) -> None:
+        """A peer leads, or takes itself for the leader."""
+        self._leads(peer, message.epoch, message.lineage)
+
+    def on_prepare(self, peer: PeerId, message: Prepare) -> None:
+        """A leader proposes a group."""
+        if peer == message.ballot.leader:
+            self._leads(peer, *message.ballot.standing)
+
+    def _leads(self, peer: PeerId, epoch: int, lineage: Lineage) -> None:
+        """Without this, whoever missed a leader's first word would follow others as long as it leads: a
+        leader tells nobody where it stands.
+        """
+        facts = self.core.linked.get(peer)
+        if facts is not None:
+            self.core.linked.trains(facts, epoch, lineage)
 
     def on_progress(self, peer: PeerId, message: Progress) -> None:
         """A peer tells where it stands."""

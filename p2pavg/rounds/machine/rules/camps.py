@@ -190,6 +190,15 @@ class LinkedPeers:
         if apart:
             self.claims[facts.peer] = facts
 
+    def trains(self, facts: Facts, epoch: int, lineage: Lineage) -> None:
+        """The peer leads or votes at (epoch, lineage), thus trains there. Its hello may have said otherwise,
+        as a hello is older than its link; what the peer told over the link counts more.
+        """
+        if not facts.heard and not facts.trains_at(epoch, lineage):
+            self._leave(facts)
+            facts.role = Role.TRAINER
+            self.stands(facts, epoch, lineage, joining=False)
+
     def trainers(self) -> Iterator[Facts]:
         """Peers that live and have the state of some (epoch, lineage)."""
         return (f for f in self._facts.values() if not f.silent and f.role is Role.TRAINER and not f.joining)

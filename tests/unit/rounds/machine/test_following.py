@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from p2pavg.plan import Plan
@@ -16,13 +18,14 @@ from p2pavg.rounds.machine.events import (
     PeerDown,
     PeerHealth,
     PeerUp,
+    Received,
     Tick,
 )
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.protocol.ballot import Ballot, Stage
-from p2pavg.rounds.protocol.messages import Unknown
-from p2pavg.rounds.protocol.roles import Seat
+from p2pavg.rounds.protocol.messages import Follow, Prepare, Totals, Unknown
+from p2pavg.rounds.protocol.roles import Role, Seat
 
 ME, DONOR, OTHER = (name * 20 for name in (b"a", b"b", b"c"))
 HERE, AHEAD = b"l" * 32, b"m" * 32
@@ -106,3 +109,29 @@ def test_a_ballot_that_is_done_waits_for_a_leader_that_is_heard(leader: str) -> 
     machine.healing.on_ask_timer()
     assert (machine.core.holding is not None) == (leader == "lives")
     assert (machine.core.here.joining is None) == (leader == "lives")
+
+
+@pytest.mark.parametrize("word", ["totals", "proposal"])
+def test_a_leader_is_followed_though_its_hello_named_a_joiner(word: str) -> None:
+    """The newcomer became a trainer between its hello and the link, and the word that told so went astray.
+    As the leader it tells nobody where it stands: what it does as the leader has to be enough.
+    """
+    machine = alone()
+    machine.handle(PeerUp(DONOR, 0, HERE, Role.JOINER), 0.1)
+    machine.handle(PeerUp(OTHER, 0, HERE), 0.1)
+    machine.handle(Received(OTHER, Follow(0, HERE, DONOR)), 0.2)
+    assert machine.leader != DONOR
+    ballot, members = Ballot(0, 0, DONOR, 1, HERE), (ME, DONOR, OTHER)
+    proposal = Prepare(ballot, members, (True, True, True), Plan((Part(0, 0, 5),)))
+    machine.handle(Received(DONOR, Totals(0, HERE, 1) if word == "totals" else proposal), 0.3)
+    machine.handle(Received(OTHER, Follow(0, HERE, DONOR)), 0.4)
+    assert machine.leader == DONOR
+
+
+def test_what_a_peer_told_over_its_link_counts_more_than_that_it_led() -> None:
+    """A leader that began a download is none any more, whatever word of it is still under way."""
+    machine = alone()
+    machine.handle(PeerUp(DONOR, 0, HERE), 0.1)
+    machine.handle(Received(DONOR, replace(machine.core.progress(), joining=True)), 0.2)
+    machine.handle(Received(DONOR, Totals(0, HERE, 1)), 0.3)
+    assert not list(machine.core.linked.trainers())
