@@ -218,7 +218,7 @@ def test_the_files_to_change_are_there() -> None:
         ("p2pavg/optim/optimizer.py", "_make_update"),
         ("p2pavg/optim/member.py", "_terms"),
         ("p2pavg/transport/links/endpoint.py", "_received"),
-        ("p2pavg/bench/chaos/swarm.py", "BREAKS"),
+        ("p2pavg/bench/chaos/kinds.py", "BREAKS"),
     ):
         assert attribute in table
         assert attribute in (ROOT / place).read_text()

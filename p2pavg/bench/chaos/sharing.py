@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from p2pavg.bench.chaos.passes import Data
-from p2pavg.bench.chaos.swarm import START_S, Swarm, SwarmProcess
+from p2pavg.bench.chaos.swarm import Swarm, SwarmProcess
 from p2pavg.bench.workers import tell
 
 FEWEST, MOST = 4, 6  # peers of the swarm after a resume
@@ -40,10 +40,10 @@ class SharingSwarm(Swarm):
         self._fresh.clear()
         self._held = True
         self._spawn()
-        self._wait_until(lambda: bool(self._fresh[0].address), START_S)
+        self._wait_until(lambda: bool(self._fresh[0].address))
         for _ in range(self._peers - 1):
             self._spawn()
-        self._wait_until(lambda: all(m.joined for m in self._fresh), START_S)
+        self._wait_until(lambda: all(m.joined for m in self._fresh))
         self._held = False
         for member in self._fresh:
             self._let_go(member)
@@ -82,7 +82,7 @@ class SharingSwarm(Swarm):
         for member in self._living():
             member.process.kill()
             member.process.wait()
-        self._undo.clear()
+        self._mend()
         self._pump(0.5)
         self._peers = peers
         self._start()

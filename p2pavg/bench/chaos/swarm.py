@@ -21,28 +21,12 @@ from types import TracebackType
 from typing import Any
 
 from p2pavg.bench.chaos.check import HANG_S
+from p2pavg.bench.chaos.kinds import BREAKS, CUT_S, DRAINS_S, GARBAGE_BYTES, STOP_S
 from p2pavg.bench.workers import WorkerError, start, tell
 from p2pavg.credentials import Authority
 
-PHASES = ("proposed", "begun", "done", "committed")  # of a round, in the order of its leader
-FAULTS = (
-    *("kill", "stop", "leader", *(f"leader-{phase}" for phase in PHASES), "all-but-one", "join"),
-    *("corrupt", "duplicate", "cut", "cut-one-way", "slow", "leave"),
-)
-LAB_FAULTS = ("cut", "cut-one-way", "slow")
-DATA_FAULTS = ("leave",)  # who leaves hands samples over: they are counted by what they are, not by how many
-BREAKS: dict[str, dict[str, float]] = {  # fault -> settings of a host's paths
-    "cut": {"down": 1},
-    "cut-one-way": {"down": 1},
-    "slow": {"rate_mbps": 0.008, "queue_kb": 2},
-    "corrupt": {"corrupt": 0.01},
-}
-DRAINS_S = {"slow": 2.0}  # after the fault, packets in the queue still leave at the old rate for this long
 RUN = "chaos"
-START_S = 60.0
-STOP_S = (0.5, 8.0)
-CUT_S = (1.0, 8.0)
-GARBAGE_BYTES = 65536
+START_S = 60.0  # without a word
 
 
 @dataclass(slots=True)
@@ -143,19 +127,22 @@ class Swarm(AbstractContextManager["Swarm"]):
                 shown = latest
             if any(self._hangs(m, now) for m in self._members.values()):
                 break
-        for undo_at, undo in self._undo:
-            del undo_at
+        self._mend()
+        self._finish()
+
+    def _mend(self) -> None:
+        """End all faults that are under way."""
+        for _, undo in self._undo:
             undo()
         self._undo.clear()
-        self._finish()
 
     def _start(self) -> None:
         """All processes, one after the other, so that each knows the others."""
         self._fresh.clear()
         for _ in range(self._peers):
             self._spawn()
-            self._wait_until(lambda: all(m.address for m in self._fresh), START_S)
-        self._wait_until(lambda: all(m.joined for m in self._fresh), START_S)
+            self._wait_until(lambda: all(m.address for m in self._fresh))
+        self._wait_until(lambda: all(m.joined for m in self._fresh))
 
     def _over(self) -> bool:
         members = self._living()
@@ -260,12 +247,21 @@ class Swarm(AbstractContextManager["Swarm"]):
     def _note(self, who: str, kind: str, **fields: Any) -> None:
         self.events.append({"who": who, "t": kind, "at": time.monotonic(), **fields})
 
-    def _wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
-        end = time.monotonic() + seconds
+    def _wait_until(self, ready: Callable[[], bool]) -> None:
+        """Raises WorkerError when a process of the start ended, or those that have not joined said nothing
+        for START_S.
+        """
+        begun = time.monotonic()
         while not ready():
             self._pump(0.05)
-            if time.monotonic() > end or not all(m.process.poll() is None for m in self._fresh):
-                raise WorkerError("the swarm did not start; run one peer of it by hand to see why")
+            ended = [m.who for m in self._fresh if m.process.poll() is not None]
+            waiting = [m for m in self._fresh if not m.joined]
+            if ended or time.monotonic() > max([begun, *(m.heard_at for m in waiting)]) + START_S:
+                why = f"{ended[0]} ended" if ended else f"nothing was heard for {START_S:.0f} s"
+                raise WorkerError(
+                    f"the swarm did not start: {why}, and {len(waiting)} of {len(self._fresh)} processes "
+                    "have not joined; use an idle machine, or run one peer by hand to see why"
+                )
 
     # -------------------------------------------------------------------------------------- faults
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg.bench.chaos.check import summarise
+from p2pavg.bench.chaos.kinds import DATA_FAULTS, FAULTS, LAB_FAULTS
 from p2pavg.bench.chaos.passes import Data, count_passes, is_exact
 from p2pavg.bench.chaos.sharing import SharingSwarm
-from p2pavg.bench.chaos.swarm import DATA_FAULTS, FAULTS, LAB_FAULTS, Swarm
+from p2pavg.bench.chaos.swarm import Swarm
 from p2pavg.bench.options import at_least, positive_int
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit, output_path
@@ -66,11 +67,14 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigurationError(f"the fault {name!r} needs samples that can be told apart; add --passes")
     data = None if args.passes is None else _data(args)
     with progress("breaking a swarm", args.epochs) as advance:
-        with _swarm(args, data) as swarm:
-            swarm.run(faults, args.fault_every, advance)
+        swarm = _swarm(args, data)
+        try:
+            with swarm:
+                swarm.run(faults, args.fault_every, advance)
+        finally:  # they tell, too, why a swarm did not start
+            if args.events:
+                Path(args.events).write_text("".join(json.dumps(event) + "\n" for event in swarm.events))
         events = swarm.events
-    if args.events:
-        Path(args.events).write_text("".join(json.dumps(event) + "\n" for event in events))
     per_step = 1 if data is None else data.batch
     epochs = args.epochs if data is None else 0
     result = summarise(events, epochs=epochs, capacity=per_step * STEPS / args.epoch_seconds)
