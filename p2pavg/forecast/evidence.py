@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, pstdev
@@ -25,6 +26,7 @@ from p2pavg.report import RoundReport
 FEW = 5  # epochs below which an interval is doubled
 Z80 = 1.2816  # of a normal distribution: 80% lie within
 _WIDEST = 0.35
+_CORRECTIONS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,14 @@ class Evidence:
     def half_width(self) -> float:
         """Of the 80% interval of a prediction, as a share of it; wider with few epochs."""
         return Z80 * self.overheads.relative * (1.0 if self.epochs >= FEW else 2.0)
+
+    def speed_of(self, kind: str) -> float | None:
+        """Samples/s of a peer of this type, such as "T4": the median of those that report a device of all its
+        words, such as "Tesla T4". None: nobody does.
+        """
+        wanted = _words(kind)
+        found = [member.sps for member in self.members if wanted and wanted <= _words(member.device)]
+        return median(found) if found else None
 
 
 def from_reports(reports: Sequence[RoundReport]) -> Evidence:
@@ -70,10 +80,15 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
         delayed=2 * sum(report.overlapped for report in rounds) > len(rounds),
         steps=float(_steps(rounds)),
     )
+    links = _achieved(job, members, links, rounds)
     seconds = tuple(
         median(r.seconds_total for r in rounds if r.epoch == e) for e in sorted({r.epoch for r in rounds})
     )
     return Evidence(job, members, links, _overheads(job, members, links, rounds), len(seconds), seconds)
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9.]+", text.lower()))
 
 
 def _steps(rounds: Sequence[RoundReport]) -> int:
@@ -89,9 +104,11 @@ def _members(rounds: Sequence[RoundReport]) -> tuple[tuple[PeerProfile, ...], di
     """Peers that reported, in the order of their ids; those only named are as fast as the others."""
     speeds: dict[str, list[float]] = {}
     regions: dict[str, str] = {}
+    devices: dict[str, str] = {}
     for report in rounds:
         if report.local_samples and report.seconds_calculation > 0:
             speeds.setdefault(report.peer, []).append(report.local_samples_per_second)
+            devices[report.peer] = report.device
         regions[report.peer] = report.region
     latest = rounds[-1].members
     names = sorted({member.peer for member in latest if member.voter} | speeds.keys())
@@ -102,7 +119,10 @@ def _members(rounds: Sequence[RoundReport]) -> tuple[tuple[PeerProfile, ...], di
     usual = median(median(found) for found in speeds.values())
     members = tuple(
         PeerProfile(
-            name[:SHORT_ID_DIGITS], regions.get(name, ""), median(speeds[name]) if name in speeds else usual
+            name[:SHORT_ID_DIGITS],
+            regions.get(name, ""),
+            median(speeds[name]) if name in speeds else usual,
+            device=devices.get(name, ""),
         )
         for name in names
     )
@@ -113,6 +133,7 @@ def _links(rounds: Sequence[RoundReport], order: Mapping[str, int]) -> dict[tupl
     """Rates of links are what the sender measured, or the receiver where that one does not report."""
     rates: dict[tuple[int, int], list[float]] = {}
     trips: dict[tuple[int, int], list[float]] = {}
+    streams: dict[tuple[int, int], list[int]] = {}
     for report in rounds:
         for link in report.links:
             if report.peer not in order or link.peer not in order:
@@ -121,9 +142,35 @@ def _links(rounds: Sequence[RoundReport], order: Mapping[str, int]) -> dict[tupl
             for way in (pair, pair[::-1]):
                 if link.rate_bps > 0:
                     rates.setdefault(way, []).append(link.rate_bps / 8)
+                    streams.setdefault(way, []).append(max(1, link.streams))
                 if link.rtt_s > 0:
                     trips.setdefault(way, []).append(link.rtt_s)
-    return {pair: LinkProfile(median(trips.get(pair, [0.0])), median(found)) for pair, found in rates.items()}
+    return {
+        pair: LinkProfile(median(trips.get(pair, [0.0])), median(found), round(median(streams[pair])))
+        for pair, found in rates.items()
+    }
+
+
+def _achieved(
+    job: Workload,
+    members: Sequence[PeerProfile],
+    links: dict[tuple[int, int], LinkProfile],
+    rounds: Sequence[RoundReport],
+) -> dict[tuple[int, int], LinkProfile]:
+    """The links at rates with which the rounds' bytes take as long as they took.
+
+    The rate of a report is the highest of an epoch, a sum of what each stream got at its best: more than a
+    whole round gets. Where bytes are few beside round trips, they say nothing of rates.
+    """
+    took = median(report.seconds_transfer for report in rounds) - Overheads().transfer * furthest(links)
+    if transfer(job, members, links).seconds < furthest(links):
+        return links
+    for _ in range(_CORRECTIONS):  # slow start takes no longer over a slower link: one step is too short
+        told = transfer(job, members, links).seconds
+        if told >= took:
+            break
+        links = {pair: replace(link, rate=link.rate * told / took) for pair, link in links.items()}
+    return links
 
 
 def _values(rounds: Sequence[RoundReport], codec: str, result: str, members: int) -> float:

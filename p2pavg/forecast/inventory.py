@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ memory_gb = 15                # optional: what one peer needs; offers with less 
 type = "T4"
 region = "us-central1"
 count = 8                     # on offer
-samples_per_second = 117      # of one
+samples_per_second = 117      # of one; without it, as reports (--from) of a device of that type tell
 dollars_per_hour = 0.18
 up_mbps = 7000                # optional, as down_mbps and memory_gb
 
@@ -86,8 +86,14 @@ class Inventory:
     per_gb: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
-def load(path: str) -> Inventory:
-    """Read an inventory. Raises ConfigurationError."""
+SpeedOf = Callable[[str], float | None]
+
+
+def load(path: str, speed_of: SpeedOf = lambda kind: None) -> Inventory:
+    """Read an inventory. speed_of: samples/s of a type that was measured, for offers that do not tell them.
+
+    Raises ConfigurationError.
+    """
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -95,12 +101,14 @@ def load(path: str) -> Inventory:
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"the inventory {path!r} is no TOML: {error}") from None
     try:
-        return parse(document, Path(path).parent)
+        return parse(document, Path(path).parent, speed_of)
     except ConfigurationError as error:
         raise ConfigurationError(f"the inventory {path!r}: {error}") from None
 
 
-def parse(document: Mapping[str, Any], folder: Path = Path()) -> Inventory:
+def parse(
+    document: Mapping[str, Any], folder: Path = Path(), speed_of: SpeedOf = lambda kind: None
+) -> Inventory:
     """The same from a parsed document; files are named from `folder`."""
     _known(document, {"job", "offer", "link"}, "the file")
     job = document.get("job", {})
@@ -116,7 +124,7 @@ def parse(document: Mapping[str, Any], folder: Path = Path()) -> Inventory:
         bool(job.get("delayed", False)),
         _number(job, "memory_gb", "[job]") * 1e9 if "memory_gb" in job else 0.0,
     )
-    offers = tuple(_offer(row) for row in document.get("offer", []))
+    offers = tuple(_offer(row, speed_of) for row in document.get("offer", []))
     if not offers:
         raise ConfigurationError("there is no [[offer]]; name at least one")
     names = [offer.name for offer in offers]
@@ -149,7 +157,7 @@ def _complete(offers: Iterable[MachineOffer], links: Mapping[tuple[str, str], Li
                 )
 
 
-def _offer(row: Mapping[str, Any]) -> MachineOffer:
+def _offer(row: Mapping[str, Any], speed_of: SpeedOf) -> MachineOffer:
     _known(row, _OFFER, "[[offer]]")
     kind, region = row.get("type"), row.get("region")
     if not isinstance(kind, str) or not isinstance(region, str):
@@ -158,12 +166,18 @@ def _offer(row: Mapping[str, Any]) -> MachineOffer:
     count = row.get("count", 1)
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 4096:
         raise ConfigurationError(f"{where}: count is a whole number from 1 to 4096, not {count!r}")
+    speed = None if "samples_per_second" in row else speed_of(kind)
+    if speed is None and "samples_per_second" not in row:
+        raise ConfigurationError(
+            f"{where}: the type {kind!r} was never measured; tell samples_per_second, or name reports of a "
+            "peer of that type with --from"
+        )
     rates = [_number(row, key, where) / 8e-6 if key in row else None for key in ("up_mbps", "down_mbps")]
     return MachineOffer(
         kind,
         region,
         count,
-        _number(row, "samples_per_second", where),
+        _number(row, "samples_per_second", where, default=speed),
         _number(row, "dollars_per_hour", where, default=0.0, least=0.0),
         rates[0],
         rates[1],

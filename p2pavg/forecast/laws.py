@@ -2,7 +2,8 @@
 
 An epoch is calculation, samples over the sum of local speeds, and communication: a few round trips of the
 furthest member, and the transfer of a flat butterfly, S·max(costs · shares), with the shares that
-`allreduce.partition` would give. Constants in round trips were measured on emulated links (docs/forecast.md).
+`allreduce.partition` would give, and the ramp of slow start. Constants in round trips were measured on
+emulated links (docs/forecast.md).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +23,18 @@ FRAME_BYTES = 40  # of a chunk's header on the wire
 BYTES = {name: (codecs.get(name).encoded_size(CHUNK) + FRAME_BYTES) / CHUNK for name in codecs.WIRE_IDS}
 """Bytes of a value on the wire, by codec."""
 HOUR = 3600.0
+WORD = (
+    2.0  # round trips until peers that calculate behind a longer round hear that the next target is reached:
+)
+# to the leader and back, over links whose queues that round has filled
+INITIAL_WINDOW = 10 * 1448  # bytes that a stream sends in its first round trip (RFC 6928)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerProfile:
-    """A peer. sps: samples/s between two rounds. Rates in bytes/s, None: no limit of its own."""
+    """A peer. sps: samples/s between two rounds. Rates in bytes/s, None: no limit of its own. device: what it
+    calculates on, where a report tells.
+    """
 
     name: str
     region: str
@@ -33,14 +42,18 @@ class PeerProfile:
     up: float | None = None
     down: float | None = None
     dollars_hour: float = 0.0
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """Between two peers, one way. rtt in seconds, rate in bytes/s over all streams."""
+    """Between two peers, one way. rtt in seconds, rate in bytes/s over all streams, of which there are
+    `streams`.
+    """
 
     rtt: float
     rate: float
+    streams: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,30 +156,48 @@ def transfer(
     if table is None:
         return TransferForecast(0.0, parts, "nothing that was measured", sent)
     seconds = (own + back) / 2 * float((table @ np.array(parts)).max())
-    return TransferForecast(seconds, parts, _slowest(members, links, sent), sent)
+    ramped, binds = _slowest(members, links, sent)
+    return TransferForecast(max(seconds, ramped), parts, binds, sent)
+
+
+def ramp(link: LinkProfile, count: float) -> float:
+    """Seconds that slow start adds to `count` bytes: streams that were idle begin with the initial window
+    again (RFC 5681, 4.1) and double it every round trip, until they fill the link or all is sent.
+    """
+    risen = min(count, link.rate * link.rtt)
+    return max(0.0, link.rtt * math.log2(1 + risen / (link.streams * INITIAL_WINDOW)) - risen / link.rate)
 
 
 def _slowest(
     members: Sequence[PeerProfile],
     links: Mapping[tuple[int, int], LinkProfile],
     sent: Mapping[tuple[int, int], float],
-) -> str:
-    """What takes longest to carry its bytes, in words."""
+) -> tuple[float, str]:
+    """What takes longest to carry its bytes, its slow start included: seconds, and in words."""
     bounds = [
-        (sent[i, j] / link.rate, f"the link {members[i].name} to {members[j].name}", link.rate)
+        (
+            sent[i, j] / link.rate + ramp(link, sent[i, j]),
+            f"the link {members[i].name} to {members[j].name}",
+            link.rate,
+        )
         for (i, j), link in links.items()
     ]
     for i, member in enumerate(members):
-        out = sum(count for (src, _), count in sent.items() if src == i)
-        into = sum(count for (_, dst), count in sent.items() if dst == i)
-        for rate, count, way in ((member.up, out, "sends"), (member.down, into, "receives")):
+        for rate, end, way in ((member.up, 0, "sends"), (member.down, 1, "receives")):
             if rate:
-                bounds.append((count / rate, f"what {member.name} {way}", rate))
-    _, what, rate = max(bounds)
-    return f"{what} ({8e-6 * rate:,.4g} Mb/s)"
+                mine = {pair: count for pair, count in sent.items() if pair[end] == i}
+                whole = sum(mine.values())
+                risen = [
+                    ramp(replace(links[pair], rate=min(links[pair].rate, rate * count / whole)), count)
+                    for pair, count in mine.items()
+                    if pair in links and count > 0
+                ]
+                bounds.append((whole / rate + max(risen, default=0.0), f"what {member.name} {way}", rate))
+    seconds, what, rate = max(bounds)
+    return seconds, f"{what} ({8e-6 * rate:,.4g} Mb/s)"
 
 
-def furthest(links: Mapping[tuple[int, int], LinkProfile]) -> float:
+def furthest(links: Mapping[Any, LinkProfile]) -> float:
     """The longest round trip, seconds."""
     return max((link.rtt for link in links.values()), default=0.0)
 
@@ -178,14 +209,17 @@ def epoch(
     overheads: Overheads = Overheads(),
 ) -> EpochForecast:
     """One epoch of a swarm of these members."""
-    calculation = job.target / sum(member.sps for member in members)
+    speed = sum(member.sps for member in members)
+    calculation = job.target / speed
     moved = transfer(job, members, links)
     rtt = furthest(links)
     communication = overheads.update
     if len(members) > 1:
         communication += overheads.local + overheads.round_trips * rtt + moved.seconds
     hidden = min(calculation, communication) if job.delayed else 0.0
-    return EpochForecast(calculation, communication, hidden, moved, rtt, job.target)
+    waits = max(0.0, communication - calculation) if job.delayed else 0.0
+    samples = job.target + speed * min(waits, WORD * rtt)
+    return EpochForecast(calculation, communication, hidden, moved, rtt, samples)
 
 
 def smallest_target(

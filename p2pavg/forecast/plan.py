@@ -59,7 +59,7 @@ def run_plan(args: argparse.Namespace) -> int:
     """Choose the machines."""
     goal = _goal(args)
     evidence = from_reports(load_reports(args.reports, args.run).reports) if args.reports else None
-    inventory = load(args.inventory)
+    inventory = load(args.inventory, evidence.speed_of) if evidence else load(args.inventory)
     judge = Judge(inventory, evidence.overheads if evidence else None)
     if args.trace:
         return emit(args.json, *_replayed(inventory, judge, goal, args))

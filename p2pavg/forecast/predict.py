@@ -65,7 +65,7 @@ def register(subparsers: Any) -> None:
 def run_predict(args: argparse.Namespace) -> int:
     """Say what an epoch will take."""
     evidence = from_reports(load_reports(args.reports, args.run).reports)
-    inventory = load(args.inventory) if args.inventory else None
+    inventory = load(args.inventory, evidence.speed_of) if args.inventory else None
     prices = PriceTable.load(args.prices) if args.prices else None
     job = _job(evidence.job, args)
     members, links = _swarm(evidence, inventory, args.add, args.without)
@@ -112,7 +112,7 @@ def _swarm(
     """The members to predict, and their links: measured ones, else those of their regions."""
     kept = [i for i, member in enumerate(evidence.members) if member.region not in without]
     members = [evidence.members[i] for i in kept]
-    more = [member for text in added for member in _added(text, inventory)]
+    more = [member for text in added for member in _added(text, inventory, evidence)]
     for region in without:
         if region not in {member.region for member in (*evidence.members, *more)}:
             raise ConfigurationError(f"--without {region!r}: no peer of these reports is there")
@@ -139,20 +139,22 @@ def _swarm(
     return members, links
 
 
-def _added(text: str, inventory: Inventory | None) -> list[PeerProfile]:
+def _added(text: str, inventory: Inventory | None, evidence: Evidence) -> list[PeerProfile]:
     found = _ADDED.fullmatch(text)
     if found is None:
         raise ConfigurationError(f"--add is NxTYPE@REGION, such as 4xT4@europe-west1, not {text!r}")
     count, kind, region = int(found[1]), found[2], found[3]
     offers = [offer for offer in (inventory.offers if inventory else ()) if offer.kind == kind]
     here = next((offer for offer in offers if offer.region == region), offers[0] if offers else None)
+    measured = here.sps if here else evidence.speed_of(kind)
     try:
-        speed = here.sps if here else float(kind)
+        speed = float(kind) if measured is None else measured
     except ValueError:
         speed = math.nan
     if not 0 < speed < 1e15 or not 1 <= count <= 1024:
         raise ConfigurationError(
-            f"--add {text}: {kind!r} was never measured; name its samples/s, or an --inventory with it"
+            f"--add {text}: {kind!r} was never measured: no report is of it; name its samples/s, or an "
+            "--inventory with it"
         )
     rent = here.dollars_hour if here else 0.0
     up, down = (here.up, here.down) if here else (None, None)

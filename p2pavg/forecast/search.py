@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg.forecast.inventory import Inventory
-from p2pavg.forecast.laws import HOUR, LinkProfile, Overheads, PeerProfile
+from p2pavg.forecast.laws import HOUR, LinkProfile, Overheads, PeerProfile, ramp
 
 EXHAUSTIVE = 20_000
 LARGEST = 32  # members of a flat group
@@ -78,6 +78,7 @@ class Judge:
         links = [[inventory.links.get((a, b), none) for b in regions] for a in regions]
         self._rates = np.array([[link.rate for link in row] for row in links])
         self._rtts = np.array([[link.rtt for link in row] for row in links])
+        self._ramps = np.array([[ramp(link, link.rate * link.rtt) for link in row] for row in links])
         self._prices = np.array([[inventory.per_gb.get((a, b), 0.0) for b in regions] for a in regions])
         self._size = (job.contribution_bytes + job.result_bytes) / 2
 
@@ -88,10 +89,11 @@ class Judge:
         with np.errstate(divide="ignore", invalid="ignore"):
             calculation = np.where(speed > 0, self._job.target / speed, np.inf)
             shares, moved = self._transfer(counts, peers)
-            rtt = np.where(self._pairs(counts), self._rtts, 0.0).max((1, 2))
+            pairs = self._pairs(counts)
+            rtt, risen = (np.where(pairs, table, 0.0).max((1, 2)) for table in (self._rtts, self._ramps))
             over = self.overheads
             communication = (
-                np.where(peers > 1, over.local + over.round_trips * rtt + moved, 0.0) + over.update
+                np.where(peers > 1, over.local + over.round_trips * rtt + moved + risen, 0.0) + over.update
             )
             whole = (
                 np.maximum(calculation, communication) if self._job.delayed else calculation + communication

@@ -118,6 +118,7 @@ class RunWrapper(Wrapper):
             start=start,
             describe=self._described,
             outline=self._outline,
+            device=_device_name(self._flat.params[0].device),
             exact=partial(_exact, self._flat, self._resync),
             terms=self._terms(),
             drawing=self._sampling.draws,
@@ -227,3 +228,7 @@ def _exact(gradients: FlatGradients | LocalSteps, resync: Resync, epoch: int) ->
 
 def _nothing() -> None:
     """For who is gone."""
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

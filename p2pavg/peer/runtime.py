@@ -253,7 +253,7 @@ class Runtime:
             table=lambda: self.dht.wire,
         )
         codec = codecs.get(spec.compression).name
-        recorder = Recorder(run_id, me, codec, meter, self._finished, region=region)
+        recorder = Recorder(run_id, me, codec, meter, self._finished, region=region, device=spec.device)
         recorder.on_trace = self.watching.event
         recorder.relayed = lambda: self._introductions.relayed_bytes
         driver = self.driver = self._reports.driver = Driver(self, session, spec, machine, recorder)

@@ -122,6 +122,7 @@ class RoundReport:
     plan: str = ""  # "flat", "two-level" or "all-gather"; "": this peer was not in the round
     # Encoded bytes that this peer sent in each stage of the plan, by the stage's name, each counted once.
     bytes_by_stage: Mapping[str, int] = field(default_factory=dict)
+    device: str = ""  # what this peer calculates on, as its driver names it: "Tesla T4", "cpu"
 
     @property
     def wire_bytes_sent(self) -> int:

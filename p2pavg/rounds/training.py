@@ -291,3 +291,4 @@ class TrainingSpec:
     # Vectors that take turns, epoch by epoch: what a coarse codec took from a contribution is added to the
     # next one of the same vector. 0: it is lost.
     feedback: int = 0
+    device: str = ""  # what calculates, as its driver names it; for reports

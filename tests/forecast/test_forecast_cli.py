@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,25 @@ def test_peers_across_the_world_do_not_pay_and_near_ones_do(
         capsys, "predict", "--from", files[0], "--inventory", files[1], "--add", "1x5@aus", "--without", "aus"
     )
     assert fewer["samples_per_second"] == pytest.approx(base["samples_per_second"])
+
+
+def test_a_type_that_reports_name_needs_no_speed(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--add` and an inventory's offers take the samples/s of a device that peers reported."""
+    told = tmp_path / "t4.jsonl"
+    told.write_text("".join(replace(one, device="Tesla T4").to_json() + "\n" for one in reports(10, 4)))
+    base = figures(capsys, "predict", "--from", str(told))
+    more = figures(capsys, "predict", "--from", str(told), "--add", "1xT4@eu")
+    assert more["calculation_s"] == pytest.approx(base["calculation_s"] * 4 / 5)
+    offers = tmp_path / "offers.toml"
+    offers.write_text(OFFERS.replace("samples_per_second = 20\n", ""))
+    goal = ("--least-dollars", "--samples-per-second", "20")
+    found = figures(capsys, "plan", str(offers), *goal, "--from", str(told))
+    assert found["peers"] == {"T4@eu": 2}  # 100 samples in 6 s each
+    code, _, err = run(capsys, "plan", str(offers), *goal)
+    assert code == 2
+    assert "'T4' was never measured" in err
 
 
 def test_hiding_and_outer_steps_change_the_epoch(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.evidence import from_reports
 from p2pavg.forecast.laws import (
     BYTES,
+    INITIAL_WINDOW,
+    WORD,
     LinkProfile,
     Overheads,
     PeerProfile,
@@ -15,6 +20,7 @@ from p2pavg.forecast.laws import (
     dollars_per_hour,
     dollars_per_million,
     epoch,
+    ramp,
     smallest_target,
     transfer,
 )
@@ -28,12 +34,30 @@ def pair(rate: float = 1e8, rtt: float = 0.1) -> tuple[list[PeerProfile], dict[t
 
 def test_two_peers_exchange_the_vector_once_each_way() -> None:
     """Half of a contribution and half of a result in each direction: S bytes over the link's rate."""
-    members, links = pair()
+    members, links = pair(rtt=0.0)
     found = transfer(Workload(1, 1e6), members, links)
     assert found.shares == pytest.approx((0.5, 0.5))
     assert found.seconds == pytest.approx(1e6 * BYTES["fp16"] / 1e8)
     assert sum(found.sent.values()) == pytest.approx(2 * 1e6 * BYTES["fp16"])
     assert "the link" in found.binds
+
+
+def test_few_bytes_take_the_round_trips_of_slow_start() -> None:
+    """Streams begin with ten segments each and double: 1 MB over 16 streams take log2(1 + 1 MB / 16 windows)
+    round trips, and with many bytes only the way up to the link's rate is added.
+    """
+    link = LinkProfile(0.1, 1e8)
+    for count in (1e4, 1e6):
+        assert count / link.rate + ramp(link, count) == pytest.approx(
+            0.1 * math.log2(1 + count / (16 * INITIAL_WINDOW)), rel=1e-6
+        )
+    full = ramp(link, 1e8)
+    assert full == ramp(link, 1e9) == pytest.approx(0.1 * (math.log2(1 + 1e7 / (16 * INITIAL_WINDOW)) - 1))
+    assert ramp(LinkProfile(0.1, 1e8, streams=64), 1e9) < full
+    assert ramp(LinkProfile(0.0004, 1.25e8), 1e9) == 0.0
+    members, links = pair()
+    job = Workload(1, 1e8)
+    assert transfer(job, members, links).seconds == pytest.approx(job.result_bytes / 1e8 + full, rel=0.001)
 
 
 def test_what_is_slowest_binds() -> None:
@@ -51,12 +75,17 @@ def test_an_epoch_is_calculation_round_trips_and_bytes() -> None:
     over = Overheads(local=0.0, update=0.5)
     found = epoch(Workload(1000, 1e8), members, links, over)
     assert found.calculation == 10
-    bytes_s = 1e8 * BYTES["fp16"] / 1e8
+    bytes_s = transfer(Workload(1000, 1e8), members, links).seconds
     assert found.communication == pytest.approx(0.5 + over.round_trips * 0.1 + bytes_s)
     assert found.total == pytest.approx(found.calculation + found.communication)
     assert epoch(Workload(1000, 1e8, delayed=True), members, links, over).total == pytest.approx(10)
     small = epoch(Workload(10, 1e8, delayed=True), members, links, over)
     assert small.total == pytest.approx(small.communication)
+    assert small.samples == pytest.approx(
+        10 + WORD * 0.1 * 100
+    )  # counted until the word of the target arrives
+    nearly = epoch(Workload(100 * (small.total - 0.01), 1e8, delayed=True), members, links, over)
+    assert nearly.samples == pytest.approx(100 * nearly.total)
 
 
 def test_a_peer_alone_moves_nothing() -> None:
@@ -96,6 +125,32 @@ def test_reports_are_foretold_by_themselves() -> None:
     assert {member.region for member in evidence.members} == {"us", "eu"}
     assert evidence.epochs == 7
     assert 0 < evidence.half_width < 0.1
+
+
+def test_rates_are_those_with_which_the_bytes_took_as_long_as_they_took() -> None:
+    """The highest rate of an epoch promises more than a round gets; few bytes say nothing of rates."""
+    told = reports()
+    optimistic = [
+        replace(one, links=tuple(replace(link, rate_bps=1.2e9) for link in one.links)) for one in told
+    ]
+    few = [replace(one, seconds_transfer=0.3, bytes_sent=700_000) for one in told]
+    found = from_reports(optimistic)
+    took = 1.6 - Overheads().transfer * 0.1
+    assert transfer(found.job, found.members, found.links).seconds == pytest.approx(took, rel=0.01)
+    assert from_reports(few).links[0, 1].rate == 4e8 / 8
+
+
+def test_a_type_has_the_speed_of_the_reports_that_name_it() -> None:
+    """All words of the type are in the device's name; what nobody reports has no speed."""
+    names = ("Tesla T4", "NVIDIA A100-SXM4-40GB")
+    told = [
+        replace(one, device=names[int(one.peer, 16)], local_samples=100 * (1 + int(one.peer, 16)))
+        for one in reports()
+    ]
+    evidence = from_reports(told)
+    assert evidence.speed_of("T4") == pytest.approx(100 / 6)
+    assert evidence.speed_of("a100 40gb") == pytest.approx(200 / 6)
+    assert [evidence.speed_of(kind) for kind in ("T", "A10", "V100", "", "A100 80GB")] == [None] * 5
 
 
 def test_few_epochs_give_a_wide_interval() -> None:

@@ -186,7 +186,7 @@ def test_what_is_told_twice_or_not_at_all_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="offered twice"):
         parse({**GOOD, "offer": GOOD["offer"] * 2})
     row = {key: value for key, value in GOOD["offer"][0].items() if key != "samples_per_second"}
-    with pytest.raises(ConfigurationError, match="needs samples_per_second"):
+    with pytest.raises(ConfigurationError, match="'a' was never measured; tell samples_per_second"):
         parse({**GOOD, "offer": [row]})
     path = tmp_path / "offers.toml"
     path.write_text("[job")

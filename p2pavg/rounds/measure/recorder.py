@@ -33,6 +33,7 @@ class Recorder:
         publish: Callable[[RoundReport], None],
         *,
         region: str = "",
+        device: str = "",
     ) -> None:
         self._run_id = run_id
         self._me = me
@@ -40,6 +41,7 @@ class Recorder:
         self._meter = meter
         self._publish = publish
         self._region = region
+        self._device = device
         self.on_trace: Callable[[str, Mapping[str, Any]], None] = lambda kind, fields: None
         self.relayed: Callable[[], int] = lambda: 0  # bytes passed on for others so far
         self.spared: Callable[[], int] = lambda: 0  # bytes that packing kept off links and disks so far
@@ -188,6 +190,7 @@ class Recorder:
             finished_at=time.time(),
             discarded_samples=tuple(samples for samples, _ in discarded),
             region=self._region,
+            device=self._device,
         )
         self._publish(report)
         return report
@@ -266,6 +269,7 @@ class Recorder:
             discarded_samples=tuple(samples for samples, _ in discarded),
             failed_attempts=tuple(self._failed),
             region=self._region,
+            device=self._device,
             spared_bytes=self._freshly_spared(),
             relayed_bytes=self._freshly_relayed(),
             plan=self._plan_of(commit.transfer),

@@ -154,6 +154,12 @@ def test_late_average_keeps_own_samples(swarm: FakeSwarm) -> None:
     assert swarm.joined[1].samples() == 4
 
 
+def test_reports_are_told_what_calculates(swarm: FakeSwarm) -> None:
+    """The device of the parameters goes into every report: types of machines are known by it."""
+    CollaborativeOptimizer(MAKERS["adamw"](net().parameters()), "test", 4, 4)
+    assert swarm.joined[0].spec.device == "cpu"
+
+
 def test_healing_loads_everything(swarm: FakeSwarm) -> None:
     """A peer that is behind ends with the donor's parameters, buffers, state, rates and schedule."""
     donor, model = nn.Sequential(net(), nn.BatchNorm1d(4)), nn.Sequential(net(), nn.BatchNorm1d(4))
