@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
 import json
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ from p2pavg import CollaborativeOptimizer, Outer, codecs
 from p2pavg.allreduce.feedback import Residual
 from p2pavg.bench.accumulate import NEVER, lower_bound
 from p2pavg.optim.gradients.path import CudaPath
+from p2pavg.report import RoundReport
 
 WIDTH, LAYERS, HEADS, WORDS, LENGTH = 768, 12, 12, 50_257, 512  # GPT-2 small
 DEADLINE_S = 300.0
@@ -135,19 +135,21 @@ def _replica(index: int, args: argparse.Namespace, barrier: Any, addresses: Any,
     count, inner = args.replicas, args.inner_steps
     trainer.block(3)
 
-    def phase(of: Trainer, steps: int) -> float:
+    def plain_step() -> float:
         barrier.wait(DEADLINE_S)
-        return of.block(steps)
+        return plain.block(inner) / inner
+
+    reports: list[RoundReport] = []
 
     def join(initial: list[str]) -> CollaborativeOptimizer:
         return trainer.collaborate(
             run_id="four",
             target_batch_size=count * args.batch * inner,
             initial_peers=initial,
+            on_round=reports.append,
             outer=Outer(fragments=args.fragments, overlap=args.overlap),
         )
 
-    before = _used()
     if index == 0:
         opt = join([])
         for _ in range(count - 1):
@@ -161,27 +163,27 @@ def _replica(index: int, args: argparse.Namespace, barrier: Any, addresses: Any,
     assert thread is not None
     assert runtime is not None
     thread.loop.call_soon_threadsafe(runtime._engine.set_upload_limit, args.upload_mbps * 1e6 / 8)
-    phase(trainer, inner // args.fragments)  # the first outer step allocates
-    seconds: dict[str, list[float]] = {"plain": [], "swarm": []}
-    epochs = opt.epoch
-    for _ in range(args.turns):
-        seconds["plain"].append(phase(plain, inner // 2) / (inner // 2))
-        seconds["swarm"].append(phase(trainer, inner) / inner)
-    phases = opt.last_report.flat() if opt.last_report is not None else {}
-    epochs = opt.epoch - epochs
-    with opt.averaged():
-        whole = torch.cat([p.detach().cpu().flatten() for p in trainer.model.parameters()])
+    plain_steps = [plain_step()]
     barrier.wait(DEADLINE_S)
+    while opt.epoch < args.fragments:  # the first outer step allocates
+        trainer.block(1)
+    began, steps = time.perf_counter(), 0
+    while opt.epoch < args.fragments * (1 + args.turns):
+        trainer.block(1)
+        steps += 1
+    swarm_step = (time.perf_counter() - began) / steps
+    plain_steps.append(plain_step())
+    whole = [report for report in reports if report.members]
     found.put(
         {
             "index": index,
-            "seconds": seconds,
-            "outer_steps": epochs,
-            "members": len(opt.last_report.members) if opt.last_report is not None else 0,
-            "epoch": opt.epoch,
-            "digest": hashlib.sha256(whole.numpy().tobytes()).hexdigest()[:16],
-            "phases": {name: value for name, value in phases.items() if name.startswith("seconds_")},
-            "used_before": before,
+            "plain_seconds_per_step": plain_steps,
+            "swarm_seconds_per_step": swarm_step,
+            "steps": steps,
+            "members": [len(report.members) for report in whole],
+            "theta": {report.epoch: report.extra.get("theta_sha256_low") for report in whole},
+            "bytes_sent": sum(link.wire_bytes_sent for report in whole for link in report.links),
+            "phases": {name: it for name, it in whole[-1].flat().items() if name.startswith("seconds_")},
         }
     )
     barrier.wait(DEADLINE_S)
@@ -201,12 +203,16 @@ def four(args: argparse.Namespace) -> dict[str, Any]:
     told = [found.get(timeout=2 * DEADLINE_S) for _ in workers]
     for worker in workers:
         worker.join(DEADLINE_S)
-    ratios = [
-        plain / swarm
-        for one in told
-        for plain, swarm in zip(one["seconds"]["plain"], one["seconds"]["swarm"], strict=True)
-    ]
-    return {"utilisation": median(ratios), "worst": min(ratios), "ratios": ratios, "replicas": told}
+    ratios = [sum(one["plain_seconds_per_step"]) / 2 / one["swarm_seconds_per_step"] for one in told]
+    epochs = set.intersection(*(set(one["theta"]) for one in told))
+    equal = all(len({one["theta"][epoch] for one in told}) == 1 for epoch in epochs)
+    return {
+        "utilisation": median(ratios),
+        "ratios": ratios,
+        "outer_steps": len(epochs),
+        "bit_identical": equal and bool(epochs),
+        "replicas": told,
+    }
 
 
 def transfer() -> dict[str, Any]:
