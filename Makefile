@@ -1,6 +1,7 @@
 # make demo   train a language model over three peers, lose one, gain one (about two minutes)
 # make test   run the tests, about a quarter of an hour on two cores          make lint   style, types, import rule, documentation
 # make simulation   the rounds under 22,040 seeded schedules of faults, and all orders of one round (about eight minutes on two cores)
+# make world   six peers of strangers in an emulated internet, and what befalls them; about eight minutes, one page
 # make fuzz   every parser and the pump's, about a minute in all
 # The first call creates .venv and installs into it; later calls install nothing.
 
@@ -19,7 +20,7 @@ SEEDS ?= 0:20000
 SEVEN_SEEDS ?= 0:2000
 LARGE_SEEDS ?= 0:40
 
-.PHONY: demo test simulation fuzz lint format install native constraints clean
+.PHONY: demo test simulation world fuzz lint format install native constraints clean
 
 demo: install
 	@$(VENV_PYTHON) examples/demo.py $(ARGS)
@@ -34,6 +35,9 @@ simulation: install
 	@$(VENV_PYTHON) -m tests.simulation --peers 50 --seeds $(LARGE_SEEDS) --processes 2
 	@$(VENV_PYTHON) -m tests.simulation.exhaustive --peers 3 --crashes 1
 	@$(VENV_PYTHON) -m tests.simulation.exhaustive --peers 2 --crashes 1 --races 2
+
+world: install
+	@$(VENV_PYTHON) -m bench.world $(ARGS)
 
 # Without atheris (it has wheels for some platforms only) or clang, pytest runs those targets from their seeds.
 fuzz: install .venv/fuzz

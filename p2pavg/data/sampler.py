@@ -57,27 +57,31 @@ class SwarmSampler(_Drawing, Sampler[int]):
 
     A pass is one permutation by (seed, pass), the same on all peers: blocks are permuted, and the indices in
     each. Peers lease positions of it through the rounds that they make anyway. A position is consumed when
-    the average
-    with its sample is committed, and returns to the pool otherwise: when a peer dies, discards, or leaves
-    without a receiver. Iterating ends with the pass; iterate again for the next one. It has no length, since
-    nobody knows beforehand which share of a pass will be this peer's.
+    the average with its sample is committed, and returns to the pool otherwise: when a peer dies, discards,
+    or leaves without a receiver. Iterating ends with the pass; iterate again for the next one. It has no
+    length, since nobody knows beforehand which share of a pass will be this peer's.
 
     Args:
         length: samples of the dataset, the same on all peers.
         seed: of the permutations, the same on all peers.
         block: neighbouring indices that are drawn together, so that storage is read in runs. Where a dataset
-        is
-            sorted (by class, by length), a block is one kind of sample: use 1, or shuffle it once.
+            is sorted (by class, by length), a block is one kind of sample: use 1, or shuffle it once.
+        endless: iterating goes on with the next pass, so that all batches have one size, as Trainer,
+            Lightning and `drop_last=True` want them. Without it, a loader that drops a short last batch draws
+            the same samples again and again.
 
     Raises:
         ConfigurationError: arguments that cannot work; iterating before an optimizer has it as `sampler=`.
     """
 
-    def __init__(self, length: int, seed: int = 0, block: int = DEFAULT_BLOCK) -> None:
+    def __init__(
+        self, length: int, seed: int = 0, block: int = DEFAULT_BLOCK, *, endless: bool = False
+    ) -> None:
         _check_int("length", length, 1, MAX_LENGTH)
         _check_int("seed", seed, 0, (1 << 63) - 1)
         _check_int("block", block, 1, MAX_LENGTH)
         self._blocks = EvenBlocks(length, min(block, length), seed)
+        self._endless = endless
         self.draws = Draws(length, min(block, length))
 
     def terms(self) -> str:
@@ -88,7 +92,7 @@ class SwarmSampler(_Drawing, Sampler[int]):
         self.draws.begin()
         current: int | None = None
         while (run := self.draws.next_run(current, self._fitting)) is not None:
-            current = run[0] // self.draws.length
+            current = None if self._endless else run[0] // self.draws.length
             yield from map(self._blocks.index, range(*run))
 
     def _fitting(self, first: int) -> int:

@@ -102,6 +102,14 @@ def _check(opt: CollaborativeOptimizer, args: TrainingArguments) -> None:
         )
 
 
+def _length(loader: Any) -> int | None:
+    """Batches of a pass; None: nobody knows, as of a stream."""
+    try:
+        return len(loader)
+    except TypeError:  # a loader has __len__, also where its data have none
+        return None
+
+
 class SwarmCallback(TrainerCallback):
     """Makes `state.global_step` the swarm's epoch, and says what the swarm measured."""
 
@@ -133,7 +141,7 @@ class SwarmCallback(TrainerCallback):
                 "from this very model, after adapters were added and layers frozen"
             )
         loader = kwargs["train_dataloader"]
-        batches = len(loader) if hasattr(loader, "__len__") else None
+        batches = _length(loader)
         every = args.gradient_accumulation_steps
         if batches is not None and batches < every:
             raise ConfigurationError(

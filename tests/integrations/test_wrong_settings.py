@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from p2pavg import CollaborativeOptimizer
 from p2pavg.errors import ConfigurationError
@@ -65,6 +65,25 @@ def test_trainer_settings_are_refused_at_once(
 
     with pytest.raises(ConfigurationError, match=words):
         trainer_kwargs(opt, Args())  # type: ignore[arg-type]
+
+
+def test_a_stream_of_data_is_no_wrong_setting(
+    opt: CollaborativeOptimizer, model: ForTrainer, tmp_path: Path
+) -> None:
+    """Data without a length, as an IterableDataset's, train to the last epoch."""
+    pytest.importorskip("transformers")
+    from transformers import Trainer
+
+    from p2pavg.hf import trainer_kwargs
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            while True:
+                yield from rows(0, 1)
+
+    settings = trainer_args(tmp_path, max_steps=2, lr_scheduler_type="constant")
+    Trainer(model=model, train_dataset=Stream(), **trainer_kwargs(opt, settings)).train()
+    assert opt.epoch == 2
 
 
 @pytest.mark.parametrize("opt", [{"batch_size_per_step": 3}], indirect=True)
