@@ -58,7 +58,7 @@ ROUNDS = {
     "promise": "Member → the sender of `prepare` or `query`.",
     "refuse": "Member → the sender of `prepare` or `query`.",
     "ready": "Member → leader, when its training thread waits at a `step()` boundary and it has promised.",
-    "begun": "Member → members, in groups of four voters or more, when `begin` came.",
+    "begun": "Member → the other members, when `begin` came; to the leader only if it keeps rounds waiting.",
     "unready": "Member → leader, when the wait that made it ready ends before `begin`.",
     "begin": "Leader → every member, when all voters have promised and are ready, or its patience is over.",
     "done": "Voter → leader, when it holds the whole encoded result.",

@@ -16,7 +16,7 @@ from p2pavg.membership.table.wire import PING_BYTES, Contact, RequestKind
 
 MAX_PROVING = 256
 PROOF_SECONDS = 1.0  # that a newcomer waits for peers to prove themselves
-FEW = 8  # members in view, below which addresses are tried that nobody vouches for
+FEW = 4  # members in view, below which each tries addresses that nobody vouches for: once for a record
 TRIED_ADDRESSES = 3  # of one peer
 DIAL_BYTES = 240  # what opening a connection sends before it is answered
 

@@ -32,6 +32,7 @@ from p2pavg.membership.table.dialling_back import (
     Reachability,
     find_reachability,
     is_reached_at,
+    reaches_itself,
     tcp_connect,
 )
 from p2pavg.membership.table.node import Node
@@ -41,7 +42,7 @@ from p2pavg.membership.table.record import KEY_BYTES, Record, SignedRecord
 from p2pavg.membership.table.records.entries import StoredRecord
 from p2pavg.membership.table.ways_in import WaysIn
 from p2pavg.membership.table.wire import Contact
-from p2pavg.networks import is_public, network_of
+from p2pavg.networks import is_private, is_public, network_of
 from p2pavg.report.wire import Wire
 
 logger = logging.getLogger("p2pavg.membership")
@@ -356,11 +357,23 @@ class DHT:
         host = whereabouts.candidate(own)
         if host is None or self._host not in ("0.0.0.0", "::"):
             return
-        if host in own or self.node.rpc.client_only or await is_reached_at(self.node, host, self.port):
+        if host in own or self.node.rpc.client_only or await self._is_mine(host):
             whereabouts.adopt(host, keep=self.is_dialled())
             logger.info("others see this peer at %s now", host)
         else:
             logger.info("others see this peer at %s, where they do not reach it: it is not announced", host)
+
+    async def _is_mine(self, host: str) -> bool:
+        """Whether this node is reached at a new host, as others say. While it reaches itself at one where it
+        is known to be, the word of others does not suffice: it has to reach itself at the new one, too.
+        """
+        kind = family_of(host), is_private(host)
+        known = [own for own in self.node.whereabouts.hosts if (family_of(own), is_private(own)) == kind]
+        tried = [reaches_itself(self.node, each, self.port) for each in (*known, host)]
+        *before, now = await asyncio.gather(*tried)
+        if any(before) and not now:
+            return False
+        return await is_reached_at(self.node, host, self.port)
 
     async def _probe_one_lost(self) -> None:
         addresses = [(contact.id, contact.address) for contact in self.node.lost.values()]

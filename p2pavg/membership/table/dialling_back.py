@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from p2pavg.membership.table.address import Address, format_host_port
+from p2pavg.membership.table.ledger import AMPLIFICATION
 from p2pavg.membership.table.node import Node
-from p2pavg.membership.table.wire import Contact, RequestKind, matches
+from p2pavg.membership.table.wire import PING_BYTES, Contact, RequestKind, matches
 
 DIAL_SECONDS = 2.0
 ANSWER_SECONDS = 3.0
@@ -101,6 +102,17 @@ async def is_reached_at(node: Node, host: str, port: int) -> bool:
     asked = node.whereabouts.witnesses(host)[:ASKED]
     reached = await asyncio.gather(*(ask_to_dial(node, contact, port) for contact in asked))
     return 2 * sum(answer is True for answer in reached) > len(asked)
+
+
+async def reaches_itself(node: Node, host: str, port: int) -> bool:
+    """Whether a question that this node sends to (host, port) comes back to this very node. The router of a
+    home may not lead it back; but where it does, no word of others is needed.
+    """
+    node.rpc.ledger.told((host, port), PING_BYTES / AMPLIFICATION + 1)
+    me = node.identity.peer_id
+    return (
+        await node.rpc.ask((host, port), RequestKind.PING, [], expected=me, tries=2, prove=True) is not None
+    )
 
 
 async def find_reachability(node: Node, port: int) -> Reachability:

@@ -101,7 +101,8 @@ class Server:
         proves = message.flags & Flag.PROVE
         if proves:
             asked = unpack_address(message.asked)
-            if asked is None or not self._service.lives_at(asked, address):
+            own = message.sender == self._identity.peer_id  # a question of this node, back from where it went
+            if asked is None or not (own or self._service.lives_at(asked, address)):
                 return
         limit = MAX_DATAGRAM if returnable else min(MAX_DATAGRAM, AMPLIFICATION * message.size)
         body = self._service.handle(message, address, returnable, limit - HEAD_ROOM)

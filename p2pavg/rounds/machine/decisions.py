@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from p2pavg.rounds.machine.actions import Commit, RoundFailed, TraceKind
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.machine.rules.dawdling import allowed
+from p2pavg.rounds.machine.rules.deadlines import Timer
 from p2pavg.rounds.machine.rules.pace import own_share
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId, Stage
 from p2pavg.rounds.protocol.causes import NO_FAILURE, Cause
@@ -17,6 +18,8 @@ from p2pavg.rounds.protocol.roles import Generation
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
+
+ASK_OTHERS_S = 0.5  # seconds that a leader may take to decide a whole result, before the others are asked
 
 
 class Decisions:
@@ -42,6 +45,10 @@ class Decisions:
         if len(message.weights) != len(held.members) or len(message.digests) != len(held.plan.parts):
             return
         other = held.stage is Stage.DONE and held.digests != message.digests
+        result = (held.weights, held.samples, held.digests)
+        if held.stage is Stage.DONE and (message.weights, message.samples, message.digests) == result:
+            held.applied.add(peer)
+            entitled = entitled or held.is_applied(core.me)
         if not entitled or (other and peer not in self._deciding(held)):
             self._inquire(held)  # the copy here is wrong, or `peer` is
             return
@@ -153,7 +160,7 @@ class Decisions:
             and peer == leader
         ):
             own, first = core.own, core.epoch_state.attempts == 1
-            transfer = held.done_at - held.begun_at
+            transfer = max(0.0, held.done_at - max(held.begun_at, held.all_begun_at))
             began = own.boundary_at if first else max(own.boundary_at, held.proposed_at)
             explained = allowed(core.deadlines.longest_rtt(), own.pace.seconds, transfer)
             core.dawdling.add(
@@ -248,6 +255,24 @@ class Decisions:
     def _deciding(self, held: Holding) -> set[PeerId]:
         """This peer for its own part, the ballot's leader, and the leader of the ballot promised last."""
         return {self.core.me, held.ballot.leader, self.machine.member.authority() or held.ballot.leader}
+
+    def await_decision(self, held: Holding) -> None:
+        """The result is whole here, and the leader was told. Where it takes long to decide, ask others."""
+        if len(held.seconds(self.core.me)) > 1:
+            self._ask_others_in(ASK_OTHERS_S)
+
+    def _ask_others_in(self, seconds: float) -> None:
+        core = self.core
+        core.arm(Timer.OTHERS, core.now + seconds + 2 * core.deadlines.longest_rtt())
+
+    def on_others_timer(self) -> None:
+        """The leader has not decided yet, or told the others alone: what most of them committed counts."""
+        core, held = self.core, self.core.holding
+        if held is None or held.stage is not Stage.DONE or held.ballot.leader == core.me:
+            return
+        for peer in held.seconds(core.me):
+            core.send(peer, Inquire(held.ballot))
+        self._ask_others_in(2 * (core.now - held.done_at))
 
     def on_inquire(self, peer: PeerId, message: Inquire) -> None:
         """Answer a peer that asks what became of a ballot."""

@@ -297,6 +297,7 @@ class Machine:
             Timer.KEEPALIVE: self.counting.on_keepalive_timer,
             Timer.VAIN: self.waiting.on_vain_timer,
             Timer.WORD: self.waiting.on_word_timer,
+            Timer.OTHERS: self.decisions.on_others_timer,
             Timer.QUERY: self.succession.on_query_timer,
             Timer.INQUIRE: self.succession.on_inquire_timer,
             Timer.ADRIFT: self.succession.on_query_timer,

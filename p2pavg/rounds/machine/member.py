@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
 
-MOST_TRUSTING = 3  # voters: so small a group does not compare what its leader told, as nobody has a majority
 STATUS_S = 0.5  # seconds between two words of a member that is at work
 
 
@@ -286,8 +285,6 @@ class Member:
         slow = core.dawdling.is_slow(leader)
         if slow:
             held.kept_waiting.add(core.me)
-        elif len(held.voters) <= MOST_TRUSTING:
-            return
         for seat in held.members:
             if seat.peer != core.me and (slow or seat.peer != leader):
                 core.send(seat.peer, Begun(held.ballot, held.told, slow))
@@ -299,6 +296,8 @@ class Member:
             return
         if message.kept_waiting:
             held.kept_waiting.add(peer)
+        if peer in held.voters and peer not in held.told_others:
+            held.all_begun_at = self.core.now
         if held.stage is Stage.OPEN:
             held.told_others[peer] = message.digest
             self._compare(held)
@@ -334,6 +333,7 @@ class Member:
             self.machine.decisions.on_committed(*held.fact)
         elif held.voter:
             self.core.send(held.ballot.leader, Done(held.ballot, event.digests))
+            self.machine.decisions.await_decision(held)
 
     def on_job_refused(self, event: JobRefused) -> None:
         held = self._job(event.transfer)

@@ -83,6 +83,9 @@ class Succession:
             self.expected = successor
             core.disarm(Timer.WORD)
             core.trace(TraceKind.SUCCESSOR, peer=successor)
+            # It may know the end already, and ask nobody: its words are then of other things.
+            self.machine.member.inquire([successor])
+            core.arm(Timer.INQUIRE, core.now + core.deadlines.word(successor) / 2)
 
     def usable(self, peer: PeerId) -> bool:
         """Whether this peer waits for the word of another one about the ballot that it holds."""

@@ -51,7 +51,7 @@ class Books:
         def spy(data: bytes, source: Address, destination: Address) -> None:
             if source in strangers or source == VICTIM:
                 self.came += len(data)
-            if destination == VICTIM:
+            if destination[0] == VICTIM[0]:
                 self.went += len(data)
                 self.kinds[f"{data[:1]!r} {data[3]}"] += 1
             deliver(data, source, destination)
@@ -61,7 +61,7 @@ class Books:
     @property
     def drawn(self) -> int:
         """With the connections that were tried."""
-        return self.went + SYN_BYTES * sum(destination == VICTIM for _, destination in self.net.dials)
+        return self.went + SYN_BYTES * sum(destination[0] == VICTIM[0] for _, destination in self.net.dials)
 
 
 def record_at(publisher: Identity, *addresses: Address, value: bytes | None = None) -> SignedRecord:
@@ -104,6 +104,38 @@ def test_an_announced_address_that_proves_nothing_is_left_in_peace(members: int)
             await asyncio.sleep(10.0)
             for _, view in made:
                 view.on_change()
+        assert books.came > 0
+        assert books.drawn <= 3 * books.came, books.kinds
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("members", [2, 4, 7])
+def test_a_record_that_names_three_addresses_draws_little_from_a_whole_swarm(members: int) -> None:
+    """A stranger that brings its record to one member, changes it every ten seconds and says nothing else
+    makes all members together send to the addresses in it at most three times what it sent.
+    """
+
+    async def scenario() -> None:
+        net = network(60 + members)
+        made = await swarm(net, members)
+        stranger = Stranger(net, ("198.51.100.7", PORT))
+        stranger.datagram_received = lambda data, addr: None  # type: ignore[method-assign]
+        identity, (dht, _) = stranger.identities[0], made[0]
+        books = Books(net, {stranger.address})
+        victims = [(VICTIM[0], VICTIM[1] + n) for n in range(3)]
+        value = PeerInfo(identity.peer_id, tuple(victims)).encode()
+        stranger.tokens[home(1)] = dht.node.rpc.token_for(stranger.address)
+        for sequence in range(1, 7):
+            record = sign_record(
+                identity, KEY, value, incarnation=1, sequence=sequence, lifetime=300.0, anchor=Chain().anchor
+            )
+            body = store_body(record, identity, dht.identity.peer_id, stranger.tokens[home(1)])
+            stranger.ask(home(1), RequestKind.STORE, body)
+            await asyncio.sleep(10.0)
+            for _, view in made:
+                for info in view.peers.values():
+                    net.dials += [("", place) for place in view.addresses_to_dial(info) if place in victims]
         assert books.came > 0
         assert books.drawn <= 3 * books.came, books.kinds
 

@@ -118,11 +118,13 @@ class Stranger(asyncio.DatagramProtocol):
             self.answer(message, addr, self.turn[0], [1])
 
     def answer(self, message: Message, addr: Address, identity: Identity, body: list[Any]) -> None:
-        """With a proof."""
+        """With a proof, where one is asked for."""
         bare = encode(message.kind, Flag.ANSWER, message.transaction, identity.peer_id, b"k" * 8, body)
         told = cast(Message, decode(bare))
-        proof = identity.public_key + identity.sign(told.to_prove(message.asked, message.sender))
-        flags = Flag.ANSWER | Flag.PROOF | message.flags & Flag.TRY
+        flags, proof = Flag.ANSWER | message.flags & Flag.TRY, b""
+        if message.flags & Flag.PROVE:
+            proof = identity.public_key + identity.sign(told.to_prove(message.asked, message.sender))
+            flags |= Flag.PROOF
         data = encode(message.kind, flags, message.transaction, identity.peer_id, b"k" * 8, body, proof=proof)
         self.net.send(data, self.address, addr)
 
@@ -214,6 +216,68 @@ def test_an_address_that_others_cannot_reach_is_not_announced() -> None:
         dht.review_address()
         await asyncio.sleep(10.0)
         assert dht.external_addresses() == before
+
+    run(scenario())
+
+
+def liars(net: Network, dht: DHT, count: int) -> list[Stranger]:
+    """Strangers of so many networks with links to a member: all say that it is at a forged address, and that
+    they reach it there.
+    """
+    made = [Stranger(net, (f"198.51.{number}.7", PORT)) for number in range(1, count + 1)]
+    honest = dht.observers()
+    contacts = [Contact(each.identities[0].peer_id, each.address) for each in made]
+    for each in made:
+        dht.node.rpc.ledger.proved(each.address)
+    dht.observers = lambda: [*honest, *contacts]
+    return made
+
+
+@pytest.mark.parametrize("led_back", [True, False])
+def test_strangers_of_most_networks_give_no_address_to_who_reaches_itself(led_back: bool) -> None:
+    """Voices of more networks than the honest ones', which also say that they reach a member at a forged
+    address, change nothing while that member's own questions come back to it from its true one. Where its
+    router does not lead them back, its true address stays announced.
+    """
+
+    async def scenario() -> None:
+        net = network(11)
+        made = await swarm(net, 4)
+        dht, _ = made[1]
+        net.reaches = lambda source, destination: led_back or source != destination
+        await until(lambda: len(dht.node.whereabouts.voices) >= 2, 30.0)
+        made_up = liars(net, dht, 9)
+        dht.review_address()
+        await asyncio.sleep(20.0)
+        assert len(dht.node.whereabouts.witnesses(FORGED)) == len(made_up)
+        assert home(2) in dht.external_addresses()
+        assert ((FORGED, PORT) in dht.external_addresses()) is not led_back
+
+    run(scenario())
+
+
+def test_a_member_with_two_addresses_announces_both() -> None:
+    """Who reaches itself where two networks see it, and where three do, is announced at both."""
+
+    async def scenario() -> None:
+        net = network(12)
+        made = await swarm(net, 6)
+        dht, _ = made[1]
+        both, deliver = (home(2), home(44)), net.send
+        net.plug(home(44), dht.node.rpc)
+        net.send = lambda data, source, destination: deliver(  # type: ignore[method-assign]
+            data, destination if source in both and destination in both else source, destination
+        )
+        for number, (other, _) in enumerate(made, 1):
+            if other is not dht:
+                await dht.node.ping(home(number))
+                seen = home(2 if number <= 3 else 44)[0]
+                dht.node.whereabouts.silent(other.identity.peer_id)
+                dht.node.whereabouts.heard(Contact(other.identity.peer_id, home(number)), seen)
+        assert dht.node.whereabouts.confirmed() == [home(2)[0]]
+        dht.is_dialled = lambda: True
+        await dht._adopt_candidate()
+        assert set(dht.external_addresses()) == {home(2), home(44)}
 
     run(scenario())
 

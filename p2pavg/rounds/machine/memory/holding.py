@@ -30,8 +30,11 @@ class Holding:
     told: bytes = b""  # the digest of the BEGIN that the leader sent here
     # Voter -> the digest of the BEGIN that this voter got, as it says.
     told_others: dict[PeerId, bytes] = field(default_factory=dict)
+    all_begun_at: float = 0.0  # when the last voter was heard to have begun: the leader tells each alone
     # Members that say that the leader keeps rounds waiting.
     kept_waiting: set[PeerId] = field(default_factory=set)
+    # Who says that the result which is whole here was committed.
+    applied: set[PeerId] = field(default_factory=set)
     done_at: float = 0.0
     ready: bool = False  # whether the training thread was at a boundary when the round began
     weights: tuple[float, ...] = ()
@@ -65,8 +68,7 @@ class Holding:
         If so, the leader lies. Of two rounds that a leader tells of, at most one has no member for which this
         is true. One member that lies about what it was told changes nothing, as long as there are two others.
         """
-        voters = [seat.peer for seat in self.members if seat.voter]
-        others = [peer for peer in voters if peer not in (me, self.ballot.leader)]
+        others = self.seconds(me)
         wrong = sum(self.told_others.get(peer, self.told) != self.told for peer in others)
         return self.begun and len(others) > 1 and 2 * wrong > len(others)
 
@@ -77,6 +79,18 @@ class Holding:
         """
         others = [peer for peer in self.voters if peer != self.ballot.leader]
         return 2 * len(self.kept_waiting.intersection(others)) > len(others)
+
+    def is_applied(self, me: PeerId) -> bool:
+        """Whether most other voters, the leader aside, and two at least, say that the result here was
+        committed: the leader has told them, and not this peer.
+        """
+        others = self.seconds(me)
+        known = len(self.applied.intersection(others))
+        return known > 1 and 2 * known > len(others)
+
+    def seconds(self, me: PeerId) -> list[PeerId]:
+        """The voters beside the leader and this peer."""
+        return [peer for peer in self.voters if peer not in (me, self.ballot.leader)]
 
     def moves(self, now: float) -> bool:
         """Whether missing data still comes."""

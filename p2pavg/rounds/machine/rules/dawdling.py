@@ -10,6 +10,7 @@ from p2pavg.rounds.protocol.ballot import PeerId
 
 KEPT = 8  # rounds of each leader that are remembered
 MOST_SLOW = 5  # of these, the last two among them, may take too long: a slow member is left out before
+LEAST_SLOW = 2  # of a leader that was relieved for it again and again: one less each time
 SLACK_S = 0.5  # seconds that a round may wait, whatever is measured
 STEPS = 1.0  # own steps that a round may wait, for members that come to their boundary later
 TRANSFERS = 2.0  # own transfers that a round may wait, for members whose links are slower
@@ -20,6 +21,7 @@ USUAL = 2.0  # times as long as under other leaders
 class _Led:
     waited: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     slow: deque[bool] = field(default_factory=lambda: deque(maxlen=KEPT))
+    relieved: int = 0  # times; as many rounds as are kept, none of them slow, make up for one
 
 
 class Dawdling:
@@ -39,6 +41,9 @@ class Dawdling:
         led = self._led.setdefault(leader, _Led())
         led.waited.append(waited)
         led.slow.append(waited > allowed + USUAL * self.usual(leader))
+        if led.relieved and len(led.slow) == KEPT and not any(led.slow):
+            led.relieved -= 1
+            led.slow.clear()
 
     def usual(self, leader: PeerId) -> float:
         """Seconds of waiting in rounds that other peers led; 0.0 while no other peer has led one."""
@@ -48,15 +53,18 @@ class Dawdling:
     def is_slow(self, leader: PeerId) -> bool:
         """Whether the leader keeps this peer waiting, and goes on doing so."""
         led = self._led.get(leader)
-        return led is not None and sum(led.slow) >= MOST_SLOW and led.slow[-1] and led.slow[-2]
+        if led is None:
+            return False
+        return sum(led.slow) >= max(LEAST_SLOW, MOST_SLOW - led.relieved) and led.slow[-1] and led.slow[-2]
 
     def relieve(self, leader: PeerId) -> None:
         """The leader leads no more. If the same peer leads again later, only its rounds from then on
-        are judged.
+        are judged, by less patience.
         """
         led = self._led.get(leader)
         if led is not None:
             led.slow.clear()
+            led.relieved += 1
 
 
 def allowed(rtt: float, step: float, transfer: float) -> float:

@@ -57,6 +57,7 @@ class Timer(StrEnum):
     LAPSE = "lapse"
     LEAVE = "leave"
     ORPHANED = "orphaned"
+    OTHERS = "others"
     PATIENCE = "patience"
     PROMISE = "promise"
     QUERY = "query"

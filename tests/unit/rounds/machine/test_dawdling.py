@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from p2pavg.rounds.machine.memory.holding import Holding
@@ -102,6 +104,66 @@ def test_a_leader_that_delays_each_round_to_the_deadline_loses_the_lead(
     calm = Liar(None, peers=peers).run(seconds)
     assert (told.epochs >= SHARE * calm.epochs) is ruled
     assert told.excluded == {}
+
+
+def to_one(delays: dict[type[Message], float | None]) -> Callable[..., list[tuple[float, Message]]]:
+    """What the leader does to one member alone: some kinds come late, or (None) never."""
+
+    def trick(liar: Liar, peer: PeerId, message: Message) -> list[tuple[float, Message]]:
+        if peer != liar.honest[0].me or type(message) not in delays:
+            return [(0.0, message)]
+        delay = delays[type(message)]
+        return [] if delay is None else [(delay, message)]
+
+    return trick
+
+
+@pytest.mark.parametrize(
+    ("peers", "delays", "share"),
+    [
+        (5, {Begin: 1.0}, SHARE),
+        (5, {Begin: 1.5, Committed: 1.5}, SHARE),
+        (5, {Committed: None}, SHARE),
+        (3, {Begin: 1.0}, SHARE),
+        (3, {Committed: None}, 0.2),  # of two members neither can tell whom to believe: it asks late
+    ],
+)
+def test_a_leader_that_keeps_one_member_in_the_dark_costs_little(
+    peers: int, delays: dict[type[Message], float | None], share: float
+) -> None:
+    """BEGIN comes late to one member alone, or COMMITTED never: the others hear when it began, and tell
+    it what they applied.
+    """
+    told = Liar(to_one(delays), peers=peers, leads=True).run(SECONDS)
+    assert told.epochs >= share * Liar(None, peers=peers).run(SECONDS).epochs
+    assert told.excluded == {}
+
+
+def test_a_leader_is_relieved_sooner_each_time_and_makes_up_for_it() -> None:
+    """After the first time four slow rounds suffice, then three, then two; eight quick ones count for one."""
+    led = Dawdling()
+    for rounds in (5, 4, 3, 2, 2):
+        for _ in range(rounds):
+            assert not led.is_slow(A)
+            led.add(A, 5.0, allowed_here())
+        assert led.is_slow(A)
+        led.relieve(A)
+    for _ in range(4 * KEPT):
+        led.add(A, 0.1, allowed_here())
+    for _ in range(MOST_SLOW - 2):
+        led.add(A, 5.0, allowed_here())
+    assert not led.is_slow(A)
+    led.add(A, 5.0, allowed_here())
+    assert led.is_slow(A)
+
+
+@pytest.mark.parametrize(("known", "applied"), [("b", False), ("bc", True), ("lx", False), ("bl", False)])
+def test_two_others_and_most_of_them_have_to_have_applied_a_result(known: str, applied: bool) -> None:
+    """Neither the leader, nor one member alone, nor somebody else has a peer apply what it was not told."""
+    seats = tuple(Seat(name.encode() * 20, True) for name in "labcd")
+    held = Holding(Ballot(0, 0, b"l" * 20, 1, b"x" * 32), seats, 1, (), 0.0)  # type: ignore[arg-type]
+    held.applied.update(name.encode() * 20 for name in known)
+    assert held.is_applied(b"a" * 20) is applied
 
 
 def test_a_member_that_says_so_without_reason_takes_no_lead() -> None:
