@@ -103,6 +103,35 @@ def test_a_newcomer_that_used_up_its_time_is_waited_for_again_later() -> None:
     assert made < 0.7 * 2 * seconds / EPOCH_S
 
 
+def test_newcomers_together_hold_up_rounds_for_a_tenth_of_the_time_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever they say that they need, and under however many names: here after five seconds in all."""
+    monkeypatch.setattr(module, "MOST_HELD_S", 5.0)
+    waiting = Waiting()
+    message = asked(waiting.leader.machine.epoch, 1e6, spare=0)
+    assert waiting.say(message, 4.0) <= 1
+    other = waiting.calm.swarm.add(Role.JOINER, 0.02, 4)
+    waiting.calm.run(0.5, lambda: other.machine.core.here.joining is not None)
+    waiting.newcomer, first = other, waiting.newcomer
+    waiting.say(message, 2.0)
+    before = waiting.leader.machine.epoch
+    assert waiting.say(message, 20.0) >= 0.8 * 20.0 / EPOCH_S
+    waiting.newcomer = first
+    assert waiting.say(message, 20.0) >= 0.8 * 20.0 / EPOCH_S
+    assert waiting.leader.machine.epoch > before
+    assert waiting.leader.machine.newcomers.allowance() <= 5.0
+
+
+def test_newcomers_that_are_gone_take_no_memory() -> None:
+    """A peer that is no leader forgets who asked and left, when the next one asks."""
+    waiting = Waiting()
+    newcomers = waiting.leader.machine.newcomers
+    for number in range(1000):
+        newcomers.on_catch_up(number.to_bytes(20, "big"), asked(0, 1.0))
+    assert len(newcomers._asked) <= 2
+
+
 def test_a_newcomer_that_says_nothing_more_is_not_waited_for() -> None:
     """Its word holds for a few seconds."""
     waiting = Waiting()
