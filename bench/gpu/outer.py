@@ -246,8 +246,8 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--inner-steps", type=int, default=100)
     parser.add_argument("--fragments", type=int, default=1)
-    parser.add_argument("--overlap", type=int, default=50)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--overlap", type=int, default=90)
+    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--upload-mbps", type=float, default=100.0)
     args = parser.parse_args()
     found: dict[str, Any] = {"device": torch.cuda.get_device_name()}
