@@ -78,6 +78,18 @@ class ParameterShards:
 
     def spread(self, whole: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
         """Every rank's parameters <- their parts of the first rank's `whole`; buffers <- the first rank's."""
+        self.scatter(whole, self.own())
+        with torch.no_grad():
+            self._broadcast(buffers)
+
+    def tell_object(self, told: Any) -> Any:
+        """What the first rank has to tell, on all ranks."""
+        box = [told]
+        dist.broadcast_object_list(box, self._first, self._host)
+        return box[0]
+
+    def scatter(self, whole: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) -> None:
+        """own, of each parameter's shape on this rank, <- its part of the first rank's `whole`."""
         with torch.no_grad():
             if self.rank == 0:
                 for rank in range(1, self.size):
@@ -85,19 +97,18 @@ class ParameterShards:
                     if parts:
                         flat = torch.cat([part.reshape(-1).float() for part in parts])
                         dist.send(flat, self._ranks[rank], self._host)
-                for mine, host, cut in zip(self.own(), whole, self._cuts[0], strict=True):
+                for mine, host, cut in zip(own, whole, self._cuts[0], strict=True):
                     if mine.data_ptr() != host.data_ptr():
                         mine.copy_(_part(host.detach(), cut))
             else:
-                shards = [mine for mine, cut in zip(self.own(), self._sharded, strict=True) if cut]
+                shards = [mine for mine, cut in zip(own, self._sharded, strict=True) if cut]
                 if shards:
                     sizes = [part.numel() for part in shards]
                     room = torch.empty(sum(sizes))
                     dist.recv(room, self._first, self._host)
                     for part, piece in zip(shards, torch.split(room, sizes), strict=True):
                         part.copy_(piece.view(part.shape))
-            replicated = [mine for mine, cut in zip(self.own(), self._sharded, strict=True) if not cut]
-            self._broadcast([*replicated, *buffers])
+            self._broadcast([mine for mine, cut in zip(own, self._sharded, strict=True) if not cut])
 
     def _broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
         """All tensors <- the first rank's. Small ones travel together: most of a model's tensors are."""

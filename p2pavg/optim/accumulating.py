@@ -42,9 +42,9 @@ class Accumulating(Saved):
             self._enter_again()
         if sigterm.asked():
             sigterm.obey()
-        assert isinstance(self._flat, FlatGradients)
-        assert isinstance(self._update, WaitingUpdate | BehindUpdate)
+        assert isinstance(self._update, WaitingUpdate | BehindUpdate | OuterUpdate)
         if gradients is not None:
+            assert isinstance(self._flat, FlatGradients)
             self._flat.add_each(gradients, samples)
         return self._update.note(samples)
 
@@ -54,17 +54,26 @@ class Accumulating(Saved):
         return self._training.samples()
 
     def meet(self, sums: Sequence[torch.Tensor | None] | None = None) -> None:
-        """Average the gradients of a node with the swarm.
+        """Average the gradients of a node with the swarm, or how far it moved.
 
         Args:
             sums: for each parameter, the sum of its gradient over all samples that were noted since the last
                 call; None: no backward pass reached the parameter. None in all: they are here already.
         """
-        assert isinstance(self._flat, FlatGradients)
-        assert isinstance(self._update, WaitingUpdate | BehindUpdate)
+        assert isinstance(self._update, WaitingUpdate | BehindUpdate | OuterUpdate)
         if sums is not None:
+            assert isinstance(self._flat, FlatGradients)
             self._flat.add_each(sums)
         self._update.meet()
+        self._aim()
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """With outer steps: how often they, and states, gave the parameters other values; and how often a
+        state was loaded. From anew whenever this peer enters the run.
+        """
+        assert isinstance(self._update, OuterUpdate)
+        return self._update.changes, self._update.loads
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Keep what earlier steps accumulated: gradients are cleared when an epoch ends, so a call is

@@ -129,13 +129,13 @@ class CollaborativeOptimizer(Accumulating):
     """
 
     def __new__(cls, *args: Any, node_group: object = None, **options: Any) -> Any:
-        """With a node_group a `p2pavg.node.NodeOptimizer`, whose first rank builds one of these."""
+        """With a node_group a `p2pavg.node.optimizer.NodeOptimizer`, whose first rank builds one of these."""
         if node_group is None:
             return super().__new__(cls)
         first = ("optimizer", "run_id", "target_batch_size", "batch_size_per_step")
         options.update(zip(first, args, strict=False))
         node = importlib.import_module("p2pavg.node")  # a floor above, and torch.distributed with it
-        return node.NodeOptimizer(options.pop("optimizer"), node_group, **options)
+        return node.optimizer_of(options.pop("optimizer"), node_group, **options)
 
     @takes(TrainingOptions)
     def __init__(self, options: TrainingOptions) -> None:

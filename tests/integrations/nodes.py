@@ -32,6 +32,21 @@ def loss_of(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def group_of(model: nn.Module, kind: str, rank: int, port: int) -> tuple[Any, nn.Module]:
+    """This process as a rank of the node: the node's group, and the model as its ranks train it."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(RANKS))
+    dist.init_process_group("gloo")
+    if kind in ("ddp", "delayed"):
+        return dist.group.WORLD, nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (RANKS,))
+    for layer in (model[0], model[3]):  # type: ignore[index]
+        fully_shard(layer, mesh=mesh)
+    return dist.group.WORLD, fully_shard(model, mesh=mesh)
+
+
 def train(rank: int, peers: int, meeting: Meeting, kind: str, port: int, dies: int | None) -> F32:
     """Ranks 0 and 1 are the node, others single peers; `kind` is how the node's ranks train together.
     dies: the step before which its second rank ends.
@@ -43,21 +58,7 @@ def train(rank: int, peers: int, meeting: Meeting, kind: str, port: int, dies: i
             layer.eval()  # statistics of a batch differ between one process and several
     trained = model
     if rank < RANKS and kind != "single":
-        os.environ.update(
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(RANKS)
-        )
-        dist.init_process_group("gloo")
-        group = dist.group.WORLD
-        if kind in ("ddp", "delayed"):
-            trained = nn.parallel.DistributedDataParallel(model)
-        else:
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-
-            mesh = init_device_mesh("cpu", (RANKS,))
-            for layer in (model[0], model[3]):  # type: ignore[index]
-                fully_shard(layer, mesh=mesh)
-            trained = fully_shard(model, mesh=mesh)
+        group, trained = group_of(model, kind, rank, port)
     inner = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.9)
     leads = rank == 0 or group is None
     named = meeting.first(rank) if leads else []

@@ -14,12 +14,56 @@ from p2pavg.optim.outer.settings import Outer
 from p2pavg.optim.tree import U8
 
 
-class LocalSteps:
-    """Steps the inner optimizer at the end of every microbatch, or of every few, on this peer's gradients
-    alone.
-
-    Gradients are cleared after every step, whether the training loop does so or not.
+class InnerSteps:
+    """Steps an inner optimizer at the end of every microbatch, or of every few, on this process's gradients
+    alone. Gradients are cleared after every step, whether the training loop does so or not.
     """
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        params: list[torch.Tensor],
+        settings: Outer,
+        scheduler: LRScheduler | None,
+        max_norm: float | None,
+    ) -> None:
+        """params: a live list, of the parameters as they are now."""
+        self._params = params
+        self._inner = inner
+        self._every = settings.accumulate
+        self._scheduler = scheduler if settings.schedule == "inner" else None
+        self._max_norm = max_norm
+        self._calls = 0
+
+    def tick(self) -> None:
+        """End a microbatch: step, when enough of them have come."""
+        self._calls += 1
+        if self._calls < self._every:
+            return
+        self._calls = 0
+        grads = [param.grad for param in self._params if param.grad is not None]
+        if self._every > 1 and grads:
+            torch._foreach_div_(grads, float(self._every))
+        if self._max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._params, self._max_norm)
+        self._inner.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        self.zero_grad(set_to_none=True)
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """Clear the gradients, unless they are those of microbatches that wait for the step."""
+        if self._calls:
+            return
+        for param in self._params:
+            if set_to_none or param.grad is None:
+                param.grad = None
+            else:
+                param.grad.detach_().zero_()
+
+
+class LocalSteps(InnerSteps):
+    """Local steps of a single peer, in the place of `FlatGradients`."""
 
     passes = 1  # backward() passes before a step() are the training loop's affair
     pending = False  # nothing waits to be counted between backward() and step()
@@ -33,43 +77,13 @@ class LocalSteps:
         scheduler: LRScheduler | None,
         max_norm: float | None,
     ) -> None:
+        super().__init__(inner, reference.params, settings, scheduler, max_norm)
         self.layout = reference.fragments
-        self._inner = inner
         self._reference = reference
-        self._every = settings.accumulate
-        self._scheduler = scheduler if settings.schedule == "inner" else None
-        self._max_norm = max_norm
-        self._calls = 0
 
     @property
     def params(self) -> list[torch.Tensor]:
         return self._reference.params
-
-    def tick(self) -> None:
-        """End a microbatch: step, when enough of them have come."""
-        self._calls += 1
-        if self._calls < self._every:
-            return
-        self._calls = 0
-        grads = [param.grad for param in self.params if param.grad is not None]
-        if self._every > 1 and grads:
-            torch._foreach_div_(grads, float(self._every))
-        if self._max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.params, self._max_norm)
-        self._inner.step()
-        if self._scheduler is not None:
-            self._scheduler.step()
-        self.zero_grad(set_to_none=True)
-
-    def zero_grad(self, set_to_none: bool) -> None:
-        """Clear the gradients, unless they are those of microbatches that wait for the step."""
-        if self._calls:
-            return
-        for param in self.params:
-            if set_to_none or param.grad is None:
-                param.grad = None
-            else:
-                param.grad.detach_().zero_()
 
     def check(self) -> bool:
         """False: with local steps the training loop may change gradients as it likes."""

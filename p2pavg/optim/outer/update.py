@@ -65,6 +65,7 @@ class OuterUpdate:
         self._inherited: F32 | None = None  # sums of samples times Δ of peers that left
         self._inherited_of: Fragment | None = None
         self._inherited_samples = 0
+        self.changes = self.loads = 0  # how often parameters were given others, and a state was loaded
         self._handed = 0  # own samples in the contribution under way
         self._behind = 0  # local steps since it left
         self._job: Future[Outcome] | None = None
@@ -85,16 +86,25 @@ class OuterUpdate:
             pass
 
     def count(self, samples: int, drop: str = "", since: int = 0) -> None:
-        due = self._moves.training.count(samples)
+        due = self.note(samples)
         if drop:
             self._drop(drop)
-            return
+        elif due:
+            self.meet()
+
+    def note(self, samples: int) -> bool:
+        """Count local steps. True: the parameters as they are now are needed, by `meet`."""
+        due = self._moves.training.count(samples)
         if self._job is None:
-            if due:
-                self._hand_in()
-            return
+            return due
         self._behind += 1
-        if self._job.done() or self._behind >= self._settings.overlap:
+        return self._job.done() or self._behind >= self._settings.overlap
+
+    def meet(self) -> None:
+        """Hand in how far this peer moved, or take what came of it."""
+        if self._job is None:
+            self._hand_in()
+        else:
             self._finish()
 
     def settle(self) -> None:
@@ -221,6 +231,7 @@ class OuterUpdate:
         moves, settings = self._moves, self._settings
         reference, fragments = moves.reference, self._fragments
         due = fragments.due(average.epoch)
+        self.changes += 1
         end = due.stop - due.start
         counted = self._handed > 0 and not average.late
         mean = np.empty(fragments.numel, np.float32)
@@ -254,6 +265,7 @@ class OuterUpdate:
 
     def _load(self, heal: Heal) -> None:
         moves = self._moves
+        self.changes, self.loads = self.changes + 1, self.loads + 1
         moves.state.load(heal.state.meta, heal.state.buffers)
         moves.sampling.dropped()
         self._inherited, self._inherited_samples = None, 0
@@ -287,6 +299,7 @@ class OuterUpdate:
 
     def _drop(self, why: str) -> None:
         moves = self._moves
+        self.changes += 1
         moves.training.discard(why)
         moves.sampling.dropped()
         self._inherited, self._inherited_samples = None, 0
