@@ -1,9 +1,9 @@
 """`python -m bench.input_bars [NAME ...]`: what `p2pavg bench input` predicts, beside what a pass takes.
 
-Each split of each made pipeline is predicted, as `p2pavg bench input` does it with one worker, and then made:
-its shards are written, and whole passes over them are timed. Prediction and passes take turns, so that both
-see the same load of the machine. Then a trainer that takes 0.8 and 1.25 times what all steps online feed runs
-beside one worker of a DataLoader, and is to keep up, or not, as the verdict says.
+Each split of each made pipeline is predicted, as `p2pavg bench input` does it, and then made: its shards are
+written, and whole passes over them are timed. A prediction and the passes of its split follow each other at
+once, a few times, so that both see the same load of the machine. Then a trainer that takes 0.8 and 1.25 times
+what one worker is predicted to feed runs beside a DataLoader, and is to keep up, or not, as the verdict says.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from bench.input_bars.pipelines import Made, available, write
 from p2pavg.bench.input import shards, verdict
 from p2pavg.bench.input.compression import Compression
 from p2pavg.bench.input.compression import available as compressions
-from p2pavg.bench.input.measure import Split, measure
+from p2pavg.bench.input.feeding import BATCH, PREFETCH, Endless, feeding, loader_of
+from p2pavg.bench.input.loops import LEAST_S
+from p2pavg.bench.input.measure import Split, splits
 from p2pavg.bench.input.source import Source
 from p2pavg.bench.input.steps import Pipeline, unpacked
 from p2pavg.bench.machine import environment
@@ -33,8 +35,12 @@ LEAST_PASS_S = 0.05  # shorter passes are not judged
 CLOSE, NEARLY_BEST = 0.10, 0.95
 MOST_S = 60.0  # for four steps and three codecs
 DISK_MBPS = 200.0  # of the storage in the published order
-BATCH = 8
+SHARES = (0.8, 1.25)  # of what is fed: what trainers take
 KEEPS_UP = 0.95  # of what a trainer takes
+LEAST_PASSES = 2
+LEAST_BATCHES, TRAINER_S = 8, 0.6  # of a trainer's run
+
+Key = tuple[int, str]  # steps beforehand, codec
 
 
 class Passes(IterableDataset[Any]):
@@ -55,76 +61,116 @@ class Passes(IterableDataset[Any]):
             pass
         return time.perf_counter() - begun
 
+    def usual_seconds(self) -> float:
+        """Of the median pass of some."""
+        found: list[float] = []
+        while len(found) < LEAST_PASSES or sum(found) < LEAST_S:
+            found.append(self.seconds())
+        return median(found)
+
 
 def splits_of(made: Made, folder: Path) -> dict[str, Any]:
     """The figures of all splits of one pipeline."""
     pipeline, source = Pipeline(made.steps), Source.of(write(made, folder))
     ways = {way.name: way for way in compressions()}
-    predicted: list[list[Split]] = []
-    passes: dict[tuple[int, str], list[float]] = {}
-    made_of: dict[tuple[int, str], Passes] = {}
-    begun = time.perf_counter()
-    predicted.append(measure(pipeline, source, list(ways.values()), 1, lambda _: None))
-    took = time.perf_counter() - begun
-    for split in predicted[0]:
-        stored = source
-        if split.offline:
-            target = folder / f"{made.name}-{split.offline}-{split.codec}"
-            shards.write(target, pipeline, source, split, ways[split.codec], lambda _: None)
-            stored = Source.of(str(target / "*.tar"))
-        key = split.offline, split.codec
-        made_of[key] = Passes(pipeline, stored, split, ways[split.codec])
-        made_of[key].seconds()  # warm
-        passes[key] = [made_of[key].seconds()]
-    for _ in range(TURNS - 1):
-        predicted.append(measure(pipeline, source, list(ways.values()), 1, lambda _: None))
-        for key, one in made_of.items():
-            passes[key].append(one.seconds())
-    rows = []
-    for number, split in enumerate(predicted[0]):
-        key = split.offline, split.codec
-        said, true = median(each[number].sps for each in predicted), source.count / median(passes[key])
-        rows.append({"split": split.offline, "codec": split.codec, "predicted": said, "true": true})
+    predicted: dict[Key, list[Split]] = {}
+    true: dict[Key, list[float]] = {}  # samples/s
+    fed: dict[Key, list[float]] = {}  # samples/s of one worker of a DataLoader
+    passes: dict[Key, Passes] = {}
+    trained: list[dict[str, Any]] = []
+    took: list[float] = []
+    for _ in range(TURNS):
+        turn = splits(pipeline, source, list(ways.values()), 1)
+        begun, beside = time.perf_counter(), 0.0
+        for split in turn:
+            paused = time.perf_counter()
+            key = split.offline, split.codec
+            if key not in passes:
+                stored = _written(made, folder, pipeline, source, split, ways[split.codec])
+                passes[key] = Passes(pipeline, stored, split, ways[split.codec])
+                passes[key].seconds()  # warm
+            predicted.setdefault(key, []).append(split)
+            true.setdefault(key, []).append(source.count / passes[key].usual_seconds())
+            fed.setdefault(key, []).append(median(feeding(lambda _, one=passes[key]: iter(one), 1)))
+            if not split.offline:
+                trained += trainers(passes[key], split)
+            beside += time.perf_counter() - paused
+        took.append(time.perf_counter() - begun - beside)
+    rows = [
+        {
+            "split": key[0],
+            "codec": key[1],
+            "predicted": median(each.sps for each in predicted[key]),
+            "true": median(true[key]),
+            "ratio": median(each.sps / sps for each, sps in zip(predicted[key], true[key], strict=True)),
+            "fed": median(fed[key]),
+            "fed_ratio": median(
+                each.sps_workers / sps for each, sps in zip(predicted[key], fed[key], strict=True)
+            ),
+        }
+        for key in predicted
+    ]
     judged = [row for row in rows if source.count / row["true"] >= LEAST_PASS_S]
-    chosen = verdict.best(predicted[-1], source.count, verdict.MachineLimits())
-    best = next(r for r in rows if (r["split"], r["codec"]) == (chosen.offline, chosen.codec))
+    usual = [sorted(each, key=lambda split: split.sps_workers)[len(each) // 2] for each in predicted.values()]
+    chosen = verdict.best(usual, source.count, verdict.MachineLimits())
+    feed = {key: median(rates) for key, rates in fed.items()}
     return {
         "pipeline": made.name,
         "steps": pipeline.names,
-        "seconds": took,
+        "seconds": median(took),
         "rows": rows,
         "judged": len(judged),
-        "close": sum(abs(row["predicted"] / row["true"] - 1) <= CLOSE for row in judged),
-        "best_over_fastest": best["true"] / max(row["true"] for row in rows),
-        "trainers": trainers(made_of[0, "none"], median(each[0].sps for each in predicted), predicted[-1]),
-        "order": order(predicted[-1], source.count) if made.name == "jpeg" else None,
+        "close": sum(abs(row["ratio"] - 1) <= CLOSE for row in judged),
+        "best_over_fastest": feed[chosen.offline, chosen.codec] / max(feed.values()),
+        "trainers": [_judged(share, [one for one in trained if one["share"] == share]) for share in SHARES],
+        "order": order(usual, source.count) if made.name == "jpeg" else None,
     }
 
 
-def trainers(online: Passes, has: float, splits: list[Split]) -> list[dict[str, Any]]:
+def _written(
+    made: Made, folder: Path, pipeline: Pipeline, source: Source, split: Split, way: Compression
+) -> Source:
+    """The dataset of a split."""
+    if not split.offline:
+        return source
+    target = folder / f"{made.name}-{split.offline}-{split.codec}"
+    shards.write(target, pipeline, source, split, way, lambda _: None)
+    return Source.of(str(target / "*.tar"))
+
+
+def trainers(online: Passes, split: Split) -> list[dict[str, Any]]:
     """Trainers that take less and more than what is fed: what the verdict says, and what they got."""
     found = []
-    for share in (0.8, 1.25):
-        need = share * has
-        said = verdict.verdict(
-            splits, online.pipeline.names, online.source.count, verdict.MachineLimits(), need
-        )
-        loader = DataLoader(online, batch_size=None, num_workers=1, prefetch_factor=4 * BATCH)
-        samples = iter(loader)
-        for _ in range(2 * BATCH):
-            next(samples)
+    names, count, limits = online.pipeline.names, online.source.count, verdict.MachineLimits()
+    for share in SHARES:
+        need = share * split.sps_workers
+        said = verdict.verdict([split], names, count, limits, need)
+        batches = iter(loader_of(Endless(lambda _: iter(online)), 1))
+        for _ in range(PREFETCH + 1):
+            next(batches)
         begun, taken = time.perf_counter(), 0
         due = begun
-        for taken, _ in enumerate(samples, 1):
-            due = max(due, time.perf_counter()) + 1 / need
-            if taken % BATCH == 0:
-                time.sleep(max(0.0, due - time.perf_counter()))
+        while taken < LEAST_BATCHES * BATCH or time.perf_counter() - begun < TRAINER_S:
+            next(batches)
+            taken += BATCH
+            due = max(due, time.perf_counter()) + BATCH / need
+            time.sleep(max(0.0, due - time.perf_counter()))
         got = taken / (time.perf_counter() - begun)
-        keeps_up = got >= KEEPS_UP * need
-        found.append(
-            {"need": need, "got": got, "right": keeps_up == ("leave all online" in said), "said": said}
-        )
+        found.append({"share": share, "need": need, "got": got, "says": "leave all online" in said})
     return found
+
+
+def _judged(share: float, turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """By the medians of all turns: one of a few may meet another load than its prediction did."""
+    got = median(one["got"] / one["need"] for one in turns)
+    says = sum(one["says"] for one in turns) * 2 > len(turns)
+    return {
+        "share": share,
+        "got_of_need": got,
+        "says": says,
+        "right": (got >= KEEPS_UP) == says,
+        "turns": turns,
+    }
 
 
 def order(splits: list[Split], count: int) -> dict[str, float]:
@@ -149,11 +195,11 @@ def main() -> int:
             if given.names and made.name not in given.names:
                 continue
             found.append(one := splits_of(made, Path(folder)))
-            told = ", ".join(f"{row['predicted'] / row['true']:.2f}" for row in one["rows"])
+            told = ", ".join(f"{row['ratio']:.2f} {row['fed_ratio']:.2f}" for row in one["rows"])
             print(
                 f"{made.name}: {one['close']} of {one['judged']} splits within {CLOSE:.0%} ({told}); best "
                 f"of them: {one['best_over_fastest']:.0%} of the fastest; {one['seconds']:.0f} s; trainers "
-                f"{[each['right'] for each in one['trainers']]}",
+                f"{[(round(each['got_of_need'], 2), each['right']) for each in one['trainers']]}",
                 flush=True,
             )
             if one["order"]:

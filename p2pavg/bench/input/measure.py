@@ -4,24 +4,24 @@ half. The samples are read as training reads them, from archives or files, which
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from p2pavg.bench.input.compression import Compression
-from p2pavg.bench.input.source import RawSample, Source, is_tar, pack, read
+from p2pavg.bench.input.feeding import feeding
+from p2pavg.bench.input.loops import timed
+from p2pavg.bench.input.source import Source
 from p2pavg.bench.input.steps import Pipeline, packed, unpacked
+from p2pavg.bench.input.stored import Stored, store
 from p2pavg.bench.result import percentile
-from p2pavg.errors import ConfigurationError
 
 SAMPLES = 64  # samples in one loop
-LEAST_S = 0.6  # seconds for which a split is timed at least
-LEAST_LOOPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,82 +30,39 @@ class Split:
 
     offline: int
     codec: str
-    sps: float  # samples/s of one worker, median over loops
+    sps: float  # samples/s of one process that only reads and computes, median over loops
     sps_low: float  # 10th and 90th percentile of the loops
     sps_high: float
-    sps_workers: float  # samples/s of all workers together
+    sps_workers: float  # samples/s that all workers together hand to the trainer, median
+    workers_low: float  # 10th and 90th percentile
+    workers_high: float
+    sps_memory: float  # of one process whose samples are in its memory, offline steps done
     kb_per_sample: float  # stored bytes of a sample
     offline_seconds: float  # duration of the offline steps for the whole dataset, on one worker
     offline_bytes: float
     step_seconds: tuple[float, ...]  # of each online step, for one sample
     read_seconds: float  # reading, decompressing and unpacking one sample
+    handing_seconds: float  # what a worker needs for a sample beside reading and computing
 
 
-def measure(
-    pipeline: Pipeline,
-    source: Source,
-    ways: Sequence[Compression],
-    workers: int,
-    advance: Callable[[float], None],
-) -> list[Split]:
-    """All splits with all ways of compression. Raises ConfigurationError for steps that fail or are
-    random.
+def splits(pipeline: Pipeline, source: Source, ways: Sequence[Compression], workers: int) -> Iterator[Split]:
+    """All splits with all ways of compression, each as soon as it is measured. Raises ConfigurationError for
+    steps that fail or are random.
     """
     samples = source.some(SAMPLES)
     pipeline.check_repeatable(samples[0])
-    splits = []
-    with tempfile.TemporaryDirectory(prefix="p2pavg-input-") as folder:
-        shard, archived = str(Path(folder) / "shard.tar"), any(map(is_tar, source.files))
-        for offline in range(pipeline.offline + 1):
-            begun = time.perf_counter()
-            values = [packed(pipeline.run(each.data, 0, offline, each.name)) for each in samples]
-            preparing = (time.perf_counter() - begun) / len(samples) * source.count if offline else 0.0
-            for way in ways if offline else ways[:1]:  # raw samples are stored as they are
+    for offline in range(pipeline.offline + 1):
+        begun = time.perf_counter()
+        values = [packed(pipeline.run(each.data, 0, offline, each.name)) for each in samples]
+        preparing = (time.perf_counter() - begun) / len(samples) * source.count if offline else 0.0
+        held = _in_memory(pipeline, offline, values)
+        for way in ways if offline else ways[:1]:  # raw samples are stored as they are
+            with tempfile.TemporaryDirectory(prefix="p2pavg-input-") as folder:
                 begun = time.perf_counter()
-                stored = _stored(shard, samples, values if offline else None, way, archived)
-                storing = (time.perf_counter() - begun) / len(values) * source.count if offline else 0.0
-                splits.append(
-                    _measured(pipeline, offline, way, stored, source.count, preparing + storing, workers)
-                )
-                advance(1)
-    return splits
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The samples of a loop as they stand on disk."""
-
-    files: Sequence[str]
-    count: int
-    nbytes: float  # of one sample
-
-    def __iter__(self) -> Iterator[RawSample]:
-        for name in self.files:
-            yield from read(name)
-
-
-def _stored(
-    shard: str,
-    samples: Sequence[RawSample],
-    values: Sequence[bytes] | None,
-    way: Compression,
-    archived: bool,
-) -> Stored:
-    """values: of samples whose first steps are done; None: of the raw ones, archived or files of their
-    own.
-    """
-    if values is None and not archived:
-        size = sum(len(sample.data) for sample in samples) / len(samples)
-        return Stored([sample.name for sample in samples], len(samples), size)
-    raw = [sample.data for sample in samples] if values is None else [way.compress(value) for value in values]
-    try:
-        pack(shard, (RawSample(sample.name, data) for sample, data in zip(samples, raw, strict=True)))
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot write {sum(map(len, raw)) / 1e6:,.0f} MB of samples to {shard} ({error.strerror}): make "
-            "room there, or set TMPDIR to another folder"
-        ) from None
-    return Stored([shard], len(samples), sum(map(len, raw)) / len(raw))
+                stored = store(Path(folder), source, samples, values if offline else None, way)
+                storing = (time.perf_counter() - begun) / (len(stored.loops) * len(values)) * source.count
+                once = preparing + storing if offline else 0.0
+                yield _measured(pipeline, offline, way, stored, source.count, once, held, workers)
 
 
 def _measured(
@@ -114,65 +71,51 @@ def _measured(
     way: Compression,
     stored: Stored,
     count: int,
-    preparing: float,
+    once: float,
+    held: float,
     workers: int,
 ) -> Split:
-    def loop() -> None:
-        for sample in stored:
+    def samples(number: int) -> Iterator[Any]:
+        for sample in stored.loop(number):
             value = unpacked(way.decompress(sample.data)) if offline else sample.data
-            pipeline.run(value, offline, len(pipeline.steps), sample.name)
+            yield pipeline.run(value, offline, len(pipeline.steps), sample.name)
+
+    def loop(number: int) -> None:
+        for _ in samples(number):
+            pass
 
     rates = [stored.count / seconds for seconds in timed(loop)]
+    fed = feeding(samples, workers)
     steps, reading = _steps(pipeline, offline, way, stored)
+    cores = os.cpu_count() or 1
     return Split(
         offline=offline,
         codec=way.name,
         sps=median(rates),
         sps_low=percentile(rates, 10),
         sps_high=percentile(rates, 90),
-        sps_workers=median(rates) if workers == 1 else _side_by_side(loop, workers, stored.count),
+        sps_workers=median(fed),
+        workers_low=percentile(fed, 10),
+        workers_high=percentile(fed, 90),
+        sps_memory=held,
         kb_per_sample=stored.nbytes / 1e3,
-        offline_seconds=preparing,
+        offline_seconds=once,
         offline_bytes=stored.nbytes * count if offline else 0.0,
         step_seconds=steps,
         read_seconds=reading,
+        handing_seconds=max(0.0, min(workers, cores) / median(fed) - 1 / median(rates)),
     )
 
 
-def timed(loop: Callable[[], None]) -> list[float]:
-    """Seconds of each loop except the first, which is warm-up."""
-    loop()
-    seconds: list[float] = []
-    began = time.perf_counter()
-    while len(seconds) < LEAST_LOOPS or time.perf_counter() - began < LEAST_S:
-        begun = time.perf_counter()
-        loop()
-        seconds.append(time.perf_counter() - begun)
-    return seconds
+def _in_memory(pipeline: Pipeline, offline: int, values: Sequence[bytes]) -> float:
+    """Samples/s of the online steps alone."""
+    held = [unpacked(value) for value in values]
 
+    def loop(_: int) -> None:
+        for value in held:
+            pipeline.run(value, offline, len(pipeline.steps))
 
-def _side_by_side(loop: Callable[[], None], workers: int, samples: int) -> float:
-    """Samples/s of `workers` processes that all run the same loop at once."""
-    context = multiprocessing.get_context("fork")
-    barrier, told = context.Barrier(workers), context.SimpleQueue()
-
-    def work() -> None:
-        try:
-            loop()
-            barrier.wait(60)
-            seconds = timed(loop)
-            told.put(samples * len(seconds) / sum(seconds))
-        except BaseException:
-            barrier.abort()
-            told.put(0.0)
-
-    processes = [context.Process(target=work, daemon=True) for _ in range(workers)]
-    for process in processes:
-        process.start()
-    rates = [told.get() for _ in processes]
-    for process in processes:
-        process.join()
-    return float(sum(rates))
+    return len(held) / median(timed(loop))
 
 
 def _steps(
@@ -180,7 +123,7 @@ def _steps(
 ) -> tuple[tuple[float, ...], float]:
     """Seconds per sample of each online step and of reading, which show the slowest, not the whole rate."""
     begun = time.perf_counter()
-    samples = list(stored)
+    samples = list(stored.loop(0))
     values: list[Any] = [unpacked(way.decompress(each.data)) if offline else each.data for each in samples]
     reading = (time.perf_counter() - begun) / len(samples)
     seconds = []

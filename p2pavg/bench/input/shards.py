@@ -20,10 +20,16 @@ HEADROOM = 1.1  # the bytes of the samples, extrapolated, are multiplied by this
 TAR_BYTES = 1024  # added to each member by the archive
 
 
-def check_room(directory: Path, split: Split, count: int) -> None:
-    """Raises ConfigurationError when the disk has too little room, before anything is written."""
+def check_folder(directory: Path) -> None:
+    """Raises ConfigurationError when shards cannot go there, before anything is measured."""
     if not directory.parent.is_dir():
         raise ConfigurationError(f"the folder of --write {str(directory)!r} does not exist; make it first")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigurationError(f"--write {str(directory)!r} is not empty; name another folder")
+
+
+def check_room(directory: Path, split: Split, count: int) -> None:
+    """Raises ConfigurationError when the disk has too little room, before anything is written."""
     wanted = HEADROOM * (split.offline_bytes + TAR_BYTES * count)
     free = shutil.disk_usage(directory.parent).free
     if free < wanted:
@@ -45,8 +51,6 @@ def write(
     full.
     """
     directory.mkdir(exist_ok=True)
-    if any(directory.iterdir()):
-        raise ConfigurationError(f"--write {str(directory)!r} is not empty; name another folder")
     samples, number = iter(source), 0
     try:
         while some := list(islice(samples, SAMPLES_PER_SHARD)):

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
+from p2pavg.bench.input.named import named
 from p2pavg.errors import ConfigurationError
 
 
@@ -28,10 +30,15 @@ class Source:
     files: Sequence[str]
     count: int  # samples in all
     nbytes: int  # bytes of all files
+    given: Iterable[bytes] = ()  # the samples themselves, where there are no files
 
     @classmethod
     def of(cls, pattern: str) -> Source:
-        """The files that match. Raises ConfigurationError when no file matches, or a file cannot be read."""
+        """The files that match, or the iterable MODULE:NAME of each sample's bytes. Raises ConfigurationError
+        when no file matches, or a file cannot be read.
+        """
+        if ":" in pattern and not glob.glob(pattern, recursive=True):
+            return cls._of_iterable(named(pattern, "the samples"), pattern)
         files = sorted(name for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
         if not files:
             raise ConfigurationError(f"no file matches --data {pattern!r}")
@@ -44,9 +51,21 @@ class Source:
             raise ConfigurationError(f"the files of --data {pattern!r} hold no sample")
         return cls(files, count, nbytes)
 
+    @classmethod
+    def _of_iterable(cls, given: Any, text: str) -> Source:
+        """All of it is counted, as nobody else knows how many there are."""
+        sizes = [len(data) if isinstance(data, bytes) else -1 for data in given]
+        if not sizes or min(sizes) < 0 or iter(given) is given:
+            raise ConfigurationError(
+                f"--data {text!r} has to be files, or an iterable that gives bytes each time it is iterated"
+            )
+        return cls((), len(sizes), sum(sizes), given)
+
     def __iter__(self) -> Iterator[RawSample]:
         for name in self.files:
             yield from read(name)
+        for number, data in enumerate(self.given):
+            yield RawSample(f"sample {number}", data)
 
     def some(self, count: int) -> list[RawSample]:
         """`count` samples, spread over the whole dataset, which is often sorted."""

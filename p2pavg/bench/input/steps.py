@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,18 +24,8 @@ class Pipeline:
     steps: Sequence[Step]
 
     @classmethod
-    def of(cls, text: str) -> Pipeline:
-        """Import the list of functions MODULE:NAME. Raises ConfigurationError."""
-        module, colon, name = text.partition(":")
-        if not (module and colon and name):
-            raise ConfigurationError(f"{text!r} is no MODULE:NAME of a list of steps")
-        sys.path.insert(0, "")  # the user's module may be in the current folder
-        try:
-            steps = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise ConfigurationError(f"cannot import the steps {text!r}: {error}") from None
-        finally:
-            sys.path.remove("")
+    def of(cls, steps: object, text: str) -> Pipeline:
+        """text: how the user names the list of functions. Raises ConfigurationError."""
         if not isinstance(steps, list | tuple) or not steps or not all(map(callable, steps)):
             raise ConfigurationError(f"{text} is no list of functions, each from a sample to a sample")
         return cls(tuple(steps))

@@ -2,7 +2,9 @@
 
 A pipeline is a list of functions: the first takes a sample's bytes, the last gives what training takes. A
 function with an attribute `online = True` is random: it and all that follow stay online. Every split between
-offline and online is timed as whole loops over 64 samples, with each compression that is installed.
+offline and online is timed as whole loops over 64 samples, with each compression that is installed. Instead
+of a list, MODULE:NAME may be a torch Dataset or DataLoader, or any iterable of samples: that is timed as
+it is.
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from p2pavg.bench.input import shards, verdict
+from p2pavg.bench.input import shards, verdict, whole
 from p2pavg.bench.input.compression import available
-from p2pavg.bench.input.measure import measure
+from p2pavg.bench.input.measure import Split
+from p2pavg.bench.input.measure import splits as measured
+from p2pavg.bench.input.named import named
 from p2pavg.bench.input.source import Source
 from p2pavg.bench.input.steps import Pipeline
+from p2pavg.bench.input.whole import is_whole
 from p2pavg.bench.options import at_least, positive_int
 from p2pavg.bench.progress import progress
-from p2pavg.bench.result import add_output_options, emit
+from p2pavg.bench.result import add_output_options, emit, percentile
 from p2pavg.errors import ConfigurationError
 from p2pavg.printable import counted
 from p2pavg.report.reading import read_reports
@@ -36,9 +41,13 @@ def register(subparsers: Any) -> None:
         "input", help="what binds an input pipeline", description=__doc__, epilog=EXAMPLE
     )
     parser.add_argument(
-        "steps", metavar="MODULE:steps", help="a list of functions, imported from this folder"
+        "steps", metavar="MODULE:steps", help="a list of functions, or a loader; imported from this folder"
     )
-    parser.add_argument("--data", metavar="GLOB", required=True, help="files, or tar archives of samples")
+    parser.add_argument(
+        "--data",
+        metavar="GLOB",
+        help="files, tar archives of samples, or MODULE:NAME of an iterable of bytes",
+    )
     wanted = parser.add_mutually_exclusive_group()
     wanted.add_argument("--need", type=at_least(1e-9), metavar="SPS", help="samples/s that one trainer takes")
     wanted.add_argument("--from", dest="reports", metavar="JSONL", help="take --need from a run's reports")
@@ -56,11 +65,22 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure all splits, explain the figures, and write the best split if asked for."""
-    pipeline, source = Pipeline.of(args.steps), Source.of(args.data)
     need = args.need if args.reports is None else needed(args.reports)
-    ways, limits = available(), verdict.MachineLimits(args.disk_mbps, args.memory_gb)
+    thing = named(args.steps, "the steps")
+    if is_whole(thing):
+        return run_whole(args, thing, need)
+    pipeline = Pipeline.of(thing, args.steps)
+    if args.data is None:
+        raise ConfigurationError("a list of steps needs samples to run over: name them with --data")
+    source, ways = Source.of(args.data), available()
+    limits = verdict.MachineLimits(args.disk_mbps, args.memory_gb)
+    if args.write is not None:
+        shards.check_folder(args.write)
+    splits: list[Split] = []
     with progress("splits", 1 + pipeline.offline * len(ways)) as advance:
-        splits = measure(pipeline, source, ways, args.workers, advance)
+        for split in measured(pipeline, source, ways, args.workers):
+            splits.append(split)
+            advance(1)
     names, count = pipeline.names, source.count
     top = verdict.best(splits, count, limits)
     if args.write is not None and top.offline:
@@ -90,6 +110,32 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_whole(args: argparse.Namespace, thing: object, need: float | None) -> int:
+    """A dataset or a loader has one split: itself."""
+    if args.data is not None or args.write is not None:
+        raise ConfigurationError(f"{args.steps} is no list of steps, so --data and --write have no meaning")
+    fed = whole.rates(thing, args.workers)
+    low, has, high = percentile(fed, 10), median(fed), percentile(fed, 90)
+    row = {
+        "split": "as it is",
+        "codec": None,
+        "sps": has,
+        "sps_low": low,
+        "sps_high": high,
+        "kb_per_sample": None,
+    }
+    result = {
+        "splits": [{**row, "rate": has}],
+        "workers": args.workers,
+        "need": need,
+        "binds": None,
+        "best": {"split": "as it is", "codec": None},
+        "verdict": verdict.as_it_is(low, has, high, need),
+    }
+    emit(args, result, [str(result["verdict"])], lambda figure: draw(figure, result))
+    return 0
+
+
 def needed(path: str) -> float:
     """Samples/s of a trainer while it computes, from its reports. Raises ConfigurationError."""
     rates = [
@@ -110,11 +156,15 @@ def label(offline: int, names: list[str]) -> str:
 def table(result: dict[str, Any]) -> Iterator[str]:
     """The result as lines for people."""
     yield f"{result['samples']:,} samples, {result['workers']} workers; samples/s:"
-    yield f"  {'split':<32} {'codec':<5} {'one':>9} {'workers':>9} {'fed':>9} {'kB':>9} {'once':>20}"
+    yield (
+        f"  {'split':<32} {'codec':<5} {'one':>9} {'held':>9} {'workers':>9} {'from':>9} {'to':>9} "
+        f"{'fed':>9} {'kB':>9} {'once':>20}"
+    )
     for row in result["splits"]:
         once = f"{verdict.in_bytes(row['offline_bytes'])} {row['offline_seconds']:,.1f} s"
         yield (
-            f"  {row['split'][-32:]:<32} {row['codec']:<5} {row['sps']:>9,.0f} {row['sps_workers']:>9,.0f} "
+            f"  {row['split'][-32:]:<32} {row['codec']:<5} {row['sps']:>9,.0f} {row['sps_memory']:>9,.0f} "
+            f"{row['sps_workers']:>9,.0f} {row['workers_low']:>9,.0f} {row['workers_high']:>9,.0f} "
             f"{row['rate']:>9,.0f} {row['kb_per_sample']:>9,.1f} {once if row['offline'] else '-':>20}"
         )
     yield result["verdict"]

@@ -30,11 +30,13 @@ def rate(split: Split, count: int, limits: MachineLimits) -> float:
 
 
 def binds(split: Split, names: Sequence[str], count: int, limits: MachineLimits) -> str:
-    """The limit of the rate: "storage", "reading", or a step by its number and name."""
+    """The limit of the rate: storage, reading, a step by its number and name, or the way to the trainer."""
     if rate(split, count, limits) < split.sps_workers:
         return "storage"
     times = [split.read_seconds, *split.step_seconds]
     slowest = times.index(max(times))
+    if split.handing_seconds > times[slowest]:
+        return "handing batches to the trainer"
     if slowest == 0:
         return "reading"
     number = split.offline + slowest - 1
@@ -64,9 +66,9 @@ def verdict(
     if need is None:
         return said
     said += f"; you need {need:,.0f}/s for a trainer: "
-    if has >= need * (1 + NEARLY):
+    if (enough := keeps_up(has, need)) is True:
         return said + f"leave all online{_peers(has, need)}"
-    if has >= need * (1 - NEARLY):
+    if enough is None:
         return said + "all online is borderline"
     if top is now or may < need * (1 - NEARLY):
         return said + "no split keeps up; use more workers, or fewer and cheaper steps"
@@ -75,13 +77,33 @@ def verdict(
     return said + f"do that{_peers(may, need)}"
 
 
+def keeps_up(has: float, need: float) -> bool | None:
+    """Whether a trainer gets the samples/s that it takes; None: that is borderline."""
+    if has >= need * (1 + NEARLY):
+        return True
+    return None if has >= need * (1 - NEARLY) else False
+
+
+def as_it_is(low: float, has: float, high: float, need: float | None) -> str:
+    """One sentence for people on a dataset or loader whose parts are not looked into."""
+    said = f"as it is, it feeds {has:,.0f} samples/s ({low:,.0f} to {high:,.0f})"
+    if need is None:
+        return said
+    words = {
+        True: f"it keeps up{_peers(has, need)}",
+        None: "that is borderline",
+        False: "it does not keep up",
+    }
+    return f"{said}; you need {need:,.0f}/s for a trainer: {words[keeps_up(has, need)]}"
+
+
 def _peers(has: float, need: float) -> str:
     most = int(has / need)
     return f", and it keeps up with {counted(most, 'such trainer')}, not with {most + 1}"
 
 
 def in_bytes(size: float) -> str:
-    """The verdict as lines for people."""
+    """A size for people."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 

@@ -16,8 +16,10 @@ import pytest
 import torch
 
 from p2pavg.bench import __main__ as bench
-from p2pavg.bench.input import measure, verdict
+from p2pavg.bench.input import feeding, loops, stored, verdict, whole
+from p2pavg.bench.input.compression import available
 from p2pavg.bench.input.measure import Split
+from p2pavg.bench.input.source import RawSample, Source
 from p2pavg.bench.input.steps import packed, unpacked
 from p2pavg.bench.input.verdict import MachineLimits
 from p2pavg.errors import ConfigurationError
@@ -26,10 +28,17 @@ NAMES = ["decode", "resize", "crop"]
 
 
 def split(
-    offline: int, sps: float, kb: float = 100.0, steps: tuple[float, ...] = (), codec: str = "none"
+    offline: int,
+    sps: float,
+    kb: float = 100.0,
+    steps: tuple[float, ...] = (),
+    codec: str = "none",
+    handing: float = 0.0,
 ) -> Split:
     steps = steps or (0.001,) * (3 - offline)
-    return Split(offline, codec, sps, sps, sps, 2 * sps, kb, 60.0 * offline, 1e9 * offline, steps, 0.0001)
+    once = 60.0 * offline, 1e9 * offline
+    fed = 2 * sps
+    return Split(offline, codec, sps, sps, sps, fed, fed, fed, sps, kb, *once, steps, 0.0001, handing)
 
 
 def test_the_roofline_is_the_slower_of_workers_and_storage() -> None:
@@ -59,6 +68,40 @@ def test_the_published_order_of_a_vision_pipeline() -> None:
 def test_the_slowest_step_binds() -> None:
     """Which online step takes longest is named by number and name."""
     assert verdict.binds(split(1, 500, steps=(0.001, 0.004)), NAMES, 10, MachineLimits()) == "step 3 (crop)"
+
+
+def test_handing_batches_over_binds_where_it_takes_longest() -> None:
+    """Cheap steps feed less than they compute: the way from a worker to the trainer costs more."""
+    assert verdict.binds(split(1, 500, handing=0.002), NAMES, 10, MachineLimits()) == (
+        "handing batches to the trainer"
+    )
+    assert verdict.binds(split(1, 500, handing=0.0005), NAMES, 10, MachineLimits()) == "step 2 (resize)"
+
+
+@pytest.mark.parametrize(
+    ("need", "said"),
+    [(50, "it keeps up, and it keeps up with 2 such trainers, not with 3"), (100, "that is borderline"),
+     (200, "it does not keep up")],
+)  # fmt: skip
+def test_the_verdict_on_a_loader_as_it_is(need: float, said: str) -> None:
+    """What it feeds, with its interval, and whether a trainer needs more."""
+    words = verdict.as_it_is(90, 100, 110, need)
+    assert words == f"as it is, it feeds 100 samples/s (90 to 110); you need {need}/s for a trainer: {said}"
+
+
+def test_a_loop_does_not_come_again_while_the_cache_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many copies of the samples take turns as the cache holds twice, and no more than the dataset has."""
+    monkeypatch.setattr(stored, "cache_bytes", lambda: 1000)
+    samples = [RawSample(str(number), bytes(100)) for number in range(4)]
+    way = available()[0]
+    for count, turns in ((4, 1), (12, 3), (100_000, 5)):
+        source = Source(["x.tar"], count, 100 * count)
+        held = stored.store(tmp_path, source, samples, None, way)
+        assert len(held.loops) == turns
+        assert [sample.data for sample in held.loop(turns + 1)] == [bytes(100)] * 4
+    assert stored.cache_bytes() > 0
 
 
 def test_less_work_beforehand_wins_a_tie() -> None:
@@ -113,6 +156,16 @@ def shaky(text): return random.random()
 shaking = [inflate, shaky]
 def fail(text): raise ValueError("no")
 failing = [inflate, fail]
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+numbers = TensorDataset(torch.arange(40))
+loader = DataLoader(numbers, batch_size=8, num_workers=0)
+class Stream:
+    def __iter__(self): return iter(range(100))
+stream = Stream()
+empty = []
+blobs = [zlib.compress(bytes([n]) * 500) for n in range(30)]
+once = iter(blobs)
 """
 
 
@@ -126,7 +179,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             file.write_bytes(zlib.compress(rng.randbytes(2000)))
             archive.add(file, f"{number}.z")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(measure, "LEAST_S", 0.0)
+    for module in (loops, feeding, whole):
+        monkeypatch.setattr(module, "LEAST_S", 0.0)
     monkeypatch.setitem(sys.modules, "madeup", None)
     del sys.modules["madeup"]
     return tmp_path
@@ -156,6 +210,24 @@ def test_all_splits_are_measured_and_the_best_is_written(folder: Path) -> None:
             assert len(archive.getnames()) == 20
 
 
+@pytest.mark.parametrize("thing", ["numbers", "loader", "stream"])
+def test_datasets_and_loaders_are_timed_as_they_are(folder: Path, thing: str) -> None:
+    """A torch Dataset, a DataLoader and any iterable have one split, themselves."""
+    arguments = ["input", f"madeup:{thing}", "--workers", "1", "--need", "0.001", "--json", "out.json"]
+    assert bench.main(arguments) == 0
+    result = json.loads((folder / "out.json").read_text())
+    assert [row["split"] for row in result["splits"]] == ["as it is"]
+    assert result["splits"][0]["sps"] > 0
+    assert "it keeps up" in result["verdict"]
+
+
+def test_samples_may_be_an_iterable_of_bytes(folder: Path) -> None:
+    """--data MODULE:NAME: no file is needed."""
+    arguments = ["input", "madeup:steps", "--data", "madeup:blobs", "--workers", "1", "--json", "out.json"]
+    assert bench.main(arguments) == 0
+    assert json.loads((folder / "out.json").read_text())["samples"] == 30
+
+
 def test_too_little_disk_is_told_before_anything_is_written(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +249,7 @@ def test_no_room_for_the_samples_of_a_loop_is_one_sentence(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(measure, "pack", full)
+    monkeypatch.setattr(stored, "pack", full)
     assert bench.main(["input", "madeup:steps", "--data", "*.tar", "--workers", "1"]) == 1
     assert "(No space left on device): make room there, or set TMPDIR" in capfd.readouterr().err
 
@@ -190,6 +262,10 @@ def test_no_room_for_the_samples_of_a_loop_is_one_sentence(
         (["madeup:steps", "--data", "nothing*"], "no file matches"),
         (["madeup:none", "--data", "*.tar"], "cannot import the steps"),
         (["madeup", "--data", "*.tar"], "is no MODULE:NAME"),
+        (["madeup:steps"], "name them with --data"),
+        (["madeup:loader", "--data", "*.tar"], "--data and --write have no meaning"),
+        (["madeup:steps", "--data", "madeup:once"], "gives bytes each time it is iterated"),
+        (["madeup:steps", "--data", "madeup:numbers"], "gives bytes each time it is iterated"),
         (["madeup:steps", "--data", "*.tar", "--write", "no/where"], "does not exist"),
     ],
 )
