@@ -3,6 +3,7 @@
 # make simulation   the rounds under 22,040 seeded schedules of faults, and all orders of one round (about eight minutes on two cores)
 # make world   six peers of strangers in an emulated internet, and what befalls them; about eight minutes, one page
 # make fuzz   every parser and the pump's, about a minute in all
+# make wheel   wheels without a compiler's help where they are installed, into dist/ (minutes; see docs/deploy.md)
 # The first call creates .venv and installs into it; later calls install nothing.
 
 BASE_PYTHON ?= python3
@@ -20,7 +21,7 @@ SEEDS ?= 0:20000
 SEVEN_SEEDS ?= 0:2000
 LARGE_SEEDS ?= 0:40
 
-.PHONY: demo test simulation world fuzz lint format install native constraints clean
+.PHONY: demo test simulation world fuzz lint format install native wheel constraints clean
 
 demo: install
 	@$(VENV_PYTHON) examples/demo.py $(ARGS)
@@ -85,6 +86,10 @@ native:
 	@cmake --build build/dev --parallel $$(nproc 2>/dev/null || echo 2) >>build/dev.log 2>&1 \
 		|| { grep -v warning build/dev.log | tail -60; exit 1; }
 	@cmake --install build/dev --prefix . >/dev/null
+
+# Brings its own tools into build/wheels; PyTorch is not needed.
+wheel:
+	@$(BASE_PYTHON) -m wheels $(ARGS)
 
 # What a release is installed with: see the head of the file.
 constraints:

@@ -12,24 +12,29 @@ from p2pavg.launch.yaml import render
 
 GRACE_S = 60  # that a container has after SIGTERM: more than a peer's notice
 PYTHON = "python:3.12-slim"
+PIP = "pip.conf"  # pip's options: a file beside the others, and the name of the secret
+MACHINE = "12 linux x86_64"  # as that Python tells of itself
 
 
-def dockerfile(wheel: str, packages: Sequence[str], setup: Sequence[str], code: str) -> str:
-    """An image with p2pavg, `packages` and the code. wheel, code: names beside the file. The program stands
-    in exec form, so that SIGTERM reaches Python and the peer leaves without loss.
+def dockerfile(swarm: SwarmFile, wheel: str, code: str) -> str:
+    """An image with p2pavg, the swarm's packages and the code. wheel, code: names beside the file. The
+    program stands in exec form, so that SIGTERM reaches Python and the peer leaves without loss. pip's
+    options may hold
+    a password: they are there while the image is built, and not in the image.
     """
-    wanted = " ".join(shlex.quote(package) for package in (*packages, f"/tmp/{wheel}"))
+    wanted = " ".join(shlex.quote(package) for package in (*swarm.packages, f"/tmp/{wheel}"))
+    run = f"RUN --mount=type=secret,id={PIP},target=/etc/pip.conf" if swarm.pip else "RUN"
     lines = [
         f"FROM {PYTHON} AS build",
         f"COPY {wheel} /tmp/",
-        f"RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir {wanted}",
+        f"{run} python -m venv /venv && /venv/bin/pip install --no-cache-dir {wanted}",
         "",
         f"FROM {PYTHON}",
         "COPY --from=build /venv /venv",
         'ENV PATH="/venv/bin:$PATH" PYTHONUNBUFFERED=1',
         f"COPY {code}/ /code/",
         "WORKDIR /code",
-        *(f"RUN {json.dumps(['sh', '-ec', command])}" for command in setup),
+        *(f"{run} {json.dumps(['sh', '-ec', command])}" for command in swarm.setup),
         'ENTRYPOINT ["python"]',
     ]
     return "\n".join(lines) + "\n"
@@ -50,8 +55,9 @@ def compose(swarm: SwarmFile, script: str, arguments: Sequence[str], secrets: Ma
         environment = {"P2PAVG_INITIAL_PEERS": initial, **machine.environment}
         services[machine.name] = _service(swarm, machine.name, command, environment, secrets)
     document: dict[str, object] = {"name": swarm.run.lower().replace(".", "-"), "services": services}
-    if secrets:
-        document["secrets"] = {name: {"file": f"./{path}"} for name, path in secrets.items()}
+    files = {**secrets, PIP: PIP} if swarm.pip else secrets
+    if files:
+        document["secrets"] = {name: {"file": f"./{path}"} for name, path in files.items()}
     return render(document)
 
 
@@ -69,7 +75,7 @@ def _service(
         environment = {**environment, "P2PAVG_CREDENTIALS": where}
     service: dict[str, object] = {
         "image": f"{swarm.run.lower()}-peer",
-        "build": ".",
+        "build": {"context": ".", "secrets": [PIP]} if swarm.pip else ".",
         "command": [_literal(word) for word in command],
         "environment": {key: _literal(value) for key, value in environment.items()},
         "restart": "on-failure",

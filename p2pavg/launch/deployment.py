@@ -20,6 +20,7 @@ from p2pavg.launch.record import Record
 from p2pavg.launch.remote import INSTALL_S, LIVED, Job, Remote
 from p2pavg.launch.ssh import MachineError, Ssh
 from p2pavg.launch.swarm_file import MachineEntry, SwarmFile
+from p2pavg.launch.wheel import Wheels
 from p2pavg.membership.table.address import format_host_port
 from p2pavg.printable import counted
 
@@ -69,10 +70,10 @@ class Deployment:
         inside(swarm, script)
         record = Record(swarm.run, str(script), list(arguments), "", *secrets)
         with tempfile.TemporaryDirectory(prefix="p2pavg-launch-") as folder:
-            made = self._wheel(Path(folder))
-            record.bootstrap = swarm.bootstrap or self._bootstrap(machines, made, authority, record.watcher)
-            record.save()
-            return self._start(machines, len(swarm.machines), record, made)
+            machines = self._prepare(machines, script, self._wheels(Path(folder)))
+        record.bootstrap = swarm.bootstrap or self._bootstrap(machines, authority, record.watcher)
+        record.save()
+        return self._start(machines, len(swarm.machines), record, len(machines))
 
     def add(self, names: Sequence[str]) -> int:
         """Start the peers of machines that the file names now, in the run that lives."""
@@ -84,45 +85,58 @@ class Deployment:
         if not machines:
             raise ConfigurationError("a peer runs on every machine of the file; put another machine into it")
         with tempfile.TemporaryDirectory(prefix="p2pavg-launch-") as folder:
-            made = self._wheel(Path(folder))
-            self._revive_bootstrap(record, made)
-            return self._start(machines, len(machines), record, made)
+            wanted = len(machines)
+            machines = self._prepare(machines, Path(record.script), self._wheels(Path(folder)))
+        self._revive_bootstrap(record)
+        return self._start(machines, wanted, record, 1)
 
-    def _wheel(self, folder: Path) -> Path | None:
+    def _wheels(self, folder: Path) -> Wheels | None:
         if not self._swarm.install:
             return None
-        given = self._swarm.wheel
-        if given is None:
-            self._say("building the wheel")
-            return wheel.made(folder)
-        if not given.is_file():
-            raise ConfigurationError(f"there is no wheel {given}")
-        return given
+        if self._swarm.wheel is not None:
+            return wheel.given(self._swarm.wheel)
+        self._say("making the wheel")
+        return wheel.made(folder)
+
+    def _prepare(
+        self, machines: Sequence[MachineEntry], script: Path, wheels: Wheels | None
+    ) -> list[MachineEntry]:
+        """Install everything on all machines at once; those on which that came about."""
+        ready = self._each(machines, lambda machine: self._prepare_one(machine, script, wheels))
+        return [machine for machine in machines if machine.name in ready]
+
+    def _prepare_one(self, machine: MachineEntry, script: Path, wheels: Wheels | None) -> bool:
+        swarm, remote = self._swarm, self._remotes[machine.name]
+        if (state := remote.state()).get("alive"):
+            raise MachineError(
+                f"{machine.name}: its peer runs already; 'p2pavg launch stop' lets that peer leave"
+            )
+        if state.get("state") in LIVED:
+            remote.stop()  # a peer whose keeper was killed may live on
+        remote.install(machine.python, wheels, swarm)
+        remote.copy(swarm.directory, script)
+        remote.set_up(swarm.setup, INSTALL_S)
+        return True
 
     def _bootstrap(
-        self,
-        machines: Sequence[MachineEntry],
-        made: Path | None,
-        authority: Authority | None,
-        watcher: str | None,
+        self, machines: Sequence[MachineEntry], authority: Authority | None, watcher: str | None
     ) -> str:
         """Start a bootstrap node on the first machine that takes one; its address."""
         failed = "none can be reached"
         for machine in machines:
             try:
-                return self._start_bootstrap(machine, made, authority, watcher)
+                return self._start_bootstrap(machine, authority, watcher)
             except MachineError as error:
                 failed = str(error)
                 self._say(failed)
         raise P2PAvgError(f"no machine runs the bootstrap node ({failed})")
 
     def _start_bootstrap(
-        self, machine: MachineEntry, made: Path | None, authority: Authority | None, watcher: str | None
+        self, machine: MachineEntry, authority: Authority | None, watcher: str | None
     ) -> str:
         swarm, remote = self._swarm, self._remote(machine, "bootstrap")
         address = format_host_port(machine.address or remote.ssh.host(), swarm.bootstrap_port)
         every = "[::]" if address.startswith("[") else "0.0.0.0"
-        self._remotes[machine.name].install(machine.python, made, swarm.packages, INSTALL_S)
         remote.share(self._remotes[machine.name])
         command = ["@PYTHON@", "-m", "p2pavg", "bootstrap", "--run", swarm.run]
         command += ["--listen", f"{every}:{swarm.bootstrap_port}", "--announce", address]
@@ -131,7 +145,7 @@ class Deployment:
         self._say(f"{machine.name}: bootstrap node at {address}")
         return address
 
-    def _revive_bootstrap(self, record: Record, made: Path | None) -> None:
+    def _revive_bootstrap(self, record: Record) -> None:
         """Start the run's bootstrap node again, where it has ended: newcomers begin there."""
         if self._swarm.bootstrap is not None:
             return
@@ -140,17 +154,17 @@ class Deployment:
             try:
                 state = self._remote(machine, "bootstrap").state()
                 if "state" in state and not state["alive"]:
-                    record.bootstrap = self._start_bootstrap(machine, made, authority, record.watcher)
+                    record.bootstrap = self._start_bootstrap(machine, authority, record.watcher)
                     record.save()
                 if "state" in state:
                     return
             except MachineError as error:
                 self._say(str(error))
 
-    def _start(self, machines: Sequence[MachineEntry], wanted: int, record: Record, made: Path | None) -> int:
+    def _start(self, machines: Sequence[MachineEntry], wanted: int, record: Record, together: int) -> int:
         authority = record.owner()
         before = len(self._table(record)) if authority is None else 0
-        started = self._each(machines, lambda machine: self._start_one(machine, record, authority, made))
+        started = self._each(machines, lambda machine: self._start_one(machine, record, authority, together))
         there = self._await_table(list(started), record, before)
         for machine in machines:
             if machine.name in started:
@@ -163,25 +177,15 @@ class Deployment:
         return int(len(machines) - len(missing) < wanted)
 
     def _start_one(
-        self, machine: MachineEntry, record: Record, authority: Authority | None, made: Path | None
+        self, machine: MachineEntry, record: Record, authority: Authority | None, together: int
     ) -> bool:
-        swarm, remote = self._swarm, self._remotes[machine.name]
-        script = Path(record.script)
-        state = remote.state()
-        if state.get("state") in LIVED and not state["alive"]:
-            remote.stop()  # a peer whose keeper was killed may live on
-        if state.get("alive"):
-            raise MachineError(
-                f"{machine.name}: its peer runs already; 'p2pavg launch stop' lets that peer leave"
-            )
-        remote.install(machine.python, made, swarm.packages, INSTALL_S)
-        remote.copy(swarm.directory, script)
-        remote.set_up(swarm.setup, INSTALL_S)
+        remote, script = self._remotes[machine.name], Path(record.script)
         member = None if authority is None else authority.member()
-        environment = {"P2PAVG_INITIAL_PEERS": record.bootstrap, **machine.environment}
+        environment = {"P2PAVG_INITIAL_PEERS": record.bootstrap, "P2PAVG_PEERS": str(together)}
+        environment.update(machine.environment)
         command = [
             "@PYTHON@",
-            f"@FOLDER@/code/{inside(swarm, script)}",
+            f"@FOLDER@/code/{inside(self._swarm, script)}",
             *record.arguments,
             *machine.arguments,
         ]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from p2pavg.credentials import Authority
 from p2pavg.errors import ConfigurationError, P2PAvgError
-from p2pavg.launch import compose, sky
+from p2pavg.launch import compose, pip, sky
 from p2pavg.launch import wheel as wheels
 from p2pavg.launch.remote import packed
 from p2pavg.launch.swarm_file import SwarmFile
@@ -39,11 +39,14 @@ class Emission:
         services = names if self._swarm.bootstrap is not None else ["bootstrap", *names]
         secrets = {} if self._authority is None else {name: f"{name}.credentials" for name in services}
         files = {
-            "Dockerfile": compose.dockerfile(made.name, self._swarm.packages, self._swarm.setup, "code"),
+            "Dockerfile": compose.dockerfile(self._swarm, made.name, "code"),
             "compose.yaml": compose.compose(self._swarm, script, self._arguments, secrets),
-            ".dockerignore": "**/*.credentials\n**/*.secret\n",
+            ".dockerignore": f"**/*.credentials\n**/*.secret\n{compose.PIP}\n",
         }
-        self._write(files, {path: self._member() for path in secrets.values()})
+        private = {path: self._member() for path in secrets.values()}
+        if self._swarm.pip:
+            private[compose.PIP] = pip.configuration(self._swarm.pip)
+        self._write(files, private)
         return [["docker", "compose", "--project-directory", str(self._folder), "up", "--build", "--detach"]]
 
     def sky(self) -> list[list[str]]:
@@ -76,8 +79,12 @@ class Emission:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if self._swarm.wheel is None:
-                return wheels.made(self._folder)
-            return Path(shutil.copy(self._swarm.wheel, self._folder))
+                return wheels.made(self._folder).files[0]
+            machine = compose.MACHINE
+            fitting = wheels.given(self._swarm.wheel).fitting(machine)
+            if fitting is None:
+                raise ConfigurationError(f"{self._swarm.wheel} has no wheel for Python 3.{machine}")
+            return Path(shutil.copy(fitting, self._folder))
         except OSError as error:
             raise P2PAvgError(f"{self._folder} cannot be written ({error.strerror})") from None
 

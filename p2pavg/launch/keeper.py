@@ -24,6 +24,9 @@ LIVED_S = 120.0  # a peer that ran for so long has not crashed in a row
 MOST_CRASHES = 8  # in a row, after which the keeper gives up
 LOG_BYTES = 16 << 20  # of the log; then that file becomes peer.log.1
 PIECE_BYTES = 65536
+LEFT_BY_ITSELF = 143  # of a peer that left, though not asked from here: a cloud takes this machine
+TAKEN_S = 180.0  # until that peer starts anew, should the machine stay: longer than any cloud's notice
+TOGETHER = "P2PAVG_PEERS"  # of the environment: how many peers begin at once
 DRAINS_S = 5.0  # for the last words of a peer that has ended
 
 
@@ -51,8 +54,9 @@ class Keeper:
             if crashes >= MOST_CRASHES:
                 self._tell("failed", code)
                 return code
-            self._tell("crashed", code)
-            self._leaving.wait(PAUSES_S[min(crashes, len(PAUSES_S)) - 1])
+            taken = code == LEFT_BY_ITSELF
+            self._tell("away" if taken else "crashed", code)
+            self._leaving.wait(TAKEN_S if taken else PAUSES_S[min(crashes, len(PAUSES_S)) - 1])
             self._restarts += 1
         self._tell("left" if self._leaving.is_set() else "ended", code)
         return code
@@ -60,6 +64,8 @@ class Keeper:
     def _once(self, job: Mapping[str, Any]) -> int:
         """Start the peer, keep its output, and wait for its end."""
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **job["environment"]}
+        if self._restarts:
+            environment.pop(TOGETHER, None)  # the others have begun
         try:
             peer = self._peer = subprocess.Popen(
                 job["command"],

@@ -61,7 +61,12 @@ class Local:
         environment = {"OMP_NUM_THREADS": threads, **os.environ}  # what the user says counts
         return subprocess.Popen(
             self._command,
-            env={**environment, "P2PAVG_INITIAL_PEERS": address, "PYTHONUNBUFFERED": "1"},
+            env={
+                **environment,
+                "P2PAVG_INITIAL_PEERS": address,
+                "P2PAVG_PEERS": str(self._count),
+                "PYTHONUNBUFFERED": "1",
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -12,7 +12,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from p2pavg.launch.ssh import Ssh
+from p2pavg.launch import pip, unit
+from p2pavg.launch.ssh import MachineError, Ssh
+from p2pavg.launch.swarm_file import SwarmFile
+from p2pavg.launch.wheel import ASKED, Wheels
 
 HOME = ".p2pavg"  # in the home directory of that machine
 INSTALL_S = 1800.0
@@ -20,7 +23,7 @@ STEP_S = 120.0
 KEEPER_S = 30  # for a keeper to have started its peer
 LEAVES_S = 90.0  # that a peer may take: more than the default notice
 LEFT_OUT = {".git", ".venv", "venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
-LIVED = ("running", "crashed")  # states that a keeper wrote which was killed afterwards
+LIVED = ("running", "crashed", "away")  # states that a keeper wrote which was killed afterwards
 SECRETS = {".credentials", ".secret"}  # of files that stay here
 EMITTED = {".docker", ".sky"}  # of folders that `launch --to` writes
 
@@ -41,36 +44,47 @@ class Remote:
     def __init__(self, ssh: Ssh, run: str, name: str) -> None:
         """Both names have letters, digits, `.`, `_` and `-` alone."""
         self.ssh = ssh
+        self._run, self._name = run, name
         self._folder = f"{HOME}/{run}/{name}"
 
-    def install(self, python: str, wheel: Path | None, packages: Sequence[str], timeout: float) -> None:
-        """Make a virtual environment with p2pavg and `packages`, or bring the one that is there up to date.
-        wheel: of p2pavg; None: `python` has everything. Raises MachineError.
+    def install(self, python: str, wheels: Wheels | None, swarm: SwarmFile) -> None:
+        """Make a virtual environment with p2pavg and the swarm's packages, or bring up to date what is there.
+        wheels: of p2pavg; None: `python` has everything. Raises MachineError.
         """
         missing = f"there is no {python} on that machine; name another one with python="
-        described = "" if wheel is None else f"{sha256(wheel.read_bytes()).hexdigest()} {' '.join(packages)}"
         lines = [
             "set -e",
             f"mkdir -p {self._folder}/code && cd {self._folder}",
             f"P=$(command -v {shlex.quote(python)}) || {{ echo {shlex.quote(missing)} >&2; exit 3; }}",
         ]
-        if wheel is None:
+        if wheels is None:
             self.ssh.shell("\n".join([*lines, 'printf %s "$P" > python']), STEP_S)
             return
-        there = "cat installed 2> /dev/null || true"
-        if self.ssh.shell("\n".join([*lines, there]), STEP_S).strip() == described.strip():
+        ask = [f'"$P" -c {shlex.quote(ASKED)}', "cat installed 2> /dev/null || true"]
+        told, _, before = self.ssh.shell("\n".join([*lines, *ask]), STEP_S).partition("\n")
+        wheel = wheels.fitting(told)
+        if wheel is None:
+            raise MachineError(
+                f"{self.ssh.name}: no wheel fits its Python (3.{told.strip()}): 'make wheel' makes more; "
+                "name their folder with wheel="
+            )
+        options = pip.configuration(swarm.pip)
+        described = f"{sha256(wheel.read_bytes() + options.encode()).hexdigest()} {' '.join(swarm.packages)}"
+        if before.strip() == described.strip():
             return
         self.ssh.send(f"cat > {self._folder}/{wheel.name}", wheel.read_bytes(), INSTALL_S)
-        wanted = " ".join(shlex.quote(package) for package in packages)
-        pip = "venv/bin/python -m pip install --quiet --disable-pip-version-check"
+        wanted = " ".join(shlex.quote(package) for package in swarm.packages)
+        command = "venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check"
         lines += [
-            '[ -x venv/bin/python ] || "$P" -m venv venv',
-            f"{pip} {wanted} ./{shlex.quote(wheel.name)} >&2",
-            f"{pip} --force-reinstall --no-deps ./{shlex.quote(wheel.name)} >&2",  # of the same version, too
+            'NEW=; [ -x venv/bin/python ] || { NEW=1; "$P" -m venv venv; }',
+            f"( umask 077; printf %s {shlex.quote(options)} > venv/pip.conf )",
+            f"{command} {wanted} ./{shlex.quote(wheel.name)} >&2",
+            # of the same version, too
+            f'[ "$NEW" ] || {command} --force-reinstall --no-deps ./{shlex.quote(wheel.name)} >&2',
             'printf %s "$PWD/venv/bin/python" > python',
             f"printf %s {shlex.quote(described)} > installed",
         ]
-        self.ssh.shell("\n".join(lines), timeout)
+        self.ssh.shell("\n".join(lines), INSTALL_S)
 
     def share(self, other: Remote) -> None:
         """Use what another folder of the same machine has installed. Raises MachineError."""
@@ -103,6 +117,7 @@ class Remote:
             {"command": list(job.command), "environment": environment, "directory": "@FOLDER@/code"}
         )
         running = "its peer runs already; 'p2pavg launch stop' lets that peer leave"
+        alone = 'nohup setsid "$PY" -m p2pavg.launch.keeper "$D" > keeper.log 2>&1 < /dev/null &'
         lines = [
             "set -e",
             "umask 077",
@@ -112,7 +127,8 @@ class Remote:
             "rm -f state.json",
             "D=$(pwd -P); PY=$(cat python)",
             f'printf %s {shlex.quote(described)} | sed "s|@FOLDER@|$D|g; s|@PYTHON@|$PY|g" > peer.json',
-            'nohup setsid "$PY" -m p2pavg.launch.keeper "$D" > keeper.log 2>&1 < /dev/null &',
+            ": > keeper.log",
+            *unit.starting(self._run, self._name, LEAVES_S, alone),
             f"i=0; until [ -s state.json ] || [ $i -ge {10 * KEEPER_S} ]; do sleep 0.1; i=$((i+1)); done",
             "[ -s state.json ] || { tail -n 1 keeper.log >&2; exit 6; }",
         ]
@@ -139,6 +155,7 @@ class Remote:
             f"if {_ALIVE}; then kill -TERM $(cat keeper.lock); else {_ORPHAN}; fi",
             f"i=0; while {_ALIVE} && [ $i -lt {round(10 * LEAVES_S)} ]; do sleep 0.1; i=$((i+1)); done",
             f"if {_ALIVE}; then echo 'it has not left in {LEAVES_S:.0f} s' >&2; exit 5; fi",
+            *unit.stopping(self._run, self._name),
         ]
         self.ssh.shell("\n".join(lines), LEAVES_S + STEP_S)
         state = self.state()

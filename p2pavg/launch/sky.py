@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from p2pavg.launch import pip
 from p2pavg.launch.swarm_file import MachineEntry, SwarmFile
 from p2pavg.launch.yaml import render
 
@@ -30,7 +31,11 @@ def task(
         },
         **machine.resources,
     }
-    environment: dict[str, str] = {"P2PAVG_INITIAL_PEERS": swarm.bootstrap or "", **machine.environment}
+    environment: dict[str, str] = {
+        "P2PAVG_INITIAL_PEERS": swarm.bootstrap or "",
+        **pip.environment(swarm.pip),
+        **machine.environment,
+    }
     document: dict[str, Any] = {"name": f"{swarm.run}-{machine.name}", "resources": resources}
     if wheel is not None:
         document["file_mounts"] = {f"~/{wheel}": f"./{wheel}"}

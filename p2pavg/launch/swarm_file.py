@@ -35,6 +35,7 @@ _SWARM = {
     "python": str,
     "install": bool,
     "wheel": str,
+    "pip": dict,
     "packages": list,
     "directory": str,
     "setup": list,
@@ -77,7 +78,8 @@ class SwarmFile:
     bootstrap: str | None  # HOST:PORT of a node that runs already; None: one is started on the first machine
     bootstrap_port: int
     install: bool  # into a virtual environment of its own; False: `python` has everything
-    wheel: Path | None  # of p2pavg; None: made from this installation
+    wheel: Path | None  # of p2pavg, or a folder with several; None: made from this installation
+    pip: Mapping[str, Any]  # pip's own options there, as in its configuration file
     packages: tuple[str, ...]
     directory: Path | None  # copied to each machine; None: the script alone
     setup: tuple[str, ...]  # shell commands, run in the copied directory
@@ -121,6 +123,7 @@ def load(path: Path) -> SwarmFile:
         bootstrap_port=port,
         install=checked.get("install", True),
         wheel=_path(checked, "wheel", beside),
+        pip=_pip(checked.get("pip", {}), f"{path}: pip"),
         packages=_texts(checked, "packages", str(path)),
         directory=_path(checked, "directory", beside),
         setup=_texts(checked, "setup", str(path)),
@@ -179,6 +182,20 @@ def _texts(given: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     if not all(isinstance(value, str) for value in values):
         raise ConfigurationError(f"{where}: {key!r} is a list of texts")
     return tuple(values)
+
+
+def _pip(given: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    for option, value in given.items():
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(one, str | int) for one in values):
+            raise ConfigurationError(
+                f"{where}: {option!r} is a text, a number, true, false, or a list of texts"
+            )
+        if not re.fullmatch(r"[a-z][a-z-]*", option) or any("\n" in str(one) for one in values):
+            raise ConfigurationError(
+                f"{where}: {option!r} is no option of pip on one line; one is 'index-url'"
+            )
+    return given
 
 
 def _path(given: Mapping[str, Any], key: str, beside: Path) -> Path | None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from p2pavg.errors import ClosedError, ConfigurationError
-from p2pavg.optim import sigterm
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.microbatches import Microbatches
 from p2pavg.optim.modules import Places, parameters_at
 from p2pavg.optim.outer.update import OuterUpdate
+from p2pavg.optim.process import sigterm
 from p2pavg.optim.saved import Saved
 from p2pavg.optim.updates.behind import BehindUpdate
 from p2pavg.optim.updates.masters import replace_parameters

@@ -14,10 +14,11 @@ import torch
 
 from p2pavg.errors import P2PAvgError
 from p2pavg.membership.table.address import format_host_port
-from p2pavg.optim import live, sigterm
+from p2pavg.optim import live
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.outer.local import LocalSteps
 from p2pavg.optim.outer.settings import outer_of
+from p2pavg.optim.process import sigterm
 from p2pavg.optim.resume import Resumable
 from p2pavg.optim.sampling import Sampling
 from p2pavg.optim.training_options import TrainingOptions
@@ -59,6 +60,7 @@ class RunWrapper(Wrapper):
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner)
         self._closed = False
+        self.began = False  # it has trained, so that leaving may have something to hand over
         self._held: list[live.Closeable] = []
 
     def owns(self, params: Iterable[torch.Tensor]) -> bool:

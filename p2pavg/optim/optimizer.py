@@ -14,7 +14,7 @@ import torch
 
 from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.membership import PeerInfo
-from p2pavg.optim import arguments, frozen, live, sigterm
+from p2pavg.optim import arguments, frozen, live
 from p2pavg.optim.accumulating import Accumulating
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.microbatches import Microbatches
@@ -28,6 +28,7 @@ from p2pavg.optim.outer.reference import KeptReference, Reference
 from p2pavg.optim.outer.settings import outer_of
 from p2pavg.optim.outer.update import Moves, OuterUpdate
 from p2pavg.optim.outside import Outside
+from p2pavg.optim.process import company, sigterm, spot
 from p2pavg.optim.resume import SOFTWARE, Resumable, saving
 from p2pavg.optim.sampling import Sampling
 from p2pavg.optim.training_options import TrainingOptions
@@ -98,6 +99,10 @@ class CollaborativeOptimizer(Accumulating):
             that is there, unless the swarm is further.
         checkpoint_epochs: epochs from one checkpoint to the next; None: 10.
         leave_notice_s: seconds that handing over what was accumulated may take, after `close()` or SIGTERM.
+        spot_notices: None: where the firmware names AWS, Google Cloud or Azure, their metadata service is
+        asked
+            every two seconds whether they take this machine, which then has the effect of SIGTERM; False: it
+            is not asked.
         listen: "host:port" to bind. With the default the next free port is taken; port 0 is any free one.
         announce: the "host:port" at which others reach this peer, or several, best first, where that is not
             what they see of it.
@@ -139,6 +144,7 @@ class CollaborativeOptimizer(Accumulating):
 
     @takes(TrainingOptions)
     def __init__(self, options: TrainingOptions) -> None:
+        together = company.wanted()
         optimizer, scheduler, extras = options.optimizer, options.scheduler, dict(options.extras or {})
         params = parameters_of(optimizer)
         live.check_free(params)
@@ -150,7 +156,6 @@ class CollaborativeOptimizer(Accumulating):
         self._leave_notice_s = options.leave_notice_s
         self._outer = outer_of(options.outer)
         self._warned = False
-        self._alone = False  # it was seen that no wrapper averages gradients, too
         # Each local step stands for itself, so outer steps need no weights of microbatches.
         reduction = "sum" if self._outer is not None else options.loss_reduction
         self._microbatches = Microbatches(options.target, options.batch_size_per_step, reduction)
@@ -206,6 +211,8 @@ class CollaborativeOptimizer(Accumulating):
             self.close(0.0)
             raise
         sigterm.watch(self, options.leave_notice_s)
+        spot.watch(options.spot_notices, sigterm.leaves)
+        company.await_company(together, self.peer.wait_for_peers)
 
     def _make_update(self, training: Session) -> Update:
         if self._reference is not None:
@@ -274,9 +281,9 @@ class CollaborativeOptimizer(Accumulating):
         if self._update.lost:
             self._enter_again()
         self.stepped = False
-        if not self._alone:
+        if not self.began:
             arguments.check_alone(self._flat.params)
-            self._alone = True
+            self.began = True
         if self._outer is None:
             self._outside.begins(self.param_groups)
         samples = self._microbatches.take(batch_size, self._flat.passes)

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from p2pavg import codecs
 from p2pavg.data.sampler import SwarmSampler, SwarmShards
+from p2pavg.errors import ConfigurationError
 from p2pavg.optim import arguments, preflight
 from p2pavg.optim.outer.settings import Outer, outer_of
 from p2pavg.optim.resume import Stateful, check_fresh
@@ -43,6 +44,7 @@ class TrainingOptions(PeerOptions):
     checkpoint_dir: str | os.PathLike[str] | None = None
     checkpoint_epochs: int | None = None
     leave_notice_s: float = 30
+    spot_notices: bool | None = None
     model: nn.Module | None = None
     extras: Mapping[str, Stateful] | None = None
     sampler: SwarmSampler | SwarmShards | None = None
@@ -65,6 +67,8 @@ class TrainingOptions(PeerOptions):
         arguments.check_resync(self.resync_epochs)
         arguments.check_buffers(self.buffers)
         arguments.check_notice(self.leave_notice_s)
+        if self.spot_notices not in (None, False):
+            raise ConfigurationError(f"spot_notices must be None or False, not {self.spot_notices!r}")
         arguments.check_checkpoints(self.checkpoint_dir, self.checkpoint_epochs)
         if self.offload_optimizer:
             preflight.check(self.optimizer, self.compression, self.grad_dtype, delayed=self.delay_updates)

@@ -180,3 +180,25 @@ def test_only_showing_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
     """The commands stand there as a person types them."""
     assert start(tmp_path, [["false", "a b"]], only_show=True) == 0
     assert capsys.readouterr().out == f"cd {tmp_path} && false 'a b'\n"
+
+
+def test_options_of_pip_are_there_while_an_image_is_built_alone(tmp_path: Path) -> None:
+    """They may hold a password: a secret of the build, which no layer keeps; in a task they are variables."""
+    more = '[pip]\nextra-index-url = "https://me:secret@wheels.example/cpu"\n'
+    emission(tmp_path, more).docker()
+    out = tmp_path / "out"
+    assert private(out / "pip.conf")
+    assert "secret@wheels.example" in (out / "pip.conf").read_text()
+    assert "pip.conf" in (out / ".dockerignore").read_text().split()
+    image = (out / "Dockerfile").read_text()
+    assert "wheels.example" not in image
+    assert (
+        image.count("RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf ") == image.count("RUN ") == 2
+    )
+    compose = yaml.safe_load((out / "compose.yaml").read_text())
+    assert compose["services"]["us"]["build"] == {"context": ".", "secrets": ["pip.conf"]}
+    assert compose["secrets"]["pip.conf"] == {"file": "./pip.conf"}
+    shutil.rmtree(tmp_path / "code")
+    emission(tmp_path, 'bootstrap = "203.0.113.7:31329"\n' + more).sky()
+    task = yaml.safe_load((out / "us.yaml").read_text())
+    assert task["envs"]["PIP_EXTRA_INDEX_URL"] == "https://me:secret@wheels.example/cpu"

@@ -119,3 +119,33 @@ def test_a_log_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     sizes = {path.name: path.stat().st_size for path in at.glob("peer.log*")}
     assert set(sizes) <= {"peer.log", "peer.log.1"}
     assert sum(sizes.values()) <= 2000
+
+
+def test_a_peer_that_left_by_itself_is_started_again_after_the_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cloud's notice ends a peer with 143: it is away for longer than the notice; started anew, it does not
+    wait for those who began with it.
+    """
+    paused: list[float] = []
+    monkeypatch.setattr(module, "TAKEN_S", 0.0)
+    program = (
+        "import os, sys\n"
+        "print(os.environ.get('P2PAVG_PEERS'))\n"
+        "sys.exit(0 if os.path.exists('once') else open('once', 'w').close() or 143)"
+    )
+    at = folder(tmp_path, program)
+    job = json.loads((at / "peer.json").read_text())
+    job["environment"]["P2PAVG_PEERS"] = "3"
+    (at / "peer.json").write_text(json.dumps(job))
+    made = Keeper(at)
+    told = made._tell
+
+    def tell(state: str, code: int | None) -> None:
+        paused.extend([1.0] if state == "away" else [])
+        told(state, code)
+
+    monkeypatch.setattr(made, "_tell", tell)
+    assert made.run() == 0
+    assert paused
+    assert (at / "peer.log").read_text() == "3\nNone\n"

@@ -59,6 +59,9 @@ def test_what_is_shared_holds_for_each_machine(tmp_path: Path) -> None:
         ('run = "r"\n[[machine]]\nssh = "h"\nname = "bootstrap"\n', "is that of the node"),
         ('run = "r"\npackages = [1]\n' + ONE, "'packages' is a list of texts"),
         ('run = "r"\n[environment]\nA = 1\n' + ONE, "values of 'environment' are texts"),
+        ('run = "r"\n[pip]\nINDEX = "x"\n' + ONE, "'INDEX' is no option of pip"),
+        ('run = "r"\n[pip]\nindex-url = "x\\ny"\n' + ONE, "'index-url' is no option of pip on one line"),
+        ('run = "r"\n[pip]\ntimeout = 1.5\n' + ONE, "'timeout' is a text, a number, true, false"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:

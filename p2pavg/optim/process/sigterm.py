@@ -18,6 +18,11 @@ SLACK_S = 2.0  # seconds after the notice until a training thread that calls no 
 class Watched(Protocol):
     """An optimizer that leaves its run when asked."""
 
+    @property
+    def began(self) -> bool:
+        """Whether it has trained."""
+        ...
+
     def close(self, notice_s: float | None = None) -> None: ...
 
 
@@ -49,6 +54,11 @@ def forget(optimizer: Watched) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def leaves() -> bool:
+    """Whether SIGTERM lets an optimizer leave."""
+    return bool(_watched) and signal.getsignal(signal.SIGTERM) is _on_signal
+
+
 def asked() -> bool:
     """Whether SIGTERM came, so that `obey` is to be called at the next boundary."""
     return _asked_at is not None
@@ -78,6 +88,10 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         signal.raise_signal(signal.SIGTERM)
         return
     if _asked_at is not None:  # the notice is over, or somebody is in a hurry
+        raise SystemExit(EXIT_CODE)
+    if not any(
+        optimizer.began for optimizer in _watched
+    ):  # it may wait for others: there is nothing to hand over
         raise SystemExit(EXIT_CODE)
     _asked_at = time.monotonic()
     notice_s = max(_watched.values(), default=0.0)

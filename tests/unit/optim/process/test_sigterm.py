@@ -8,8 +8,9 @@ import pytest
 
 HEAD = """
 import os, signal, sys, threading, time
-from p2pavg.optim import sigterm
+from p2pavg.optim.process import sigterm
 class Optimizer:
+    began = True
     def __init__(self, notice=0.3):
         sigterm.watch(self, notice)
     def close(self, notice_s=None):
@@ -40,6 +41,19 @@ term()
 try:
     while True:
         time.sleep(0.01)
+finally:
+    print("finally")
+""",
+        143,
+        ["finally"],
+    ),
+    "before it has trained": (
+        """
+Optimizer.began = False
+departing = Optimizer(100.0)
+try:
+    term()
+    time.sleep(50)
 finally:
     print("finally")
 """,

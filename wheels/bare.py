@@ -1,0 +1,92 @@
+"""`python -m wheels.bare WHEEL`: install it beside torch without a compiler, and run the unit tests there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from wheels.__main__ import ROOT
+
+MOST_S = 20.0  # that installing may take once torch and the other requirements are there
+TESTING = (
+    "pytest>=8",
+    "pytest-asyncio>=0.24",
+    "pytest-timeout>=2.3",
+    "pytest-xdist>=3.5",
+    "hypothesis>=6.100",
+)
+# What reads sources of the package, of the C++ or of the documentation, or builds from them.
+OF_A_CHECKOUT = ("test_docs.py", "test_release.py", "test_security_page.py", "test_public_names.py")
+LOADED = (
+    "import p2pavg, sys; from p2pavg import native; print(p2pavg.__file__, native.available()); native.cuda()"
+)
+
+
+def main() -> int:
+    """The exit code is the tests'; 1 when installing took too long or the native module is not used."""
+    parser = argparse.ArgumentParser(prog="python -m wheels.bare", description="Tries a wheel.")
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--python", default=sys.executable, help="the Python to try; default: this one")
+    parser.add_argument(
+        "--torch", default="torch>=2.11", help="what pip installs as torch; default: %(default)s"
+    )
+    parser.add_argument("tests", nargs="*", default=["tests/unit"], help="default: tests/unit")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="p2pavg-bare-") as folder:
+        return tried(args.wheel.resolve(), args.python, args.torch, args.tests, Path(folder))
+
+
+def tried(wheel: Path, python: str, torch: str, tests: list[str], folder: Path) -> int:
+    """Install and test in `folder`."""
+    venv = folder / "venv"
+    subprocess.run([python, "-m", "venv", venv], check=True)
+    inside = {**os.environ, "PATH": without_compilers(folder / "programs", venv), "CC": "", "CXX": ""}
+    pip = [venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, torch], check=True, env=inside)
+    began = time.monotonic()
+    subprocess.run([*pip, "--only-binary", ":all:", wheel], check=True, env=inside)
+    took = time.monotonic() - began
+    print(f"installed beside torch in {took:.1f} s", flush=True)
+    told = subprocess.run(
+        [venv / "bin" / "python", "-c", LOADED],
+        check=True,
+        env=inside,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    print(told.stdout.strip(), flush=True)
+    subprocess.run([*pip, *TESTING], check=True, env=inside)
+    code = folder / "code"
+    for name in ("tests", "bench", "examples", "docs"):
+        shutil.copytree(ROOT / name, code / name, ignore=shutil.ignore_patterns("results", "__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", code)
+    command = [venv / "bin" / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2"]
+    ignored = [f"--ignore=tests/unit/{name}" for name in OF_A_CHECKOUT]
+    code_of_tests = subprocess.run([*command, *ignored, *tests], cwd=code, env=inside, check=False).returncode
+    return code_of_tests or int(took > MOST_S or not told.stdout.strip().endswith("True"))
+
+
+def without_compilers(programs: Path, venv: Path) -> str:
+    """A PATH with the environment and what the system has in /usr/bin and /bin, less compilers."""
+    programs.mkdir()
+    compilers = ("cc", "c++", "gcc", "g++", "clang", "nvcc", "cmake", "ninja", "make", "ld")
+    for folder in (Path("/usr/bin"), Path("/bin"), Path("/usr/sbin"), Path("/sbin")):
+        for program in folder.iterdir():
+            name, link = program.name, programs / program.name
+            compiles = any(name == one or name.startswith(f"{one}-") for one in compilers) or name.endswith(
+                ("-gcc", "-g++")
+            )
+            if not compiles and not link.exists():
+                link.symlink_to(program)
+    return f"{venv / 'bin'}:{programs}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
