@@ -21,7 +21,7 @@ from p2pavg.rounds.machine.memory.proposal import Proposal
 from p2pavg.rounds.machine.memory.standing import EpochState, Standing
 from p2pavg.rounds.machine.rules.camps import Camp, Facts, Gap, LinkedPeers, ends, gaps
 from p2pavg.rounds.machine.rules.dawdling import Dawdling
-from p2pavg.rounds.machine.rules.deadlines import Deadlines, Timer
+from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND, Deadlines, Timer
 from p2pavg.rounds.machine.rules.election import rendezvous
 from p2pavg.rounds.machine.rules.notes import Combine, of_leader
 from p2pavg.rounds.machine.rules.offences import Offences
@@ -33,6 +33,7 @@ from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
 
 Planner = Callable[[Sequence[PlanMember]], Plan]
 OUTCOMES_KEPT = 64  # decided ballots that this peer can tell others of
+MOST_WORDS = 128  # peers that left, whose last words are kept, beside the voters of the ballot that is held
 MOST_APART = 64  # peers without a link that a Progress names
 MOST_STEP = 1 << 30  # samples of one step, in lockstep
 
@@ -312,8 +313,10 @@ class Core:
         self.unheard.discard(peer)
 
     def keep_words(self, peer: PeerId, words: tuple[Held, ...]) -> None:
-        """Keep the last words of a peer that leaves."""
-        self.last_words[peer] = words
+        """Keep the last words of a peer that leaves, of ballots that may be asked about here."""
+        held, epochs = self.holding, range(self.here.epoch, self.here.epoch + MOST_BEHIND + 1)
+        if len(self.last_words) < MOST_WORDS or (held is not None and peer in held.voters):
+            self.last_words[peer] = tuple(word for word in words if word.ballot.epoch in epochs)
 
     def forget_words(self, peer: PeerId) -> None:
         """The peer is back: its last words count no more."""

@@ -74,6 +74,7 @@ class Peers:
         if peer not in core.linked:
             return
         core.linked.down(peer)
+        self._health.pop(peer, None)
         core.promises.lose(peer)
         held = self.machine.core.holding
         if held is not None and held.ballot.leader == peer:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.machine.core import MOST_WORDS
 from p2pavg.rounds.machine.departure import Acceptance
-from p2pavg.rounds.protocol.ballot import Lineage, PeerId
-from p2pavg.rounds.protocol.messages import Committed, Message
+from p2pavg.rounds.protocol.ballot import Held, Lineage, PeerId, Stage
+from p2pavg.rounds.protocol.messages import Committed, Departing, Message
 from p2pavg.rounds.protocol.roles import Role
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
@@ -177,3 +179,25 @@ def test_a_dead_receiver_is_passed_over() -> None:
     assert departing.discarded == 0
     assert not nearest.receiver_of
     assert other.receiver_of
+
+
+def test_last_words_of_strangers_take_bounded_memory() -> None:
+    """A thousand peers that link, say last words of far epochs and leave cost little; a voter's are kept."""
+    calm = Calm(3, chunk_seconds=0.002)
+    calm.epochs(2)
+    calm.run(10.0, lambda: calm.leader.machine.core.holding is not None)
+    node = calm.leader
+    core, held = node.machine.core, node.machine.core.holding
+    assert held is not None
+    far = Held(replace(held.ballot, epoch=1 << 60), Stage.OPEN, True)
+    for number in range(1000):
+        stranger = number.to_bytes(20, "big")
+        node.machine.handle(ev.PeerUp(stranger, 0, b"l" * 32), core.now)
+        words = Departing(0, (held.described(), far))
+        node.machine.handle(ev.Received(stranger, words), core.now)
+    assert len(core.last_words) <= MOST_WORDS
+    assert far not in {word for words in core.last_words.values() for word in words}
+    voter = next(peer for peer in held.voters if peer != node.me)
+    core.keep_words(voter, (held.described(),))
+    assert core.last_words[voter]
+    assert len(node.machine.peers._health) <= 3
