@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from bench.tables.devices import cpu_kernels, gpu_epochs, gpu_kernels, gpu_models
+from bench.tables.devices import cpu_kernels, gpu_epochs, gpu_kernels, gpu_models, gpu_outer
 from bench.tables.joining import joining
 from bench.tables.networks import beside, lab_truth, line_rate, pump_loopback, versus
 from bench.tables.readme import readme
@@ -32,6 +32,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pump_loopback": pump_loopback,
     "gpu_models": gpu_models,
     "gpu_epochs": gpu_epochs,
+    "gpu_outer": gpu_outer,
     "cpu_kernels": cpu_kernels,
     "lab_truth": lab_truth,
     "line_rate": line_rate,

@@ -36,6 +36,26 @@ def gpu_kernels() -> str:
     )
 
 
+def gpu_outer() -> str:
+    content = result("gpu_outer")
+    if content is None:
+        return ""
+    alone, ways = content["alone"], content["transfer"]
+    to_host = {name: f"{1e3 * ways['seconds'][name]:.1f} ms" for name in ways["seconds"]}
+    rows = [
+        ["a step of plain PyTorch", f"{alone['milliseconds_per_step']:.1f} ms"],
+        ["samples/s with outer steps, between two averages, of plain", f"{alone['ratio_median']:.4f}"],
+        ["the same, lower end of the 95% interval", f"{alone['ratio_low95']:.4f}"],
+        ["plain PyTorch beside itself", f"{alone['control_ratio']:.4f}"],
+        ["device memory beyond plain", f"{alone['memory_beyond_plain'] / 1e6:.0f} MB"],
+        ["gradient to the host as fp16", to_host["fp16"]],
+        ["as int8 / int4 with what is owed", f"{to_host['int8']} / {to_host['int4']}"],
+        ["the same, of fp16", f"{ways['of_fp16']['int8']:.2f} / {ways['of_fp16']['int4']:.2f}"],
+    ]
+    about = f"`gpu_outer.json`: {content['device']}, {alone['parameters'] / 1e6:.0f}M parameters"
+    return table(["outer steps of a GPT", "measured"], rows) + f"\n{about}; {measured(content)}.\n"
+
+
 def cpu_kernels() -> str:
     content = result("codec")
     if content is None:
