@@ -113,7 +113,7 @@ class Collecting:
         link = self._links.get(donor)
         if donor in asking or link is None:
             return
-        if chunks := self._fetching.ask(donor, link.rtt_min):
+        if chunks := self._fetching.ask(donor, link.rtt_min, time.monotonic()):
             if self._fetching.coming(donor) == len(chunks):  # it owed nothing before
                 self._hears(donor, quiet=0 if donor not in self._heard else self._heard[donor].quiet)
             request = {**self._request(donor), "transfer": transfer, "chunks": chunks}

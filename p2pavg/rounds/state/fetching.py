@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from p2pavg.rounds.state.manifest import Manifest
 
@@ -24,9 +25,25 @@ class DonorSource:
         self._rate = 0.0  # chunks per second
         self._since: float | None = None
         self._count = 0
+        self._heard_at = 0.0  # when one of its chunks came last, or it was asked while it owed none
+
+    def asked(self, chunks: Iterable[int], now: float) -> None:
+        """It owes these chunks, too."""
+        if not self.coming:
+            self._heard_at = now
+        self.coming.update(dict.fromkeys(chunks))
+
+    def late(self, now: float) -> int:
+        """How many of its last chunks it will take longer for than what it owes is measured by; all, once it
+        brought none for as long.
+        """
+        if now - self._heard_at > AHEAD_S:
+            return len(self.coming)
+        return max(0, len(self.coming) - int(self._rate * AHEAD_S)) if self._rate else 0
 
     def arrived(self, now: float) -> None:
         """One of its chunks is verified."""
+        self._heard_at = now
         if self._since is None:
             self._since = now
             return
@@ -73,7 +90,7 @@ class Fetching:
             return False
         return any(not any(can[chunk] for can in cans) for chunk in self._pool)
 
-    def ask(self, donor: bytes, rtt_s: float) -> list[int]:
+    def ask(self, donor: bytes, rtt_s: float, now: float) -> list[int]:
         """The chunks to ask this donor for now; marks them so. Empty: it has enough to do."""
         source = self._sources.get(donor)
         if source is None:
@@ -86,16 +103,19 @@ class Fetching:
             (chosen if source.can[chunk] else passed).append(chunk)
         self._pool.extendleft(reversed(passed))
         if not chosen and not source.coming and not self._pool:
-            chosen = self._overdue(source)[:room]
-        for chunk in chosen:
-            source.coming[chunk] = None
-            self._asked[chunk] += 1
+            chosen = self._overdue(source, now)[:room]
+        source.asked(chosen, now)
+        self._asked.update(chosen)
         return chosen
 
-    def _overdue(self, source: DonorSource) -> list[int]:
-        """What others owe, the last of the one that owes most first."""
+    def _overdue(self, source: DonorSource, now: float) -> list[int]:
+        """What the donor that owes most will be long in sending, the last first, or all of a few chunks: all
+        else comes soon, and would come twice. Who sent what packs to nothing owes much for a moment.
+        """
         most = max(self._sources.values(), key=lambda other: len(other.coming))
-        return [c for c in reversed(most.coming) if source.can[c] and self._asked[c] < MOST_TIMES]
+        owed = len(most.coming)
+        last = islice(reversed(most.coming), owed if owed <= LEAST else most.late(now))
+        return [c for c in last if source.can[c] and self._asked[c] < MOST_TIMES]
 
     def verified(self, chunk: int, now: float) -> None:
         """A chunk is in place and its hash is right."""

@@ -39,7 +39,7 @@ def test_donors_that_die_do_not_stop_a_download(chunks: int, count: int, seed: i
             break
         now += 0.1
         for donor in fetching.donors:
-            asked = fetching.ask(donor, 0.05)
+            asked = fetching.ask(donor, 0.05, now)
             assert all(cans[donor][chunk] for chunk in asked)
             assert not set(asked) & set(coming[donor])
             coming[donor] += asked
@@ -82,26 +82,48 @@ def test_what_is_asked_of_a_donor_follows_its_rate() -> None:
 def test_the_last_chunks_of_a_slow_donor_are_asked_of_a_fast_one() -> None:
     """Who has nothing else to do takes over what the other still owes; whoever is first serves."""
     fetching = Fetching(6, LEAST_CHUNK_BYTES, {b"slow": everything(6), b"fast": everything(6)})
-    owed = fetching.ask(b"slow", 0.0)
-    mine = fetching.ask(b"fast", 0.0)
+    owed = fetching.ask(b"slow", 0.0, 0.0)
+    mine = fetching.ask(b"fast", 0.0, 0.0)
     assert len(owed) == LEAST
     for n, chunk in enumerate(mine):
         fetching.verified(chunk, n * 0.01)
-    taken = fetching.ask(b"fast", 0.0)
+    taken = fetching.ask(b"fast", 0.0, 0.1)
     assert taken
     assert set(taken) <= set(owed)
-    assert fetching.ask(b"fast", 0.0) == []
+    assert fetching.ask(b"fast", 0.0, 0.1) == []
     for chunk in taken:
         fetching.verified(chunk, 0.2)
     assert fetching.coming(b"slow") == len(owed) - len(taken)
     assert fetching.left == len(owed) - len(taken)
 
 
+def test_what_comes_soon_is_not_asked_for_twice() -> None:
+    """Two donors sent 100 chunks/s, and what the one owes last is zeros: the other could be asked for all
+    of its work of half a second, too.
+    Once nothing came of it for that long, the other takes over.
+    """
+    fetching = Fetching(200, LEAST_CHUNK_BYTES, {b"busy": everything(200), b"idle": everything(200)})
+    now = 0.0
+    while fetching.left > 40:
+        now += 0.01
+        for donor in (b"busy", b"idle"):
+            fetching.ask(donor, 0.0, now)
+            for chunk in list(fetching._sources[donor].coming)[:1]:
+                fetching.verified(chunk, now)
+    while fetching.coming(b"idle"):
+        now += 0.001
+        fetching.verified(next(iter(fetching._sources[b"idle"].coming)), now)
+    owed = fetching.coming(b"busy")
+    assert owed > LEAST
+    assert fetching.ask(b"idle", 0.0, now) == []
+    assert fetching.ask(b"idle", 0.0, now + AHEAD_S + 0.01)
+
+
 def test_what_is_here_already_is_not_asked_for() -> None:
     """A download that goes on where it was asks for the rest only."""
     fetching = Fetching(5, LEAST_CHUNK_BYTES, {b"a": everything(5)}, bytes([1, 0, 1, 0, 1]))
     assert fetching.left == 2
-    assert sorted(fetching.ask(b"a", 0.0)) == [1, 3]
+    assert sorted(fetching.ask(b"a", 0.0, 0.0)) == [1, 3]
 
 
 def test_without_the_primary_only_shared_chunks_can_come() -> None:
@@ -116,13 +138,13 @@ def test_without_the_primary_only_shared_chunks_can_come() -> None:
 def test_a_wrong_chunk_is_asked_for_again() -> None:
     """After a restart everything that was not verified is asked for anew, from those that are left."""
     fetching = Fetching(10, LEAST_CHUNK_BYTES, {b"a": everything(10), b"b": everything(10)})
-    asked = fetching.ask(b"a", 0.0)
+    asked = fetching.ask(b"a", 0.0, 0.0)
     fetching.verified(asked[0], 0.0)
     assert fetching.owing(asked[1]) == [b"a"]
     fetching.drop(b"a")
     fetching.restart()
     got: list[int] = []
-    while more := fetching.ask(b"b", 0.0):
+    while more := fetching.ask(b"b", 0.0, 1.0):
         got += more
         for chunk in more:
             fetching.verified(chunk, 1.0)
