@@ -26,7 +26,7 @@ from p2pavg.bench.workers import WorkerError, start, tell
 from p2pavg.credentials import Authority
 
 RUN = "chaos"
-START_S = 60.0  # without a word
+START_S = 180.0  # without a word
 
 
 @dataclass(slots=True)
