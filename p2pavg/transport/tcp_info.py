@@ -19,6 +19,7 @@ _ASKED_BYTES = 512  # longer than any kernel's struct tcp_info; a kernel fills a
 # Offsets in struct tcp_info of include/uapi/linux/tcp.h. Newer kernels only append.
 _OPTIONS, _SND_MSS, _RTT_US, _SND_CWND, _TOTAL_RETRANS = 5, 16, 68, 80, 100
 _BYTES_RECEIVED, _SEGMENTS_OUT, _NOTSENT, _DELIVERY_RATE, _BYTES_SENT = 128, 136, 144, 160, 200
+_BYTES_ACKED = 120
 _TIMESTAMPS, _TIMESTAMP_BYTES = 1, 12  # an option, and what it adds to each segment
 
 
@@ -79,6 +80,15 @@ def wire(sock: socket.socket) -> Wire | None:
         return carried
     except (OSError, AttributeError):
         return None
+
+
+def acked_bytes(sock: socket.socket) -> int:
+    """Bytes that the other side's kernel has acknowledged since the connection began; 0 when unknown."""
+    try:
+        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED_BYTES)
+    except OSError:
+        return 0
+    return int(struct.unpack_from("=Q", raw, _BYTES_ACKED)[0]) if len(raw) >= _BYTES_ACKED + 8 else 0
 
 
 def window_limit_bytes() -> float:

@@ -133,10 +133,11 @@ def _samples(events: Sequence[Event], surviving: Mapping[int, str]) -> tuple[int
             continue
         last = mine[ends[-1]]
         before = [e for e in mine[: ends[-1] + 1] if e["t"] == "epoch"]
-        held = {**surviving, **{int(epoch): lineage for epoch, lineage in last.get("history", {}).items()}}
+        history = {int(epoch): lineage for epoch, lineage in last.get("history", {}).items()}
+        held = {**surviving, **history}
         own = {e["epoch"]: e["local_samples"] for e in before if held.get(e["epoch"]) == e["lineage"]}
         if list(peers.values()).count(peers.get(who)) == 1:
-            for epoch in range(max(own, default=-1)):
+            for epoch in range(max([*own, *history], default=-1) + 1):
                 own.setdefault(epoch, made.get((epoch, held.get(epoch)), {}).get(peers[who], 0))
         averaged = sum(own.values())
         named = sum(e["discarded"] for e in mine[: ends[-1] + 1] if e["t"] in ("epoch", "finished"))

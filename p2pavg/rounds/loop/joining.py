@@ -90,6 +90,7 @@ class Joining:
         have = self._session.standing if self._action.results_do else None
         offers = await self._downloader.offers(self._candidates, self._links, have)
         self._donors = offers.donors
+        self._feed(ev.Donors(self._donors))
         rtts = [self._links[donor].rtt_min for donor in self._donors if donor in self._links]
         self._projection.swarm(offers.epoch_s, max(rtts, default=0.0))
         following: asyncio.Task[None] | None = None

@@ -193,6 +193,13 @@ class Followed:
 
 
 @dataclass(frozen=True, slots=True)
+class Donors:
+    """These peers, of all that were asked, give the state, or the results that follow on the own state."""
+
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Level:
     """The training thread has applied all results so far: this peer can take part from here on."""
 
@@ -271,6 +278,7 @@ Event = (
     | Applied
     | Healed
     | Followed
+    | Donors
     | Level
     | HealFailed
     | Discard

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import Discarded, Orphaned, StartHeal, TraceKind
-from p2pavg.rounds.machine.events import Followed, Healed, HealFailed, Level
+from p2pavg.rounds.machine.events import Donors, Followed, Healed, HealFailed, Level
 from p2pavg.rounds.machine.rules.camps import Camp
 from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND, Timer
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId, Stage
@@ -39,7 +39,7 @@ class Healing:
             False  # whether others have averaged samples that wait here: then their state is needed
         )
         self._doubts: dict[PeerId, tuple[int, float]] = {}  # peer -> how often it was doubted, and until when
-        self._asked: tuple[PeerId, ...] = ()  # the donors of the download that is under way
+        self._asked: tuple[PeerId, ...] = ()  # those that give what is downloaded, or were asked for that
 
     def new_epoch(self) -> None:
         self.core.disarm(Timer.ASK)
@@ -97,6 +97,11 @@ class Healing:
         mine, best = self._winner()
         if best is not mine:
             self._start(best, "its donors fell silent")
+
+    def on_donors(self, event: Donors) -> None:
+        """The peers from which the download under way comes: what others could give is not on its way."""
+        if self.core.here.joining is not None:
+            self._asked = event.peers
 
     def _unrivalled(self) -> None:
         core = self.core

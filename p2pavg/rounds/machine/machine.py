@@ -251,6 +251,7 @@ class Machine:
             events.Applied: self.trainer.on_applied,
             events.Healed: self.healing.on_healed,
             events.Followed: self.healing.on_followed,
+            events.Donors: self.healing.on_donors,
             events.Level: self.healing.on_level,
             events.HealFailed: self.healing.on_heal_failed,
             events.Discard: self.trainer.on_discard,

@@ -61,7 +61,7 @@ class Member:
         missing = tuple(
             other
             for place, other in enumerate(message.members)
-            if place in needed and other not in core.linked
+            if place in needed and not (core.linked.alive(other) or other == peer)
         )
         if why is not None or missing:
             self._refuse(peer, ballot, why or Objection.NO_LINK, missing)

@@ -148,6 +148,8 @@ class TransferRules:
     def on_judge_timer(self) -> None:
         """The reports are in: leave out the member at which they point."""
         proposal, core = self.core.proposal, self.core
+        if proposal is not None:
+            self.complaints.settle(proposal.done.keys())
         if proposal is not None and self.complaints.open:
             self.machine.leading.abort(Cause.COMPLAINT, self.complaints.judge())
             return

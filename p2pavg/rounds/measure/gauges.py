@@ -14,6 +14,9 @@ from p2pavg.rounds.protocol.roles import LinkFacts
 from p2pavg.transport.engine import Engine, StreamStats
 from p2pavg.transport.links.link import Link
 
+# Control messages are few: when one is lost, and its copy too, the next copy goes out so much later.
+STUCK_S = 1.0
+
 
 class Gauges:
     """Reads links, engine and jobs, and makes events of their figures. On the loop thread."""
@@ -65,7 +68,8 @@ class Gauges:
             loop = min(health.loop_age_s, max(0.0, now - link.last_heard))
             # What the kernel measures leaves out how long a cut lasted.
             rtt = min((s.rtt_s for s in streams if s.rtt_s > 0), default=link.rtt or health.rtt_s)
-            healths.append(ev.PeerHealth(peer, max(silent, unheard), loop, health.trainer_age_s, rtt))
+            heard = max(silent, unheard, link.stuck_s - STUCK_S)
+            healths.append(ev.PeerHealth(peer, heard, loop, health.trainer_age_s, rtt))
         return ev.Health(tuple(healths))
 
     def measure_rates(self, *, downloading: bool = False) -> None:

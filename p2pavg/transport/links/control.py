@@ -16,6 +16,7 @@ from typing import Any, cast
 from p2pavg.credentials import Tls, certificate_key, check_time
 from p2pavg.errors import CredentialError, ProtocolError, UnreachableError
 from p2pavg.membership.table.address import normalise
+from p2pavg.transport import tcp_info
 from p2pavg.transport.links import handshake
 
 logger = logging.getLogger("p2pavg.transport")
@@ -32,6 +33,9 @@ class ControlConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self.last_heard = time.monotonic()
         self._transport: asyncio.Transport | None = None
+        self._sock: socket.socket | None = None
+        self._acked = 0  # bytes, when they last became more
+        self._moved_at = self.last_heard  # when that was, or when nothing was under way
         self._buffer = bytearray()
         self._limit = handshake.MAX_HELLO_BYTES
         self._inbox: deque[dict[str, Any]] = deque()
@@ -54,6 +58,7 @@ class ControlConnection(asyncio.Protocol):
         """
         loop = asyncio.get_running_loop()
         connection = cls()
+        connection._sock = sock
         connection._anonymous = credentials is not None and not credentials.mutual and not dialled
         tls: dict[str, Any] = {}
         if credentials is not None:
@@ -90,6 +95,17 @@ class ControlConnection(asyncio.Protocol):
         key = certificate_key(certificate)
         check_time(certificate)
         return key
+
+    @property
+    def stuck_s(self) -> float:
+        """Seconds since the other side's kernel acknowledged more of what this side sent, or nothing of it was
+        under way, as far as this was looked at.
+        """
+        now = time.monotonic()
+        acked = 0 if self._sock is None else tcp_info.acked_bytes(self._sock)
+        if acked != self._acked or self._sock is None or not tcp_info.queued_bytes(self._sock):
+            self._acked, self._moved_at = acked, now
+        return now - self._moved_at
 
     @property
     def local_host(self) -> str:

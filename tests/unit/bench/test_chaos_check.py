@@ -82,3 +82,19 @@ def test_what_others_averaged_of_a_peer_is_not_lost(took_part: bool, lost: int) 
     events += [{**ended, "who": who, "history": WON} for who in "ba"]
     result = summarise(sorted(events, key=lambda e: e["at"]), epochs=3, capacity=1.0)
     assert (result["samples_lost"], result["samples_doubled"]) == (lost, 0)
+
+
+@pytest.mark.parametrize(("took_part", "lost"), [(True, 0), (False, 5)])
+def test_what_others_averaged_of_a_peer_is_not_lost_at_the_very_end(took_part: bool, lost: int) -> None:
+    """The same in the last epochs: the peer healed to the end, and has applied none of them itself."""
+    events: list[dict[str, Any]] = [{"who": who, "t": "joined", "at": 0.0, "epoch": 0} for who in "ab"]
+    events += [{"who": who, "t": "up", "at": 0.0, "peer": who, "address": ""} for who in "ab"]
+    events += [applied("b", 0, WON[0], 5), applied("b", 1, "gone1", 10), applied("b", 2, "gone2", 15)]
+    events += [applied("a", epoch, WON[epoch], 5 * (epoch + 1)) for epoch in range(3)]
+    events[-1]["members"] = {"a": 10}
+    if not took_part:
+        events[-2]["members"] = {"a": 5}
+    ended = {"t": "finished", "at": 5.0, "counted": 15, "pending": 0, "discarded": 0}
+    events += [{**ended, "who": "b", "discarded": 5, "history": WON}, {**ended, "who": "a", "history": WON}]
+    result = summarise(sorted(events, key=lambda e: e["at"]), epochs=3, capacity=1.0)
+    assert (result["samples_lost"], result["samples_doubled"]) == (lost, 0)

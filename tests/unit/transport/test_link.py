@@ -21,7 +21,7 @@ from p2pavg.errors import (
     UnreachableError,
 )
 from p2pavg.identity import Identity
-from p2pavg.transport.links import half_open, handshake, listening, pairing, proofs
+from p2pavg.transport.links import control, half_open, handshake, listening, pairing, proofs
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.streams import keeper as stream_keeper
 from tests.unit.transport.endpoints import DEADLINE_S, Host
@@ -166,6 +166,26 @@ class TestConnecting:
         await b.until(lambda: len(b.up) == 2)
         assert a.link_to(b) is link
         assert b.link_to(a).secret == link.secret
+
+    async def test_a_link_that_takes_nothing_away_is_replaced(self, hosts, monkeypatch):
+        """The other side is heard, and nothing that is sent to it arrives: to the kernel's next try it may be
+        many seconds. Whoever finds that the link is silent gets another one.
+        """
+        a, b = await hosts(), await hosts()
+        link = await a.connect(b)
+        await b.until(lambda: b.up)
+        assert await a.connect(b, anew=True) is link
+        monkeypatch.setattr(control.tcp_info, "queued_bytes", lambda sock: 100)
+        monkeypatch.setattr(control.tcp_info, "acked_bytes", lambda sock: 7)
+        assert link.quiet_s < 1.0  # more is acknowledged than when it was last looked at
+        link._connection._moved_at -= 5.0
+        b.link_to(a).send({"t": "word"})
+        await a.until(lambda: a.messages)
+        assert link.stuck_s >= 5.0
+        assert await a.connect(b, anew=True) is not link
+        assert [(gone, why) for gone, why in a.down] == [
+            (link, "it was silent, and a new connection is not")
+        ]
 
     async def test_link_down(self, hosts):
         """When a peer closes, the other is told once, requests fail, and the streams are gone."""

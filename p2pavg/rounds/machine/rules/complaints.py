@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from p2pavg.rounds.protocol.ballot import PeerId
 
@@ -44,6 +44,16 @@ class Complaints:
         """Add a complaint. Returns whether it is seconded."""
         self._accusers.setdefault(accused, set()).add(author)
         return accused in self._seconded()
+
+    def settle(self, done: Collection[PeerId]) -> None:
+        """These members are DONE and lack nothing: what they said of each other, as when their link broke
+        behind the last chunk, is void.
+        """
+        for accused, authors in list(self._accusers.items()):
+            if accused in done:
+                authors.difference_update(done)
+                if not authors:
+                    del self._accusers[accused]
 
     def _seconded(self) -> set[PeerId]:
         return {

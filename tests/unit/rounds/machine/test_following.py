@@ -11,6 +11,7 @@ from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import Action, OpenJob, StartHeal
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import (
+    Donors,
     Followed,
     HealFailed,
     Health,
@@ -78,6 +79,18 @@ def test_whoever_downloads_from_silent_donors_turns_to_others_that_are_heard() -
     actions = hears(machine, 0.2, 6.0, *heard)
     assert [action.donors for action in actions if isinstance(action, StartHeal)] == [(OTHER,)]
     assert machine.core.here.joining == (1, b"n" * 32)
+
+
+def test_a_donor_that_gives_nothing_does_not_make_up_for_one_that_fell_silent() -> None:
+    """Of two that were asked one gives the state, and is cut off: the other one, which lives, is asked anew."""
+    machine = alone()
+    actions = machine.handle(PeerUp(OTHER, 2, AHEAD, leader=OTHER), 0.1)
+    assert [action.donors for action in actions if isinstance(action, StartHeal)] == [(OTHER,)]
+    machine.handle(PeerUp(DONOR, 2, AHEAD, leader=OTHER), 0.2)
+    machine.handle(Donors((DONOR,)), 0.3)  # it came meanwhile, and answered first
+    heard = PeerHealth(OTHER, 0.0, 0.0, 0.0, 0.1), PeerHealth(DONOR, 5.7, 5.7, 5.7, 0.1)
+    actions = hears(machine, 0.3, 6.0, *heard)
+    assert [action.donors for action in actions if isinstance(action, StartHeal)] == [(OTHER,)]
 
 
 def test_a_download_goes_on_while_nobody_else_is_heard() -> None:

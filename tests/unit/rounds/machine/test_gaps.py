@@ -141,3 +141,22 @@ def test_a_pair_whose_link_is_relayed_averages(peers: int, carried: tuple[int, i
     swarm.epochs(12)
     begun = [trace.fields for _, _, trace in swarm.traced if trace.kind == "begun"]
     assert {fields["contributors"] for fields in begun if fields["epoch"] >= 2} == {peers}
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+def test_nobody_begins_a_round_over_a_link_that_is_known_to_be_dead(ways: int) -> None:
+    """Two members whose link is up and carries nothing, in one direction or in both, while their leader hears
+    both: all three contribute, in rounds that take no longer than before.
+    """
+    swarm = Calm(3)
+    swarm.epochs(5)
+    usual = swarm.swarm.world.now / 5
+    a, b = (node for node in swarm.nodes if node is not swarm.leader)
+    for pair in ((a.me, b.me), (b.me, a.me))[:ways]:
+        swarm.swarm.network.cut(*pair)
+    swarm.run(5.0, lambda: bool(b.machine.silent))
+    since, began = max(node.parameters.epoch for node in swarm.nodes) + 2, swarm.swarm.world.now
+    swarm.epochs(since + 8)
+    assert swarm.swarm.world.now - began < 1.5 * 10 * usual
+    begun = [trace for _, _, trace in swarm.traced if trace.kind == "begun"]
+    assert {t.fields["contributors"] for t in begun if t.fields["epoch"] >= since} == {3}

@@ -8,12 +8,14 @@ import pytest
 
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
+from p2pavg.rounds.machine.events import Received
 from p2pavg.rounds.machine.rules.agreement import dissenters
 from p2pavg.rounds.machine.rules.complaints import MOST_VAGUE, Complaints
 from p2pavg.rounds.machine.rules.plausible import MOST_TARGETS, plausible, plausible_handover
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.messages import Complain, Done, Message
 from tests.simulation.byzantine import Liar, Trick
+from tests.simulation.calm import Calm
 
 A, B, C, D = (name * 20 for name in (b"a", b"b", b"c", b"d"))
 WRONG = b"w" * 32
@@ -150,3 +152,24 @@ def test_groundless_complaints_evict_nobody_for_long(seed: int, vague: bool) -> 
     assert sum(told.excluded.values()) <= 1
     assert told.liar >= told.epochs - 1
     assert told.epochs >= undisturbed.epochs / 3
+
+
+def test_a_link_that_breaks_behind_the_last_chunk_costs_nobody_a_round() -> None:
+    """Two members complain of each other, as when their link breaks, and are DONE all the same. A third one
+    has yet to get its results: neither of the two is left out.
+    """
+    swarm = Calm(4, chunk_seconds=0.005)
+    swarm.epochs(5)
+    leader, epoch = swarm.leader, swarm.leader.machine.epoch
+    late, one, other = (node for node in swarm.nodes if node is not leader)
+    for node in swarm.nodes:
+        if node is not late:
+            swarm.swarm.network.ways[node.me, late.me].chunk_seconds = 0.1
+    swarm.run(10.0, lambda: leader.machine.epoch == epoch and swarm.transferring())
+    proposal = leader.machine.core.proposal
+    assert proposal is not None and proposal.begun
+    for author, accused in ((one, other), (other, one)):
+        leader.feed(Received(author.me, Complain(proposal.ballot, accused.me, "the link broke")))
+    swarm.run(10.0, lambda: late.machine.epoch > epoch)
+    assert not swarm.times("aborted", epoch)
+    assert {node.machine.epoch for node in (late, one, other)} == {epoch + 1}

@@ -27,7 +27,8 @@ class Clock:
             ],
             health=lambda link: LinkHealth(self.now, 4.0, 0.0, 0.0),
         )
-        links: Any = {b"p": SimpleNamespace(id=1, last_heard=self.now, rtt=4.0, rtt_min=0.1)}
+        links: Any = {b"p": SimpleNamespace(id=1, last_heard=self.now, rtt=4.0, rtt_min=0.1, stuck_s=0.0)}
+        self.link = links[b"p"]
         monkeypatch.setattr(gauges.time, "monotonic", lambda: self.now)
         self._gauges = Gauges(engine, links, SimpleNamespace(running=list))  # type: ignore[arg-type]
 
@@ -90,6 +91,18 @@ def test_a_stream_in_the_place_of_another_is_no_word(monkeypatch: pytest.MonkeyP
     link.beats(1.0, acknowledged=0)
     link.stream, link.sent, link.under_way = 2, 0, 0
     assert link.beats(1.0, acknowledged=0)[-1] == pytest.approx(2.0, abs=0.11)
+
+
+def test_words_that_do_not_arrive_make_a_link_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats pass on data streams, and the control connection has acknowledged nothing for long: no word
+    of a round arrives.
+    """
+    link = Clock(monkeypatch)
+    link.beats(1.0, acknowledged=50)
+    link.link.stuck_s = 0.9
+    assert max(link.beats(0.1, acknowledged=50)) == 0.0
+    link.link.stuck_s = 4.0
+    assert max(link.beats(0.1, acknowledged=50)) == pytest.approx(4.0 - gauges.STUCK_S)
 
 
 def test_a_link_without_data_streams_carries_no_round() -> None:

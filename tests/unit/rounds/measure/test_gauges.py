@@ -25,7 +25,7 @@ def loop_age(monkeypatch: pytest.MonkeyPatch, heartbeat_s: float, control_s: flo
         stats=lambda link: [],
         health=lambda link: LinkHealth(NOW, 0.1, heartbeat_s, 0.0),
     )
-    links: Any = {b"p": SimpleNamespace(id=1, last_heard=NOW - control_s, rtt=0.1)}
+    links: Any = {b"p": SimpleNamespace(id=1, last_heard=NOW - control_s, rtt=0.1, stuck_s=0.0)}
     monkeypatch.setattr(gauges.time, "monotonic", lambda: NOW)
     (health,) = Gauges(engine, links, SimpleNamespace(running=list)).health().peers  # type: ignore[arg-type]
     return health.loop_s
