@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 from p2pavg.data import notes
@@ -88,7 +88,7 @@ class Draws:
             if current_pass is not None and first // self.length != current_pass:
                 return None
             run = first, min(end, first + most(first))
-            self._ready = difference(self._ready, (run,))
+            self._ready = self._ready[1:] if run[1] == end else ((run[1], end), *self._ready[1:])
             self._out = _appended(self._out, run)
             return run
 
@@ -100,8 +100,8 @@ class Draws:
         me = self._me or b""
         names = sorted({me, *map(notes.name, self._peers())})
         taken = union(self._held, self._out, self._trained, *self._claims.values())
-        for number, piece in enumerate(self._free_pieces()):
-            if number % len(names) == names.index(me) and (left := difference((piece,), taken)):
+        for piece in islice(self._free_pieces(), names.index(me), None, len(names)):
+            if left := difference((piece,), taken):
                 self._held = union(self._held, left)
                 break
         self._refresh()

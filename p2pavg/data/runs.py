@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 Run = tuple[int, int]
@@ -14,27 +16,32 @@ MAX_POSITION = 1 << 62
 def union(*sets: Iterable[Run]) -> Runs:
     """Positions that are in any of the sets."""
     merged: list[Run] = []
-    for first, end in sorted(run for runs in sets for run in runs):
-        if merged and first <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], end)
-        else:
-            merged.append((first, end))
+    begins = stops = -1  # of the run that is not in `merged` yet
+    for first, end in sorted(chain(*sets)):
+        if first > stops:
+            if stops >= 0:
+                merged.append((begins, stops))
+            begins, stops = first, end
+        elif end > stops:
+            stops = end
+    if stops >= 0:
+        merged.append((begins, stops))
     return tuple(merged)
 
 
 def difference(runs: Runs, without: Runs) -> Runs:
     """Positions of `runs` that are not in `without`."""
     left: list[Run] = []
-    at = 0
     for first, end in runs:
-        while at < len(without) and without[at][1] <= first:
+        at = bisect_left(without, (first,))
+        if at and without[at - 1][1] > first:
+            first = min(end, without[at - 1][1])
+        while at < len(without) and without[at][0] < end:
+            begins, stops = without[at]
+            if first < begins:
+                left.append((first, begins))
+            first = min(end, stops)
             at += 1
-        k = at
-        while k < len(without) and without[k][0] < end:
-            if first < without[k][0]:
-                left.append((first, without[k][0]))
-            first = max(first, without[k][1])
-            k += 1
         if first < end:
             left.append((first, end))
     return tuple(left)
