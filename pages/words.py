@@ -19,6 +19,7 @@ PREAMBLE: Rows = (
     ("kind", "1: control connection, 2: data stream, 3: observes, 4: end of a tunnel"),
     ("closed", "1: the sender has credentials, and speaks with members only"),
     ("run", "the first bytes of SHA-256 of the run id"),
+    ("crc", "CRC-32 of the 16 bytes before"),
 )
 HEAD: Rows = (
     ("length", "bytes of the msgpack map that follows"),

@@ -98,8 +98,8 @@ class ControlConnection(asyncio.Protocol):
 
     @property
     def stuck_s(self) -> float:
-        """Seconds since the other side's kernel acknowledged more of what this side sent, or nothing of it was
-        under way, as far as this was looked at.
+        """Seconds since the other side's kernel acknowledged more of what this side sent, or nothing of it
+        was under way, as far as this was looked at.
         """
         now = time.monotonic()
         acked = 0 if self._sock is None else tcp_info.acked_bytes(self._sock)

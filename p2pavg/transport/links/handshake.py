@@ -1,7 +1,7 @@
 """The handshake's messages, by which two peers find out whether they belong together. Pure: bytes and dicts
 in, verdicts out.
 
-Every TCP connection begins with a 16-byte preamble from each side. On a control connection the dialler sends
+Every TCP connection begins with a 20-byte preamble from each side. On a control connection the dialler sends
 its hello, the listener answers with its own hello and a signature over both, the dialler signs too, and the
 listener says ok. A side that refuses sends the reason instead of its next message. A data stream belongs to a
 link whose two sides share a secret, so a MAC proves the stream (see proofs.py). On an observing connection
@@ -37,7 +37,7 @@ from p2pavg.printable import printable
 
 WIRE_VERSION = (2, 0)  # major, minor: see "Versions" in docs/design.md
 CONTROL, DATA, OBSERVE, TUNNEL = 1, 2, 3, 4
-PREAMBLE_BYTES = 16
+PREAMBLE_BYTES = 20
 MOST_ITEMS = 1 << 14  # of one array in a message
 MAX_HELLO_BYTES = 4096
 NONCE_BYTES = 16
@@ -50,9 +50,10 @@ OTHER_RUN = "the peer at that address is in another run; check run_id and initia
 
 _SIGNATURE_ROOM = SIGNATURE_BYTES + 8  # a listener's hello carries a signature
 _MAGIC = b"P2PAVG"
-_PREAMBLE = struct.Struct("<6sBBBB6s")
+_CRC_BYTES = 4
+_PREAMBLE = struct.Struct(f"<6sBBBB6s{_CRC_BYTES}s")
 _HEAD = struct.Struct("<II")
-HEAD_BYTES = _HEAD.size + 4
+HEAD_BYTES = _HEAD.size + _CRC_BYTES
 
 
 class Refusal(Exception):
@@ -115,18 +116,21 @@ class Party:
 
 def preamble(kind: int, party: Party) -> bytes:
     major, minor = WIRE_VERSION
-    return _PREAMBLE.pack(_MAGIC, major, minor, kind, party.closed, party.run)
+    raw = _PREAMBLE.pack(_MAGIC, major, minor, kind, party.closed, party.run, b"")
+    return _checked(raw[:-_CRC_BYTES])
 
 
 def parse_preamble(raw: bytes, mine: Party) -> int:
     """The connection's kind.
 
-    Raises ProtocolError for a stranger, Refusal for another major wire version or run, and when only one of
-    the two sides has credentials.
+    Raises ProtocolError for a stranger and for damaged bytes, Refusal for another major wire version or run,
+    and when only one of the two sides has credentials.
     """
-    magic, major, minor, kind, closed, run = _PREAMBLE.unpack(raw)
+    magic, major, minor, kind, closed, run, _ = _PREAMBLE.unpack(raw)
     if magic != _MAGIC:
         raise ProtocolError("this is not a p2pavg connection")
+    if _checked(raw[:-_CRC_BYTES]) != raw:
+        raise ProtocolError("the beginning of a connection was corrupted on its way")
     if major != WIRE_VERSION[0]:
         raise Refusal(
             "version",
@@ -154,8 +158,12 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 def make_head(length: int, crc: int) -> bytes:
     """u32 length and CRC-32 of the body, and u32 CRC-32 of these eight bytes."""
-    head = _HEAD.pack(length, crc)
-    return head + zlib.crc32(head).to_bytes(4, "little")
+    return _checked(_HEAD.pack(length, crc))
+
+
+def _checked(raw: bytes) -> bytes:
+    """The bytes, and their CRC-32."""
+    return raw + zlib.crc32(raw).to_bytes(_CRC_BYTES, "little")
 
 
 def parse_head(raw: bytes | bytearray | memoryview, limit: int) -> tuple[int, int]:

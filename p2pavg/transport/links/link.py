@@ -102,14 +102,14 @@ class Link:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds for which nothing came on the control connection, or nothing that was sent there arrived."""
+        """Seconds for which nothing came on the control connection, or nothing sent there arrived."""
         return max(time.monotonic() - self.last_heard, self.stuck_s)
 
     @property
     def stuck_s(self) -> float:
-        """Seconds in which nothing of what this side sends on the control connection was acknowledged. After a
-        cut, or behind a queue that lost packets, the kernel tries again after longer and longer pauses, while
-        data streams and the other direction work.
+        """Seconds in which nothing of what this side sends on the control connection was acknowledged. After
+        a cut, or behind a queue that lost packets, the kernel tries again after longer and longer pauses,
+        while data streams and the other direction work.
         """
         return self._connection.stuck_s
 

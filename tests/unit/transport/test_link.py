@@ -183,9 +183,7 @@ class TestConnecting:
         await a.until(lambda: a.messages)
         assert link.stuck_s >= 5.0
         assert await a.connect(b, anew=True) is not link
-        assert [(gone, why) for gone, why in a.down] == [
-            (link, "it was silent, and a new connection is not")
-        ]
+        assert [(gone, why) for gone, why in a.down] == [(link, "it was silent, and a new connection is not")]
 
     async def test_link_down(self, hosts):
         """When a peer closes, the other is told once, requests fail, and the streams are gone."""
@@ -290,11 +288,25 @@ class TestRefusing:
         real = handshake.preamble
 
         def changed(*about, **more):
-            return real(*about, **more)[:6] + b"\x09\x00" + real(*about, **more)[8:]
+            raw = real(*about, **more)[:16]
+            return handshake._checked(raw[:6] + b"\x09\x00" + raw[8:])
 
         monkeypatch.setattr(handshake, "preamble", changed)
         with pytest.raises(IncompatiblePeerError, match=r"version 9\.0, this one .* version 2\.0;"):
             await a.connect(b)
+
+    @pytest.mark.parametrize("byte", [6, 8, 9, 10, 15, 19])
+    async def test_a_damaged_preamble_is_no_verdict(self, hosts, monkeypatch, byte):
+        """A bit flips in the version, the run or elsewhere in a connection's first bytes: the dial fails as
+        over a bad path, and nobody takes the other for one of another run, to which it would not come back.
+        """
+        a, b = await hosts(), await hosts()
+        real = handshake.preamble
+        monkeypatch.setattr(handshake, "preamble", lambda *about: flipped(real(*about), 8 * byte + 1))
+        with pytest.raises((ProtocolError, UnreachableError)):
+            await a.connect(b)
+        monkeypatch.setattr(handshake, "preamble", real)
+        assert await a.connect(b)
 
     async def test_stolen_identity(self, hosts):
         """Claiming another's key without having it does not make a link."""

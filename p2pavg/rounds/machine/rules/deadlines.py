@@ -39,6 +39,9 @@ K = 6.0  # median absolute deviations above the median
 LEAST_RATE = 8192.0  # bytes per second: slower data does not count as moving, whatever was promised
 PROMISED_SHARE = 0.02  # of a link's usual rate: slower data does not count as moving
 KEPT = 31  # measurements
+# A path whose queue fills shows longer and longer round trips. Whoever is behind such a path gets no more
+# patience for that than so many times the shortest round trip of the link, and so many seconds.
+RTT_GROWTH, RTT_SLACK = 2.0, 0.3
 MOST_SCALE = 16.0  # the most that `Deadlines.scale` grows to
 
 
@@ -108,6 +111,7 @@ class Deadlines:
     def __init__(self) -> None:
         self.scale = 1.0
         self._rtt: dict[PeerId, float] = {}
+        self._least_rtt: dict[PeerId, float] = {}  # since the link is up
         self._gaps: dict[PeerId, Measured] = {}
         self._answers: dict[PeerId, Measured] = {}
         self._steps: dict[PeerId, Measured] = {}
@@ -125,10 +129,12 @@ class Deadlines:
         for table in (self._gaps, self._answers, self._steps, self._applies, self._chunks, self._rates):
             table.pop(peer, None)
         self._rtt.pop(peer, None)
+        self._least_rtt.pop(peer, None)
 
     def measured_rtt(self, peer: PeerId, seconds: float) -> None:
         if seconds > 0:
-            self._rtt[peer] = seconds
+            least = self._least_rtt[peer] = min(seconds, self._least_rtt.get(peer, seconds))
+            self._rtt[peer] = min(seconds, RTT_GROWTH * least + RTT_SLACK)
 
     def measured_gap(self, peer: PeerId, seconds: float) -> None:
         self._gaps.setdefault(peer, Measured()).add(seconds)

@@ -61,6 +61,23 @@ def test_a_silent_peer_is_given_up_within_the_bars() -> None:
     assert deadlines.silence(A) < SILENCE_FLOOR + 0.01
 
 
+def test_a_path_that_slows_down_gets_little_more_patience() -> None:
+    """Round trips grow to seconds with the queue of a slow path: whoever is behind it is waited for as on the
+    path before, and a little longer; on another path of the same peer they count anew.
+    """
+    deadlines = Deadlines()
+    deadlines.measured_rtt(A, 0.1)
+    before = deadlines.silence(A), deadlines.word(A), deadlines.answer(A)
+    for rtt in (0.2, 1.0, 4.0, 9.0):
+        deadlines.measured_rtt(A, rtt)
+    assert 0.1 < deadlines.rtt(A) <= 0.5
+    after = deadlines.silence(A), deadlines.word(A), deadlines.answer(A)
+    assert all(0.0 < now - then < 2.0 for then, now in zip(before, after, strict=True))
+    deadlines.forget(A)
+    deadlines.measured_rtt(A, 0.6)
+    assert deadlines.rtt(A) == 0.6
+
+
 def test_irregular_heartbeats_make_the_limit_longer() -> None:
     """A peer whose heartbeats come in bursts is given more time than a regular one."""
     deadlines = Deadlines()

@@ -82,7 +82,7 @@ def test_whoever_downloads_from_silent_donors_turns_to_others_that_are_heard() -
 
 
 def test_a_donor_that_gives_nothing_does_not_make_up_for_one_that_fell_silent() -> None:
-    """Of two that were asked one gives the state, and is cut off: the other one, which lives, is asked anew."""
+    """Of two that were asked one gives the state, and is cut off: the other one lives, and is asked anew."""
     machine = alone()
     actions = machine.handle(PeerUp(OTHER, 2, AHEAD, leader=OTHER), 0.1)
     assert [action.donors for action in actions if isinstance(action, StartHeal)] == [(OTHER,)]

@@ -167,7 +167,8 @@ def test_a_link_that_breaks_behind_the_last_chunk_costs_nobody_a_round() -> None
             swarm.swarm.network.ways[node.me, late.me].chunk_seconds = 0.1
     swarm.run(10.0, lambda: leader.machine.epoch == epoch and swarm.transferring())
     proposal = leader.machine.core.proposal
-    assert proposal is not None and proposal.begun
+    assert proposal is not None
+    assert proposal.begun
     for author, accused in ((one, other), (other, one)):
         leader.feed(Received(author.me, Complain(proposal.ballot, accused.me, "the link broke")))
     swarm.run(10.0, lambda: late.machine.epoch > epoch)
