@@ -412,6 +412,10 @@ class Node(Process):
         self.healing = Catching(self, action)
         self.world.after(0.01, self.healing.ask)
 
+    def _stop_heal(self, _: act.StopHeal) -> None:
+        self.healing = None
+        self.give_next()
+
 
 PERFORM: dict[type[Any], Callable[[Node, Any], None]] = {
     act.Send: Node._send,
@@ -421,6 +425,7 @@ PERFORM: dict[type[Any], Callable[[Node, Any], None]] = {
     act.Commit: Node._commit,
     act.RoundFailed: Node._go_on,
     act.StartHeal: Node._heal,
+    act.StopHeal: Node._stop_heal,
     act.WaitAt: Node._wait_at,
     act.Stop: Node._stop_soon,
     act.Resume: Node._go_on,

@@ -89,6 +89,8 @@ class Performer:
                 self._boundary.resume()
             case act.StartHeal():
                 self._states.heal(action)
+            case act.StopHeal(why):
+                self._states.stop_heal(why)
             case act.WaitAt(others):
                 self._session.set_stop(others, self._machine.target)
                 self._deliveries.refresh_attention()

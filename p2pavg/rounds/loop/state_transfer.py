@@ -224,6 +224,14 @@ class States:
         self._joining = joining, task
         self._deliveries.refresh_attention()
 
+    def stop_heal(self, why: str) -> None:
+        """The download that is under way is void."""
+        if self._joining is not None:
+            self._joining[1].cancel()
+            logger.info("the download is given up: %s", why)
+            self._over()
+            self._deliver()
+
     async def _join(self, joining: Joining) -> None:
         try:
             await joining.run()

@@ -103,6 +103,13 @@ class StartHeal:
 
 
 @dataclass(frozen=True, slots=True)
+class StopHeal:
+    """Give up the download under way. Whatever the training thread has loaded stays."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class WaitAt:
     """The others are known to have `others` samples: stop at the own step that reaches the rest.
 
@@ -223,6 +230,7 @@ Action = (
     | Commit
     | RoundFailed
     | StartHeal
+    | StopHeal
     | WaitAt
     | Stop
     | Resume

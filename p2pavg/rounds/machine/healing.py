@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.actions import Discarded, Orphaned, StartHeal, TraceKind
+from p2pavg.rounds.machine.actions import Discarded, Orphaned, StartHeal, StopHeal, TraceKind
 from p2pavg.rounds.machine.events import Donors, Followed, Healed, HealFailed, Level
 from p2pavg.rounds.machine.rules.camps import Camp
 from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND, Timer
@@ -90,13 +90,19 @@ class Healing:
         return mine, best
 
     def _look_after_donors(self) -> None:
-        """The donors of the download under way have all fallen silent: others may be heard."""
+        """The donors of the download under way have all fallen silent: others may be heard. A peer that has a
+        state, and hears nobody further, goes on with that, as all do that are cut off.
+        """
         core = self.core
         if any(core.linked.alive(donor) for donor in self._asked):
             return
         mine, best = self._winner()
         if best is not mine:
             self._start(best, "its donors fell silent")
+        elif core.here.role is Role.TRAINER:
+            core.trace(TraceKind.HEAL_FAILED, why="its donors fell silent")
+            core.act(StopHeal("its donors fell silent"))
+            self._take_part()
 
     def on_donors(self, event: Donors) -> None:
         """The peers from which the download under way comes: what others could give is not on its way."""
@@ -286,9 +292,15 @@ class Healing:
 
     def on_heal_timer(self) -> None:
         """Try again, with the camp that wins now."""
+        self.core.here.end_joining()
+        self.consider()
+        if self.core.here.joining is None:
+            self._take_part()
+
+    def _take_part(self) -> None:
+        """No state comes for now: this peer counts and averages from where it stands."""
         core = self.core
         core.here.end_joining()
-        self.consider()
-        if core.here.joining is None:
-            core.wait_at(0)
-            core.broadcast_progress()
+        core.disarm(Timer.HEAL)
+        core.wait_at(0)
+        core.broadcast_progress()

@@ -8,7 +8,7 @@ import pytest
 
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
-from p2pavg.rounds.machine.actions import Action, OpenJob, StartHeal
+from p2pavg.rounds.machine.actions import Action, OpenJob, StartHeal, StopHeal
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import (
     Donors,
@@ -32,10 +32,16 @@ ME, DONOR, OTHER = (name * 20 for name in (b"a", b"b", b"c"))
 HERE, AHEAD = b"l" * 32, b"m" * 32
 
 
-def alone() -> Machine:
+def alone(role: Role = Role.TRAINER) -> Machine:
     """A peer that knows nobody yet."""
     config = Config(
-        me=ME, run_id="r", epoch=0, lineage=HERE, target=4, plan=lambda members: Plan((Part(0, 0, 5),))
+        me=ME,
+        run_id="r",
+        epoch=0,
+        lineage=HERE,
+        target=4,
+        plan=lambda members: Plan((Part(0, 0, 5),)),
+        role=role,
     )
     return Machine(config, 0.0)
 
@@ -93,12 +99,21 @@ def test_a_donor_that_gives_nothing_does_not_make_up_for_one_that_fell_silent() 
     assert [action.donors for action in actions if isinstance(action, StartHeal)] == [(OTHER,)]
 
 
-def test_a_download_goes_on_while_nobody_else_is_heard() -> None:
-    """There is nobody to turn to: what is here already stays, and the donor may be heard again."""
-    machine = alone()
+@pytest.mark.parametrize("role", [Role.TRAINER, Role.JOINER])
+def test_whoever_has_a_state_waits_for_no_silent_donor(role: Role) -> None:
+    """There is nobody to turn to. A peer with a state goes on with that at once, as others do that are cut
+    off; a newcomer, which has none, keeps what is here already. Once the donor is heard again, it is asked
+    again.
+    """
+    machine = alone(role)
     machine.handle(PeerUp(DONOR, 2, AHEAD, leader=DONOR), 0.1)
+    assert machine.core.here.joining == (2, AHEAD)
     actions = hears(machine, 0.1, 6.0, PeerHealth(DONOR, 5.9, 5.9, 5.9, 0.1))
     assert not any(isinstance(action, StartHeal) for action in actions)
+    assert any(isinstance(action, StopHeal) for action in actions) == (role is Role.TRAINER)
+    assert machine.core.here.joining == (None if role is Role.TRAINER else (2, AHEAD))
+    actions = hears(machine, 6.0, 7.0, PeerHealth(DONOR, 0.0, 0.0, 0.0, 0.1))
+    assert any(isinstance(action, StartHeal) for action in actions) == (role is Role.TRAINER)
     assert machine.core.here.joining == (2, AHEAD)
 
 
