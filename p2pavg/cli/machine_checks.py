@@ -50,6 +50,7 @@ def checks(port: int = DEFAULT_PORT) -> Iterator[Check]:
     yield addresses()
     yield clock()
     yield buffers()
+    yield idle_streams()
     yield open_files()
     yield disk()
 
@@ -121,7 +122,7 @@ def addresses() -> Check:
     """Whether others may find this machine. Only a member can tell for certain."""
     told = [address for address in interface_addresses() if not is_loopback(address)]
     gateway = default_gateway()
-    ask = "'p2pavg reach HOST:PORT' with any member's address tells how others reach this machine"
+    ask = "'p2pavg doctor HOST:PORT' with any member's address tells how others reach this machine"
     if not told:
         return Check("addresses", CheckResult.BAD, "none but loopback", "connect this machine to a network")
     found = ", ".join(told) + (f"; gateway {gateway}" if gateway else "")
@@ -165,6 +166,24 @@ def buffers(settings: Path = Path("/proc/sys/net/ipv4")) -> Check:
         wanted = " ".join(f"net.ipv4.{name}='4096 131072 16777216'" for name in small)
         return Check("TCP buffers", CheckResult.SLOW, found, f"for links above 50 ms: sysctl -w {wanted}")
     return Check("TCP buffers", CheckResult.GOOD, found)
+
+
+def idle_streams(settings: Path = Path("/proc/sys/net/ipv4")) -> Check:
+    """Whether a stream keeps its window while nothing is sent, as between two rounds."""
+    try:
+        shrinks = (settings / "tcp_slow_start_after_idle").read_text().strip() != "0"
+    except OSError:
+        return Check(
+            "idle streams", CheckResult.UNKNOWN, "this system does not tell what becomes of their windows"
+        )
+    if shrinks:
+        return Check(
+            "idle streams",
+            CheckResult.SLOW,
+            "their windows shrink between rounds",
+            "for links above 50 ms: sysctl -w net.ipv4.tcp_slow_start_after_idle=0",
+        )
+    return Check("idle streams", CheckResult.GOOD, "they keep their windows")
 
 
 def open_files() -> Check:

@@ -72,7 +72,7 @@ def run_reach(args: argparse.Namespace) -> int:
         raise ConfigurationError(
             f"--port {args.port} is no port; ports are 1 to 65535, and 0 is any free one"
         )
-    found = asyncio.run(_look(member, args.port))
+    found = look(member, args.port)
     if args.json is not None:
         document = json.dumps(asdict(found), indent=2)
         if args.json == "-":
@@ -85,6 +85,11 @@ def run_reach(args: argparse.Namespace) -> int:
     for line in told(found):
         print(line)
     return 0
+
+
+def look(member: Address, port: int) -> Found:
+    """Ask members how they reach `port` here. Raises UnreachableError, AddressInUseError."""
+    return asyncio.run(_look(member, port))
 
 
 async def _look(member: Address, port: int) -> Found:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from p2pavg import cli, native
-from p2pavg.cli import machine_checks
+from p2pavg.cli import doctor, machine_checks
 from p2pavg.cli.machine_checks import CheckResult
+from p2pavg.cli.reach import Found, Reach
+from p2pavg.errors import UnreachableError
 
 
 def test_the_page_has_a_line_for_each_check(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,3 +92,54 @@ def test_a_port_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     """One sentence, exit code 1."""
     assert cli.main(["doctor", "--port", "99999"]) == 1
     assert "--port 99999 is no port" in capsys.readouterr().err
+
+
+def test_streams_whose_windows_shrink_are_told_with_the_command(tmp_path: Path) -> None:
+    """The sysctl that mends it is named; where it is mended, or unknown, that is said."""
+    setting = tmp_path / "tcp_slow_start_after_idle"
+    assert machine_checks.idle_streams(tmp_path).state is CheckResult.UNKNOWN
+    setting.write_text("1\n")
+    assert "tcp_slow_start_after_idle=0" in machine_checks.idle_streams(tmp_path).advice
+    setting.write_text("0\n")
+    assert machine_checks.idle_streams(tmp_path).state is CheckResult.GOOD
+
+
+@pytest.mark.parametrize(
+    ("reach", "state"),
+    [
+        ("open", CheckResult.GOOD),
+        ("mapped", CheckResult.GOOD),
+        ("out only", CheckResult.SLOW),
+        ("unknown", CheckResult.UNKNOWN),
+    ],
+)
+def test_what_members_find_stands_in_place_of_the_addresses(
+    reach: Reach, state: CheckResult, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a member's address others try; what they find is a check like the others."""
+    asked: list[object] = []
+
+    def look(member: object, port: int) -> Found:
+        asked.append((member, port))
+        return Found(reach, addresses=["203.0.113.9:45998"], nat="none", gateway="it gives none")
+
+    monkeypatch.setattr(doctor, "look", look)
+    cli.main(["doctor", "192.0.2.1:31330", "--port", "45998", "--json", "-"])
+    assert asked == [(("192.0.2.1", 31330), 45998)]
+    told = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert "addresses" not in told
+    assert told["reached by others"]["state"] == state
+    assert ("forward port 45998" in told["reached by others"]["advice"]) == (reach == "out only")
+
+
+def test_a_member_that_does_not_answer_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence of the error is the advice, and the exit code is 1."""
+
+    def look(member: object, port: int) -> Found:
+        raise UnreachableError("none of the initial peers answered")
+
+    monkeypatch.setattr(doctor, "look", look)
+    assert cli.main(["doctor", "192.0.2.1:31330", "--port", "45997"]) == 1
+    assert "none of the initial peers answered" in capsys.readouterr().out
