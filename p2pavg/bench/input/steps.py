@@ -56,17 +56,18 @@ class Pipeline:
                 ) from None
         return value
 
-    def check_repeatable(self, sample: RawSample) -> None:
-        """Raises ConfigurationError when an offline step gives two results for one sample."""
-        value: Any = sample.data
-        for number in range(self.offline):
-            one, other = (packed(self.run(value, number, number + 1, sample.name)) for _ in range(2))
-            if one != other:
-                raise ConfigurationError(
-                    f"step {number + 1} ({self.names[number]}) gives two results for one sample: it is "
-                    f"random, so set {self.names[number]}.online = True, and all that follow stay online"
-                )
-            value = unpacked(one)
+    def check_repeatable(self, samples: Sequence[RawSample]) -> None:
+        """Raises ConfigurationError when an offline step gives two results for one of the samples."""
+        for sample in samples:
+            value: Any = sample.data
+            for number in range(self.offline):
+                one, other = (packed(self.run(value, number, number + 1, sample.name)) for _ in range(2))
+                if one != other:
+                    raise ConfigurationError(
+                        f"step {number + 1} ({self.names[number]}) gives two results for one sample: it is "
+                        f"random, so set {self.names[number]}.online = True, and all that follow stay online"
+                    )
+                value = unpacked(one)
 
 
 def packed(value: Any) -> bytes:

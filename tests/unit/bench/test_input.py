@@ -154,6 +154,10 @@ jitter.online = True
 steps = [inflate, count, jitter]
 def shaky(text): return random.random()
 shaking = [inflate, shaky]
+turns = iter([True] * 7 + [False] + [True] * 100)
+def flip(text): return text[::-1] if next(turns) else text
+def double(text): return text + text
+seldom = [inflate, double, flip]
 def fail(text): raise ValueError("no")
 failing = [inflate, fail]
 import torch
@@ -258,6 +262,7 @@ def test_no_room_for_the_samples_of_a_loop_is_one_sentence(
     ("arguments", "said"),
     [
         (["madeup:shaking", "--data", "*.tar"], "step 2 (shaky) gives two results for one sample"),
+        (["madeup:seldom", "--data", "*.tar"], "step 3 (flip) gives two results for one sample"),
         (["madeup:failing", "--data", "*.tar"], "step 2 (fail) raised ValueError on data.tar:"),
         (["madeup:steps", "--data", "nothing*"], "no file matches"),
         (["madeup:none", "--data", "*.tar"], "cannot import the steps"),
