@@ -23,6 +23,7 @@ RETRY_S = 0.5  # seconds before another try, after no donor could give the state
 # further time they last twice as long.
 DOUBT_S = 8.0
 MOST_DOUBLINGS = 7  # of DOUBT_S
+MOST_DOUBTS = 64  # peers, beyond which those without a link are forgotten
 ALONE_S = 5.0  # seconds after which a joiner that sees nobody with a state says so
 
 
@@ -278,17 +279,21 @@ class Healing:
             core.arm(Timer.HEAL, core.now + RETRY_S)
 
     def _doubt(self) -> None:
-        """One peer alone says that it is ahead of all, and this peer got nothing from that peer: go on with
-        the others for a while.
+        """A minority says that it is ahead of all, and this peer got nothing from any of them: go on with the
+        others for a while.
         """
         core = self.core
         ahead = [facts.peer for facts in core.linked.trainers() if facts.epoch > core.here.epoch]
         others = sum(facts.role is not Role.WATCHER for facts in core.linked)
-        if core.here.role is Role.TRAINER and len(ahead) == 1 and others > 1:
-            times = self._doubts.get(ahead[0], (0, 0.0))[0]
+        if core.here.role is not Role.TRAINER or 2 * len(ahead) > others:
+            return
+        if len(self._doubts) > MOST_DOUBTS:
+            self._doubts = {peer: told for peer, told in self._doubts.items() if peer in core.linked}
+        for peer in ahead:
+            times = self._doubts.get(peer, (0, 0.0))[0]
             until = core.now + DOUBT_S * 2.0 ** min(times, MOST_DOUBLINGS)
-            self._doubts[ahead[0]] = times + 1, until
-            core.linked.doubt({*core.linked.doubted, *ahead})
+            self._doubts[peer] = times + 1, until
+        core.linked.doubt({*core.linked.doubted, *ahead})
 
     def on_heal_timer(self) -> None:
         """Try again, with the camp that wins now."""

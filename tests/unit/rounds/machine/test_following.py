@@ -163,3 +163,23 @@ def test_what_a_peer_told_over_its_link_counts_more_than_that_it_led() -> None:
     machine.handle(Received(DONOR, replace(machine.core.progress(), joining=True)), 0.2)
     machine.handle(Received(DONOR, Totals(0, HERE, 1)), 0.3)
     assert not list(machine.core.linked.trainers())
+
+
+@pytest.mark.parametrize("liars", [1, 2, 3])
+def test_a_minority_that_is_ahead_and_gives_nothing_is_left_for_a_while(liars: int) -> None:
+    """Two of four others that say that they are epochs ahead keep nobody from the rest; three of four do."""
+    machine = alone()
+    for number in range(4):
+        ahead = number < liars
+        peer = PeerUp(bytes([98 + number]) * 20, 9 if ahead else 0, AHEAD if ahead else HERE)
+        machine.handle(peer, 0.1)
+    assert machine.core.here.joining == (9, AHEAD)
+    machine.handle(HealFailed("nobody gives anything"), 0.2)
+    downloads = []
+    for tenth in range(3, 50):
+        actions = machine.handle(Tick(), tenth / 10)
+        if any(isinstance(action, StartHeal) for action in actions):
+            downloads.append(tenth)
+            machine.handle(HealFailed("nobody gives anything"), tenth / 10)
+    assert len(downloads) == (0 if liars < 3 else 9)
+    assert (machine.core.here.joining is None) is (liars < 3)
