@@ -110,6 +110,19 @@ def _length(loader: Any) -> int | None:
         return None
 
 
+def _keep_scaled(scaler: torch.amp.GradScaler, opt: CollaborativeOptimizer) -> None:
+    """Trainer unscales the gradients at each step, to tell their norm. They are sums of several steps here,
+    of which the optimizer unscales the average.
+    """
+    unscale = scaler.unscale_
+
+    def unless_ours(optimizer: torch.optim.Optimizer) -> None:
+        if optimizer is not opt:
+            unscale(optimizer)
+
+    scaler.unscale_ = unless_ours  # type: ignore[method-assign]
+
+
 class SwarmCallback(TrainerCallback):
     """Makes `state.global_step` the swarm's epoch, and says what the swarm measured."""
 
@@ -140,6 +153,8 @@ class SwarmCallback(TrainerCallback):
                 "the model has trainable parameters that the optimizer does not hold: build the optimizer "
                 "from this very model, after adapters were added and layers frozen"
             )
+        if (scaler := getattr(kwargs.get("optimizer"), "scaler", None)) is not None:
+            _keep_scaled(scaler, self._opt)
         loader = kwargs["train_dataloader"]
         batches = _length(loader)
         every = args.gradient_accumulation_steps
