@@ -72,6 +72,27 @@ def test_only_adapters_travel(first: tuple[nn.Module, CollaborativeOptimizer]) -
     assert all(torch.equal(before, after) for before, after in zip(base, now, strict=True))
 
 
+def test_a_newcomer_gets_the_adapters_alone(first: tuple[nn.Module, CollaborativeOptimizer]) -> None:
+    """Who comes in the middle gets the state of the adapters, whose bytes are all that there are of it."""
+    model, opt = first
+    rows = torch.randn(4, 256, generator=torch.Generator().manual_seed(1))
+    for _ in range(EPOCHS):
+        model(rows).square().mean().backward()
+        opt.step()
+    newcomer, _ = adapted(0)
+    assert not all(
+        torch.equal(mine, theirs)
+        for mine, theirs in zip(model.parameters(), newcomer.parameters(), strict=True)
+    )
+    with wrap(newcomer, [opt.peer.address]) as second:
+        assert second.epoch == EPOCHS
+        for mine, theirs in zip(model.parameters(), newcomer.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+    _, sections = opt._state.snapshot()
+    adapters = sum(param.numel() for param in model.parameters() if param.requires_grad)
+    assert sum(section.nbytes for section in sections.values()) == pytest.approx(4 * adapters, rel=0.1)
+
+
 def test_another_base_is_refused(first: tuple[nn.Module, CollaborativeOptimizer]) -> None:
     """A newcomer whose frozen weights have other values gets an error that says so."""
     _, opt = first

@@ -81,7 +81,7 @@ def outer_steps(members: int) -> tuple[np.ndarray, np.ndarray, float]:
     ("kind", "single_first"),
     [
         ("fsdp", False),
-        ("ddp", True),
+        pytest.param("ddp", True, marks=pytest.mark.long),
         pytest.param("ddp", False, marks=pytest.mark.long),
         pytest.param("fsdp", True, marks=pytest.mark.long),
     ],

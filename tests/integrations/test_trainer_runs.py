@@ -20,9 +20,11 @@ EPOCHS = 24
 KILLED = 8
 
 
-def peer(rank: int, peers: int, meeting: Meeting, folder: Path) -> tuple[F32, list[int], list[float]]:
-    """Rank 0 trains all the while. Rank 1 dies. Rank 2 is its next life: it comes when that is dead, with the
-    checkpoint. What is returned: parameters, the epochs that were logged, and their losses.
+def peer(
+    rank: int, peers: int, meeting: Meeting, folder: Path, resumes: bool
+) -> tuple[F32, list[int], list[float]]:
+    """Rank 0 trains all the while. Rank 1 dies. Rank 2 comes when that is dead: as its next life with its
+    checkpoint, or as a newcomer. What is returned: parameters, the epochs that were logged, and their losses.
     """
     from transformers import Trainer, TrainerCallback
 
@@ -63,20 +65,21 @@ def peer(rank: int, peers: int, meeting: Meeting, folder: Path) -> tuple[F32, li
         trainer = Trainer(
             model, train_dataset=rows(rank, peers), **kwargs | {"callbacks": [*kwargs["callbacks"], Turns()]}
         )
-        trainer.train(resume_from_checkpoint=rank == 2)
+        trainer.train(resume_from_checkpoint=rank == 2 and resumes)
         logs = [entry for entry in trainer.state.log_history if "loss" in entry]
         assert trainer.state.global_step == opt.epoch
         return bits(model), [e["step"] for e in logs], [e["loss"] for e in logs]
 
 
-def test_a_killed_trainer_goes_on_at_the_swarms_epoch(tmp_path: Path) -> None:
-    """One of two Trainers is killed. Its next process resumes from the checkpoint and joins where the other
-    one is by then; both end at the last epoch.
+@pytest.mark.parametrize("resumes", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_who_comes_in_the_middle_goes_on_at_the_swarms_epoch(resumes: bool, tmp_path: Path) -> None:
+    """One of two Trainers is killed. Its next process, with the checkpoint of an earlier epoch, or a newcomer
+    without one, joins where the other one is by then; both end at the last epoch, on one curve.
     """
     for name in ("transformers", "accelerate"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
-    first, _, third = run(peer, 3, tmp_path, lost={1}, meets={0, 2})
+    first, _, third = run(peer, 3, tmp_path, resumes, lost={1}, meets={0, 2})
     saved = sorted(path.name for path in (tmp_path / "1").iterdir())
     assert "checkpoint-4" in saved
     _, steps, losses = first
