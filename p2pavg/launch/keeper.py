@@ -27,17 +27,19 @@ PIECE_BYTES = 65536
 LEFT_BY_ITSELF = 143  # of a peer that left, though not asked from here: a cloud takes this machine
 TAKEN_S = 180.0  # until that peer starts anew, should the machine stay: longer than any cloud's notice
 TOGETHER = "P2PAVG_PEERS"  # of the environment: how many peers begin at once
+OVER = ("ended", "left", "failed")  # states after which nothing is started any more
 DRAINS_S = 5.0  # for the last words of a peer that has ended
 
 
 class Keeper:
     """One peer, its log and its state."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, restarts: int = 0) -> None:
+        """restarts: how often the peer was started again before."""
         self._folder = folder
         self._leaving = threading.Event()
         self._peer: subprocess.Popen[bytes] | None = None
-        self._restarts = 0
+        self._restarts = restarts
 
     def run(self) -> int:
         """Keep the peer until it ends by itself, is asked to leave, or has crashed too often. Returns the
@@ -147,6 +149,15 @@ def claimed(folder: Path) -> IO[str] | None:
     return lock
 
 
+def last(folder: Path) -> Mapping[str, Any]:
+    """What a keeper before this one wrote; nothing for a peer that was just launched."""
+    try:
+        told = json.loads((folder / "state.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
 def main() -> int:
     """The folder is the only argument."""
     folder = Path(sys.argv[1]).resolve()
@@ -154,7 +165,10 @@ def main() -> int:
     if lock is None:
         return 75
     with lock:
-        keeper = Keeper(folder)
+        before = last(folder)
+        if before.get("state") in OVER:  # a machine that starts anew does not begin a run again that is over
+            return 0
+        keeper = Keeper(folder, int(before.get("restarts") or 0) + 1 if before else 0)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: keeper.leave())
         return keeper.run()

@@ -80,7 +80,7 @@ def test_sigterm_lets_the_peer_leave(tmp_path: Path) -> None:
     )
     at = folder(tmp_path, code)
     process = keeper(at)
-    until(lambda: (at / "peer.log").exists() and "up" in (at / "peer.log").read_text())
+    until(lambda: (at / "peer.log").exists() and "up\n" in (at / "peer.log").read_text())
     process.send_signal(signal.SIGTERM)
     assert process.wait(DEADLINE_S) == 0
     assert (at / "peer.log").read_text() == "up\nbye\n"
@@ -149,3 +149,25 @@ def test_a_peer_that_left_by_itself_is_started_again_after_the_notice(
     assert made.run() == 0
     assert paused
     assert (at / "peer.log").read_text() == "3\nNone\n"
+
+
+@pytest.mark.parametrize("before", ["ended", "left", "failed"])
+def test_a_peer_that_is_through_is_not_started_by_the_machine(tmp_path: Path, before: str) -> None:
+    """A unit starts keepers with the machine; what ended, left or gave up stays so until launched anew."""
+    at = folder(tmp_path, "print('up')")
+    (at / "state.json").write_text(json.dumps({"state": before}))
+    assert keeper(at).wait(DEADLINE_S) == 0
+    assert not (at / "peer.log").exists()
+    assert state(at) == {"state": before}
+
+
+def test_a_keeper_goes_on_where_one_was_killed(tmp_path: Path) -> None:
+    """The peer is started again, which counts, and does not wait for those who began with it."""
+    at = folder(tmp_path, "import os; print(os.environ.get('P2PAVG_PEERS'))")
+    job = json.loads((at / "peer.json").read_text())
+    job["environment"]["P2PAVG_PEERS"] = "3"
+    (at / "peer.json").write_text(json.dumps(job))
+    (at / "state.json").write_text(json.dumps({"state": "running", "restarts": 2}))
+    assert keeper(at).wait(DEADLINE_S) == 0
+    assert (at / "peer.log").read_text() == "None\n"
+    assert state(at)["restarts"] == 3
