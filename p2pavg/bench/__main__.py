@@ -25,6 +25,9 @@ VERBS = (
     verbs.Verb("input", "p2pavg.bench.input.verb", "what binds an input pipeline"),
     verbs.Verb("dht", "p2pavg.bench.dht.verb", "storing and finding records"),
     verbs.Verb("join", "p2pavg.bench.join.verb", "a newcomer fetching the state while the swarm trains"),
+    verbs.Verb(
+        "scenario", "p2pavg.bench.scenario.verb", "a published swarm, predicted and replayed in the lab"
+    ),
     verbs.Verb("chaos", "p2pavg.bench.chaos.verb", "a swarm under injected faults"),
 )
 

@@ -1,9 +1,9 @@
 """How long an epoch takes, and what it costs: the laws, as functions of speeds, links and prices. Pure.
 
 An epoch is calculation, samples over the sum of local speeds, and communication: a few round trips of the
-furthest member, and the transfer of a flat butterfly, S·max(costs · shares), with the shares that
-`allreduce.partition` would give, and the ramp of slow start. Constants in round trips were measured on
-emulated links (docs/forecast.md).
+furthest member, and the transfer, S·max(costs · shares), by the plan and the shares that a leader would
+choose (`allreduce.choosing`), and the ramp of slow start. Constants in round trips were measured on emulated
+links (docs/forecast.md).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from p2pavg import codecs
-from p2pavg.allreduce.partition import Capacity, costs, shares
+from p2pavg.allreduce.choosing import PlanInputs, Topology, choose
+from p2pavg.allreduce.partition import Capacity
+from p2pavg.allreduce.regions import regions
 
 CHUNK = 128 * 1024  # values, of long vectors
 FRAME_BYTES = 40  # of a chunk's header on the wire
@@ -108,12 +108,15 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class TransferForecast:
-    """One round's bytes. sent: by ordered pair of member indices. binds: what is slowest, in words."""
+    """One round's bytes. sent: by ordered pair of member indices. binds: what is slowest, in words. plan: as
+    reports name it.
+    """
 
     seconds: float
     shares: tuple[float, ...]
     binds: str
     sent: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    plan: str = "flat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,23 +144,43 @@ class EpochForecast:
 
 
 def transfer(
-    job: Workload, members: Sequence[PeerProfile], links: Mapping[tuple[int, int], LinkProfile]
+    job: Workload,
+    members: Sequence[PeerProfile],
+    links: Mapping[tuple[int, int], LinkProfile],
+    plan: Topology = Topology.AUTO,
 ) -> TransferForecast:
-    """The transfer of one round. links: by ordered pair of member indices, where known."""
+    """The transfer of one round, by the plan that its leader would choose. links: by ordered pair of member
+    indices, where known.
+    """
     n = len(members)
     if n < 2:
         return TransferForecast(0.0, (1.0,) * n, "nothing: one peer averages alone")
-    capacities = [Capacity(member.up, member.down) for member in members]
-    rates = {pair: link.rate for pair, link in links.items()}
-    parts = shares(capacities, rates)
     own, back = job.contribution_bytes, job.result_bytes
-    sent = {(i, j): own * parts[j] + back * parts[i] for i in range(n) for j in range(n) if i != j}
-    table = costs(capacities, rates)
-    if table is None:
-        return TransferForecast(0.0, parts, "nothing that was measured", sent)
-    seconds = (own + back) / 2 * float((table @ np.array(parts)).max())
+    groups = regions([member.region for member in members], {pair: link.rtt for pair, link in links.items()})
+    question = PlanInputs(
+        numel=max(n, round(job.values)),
+        nbytes=round((own + back) / 2),
+        members=[Capacity(member.up, member.down) for member in members],
+        links={pair: link.rate for pair, link in links.items()},
+        groups=groups,
+        near_rtt_s=furthest({pair: k for pair, k in links.items() if groups[pair[0]] == groups[pair[1]]}),
+        votes=[True] * n,
+    )
+    chosen = choose(plan, question)
+    sent: dict[tuple[int, int], float] = {}
+    parts = [0.0] * n
+    for index, part in enumerate(chosen.plan.parts):
+        share = part.count / question.numel
+        parts[part.owner] += share
+        for rank in range(n):
+            parent = chosen.plan.parent(index, rank)
+            if parent is not None:
+                sent[rank, parent] = sent.get((rank, parent), 0.0) + own * share
+                sent[parent, rank] = sent.get((parent, rank), 0.0) + back * share
+    if chosen.seconds is None:
+        return TransferForecast(0.0, tuple(parts), "nothing that was measured", sent, chosen.plan.kind)
     ramped, binds = _slowest(members, links, sent)
-    return TransferForecast(max(seconds, ramped), parts, binds, sent)
+    return TransferForecast(max(chosen.seconds, ramped), tuple(parts), binds, sent, chosen.plan.kind)
 
 
 def ramp(link: LinkProfile, count: float) -> float:
@@ -176,11 +199,12 @@ def _slowest(
     """What takes longest to carry its bytes, its slow start included: seconds, and in words."""
     bounds = [
         (
-            sent[i, j] / link.rate + ramp(link, sent[i, j]),
+            count / links[i, j].rate + ramp(links[i, j], count),
             f"the link {members[i].name} to {members[j].name}",
-            link.rate,
+            links[i, j].rate,
         )
-        for (i, j), link in links.items()
+        for (i, j), count in sent.items()
+        if (i, j) in links
     ]
     for i, member in enumerate(members):
         for rate, end, way in ((member.up, 0, "sends"), (member.down, 1, "receives")):
@@ -207,11 +231,12 @@ def epoch(
     members: Sequence[PeerProfile],
     links: Mapping[tuple[int, int], LinkProfile],
     overheads: Overheads = Overheads(),
+    plan: Topology = Topology.AUTO,
 ) -> EpochForecast:
     """One epoch of a swarm of these members."""
     speed = sum(member.sps for member in members)
     calculation = job.target / speed
-    moved = transfer(job, members, links)
+    moved = transfer(job, members, links, plan)
     rtt = furthest(links)
     communication = overheads.update
     if len(members) > 1:

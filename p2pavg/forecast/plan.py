@@ -13,8 +13,8 @@ from p2pavg.forecast.inventory import EXAMPLE, Inventory, load
 from p2pavg.forecast.laws import dollars_per_hour, dollars_per_million, epoch
 from p2pavg.forecast.output import emit, usage
 from p2pavg.forecast.search import Goal, Judge, MachinePlan, front, search
-from p2pavg.monitor.history import load as load_reports
 from p2pavg.report.plot import from_zero, save_plot
+from p2pavg.report.reading import load as load_reports
 
 
 def register(subparsers: Any) -> None:
@@ -131,6 +131,7 @@ def _told(judge: Judge, plan: MachinePlan) -> dict[str, Any]:
         "dollars_per_hour_traffic": traffic,
         "dollars_per_million": dollars_per_million(found, rent + traffic),
         "binds": found.transfer.binds,
+        "plan": found.transfer.plan,
     }
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from p2pavg import codecs
+from p2pavg.allreduce.choosing import Topology
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.evidence import Evidence, from_reports
 from p2pavg.forecast.inventory import Inventory, load
@@ -25,9 +26,9 @@ from p2pavg.forecast.laws import (
     smallest_target,
 )
 from p2pavg.forecast.output import emit, usage
-from p2pavg.monitor.history import load as load_reports
 from p2pavg.report.distance import distance
 from p2pavg.report.prices import PriceTable
+from p2pavg.report.reading import load as load_reports
 
 EFFICIENCIES = (0.8, 0.9, 0.95)
 _ADDED = re.compile(r"(\d+)x([^@]+)@(.+)")
@@ -55,6 +56,7 @@ def register(subparsers: Any) -> None:
     add("--without", nargs="+", default=[], metavar="REGION", help="leave a region's peers out")
     add("--target-batch-size", type=float, metavar="N", help="another target batch")
     add("--delay", action="store_true", help="as with delay_updates: communication hides behind calculation")
+    add("--plan", choices=("auto", "flat", "two-level"), default="auto", help="of a round's bytes")
     add("--outer", metavar="H:CODEC", help="an average every H epochs' worth of samples, in this codec")
     add("--inventory", metavar="TOML", help="speeds, links and prices of types; see 'p2pavg plan --help'")
     add("--prices", metavar="TOML", help="a price table; see 'p2pavg report --help'")
@@ -70,10 +72,11 @@ def run_predict(args: argparse.Namespace) -> int:
     job = _job(evidence.job, args)
     members, links = _swarm(evidence, inventory, args.add, args.without)
     money = _Money(inventory, prices, members, links)
-    found = epoch(job, members, links, evidence.overheads)
+    plan = Topology(args.plan)
+    found = epoch(job, members, links, evidence.overheads, plan)
     figures = _figures(job, members, found, evidence.half_width, money)
     figures["without"] = [
-        {"region": region, **_change(job, members, links, region, evidence, found, money)}
+        {"region": region, **_change(job, members, links, region, evidence, found, money, plan)}
         for region in sorted({member.region for member in members})
         if len({member.region for member in members}) > 1
     ]
@@ -211,6 +214,7 @@ def _figures(
         "dollars_per_hour": rent + traffic if money.known else None,
         "dollars_per_million": dollars_per_million(found, rent + traffic) if money.known else None,
         "binds": found.transfer.binds,
+        "plan": found.transfer.plan,
         "smallest_target_batch": {f"{e:g}": smallest_target(job, members, found, e) for e in EFFICIENCIES},
         "shares": list(found.transfer.shares),
         "bytes_between_regions": sent,
@@ -226,13 +230,14 @@ def _change(
     evidence: Evidence,
     before: EpochForecast,
     money: _Money,
+    plan: Topology,
 ) -> dict[str, float | None]:
     """The changes when a region is left out, as shares."""
     kept = [i for i, member in enumerate(members) if member.region != region]
     place = {i: n for n, i in enumerate(kept)}
     fewer = [members[i] for i in kept]
     between = {(place[i], place[j]): link for (i, j), link in links.items() if i in place and j in place}
-    after = epoch(job, fewer, between, evidence.overheads)
+    after = epoch(job, fewer, between, evidence.overheads, plan)
     costs = [
         dollars_per_million(found, sum(money.dollars(found, who)))
         for found, who in ((before, members), (after, fewer))
@@ -265,7 +270,8 @@ def _words(figures: Mapping[str, Any], members: Sequence[PeerProfile], found: Ep
         f"an epoch of {found.total:.2f} s, {found.calculation:.2f} calculation and "
         f"{found.communication:.2f} communication"
         + (f", {found.hidden:.2f} of it hidden" if found.hidden else ""),
-        f"What binds a transfer of {found.transfer.seconds:.2f} s: {found.transfer.binds}.",
+        f"What binds a transfer of {found.transfer.seconds:.2f} s ({found.transfer.plan}): "
+        f"{found.transfer.binds}.",
     ]
     if figures["dollars_per_hour"] is not None:
         lines.append(

@@ -90,9 +90,10 @@ def _prices(args: argparse.Namespace) -> PriceTable | None:
 def run_report(args: argparse.Namespace) -> int:
     """Say in words how a run went, and draw it."""
     from p2pavg.monitor import history, plots
+    from p2pavg.report import reading
     from p2pavg.report.plot import save_plot
 
-    run = history.load(args.paths, args.run)
+    run = reading.load(args.paths, args.run)
     summary = history.summary(run, _prices(args))
     if args.json == "-":
         print(json.dumps(summary, allow_nan=False))

@@ -2,70 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from p2pavg.errors import ConfigurationError
 from p2pavg.monitor.health import duration
 from p2pavg.printable import counted
 from p2pavg.report import PHASES, RoundReport, is_number
 from p2pavg.report.distance import Distance
 from p2pavg.report.prices import PriceTable, per_hour, per_million
-from p2pavg.report.reading import read_reports
+from p2pavg.report.reading import Run
 
 MOST_CAUSES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """All reports of one run, by epoch and then peer. cut: files whose last line is incomplete.
-
-    The last report of a peer that leaves names what it discarded and has no members, as no round ended with
-    it.
-    """
-
-    run_id: str
-    reports: tuple[RoundReport, ...]
-    cut: tuple[str, ...] = ()
-
-    def rounds(self) -> list[RoundReport]:
-        """The reports of epochs that ended with an average."""
-        return [report for report in self.reports if report.members]
-
-    def epochs(self) -> dict[int, list[RoundReport]]:
-        """The reports of `rounds`, by epoch."""
-        found: dict[int, list[RoundReport]] = {}
-        for report in self.rounds():
-            found.setdefault(report.epoch, []).append(report)
-        return found
-
-
-def load(paths: Sequence[str | os.PathLike[str]], run_id: str | None = None) -> Run:
-    """Read JSONL files. Raises ConfigurationError, which names the file and line that cannot be used."""
-    reports: list[RoundReport] = []
-    cut = []
-    for path in paths:
-        found, whole = read_reports(path)
-        reports += found
-        if not whole:
-            cut.append(str(path))
-    names = sorted({report.run_id for report in reports})
-    if run_id is None and len(names) > 1:
-        raise ConfigurationError(
-            f"these are reports of several runs ({', '.join(names)}); choose one with --run"
-        )
-    chosen = names[0] if run_id is None else run_id
-    mine = [report for report in reports if report.run_id == chosen]
-    if not mine:
-        raise ConfigurationError(f"no report of run {chosen!r} is there, only of {', '.join(names)}")
-    if not any(report.members for report in mine):
-        raise ConfigurationError(
-            f"no epoch of run {chosen!r} ended with an average, so there is nothing to report"
-        )
-    return Run(chosen, tuple(sorted(mine, key=lambda r: (r.epoch, r.peer, r.finished_at))), tuple(cut))
 
 
 def losses(run: Run) -> list[tuple[int, float]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from p2pavg.monitor.history import Run, losses, sent
+from p2pavg.monitor.history import losses, sent
 from p2pavg.report import PHASES, RoundReport
 from p2pavg.report.distance import Distance
 from p2pavg.report.plot import from_zero, whole
+from p2pavg.report.reading import Run
 
 COLORS = {
     "calculation": "#4c9f70",

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from p2pavg.allreduce.choosing import Topology
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.evidence import from_reports
 from p2pavg.forecast.laws import (
@@ -35,10 +36,10 @@ def pair(rate: float = 1e8, rtt: float = 0.1) -> tuple[list[PeerProfile], dict[t
 def test_two_peers_exchange_the_vector_once_each_way() -> None:
     """Half of a contribution and half of a result in each direction: S bytes over the link's rate."""
     members, links = pair(rtt=0.0)
-    found = transfer(Workload(1, 1e6), members, links)
+    found = transfer(Workload(1, 1_024_000), members, links)
     assert found.shares == pytest.approx((0.5, 0.5))
-    assert found.seconds == pytest.approx(1e6 * BYTES["fp16"] / 1e8)
-    assert sum(found.sent.values()) == pytest.approx(2 * 1e6 * BYTES["fp16"])
+    assert found.seconds == pytest.approx(1_024_000 * BYTES["fp16"] / 1e8)
+    assert sum(found.sent.values()) == pytest.approx(2 * 1_024_000 * BYTES["fp16"])
     assert "the link" in found.binds
 
 
@@ -67,6 +68,26 @@ def test_what_is_slowest_binds() -> None:
     found = transfer(Workload(1, 1e6), members, links)
     assert found.binds == "what home sends (20 Mb/s)"
     assert found.shares[0] < 0.05
+
+
+def test_the_plan_is_the_one_that_a_leader_would_choose() -> None:
+    """Two regions of two peers: two levels send half of a flat plan's bytes between them, in less time."""
+    members = [PeerProfile(f"{place}{n}", place, 1.0) for place in ("us", "eu") for n in (1, 2)]
+    links = {
+        (i, j): LinkProfile(0.0005, 1e9) if i // 2 == j // 2 else LinkProfile(0.1, 1e7)
+        for i in range(4)
+        for j in range(4)
+        if i != j
+    }
+    job = Workload(1, 1e7)
+    auto, flat = transfer(job, members, links), transfer(job, members, links, Topology.FLAT)
+    assert (auto.plan, flat.plan) == ("two-level", "flat")
+    between = [
+        sum(count for (i, j), count in found.sent.items() if i // 2 != j // 2) for found in (auto, flat)
+    ]
+    assert between[0] == pytest.approx(between[1] / 2, rel=0.01)
+    assert sum(auto.sent.values()) == pytest.approx(sum(flat.sent.values()))
+    assert auto.seconds < 0.7 * flat.seconds
 
 
 def test_an_epoch_is_calculation_round_trips_and_bytes() -> None:

@@ -17,6 +17,7 @@ from p2pavg.errors import ConfigurationError, CredentialError, StateError
 from p2pavg.identity import Identity
 from p2pavg.lab import topology
 from p2pavg.monitor import history
+from p2pavg.report import reading
 from p2pavg.report.prices import EXAMPLE, PriceTable
 from p2pavg.rounds.state import blockfile, checkpoints
 from p2pavg.rounds.state import manifest as state
@@ -142,7 +143,7 @@ def _reports() -> list[bytes]:
 
 def _parse_reports(data: bytes) -> None:
     """All that `p2pavg report` says of them."""
-    run = history.load([file_with(data)])
+    run = reading.load([file_with(data)])
     history.words(history.summary(run, PriceTable({}, {})))
 
 

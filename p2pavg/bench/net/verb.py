@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from p2pavg.bench.net import fit
 from p2pavg.bench.net.protocol import Client, MeasurementServer
@@ -19,6 +19,9 @@ from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.errors import AddressInUseError, ConfigurationError, P2PAvgError, ProtocolError
 from p2pavg.report.plot import plain_log
+
+if TYPE_CHECKING:
+    from p2pavg.lab.lab import RunningLab
 
 EXAMPLE = (
     "example: p2pavg bench net --listen 0.0.0.0:31400   and elsewhere: p2pavg bench net --connect HOST:31400"
@@ -134,30 +137,10 @@ def _on_lab(args: argparse.Namespace) -> dict[str, Any]:
     if src == dst:
         raise ConfigurationError("--pair needs two different hosts, as A:B.")
     _announce(args)
-    verb = [sys.executable, "-m", "p2pavg.bench", "net"]
-    bounds = ["--seconds", str(args.seconds), "--gigabytes", str(args.gigabytes)]
     with Lab(shape) as lab, progress("measuring", args.seconds, by_clock=True):
-        server = lab.spawn(dst, [*verb, "--listen", f"0.0.0.0:{_LAB_PORT}", *bounds], stdout=subprocess.PIPE)
-        assert server.stdout is not None
-        if not server.stdout.readline():
-            raise P2PAvgError(f"The listening side did not start on host {dst!r}.")
         before = lab.stats()
-        try:
-            output = lab.run(
-                src,
-                [*verb, "--connect", f"{lab.address(dst)}:{_LAB_PORT}", *bounds, "--json", "-"],
-                timeout=args.seconds + _MARGIN_S,
-            )
-        except subprocess.TimeoutExpired:
-            raise P2PAvgError(
-                "The measurement took far longer than it may; is the machine too busy?"
-            ) from None
-        except subprocess.CalledProcessError as error:
-            output = error.stdout  # a void measurement has printed its result, too
-            if not output:
-                raise P2PAvgError(error.stderr.strip().splitlines()[-1]) from None
+        result = between(lab, src, dst, args.seconds, args.gigabytes)
         passed = lab.stats().since(before)
-    result: dict[str, Any] = json.loads(output)
     late = passed.to_json(shape.smallest_rtt_ms())
     result["void_reason"] = late["void_reason"] or result["void_reason"]
     rate, back = (shape.rate_mbps(*pair) / 1e3 for pair in ((src, dst), (dst, src)))
@@ -170,6 +153,31 @@ def _on_lab(args: argparse.Namespace) -> dict[str, Any]:
         **late,
     }
     return result
+
+
+def between(lab: RunningLab, src: str, dst: str, seconds: float, gigabytes: float) -> dict[str, Any]:
+    """Measure between two hosts of a lab that is up: a process on each. Raises P2PAvgError."""
+    verb = [sys.executable, "-m", "p2pavg.bench", "net"]
+    bounds = ["--seconds", str(seconds), "--gigabytes", str(gigabytes)]
+    listening = [*verb, "--listen", f"0.0.0.0:{_LAB_PORT}", *bounds]
+    server = lab.spawn(dst, listening, stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        if not server.stdout.readline():
+            raise P2PAvgError(f"The listening side did not start on host {dst!r}.")
+        connecting = [*verb, "--connect", f"{lab.address(dst)}:{_LAB_PORT}", *bounds, "--json", "-"]
+        output = lab.run(src, connecting, timeout=seconds + _MARGIN_S)
+    except subprocess.TimeoutExpired:
+        raise P2PAvgError("The measurement took far longer than it may; is the machine too busy?") from None
+    except subprocess.CalledProcessError as error:
+        output = error.stdout  # a void measurement has printed its result, too
+        if not output:
+            raise P2PAvgError(error.stderr.strip().splitlines()[-1]) from None
+    finally:
+        server.kill()
+        server.wait()
+    found: dict[str, Any] = json.loads(output)
+    return found
 
 
 def table(result: dict[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from p2pavg import cli
 from p2pavg.errors import ConfigurationError
 from p2pavg.monitor import history
-from p2pavg.report import AttemptReport, RoundReport
+from p2pavg.report import AttemptReport, RoundReport, reading
 from p2pavg.report.distance import Distance
 from p2pavg.report.prices import PriceTable
 from tests.unit.report.reports import link, report
@@ -64,7 +64,7 @@ def test_reports_of_other_versions() -> None:
 
 def test_the_summary_adds_up(tmp_path: Path) -> None:
     """Samples count once per epoch, seconds are wall clock, bytes and dollars are all peers'."""
-    run = history.load([write(tmp_path / "r.jsonl", run_of(3))])
+    run = reading.load([write(tmp_path / "r.jsonl", run_of(3))])
     made = history.summary(run, PriceTable({"default": 1.0}, {Distance.WORLD: 1000.0}))
     assert (made["peers"], made["epochs"], made["samples"]) == (2, 3, 3000)
     assert made["seconds"] == pytest.approx(30.0)
@@ -88,7 +88,7 @@ def test_stages_of_plans_add_up(tmp_path: Path) -> None:
     """Bytes are told by stage of the plans, and how many rounds had which."""
     stages = {"contributions": 3 * 10**6, "results": 10**6}
     reports = [replace(one, plan="two-level", bytes_by_stage=stages) for one in run_of(3)]
-    made = history.summary(history.load([write(tmp_path / "r.jsonl", reports)]))
+    made = history.summary(reading.load([write(tmp_path / "r.jsonl", reports)]))
     assert made["bytes_by_stage"] == {"contributions": 18 * 10**6, "results": 6 * 10**6}
     said = "by stage: 18 MB of contributions, 6 MB of results (3 rounds two-level)"
     assert said in history.words(made)
@@ -100,7 +100,7 @@ def test_failures_are_told_in_words(tmp_path: Path) -> None:
     fields = {"attempts": 2, "causes": ("abc: no heartbeat",), "samples_discarded": 5, "lineage": "dd" * 32}
     values = {"discarded_why": ("healed",), "discarded_samples": (5,)}
     reports.append(report(**{**fields, **values, "epoch": 1, "peer": "cc" * 20, "finished_at": 1020.0}))
-    said = "\n".join(history.words(history.summary(history.load([write(tmp_path / "r.jsonl", reports)]))))
+    said = "\n".join(history.words(history.summary(reading.load([write(tmp_path / "r.jsonl", reports)]))))
     assert "1 attempt failed and had to be made again: abc: no heartbeat (1)" in said
     assert "discarded 5 samples: 5 healed" in said
     assert "averaged apart" in said
@@ -118,11 +118,11 @@ def test_what_a_departing_peer_tells_counts_as_discarded_only(tmp_path: Path) ->
     }
     left = report(**fields, samples_discarded=9, discarded_why=("left",), discarded_samples=(9,))
     alone, both = ([*run_of(3), *more] for more in ([], [left]))
-    before = history.summary(history.load([write(tmp_path / "a.jsonl", alone)]))
-    after = history.summary(history.load([write(tmp_path / "b.jsonl", both)]))
+    before = history.summary(reading.load([write(tmp_path / "a.jsonl", alone)]))
+    after = history.summary(reading.load([write(tmp_path / "b.jsonl", both)]))
     assert after == {**before, "samples_discarded": 9, "discarded_why": {"left": 9}}
     with pytest.raises(ConfigurationError, match="no epoch of run"):
-        history.load([write(tmp_path / "c.jsonl", [left])])
+        reading.load([write(tmp_path / "c.jsonl", [left])])
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,13 @@ def test_a_file_of_other_bytes_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigurationError, match="not text"):
-        history.load([path])
+        reading.load([path])
 
 
 def test_a_line_cut_by_a_kill_is_left_out_and_told(tmp_path: Path) -> None:
     """The last line of a peer that was killed while it wrote does not hide the others."""
     path = write(tmp_path / "r.jsonl", run_of(2), tail=report().to_json()[:100])
-    made = history.summary(history.load([path]))
+    made = history.summary(reading.load([path]))
     assert made["epochs"] == 2
     assert "not whole" in history.words(made)[-1]
 

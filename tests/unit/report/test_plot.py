@@ -16,8 +16,8 @@ from p2pavg.bench.join import verb as join
 from p2pavg.bench.penalty import verb as penalty
 from p2pavg.bench.rounds import verb as rounds
 from p2pavg.monitor import plots
-from p2pavg.monitor.history import Run
 from p2pavg.report.plot import from_zero, plain_log, save_plot, whole
+from p2pavg.report.reading import Run
 from tests.unit.report.reports import report
 
 pytest.importorskip("matplotlib")
