@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from statistics import median, pstdev
 
 from p2pavg import codecs
+from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.laws import (
     BYTES,
+    CHUNK,
     LinkProfile,
     Overheads,
     PeerProfile,
@@ -19,6 +21,7 @@ from p2pavg.forecast.laws import (
     epoch,
     furthest,
     transfer,
+    value_bytes,
 )
 from p2pavg.identity import SHORT_ID_DIGITS
 from p2pavg.report import RoundReport
@@ -181,8 +184,12 @@ def _values(rounds: Sequence[RoundReport], codec: str, result: str, members: int
         sum(r.bytes_sent for r in rounds if r.epoch == e) / max(1, sum(r.epoch == e for r in rounds))
         for e in {r.epoch for r in rounds}
     ]
-    per_value = (BYTES[codec] + BYTES[result]) * (members - 1) / members
-    return median(sent) / per_value
+    chunk = CHUNK
+    for _ in range(2):  # how long chunks are follows from the values
+        each = (value_bytes(codec, chunk) + value_bytes(result, chunk)) * (members - 1) / members
+        values = median(sent) / each
+        chunk = chunk_elements([round(values / members)] * members)
+    return values
 
 
 def _overheads(

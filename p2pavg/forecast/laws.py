@@ -15,13 +15,20 @@ from typing import Any
 
 from p2pavg import codecs
 from p2pavg.allreduce.choosing import PlanInputs, Topology, choose
-from p2pavg.allreduce.partition import Capacity
+from p2pavg.allreduce.partition import Capacity, chunk_elements
 from p2pavg.allreduce.regions import regions
 
 CHUNK = 128 * 1024  # values, of long vectors
 FRAME_BYTES = 40  # of a chunk's header on the wire
-BYTES = {name: (codecs.get(name).encoded_size(CHUNK) + FRAME_BYTES) / CHUNK for name in codecs.WIRE_IDS}
-"""Bytes of a value on the wire, by codec."""
+
+
+def value_bytes(codec: str, chunk: int = CHUNK) -> float:
+    """Bytes of a value on the wire, in chunks of so many."""
+    return (codecs.get(codec).encoded_size(chunk) + FRAME_BYTES) / chunk
+
+
+BYTES = {name: value_bytes(name) for name in codecs.WIRE_IDS}
+"""Of a long vector, by codec."""
 HOUR = 3600.0
 WORD = (
     2.0  # round trips until peers that calculate behind a longer round hear that the next target is reached:
@@ -167,6 +174,8 @@ def transfer(
         votes=[True] * n,
     )
     chosen = choose(plan, question)
+    chunk = chunk_elements([part.count for part in chosen.plan.parts])
+    own, back = (job.values * value_bytes(codec, chunk) for codec in (job.contribution, job.result))
     sent: dict[tuple[int, int], float] = {}
     parts = [0.0] * n
     for index, part in enumerate(chosen.plan.parts):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from p2pavg.allreduce.choosing import Topology
+from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.evidence import from_reports
 from p2pavg.forecast.laws import (
@@ -24,6 +25,7 @@ from p2pavg.forecast.laws import (
     ramp,
     smallest_target,
     transfer,
+    value_bytes,
 )
 from tests.forecast.swarms import report, reports
 
@@ -38,8 +40,12 @@ def test_two_peers_exchange_the_vector_once_each_way() -> None:
     members, links = pair(rtt=0.0)
     found = transfer(Workload(1, 1_024_000), members, links)
     assert found.shares == pytest.approx((0.5, 0.5))
-    assert found.seconds == pytest.approx(1_024_000 * BYTES["fp16"] / 1e8)
-    assert sum(found.sent.values()) == pytest.approx(2 * 1_024_000 * BYTES["fp16"])
+    each = value_bytes(
+        "fp16", chunk_elements([512_000] * 2)
+    )  # a short vector has short chunks, and more headers
+    assert each > 1.001 * BYTES["fp16"]
+    assert sum(found.sent.values()) == pytest.approx(2 * 1_024_000 * each)
+    assert found.seconds == pytest.approx(1_024_000 * each / 1e8)
     assert "the link" in found.binds
 
 
@@ -86,7 +92,7 @@ def test_the_plan_is_the_one_that_a_leader_would_choose() -> None:
         sum(count for (i, j), count in found.sent.items() if i // 2 != j // 2) for found in (auto, flat)
     ]
     assert between[0] == pytest.approx(between[1] / 2, rel=0.01)
-    assert sum(auto.sent.values()) == pytest.approx(sum(flat.sent.values()))
+    assert sum(auto.sent.values()) == pytest.approx(sum(flat.sent.values()), rel=0.01)
     assert auto.seconds < 0.7 * flat.seconds
 
 
