@@ -22,7 +22,7 @@ def free_port() -> int:
         return port
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
 def test_a_node_and_a_single_peer_are_three_peers(kind: str) -> None:
     """Two ranks and a single peer end with equal bits, and as one process with all their batches."""
     ends = run(train, 3, kind, free_port(), None)
