@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,8 @@ class Decisions:
         if held.stage is Stage.DONE and (message.weights, message.samples, message.digests) == result:
             held.applied.add(peer)
             entitled = entitled or held.is_applied(core.me)
+            if len(held.applied) == 1 and not entitled:
+                self._ask(held, held.seconds(core.me))
         if not entitled or (other and peer not in self._deciding(held)):
             self._inquire(held)  # the copy here is wrong, or `peer` is
             return
@@ -266,13 +269,20 @@ class Decisions:
         core.arm(Timer.OTHERS, core.now + seconds + 2 * core.deadlines.longest_rtt())
 
     def on_others_timer(self) -> None:
-        """The leader has not decided yet, or told the others alone: what most of them committed counts."""
+        """The leader has not decided yet, or told the others alone: what most of them committed counts. One
+        is asked each time, and all when that one knows of a decision: a slow round costs few messages.
+        """
         core, held = self.core, self.core.holding
         if held is None or held.stage is not Stage.DONE or held.ballot.leader == core.me:
             return
-        for peer in held.seconds(core.me):
-            core.send(peer, Inquire(held.ballot))
+        others = held.seconds(core.me)
+        self._ask(held, others if held.applied else [others[held.others_asked % len(others)]])
+        held.others_asked += 1
         self._ask_others_in(2 * (core.now - held.done_at))
+
+    def _ask(self, held: Holding, peers: Iterable[PeerId]) -> None:
+        for peer in peers:
+            self.core.send(peer, Inquire(held.ballot))
 
     def on_inquire(self, peer: PeerId, message: Inquire) -> None:
         """Answer a peer that asks what became of a ballot."""

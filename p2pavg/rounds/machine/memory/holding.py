@@ -35,6 +35,7 @@ class Holding:
     kept_waiting: set[PeerId] = field(default_factory=set)
     # Who says that the result which is whole here was committed.
     applied: set[PeerId] = field(default_factory=set)
+    others_asked: int = 0  # times that a voter beside the leader was asked
     done_at: float = 0.0
     ready: bool = False  # whether the training thread was at a boundary when the round began
     weights: tuple[float, ...] = ()
