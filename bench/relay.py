@@ -1,8 +1,9 @@
-"""What a relay costs and gives: `python -m bench.relay [--cap-mbps 100] [--seconds 5] [--json PATH]`.
+"""What a relay costs and gives: `python -m bench.relay [--cap-mbps 25] [--seconds 2] [--json PATH]`.
 
 Two connections of this process are joined by a relay in another one, over the loopback, and both sides send
-all they can. Prints which share of the cap passes, how much CPU time the relay takes for it, and how much
-slower a thread that computes in Python gets beside it: the most that a relay can cost its own training.
+all they can. Prints which share of the cap passes, how much CPU time the relay takes for it, and how fast
+training goes in its process beside it: a model of torch on one thread, or a loop in Python, which wants
+the interpreter all the time as no training does. Turns with and without load alternate, and their order too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -34,7 +36,8 @@ from p2pavg.transport.ways import relay as relaying
 from p2pavg.transport.ways.relay import Relay, enter
 
 RUN = "relay"
-TURNS = 5  # with and without load, of which the median counts
+TURNS = 16  # with and without load, of which the median counts
+WIDTH, BATCH = 512, 64  # of the model that trains
 PARTY = Party.of(RUN, closed=False)
 
 
@@ -48,16 +51,36 @@ class _Alone:
     def message(self, link: Link, message: Message) -> None: ...
 
 
-class _Trainer(threading.Thread):
-    """Computes in Python, as no training does: it wants the interpreter all the time."""
+def _python_step() -> None:
+    sum(range(2000))
 
-    def __init__(self) -> None:
+
+def _torch_step() -> Callable[[], None]:
+    import torch
+
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 1))
+    optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(BATCH, WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+class _Trainer(threading.Thread):
+    """Trains, as fast as it can."""
+
+    def __init__(self, compute: str) -> None:
         super().__init__(daemon=True)
         self.steps = 0
+        self._step = _torch_step() if compute == "torch" else _python_step
 
     def run(self) -> None:
         while True:
-            sum(range(2000))
+            self._step()
             self.steps += 1
 
     def rate(self, seconds: float) -> float:
@@ -67,7 +90,7 @@ class _Trainer(threading.Thread):
         return (self.steps - before) / (time.monotonic() - began)
 
 
-async def _serve(pipe: Connection, bytes_per_second: float) -> None:
+async def _serve(pipe: Connection, bytes_per_second: float, compute: str) -> None:
     endpoint = await Endpoint.start(
         Identity.generate(),
         run_id=RUN,
@@ -86,7 +109,7 @@ async def _serve(pipe: Connection, bytes_per_second: float) -> None:
     before, loop = _cpu_s(), asyncio.get_running_loop()
     await loop.run_in_executor(None, pipe.recv)
     pipe.send((relay.passed_on, _cpu_s() - before))
-    trainer = _Trainer()
+    trainer = _Trainer(compute)
     trainer.start()
     while (seconds := await loop.run_in_executor(None, pipe.recv)) is not None:
         pipe.send(await loop.run_in_executor(None, trainer.rate, seconds))
@@ -99,9 +122,9 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def serve(pipe: Connection, bytes_per_second: float) -> None:
+def serve(pipe: Connection, bytes_per_second: float, compute: str) -> None:
     """The relay's process."""
-    uvloop.run(_serve(pipe, bytes_per_second))
+    uvloop.run(_serve(pipe, bytes_per_second, compute))
 
 
 async def pour(port: int, tokens: tuple[bytes, bytes], seconds: float) -> int:
@@ -134,8 +157,15 @@ async def pour(port: int, tokens: tuple[bytes, bytes], seconds: float) -> int:
     return came
 
 
-def _slowed(pipe: Connection, port: int, tokens: tuple[bytes, bytes], seconds: float) -> float:
+def _slowed(
+    pipe: Connection, port: int, tokens: tuple[bytes, bytes], seconds: float, *, loaded_first: bool
+) -> float:
     """The speed of the training thread while bytes are relayed, as a share of that while none are."""
+
+    def alone() -> float:
+        pipe.send(seconds)
+        rate: float = pipe.recv()
+        return rate
 
     async def loaded() -> float:
         pouring = asyncio.create_task(pour(port, tokens, seconds + 0.5))
@@ -145,20 +175,25 @@ def _slowed(pipe: Connection, port: int, tokens: tuple[bytes, bytes], seconds: f
         await pouring
         return rate
 
-    pipe.send(seconds)
-    alone: float = pipe.recv()
-    return asyncio.run(loaded()) / alone
+    if loaded_first:
+        beside = asyncio.run(loaded())
+        return beside / alone()
+    before = alone()
+    return asyncio.run(loaded()) / before
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.relay", description=__doc__)
-    parser.add_argument("--cap-mbps", type=float, default=100.0, help="default: %(default)g")
-    parser.add_argument("--seconds", type=float, default=5.0, help="default: %(default)g")
+    parser.add_argument("--cap-mbps", type=float, default=25.0, help="default: %(default)g")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a turn; default: %(default)g")
+    parser.add_argument(
+        "--compute", choices=("torch", "python"), default="torch", help="default: %(default)s"
+    )
     parser.add_argument("--json", metavar="PATH", type=Path)
     args = parser.parse_args(argv)
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=serve, args=(there, args.cap_mbps * 1e6 / 8))
+    process = multiprocessing.Process(target=serve, args=(there, args.cap_mbps * 1e6 / 8, args.compute))
     process.start()
     port, (tokens, *spare) = here.recv()
     began = time.monotonic()
@@ -166,7 +201,11 @@ def main(argv: list[str] | None = None) -> int:
     seconds = time.monotonic() - began
     here.send(None)
     passed, cpu = here.recv()
-    slowed = statistics.median(_slowed(here, port, tokens, args.seconds) for tokens in spare)
+    ratios = [
+        _slowed(here, port, tokens, args.seconds, loaded_first=turn % 2 == 1)
+        for turn, tokens in enumerate(spare)
+    ]
+    low, slowed, high = statistics.quantiles(ratios, n=4)
     here.send(None)
     process.join()
     result = {
@@ -176,12 +215,15 @@ def main(argv: list[str] | None = None) -> int:
         "share_of_cap": 8 * came / seconds / (args.cap_mbps * 1e6),
         "cpu_seconds_per_gb": cpu / (passed / 1e9),
         "cpu_share": cpu / seconds,
+        "compute": args.compute,
         "training_ratio": slowed,
+        "training_ratio_quartiles": [low, high],
+        "training_ratios": ratios,
     }
     print(
         f"{result['share_of_cap']:.2f} of the cap of {args.cap_mbps:g} Mb/s; the relay took "
-        f"{cpu / seconds:.1%} of a core; a thread that computes in Python beside it went at {slowed:.3f} "
-        f"of its speed; {result['cpu_seconds_per_gb']:.2f} CPU seconds per GB"
+        f"{cpu / seconds:.1%} of a core; training in its process ({args.compute}) went at {slowed:.3f} of "
+        f"its speed (quartiles {low:.3f}, {high:.3f}); {result['cpu_seconds_per_gb']:.2f} CPU seconds per GB"
     )
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")

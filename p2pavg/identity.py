@@ -86,6 +86,11 @@ class Identity:
                 f"cannot read or write the identity file {file} ({error.strerror}); name a writable path"
             ) from error
 
+    def derived(self, name: str) -> Identity:
+        """Another identity, which follows from this one and a name: the same each time."""
+        seed = hashlib.blake2b(name.encode(), key=self.private_bytes(), digest_size=32).digest()
+        return Identity(Ed25519PrivateKey.from_private_bytes(seed))
+
     def sign(self, message: bytes) -> bytes:
         """The 64-byte Ed25519 signature over `message`."""
         return self._private_key.sign(message)

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Coroutine, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from p2pavg.errors import ConfigurationError
@@ -25,6 +24,7 @@ from p2pavg.peer.settings import Settings
 from p2pavg.transport.links.listening import TablePort
 
 DEFAULT_LISTEN = "0.0.0.0:31330"
+MACHINE_KEY = "~/.config/p2pavg/bootstrap.key"  # one file, however many ports nodes listen on in turn
 Result = TypeVar("Result")
 
 
@@ -47,7 +47,8 @@ def register(subparsers: Any) -> None:
     add(
         "--identity",
         metavar="PATH",
-        help="where the identity is kept; default: in ~/.config/p2pavg, by port",
+        help="where the identity is kept; default: what follows from ~/.config/p2pavg/bootstrap.key and the "
+        "port",
     )
     add(
         "--map-port",
@@ -74,8 +75,9 @@ def run_bootstrap(args: argparse.Namespace) -> int:
     if args.announce is not None:
         parse_host_port(args.announce)
     named = initial_addresses(args.initial_peers or None)
-    path = args.identity or Path("~/.config/p2pavg").expanduser() / f"bootstrap-{port}.key"
-    identity = Identity.load_or_create(path)
+    identity = Identity.load_or_create(args.identity or MACHINE_KEY)
+    if args.identity is None:
+        identity = identity.derived(f"bootstrap {port}")
     if args.run is not None:
         settings = Settings(
             args.run,

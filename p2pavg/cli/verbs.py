@@ -7,6 +7,7 @@ import difflib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,17 @@ class Parser(argparse.ArgumentParser):
                 action,
                 f"invalid choice: {value!r}{_meant(str(value), known) or ' (choose from ' + _list(known)}",
             )
+
+    def words(self, message: str) -> str:
+        """A sentence of the library, in which its arguments are called by this verb's options: "listen=" is
+        "--listen" here.
+        """
+        for action in self._actions:
+            option = next((name for name in action.option_strings if name.startswith("--")), None)
+            if option is not None:
+                name = action.dest if "_" in action.dest else action.dest + "="
+                message = re.sub(rf"(?<![\w-]){re.escape(name)}=?", option, message)
+        return message
 
     def surplus(self, words: Sequence[str], *, rest: bool) -> NoReturn:
         """End with a usage error about words that no argument takes. rest: the verb passes on what
@@ -125,7 +137,7 @@ def run(prog: str, description: str, verbs: Sequence[Verb], argv: Sequence[str])
     try:
         return int(args.func(args))
     except P2PAvgError as error:
-        print(f"{prog} {args.verb}: {error}", file=sys.stderr)
+        print(f"{prog} {args.verb}: {_named(parser, args).words(str(error))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
@@ -14,7 +15,17 @@ from p2pavg.membership.places import Places
 from p2pavg.membership.revoking import Revoking
 from p2pavg.membership.roster import LARGE_VIEW, Roster, SeenPeer, prefixes
 from p2pavg.membership.table.address import Address
-from p2pavg.membership.table.beat import NEWS, RUN_TAG_BYTES, SAMPLED, SENDER_BYTES, Beat
+from p2pavg.membership.table.beat import (
+    AGES_PER_S,
+    MOST_HEARD,
+    NEWS,
+    OLDEST,
+    RUN_TAG_BYTES,
+    SAMPLED,
+    SENDER_BYTES,
+    Beat,
+    Heard,
+)
 from p2pavg.membership.table.dht import DHT
 from p2pavg.membership.table.node import ENTRIES_BYTES
 from p2pavg.membership.table.reading import Reading
@@ -41,6 +52,7 @@ EARLY_LOOKS = 3  # so often
 CALM_SECONDS = 30.0  # without a new node in the table: then early again
 TOLD_AT_ONCE = 8
 INTRODUCTION_SECONDS = 0.1
+TOGETHER = 1 / 8  # of an interval: in which the beats of a circle's members come, before they are passed on
 MOST_STEPS = 16  # of a chain, that a beat may be ahead: who missed more asks others
 
 
@@ -73,6 +85,8 @@ class Pulse:
         self._reveal_due = float("inf")
         self._news_until = float("-inf")
         self._tell_due = float("inf")
+        self._pass_on_due = float("inf")
+        self._passed_on = float("-inf")
         self._read_due = dht.clock() + 1.0
         self._table_grew_at = float("-inf")
         self._table_read_at = float("-inf")
@@ -164,17 +178,21 @@ class Pulse:
         self._ticked = now
         self._on_tick()
         if self.value is not None:
-            self._stay_fresh(now)
-            self._beat(self._roster.due(now), now)
+            revealed, due = self._stay_fresh(now), self._roster.due(now)
+            if self._roster.is_in_circles:
+                self._beat_in_circles(now, revealed=revealed)
+            if now < self._news_until or not self._roster.is_in_circles:
+                self._beat(due, now)
             if now >= self._tell_due:
                 self._tell_due = float("inf")
                 self._beat(self._roster.fresh(now, TOLD_AT_ONCE), now)
         self._ask_about_silent(now)
         self._read_sometimes(now)
 
-    def _stay_fresh(self, now: float) -> None:
+    def _stay_fresh(self, now: float) -> bool:
+        """Reveal the next link of the record when that is due; whether it was."""
         if now < self._reveal_due or self.value is None:
-            return
+            return False
         record = self._publication.record
         spacing = 0.3 * len(self._roster)
         changed = record is not None and record.value != self.value
@@ -188,16 +206,37 @@ class Pulse:
             self._spawn(self._publication.push(self._places.contacts(self._roster.members.values())))
         if self._roster.is_among_closest(self._key, self._dht.identity.peer_id, ENTRY_POINTS):
             self._spawn(self._place())
+        return True
 
     async def _place(self) -> None:
         await self._publication.place(except_at=set(self._roster.members))  # these keep it by push and beats
 
-    def _beat(self, members: Iterable[SeenPeer], now: float) -> None:
-        data = self._own_beat(now)
+    def _beat_in_circles(self, now: float, *, revealed: bool) -> None:
+        members, circle = self._roster.members, self._roster.circle
+        if revealed:
+            self._pass_on_due = now + TOGETHER * self._roster.interval
+            self._beat((members[peer_id] for peer_id in circle.mates), now)
+        if now >= self._pass_on_due:
+            mates = [members[peer_id] for peer_id in circle.mates]
+            heard = tuple(
+                Heard(
+                    mate.info.peer_id[:SENDER_BYTES],
+                    mate.held.record.sequence,
+                    mate.held.refresh,
+                    min(OLDEST, math.ceil((now - mate.held.refreshed) * AGES_PER_S)),
+                )
+                for mate in mates
+                if mate.held.refreshed > self._passed_on
+            )
+            self._pass_on_due, self._passed_on = float("inf"), now
+            self._beat((members[peer_id] for peer_id in circle.charges), now, heard[:MOST_HEARD])
+
+    def _beat(self, members: Iterable[SeenPeer], now: float, heard: tuple[Heard, ...] = ()) -> None:
+        data = self._own_beat(now, heard)
         for contact in self._places.contacts(members) if data else ():
             self._dht.node.rpc.send_beat(data, contact.address)
 
-    def _own_beat(self, now: float) -> bytes:
+    def _own_beat(self, now: float, heard: tuple[Heard, ...] = ()) -> bytes:
         """The beat to send now; empty when nothing was published yet."""
         record = self._publication.record
         if record is None or self.value is None:
@@ -211,6 +250,7 @@ class Pulse:
             self._publication.refresh,
             flags,
             self._digest(own),
+            heard,
         ).encode(self._beat_key)
 
     def _digest(self, own: StoredRecord | None) -> bytes:
@@ -263,23 +303,14 @@ class Pulse:
         now = self._dht.clock()
         known = self._roster.senders(beat.sender)
         for member in known:
-            record = member.held.record
-            if record.sequence & 0xFFFF != beat.sequence:
-                continue
-            if beat.refresh.step - member.held.refresh.step > MOST_STEPS:
-                return
-            outcome = self._dht.node.store.refresh(
-                self._key,
-                record.peer_id[:PREFIX_BYTES],
-                record.version,
-                beat.refresh,
-                self._lifetime,
-                now,
-            )
+            outcome = self._refresh(member, beat, self._lifetime, now)
             if outcome is Outcome.REFRESHED:
-                self._places.hear(record.peer_id, address)
+                self._places.hear(member.info.peer_id, address)
+                self._keep_step(member, now)
                 self._compare(beat, member, now)
-            if outcome is not Outcome.REFUSED:
+            if member.held.refresh == beat.refresh:
+                self._hear(beat.heard, now)
+            if outcome is not None and outcome is not Outcome.REFUSED:
                 return
         data = self._own_beat(now)
         if known or not self._roster.is_sample:
@@ -288,6 +319,31 @@ class Pulse:
             data
         ):  # there is no place for it here, but it has one for this peer: let it see that this one lives
             self._dht.node.rpc.send_beat(data, address)
+
+    def _refresh(self, member: SeenPeer, said: Beat | Heard, remaining: float, now: float) -> Outcome | None:
+        """What a beat makes of the record of a member; None when it is of another version."""
+        record = member.held.record
+        if record.sequence & 0xFFFF != said.sequence:
+            return None
+        if said.refresh.step - member.held.refresh.step > MOST_STEPS:
+            return Outcome.STALE
+        return self._dht.node.store.refresh(
+            self._key, record.peer_id[:PREFIX_BYTES], record.version, said.refresh, remaining, now
+        )
+
+    def _hear(self, heard: Iterable[Heard], now: float) -> None:
+        """A member passes on what others of its circle have said."""
+        for said in heard:
+            remaining = self._lifetime - said.age / AGES_PER_S
+            for member in self._roster.senders(said.sender) if remaining > 0 else ():
+                if self._refresh(member, said, remaining, now) is Outcome.REFRESHED:
+                    break
+
+    def _keep_step(self, member: SeenPeer, now: float) -> None:
+        """Beat together with the others of the circle, so that what is passed on is young."""
+        late = now > self._reveal_due - self._roster.interval / 2
+        if late and self._roster.is_in_circles and member.info.peer_id in self._roster.circle.mates:
+            self._reveal_due = now
 
     def _introduce(self, address: Address, now: float) -> None:
         """A beat of somebody, or of a record, not known: fetch the record. Anybody may send these."""

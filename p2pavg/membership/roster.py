@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from p2pavg.membership.circles import Circle, draw
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.membership.table.beat import DIGEST_BYTES, SENDER_BYTES
 from p2pavg.membership.table.records.entries import PREFIX_BYTES, StoredRecord
@@ -34,6 +35,7 @@ class Roster:
 
     def __init__(self, own_id: bytes, lifetime: float, *, limit: int = FULL_VIEW) -> None:
         self.members: dict[bytes, SeenPeer] = {}
+        self._own_id = own_id
         self._own_prefix = own_id[:PREFIX_BYTES]
         self._lifetime = lifetime
         self._limit = limit
@@ -41,6 +43,7 @@ class Roster:
         self._sampled = False
         self._combined = 0  # of the members' digests
         self._highest: int | None = None  # rank of a member; None: to be found anew
+        self._circle: Circle | None = None  # the same
         self._by_sender: dict[bytes, set[bytes]] = {}
 
     def __len__(self) -> int:
@@ -81,14 +84,14 @@ class Roster:
             self.remove(max(self.members, key=lambda i: self.members[i].rank))
         due = now + self._rng.uniform(0.0, self.interval)
         self.members[peer_id] = SeenPeer(info, held, due, self._rank(peer_id[:PREFIX_BYTES]))
-        self._highest = None
+        self._highest = self._circle = None
         self._by_sender.setdefault(peer_id[:SENDER_BYTES], set()).add(peer_id)
         self._combined ^= held.digest
         return True
 
     def remove(self, peer_id: bytes) -> None:
         self._combined ^= self.members.pop(peer_id).held.digest
-        self._highest = None
+        self._highest = self._circle = None
         same = self._by_sender[peer_id[:SENDER_BYTES]]
         same.discard(peer_id)
         if not same:
@@ -104,6 +107,20 @@ class Roster:
     def senders(self, prefix: bytes) -> list[SeenPeer]:
         """The members whose id starts with these four bytes."""
         return [self.members[peer_id] for peer_id in self._by_sender.get(prefix, ())]
+
+    @property
+    def is_in_circles(self) -> bool:
+        """Whether members pass on what they heard, instead of each beating to all: when they are many, and
+        each sees all.
+        """
+        return len(self.members) > LARGE_VIEW and not self.is_sample
+
+    @property
+    def circle(self) -> Circle:
+        """Whom this peer tells of itself, and whom of these."""
+        if self._circle is None:
+            self._circle = draw(self._own_id, self.members)
+        return self._circle
 
     def due(self, now: float) -> list[SeenPeer]:
         """The members that a beat must go to now; the next one is then due an interval later."""

@@ -217,7 +217,7 @@ class View:
             logger.debug("ignored a malformed record of a peer")
             return
         hearsay = held.told_at is not None and held.told_by in self._roster.members
-        if held.proved_at is None:
+        if held.proved_at is None and not info.departing:
             self._places.prove(info, held)  # it may be a replay, or name an address of somebody else
         if known is None and held.proved_at is None and not hearsay:
             return

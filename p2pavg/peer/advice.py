@@ -16,7 +16,6 @@ from p2pavg.errors import (
     P2PAvgError,
     UnreachableError,
 )
-from p2pavg.membership import PeerInfo
 from p2pavg.membership.table.address import Address, format_host_port
 from p2pavg.plan import MOST_GATHERED, MOST_MEMBERS
 from p2pavg.rounds.protocol.roles import Role
@@ -26,7 +25,6 @@ from p2pavg.transport.links.endpoint import Endpoint
 logger = logging.getLogger("p2pavg.peer.peer")
 
 ASK_TIMEOUT_S = 5.0
-NAMED = 3
 
 
 def check_room(trainers: int, run_id: str, *, sparse: bool) -> None:
@@ -77,7 +75,7 @@ async def silent(
             continue
         except P2PAvgError as error:
             return error
-    return told
+    return UnreachableError(f"{told}, or start a new swarm without initial_peers")
 
 
 async def ask(endpoint: Endpoint, initial_peers: Iterable[Address], run_id: str) -> list[P2PAvgError]:
@@ -118,20 +116,3 @@ async def ask(endpoint: Endpoint, initial_peers: Iterable[Address], run_id: str)
             )
         )
     return refusals
-
-
-def warn_of_unreachable(trainers: Iterable[PeerInfo], run_id: str) -> None:
-    """Warn that trainers are in view and none of them could be linked."""
-    addresses = [
-        format_host_port(host, port)
-        for info in trainers
-        if not info.client_only
-        for host, port in info.addresses[:1]
-    ]
-    if addresses:
-        logger.warning(
-            "run %r has peers at %s, but none of them answers over TCP; open that port for TCP there, unless "
-            "they have ended. This peer trains alone until one answers",
-            run_id,
-            ", ".join(addresses[:NAMED]) + (" and others" if len(addresses) > NAMED else ""),
-        )

@@ -29,7 +29,7 @@ EARLY_BYTES = 1 << 20  # of messages that wait for the start of the rounds
 async def first_links(
     dialler: Dialler, refusals: LinkRefusals, endpoint: Endpoint, view: View, settings: Settings
 ) -> None:
-    """Link to the trainers in view, and warn when none of them is reached.
+    """Link to the trainers in view.
 
     Raises what the members said to this peer when they refused it.
     """
@@ -43,8 +43,6 @@ async def first_links(
     trainers = [info for info in view.peers.values() if info.role == "trainer"]
     sparse = codecs.is_sparse(codecs.get(settings.compression))
     advice.check_room(len(trainers), settings.run_id, sparse=sparse)
-    if not endpoint.links:
-        advice.warn_of_unreachable(trainers, settings.run_id)
 
 
 def role_among(links: Iterable[Link], start: RunStart) -> Role:

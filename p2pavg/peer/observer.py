@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 
+from p2pavg.membership import PeerInfo
 from p2pavg.peer import crowd
 from p2pavg.peer.company import Company
 from p2pavg.peer.notice import tell
@@ -25,10 +26,12 @@ class Observer:
         links: Mapping[bytes, Link],
         is_here: Callable[[str], bool],
         stands: Callable[[], tuple[int, bool]],
+        in_view: Callable[[], Collection[PeerInfo]],
         threads: int,
     ) -> None:
         """links: a live view, by peer. is_here: whether an address is one of this machine. stands: returns
-        this peer's epoch, and whether it still lacks the state. threads: how many the training thread
+        this peer's epoch, and whether it still lacks the state. in_view: returns the peers of the run that
+        the table knows. threads: how many the training thread
         computes with; 0: it uses an accelerator.
         """
         self._run_id = run_id
@@ -37,6 +40,7 @@ class Observer:
         self._joins = self._company_now() > 0  # False: this peer begins the run
         self._is_here = is_here
         self._threads = threads
+        self._in_view = in_view
         self._company = Company(run_id)
         self._left: set[bytes] = set()  # peers that said that they leave
         self._from: dict[bytes, str] = {}  # by peer, the host of this side of the last link
@@ -57,7 +61,8 @@ class Observer:
         """Compare who is heard; called several times a second. silent: linked peers that send nothing."""
         self.standing_changed()
         heard = {peer for peer, link in self._links.items() if trains(link.hello)} - silent
-        self._company.look(heard, self._left)
+        trainers = [info for info in self._in_view() if info.role == "trainer"]
+        self._company.look(heard, self._left, trainers)
 
     def _company_now(self) -> int:
         return sum(trains(link.hello) for link in self._links.values())

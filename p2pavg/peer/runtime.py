@@ -270,6 +270,7 @@ class Runtime:
             self.links,
             self._reachability.is_here,
             lambda: (machine.epoch, machine.role is Role.JOINER),
+            lambda: self.view.peers.values(),
             self.threads,
         )
         self._announcer = Announcer(self.view, self._record)

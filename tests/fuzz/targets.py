@@ -60,7 +60,8 @@ def _parse_record(data: bytes) -> None:
 
 def _beats() -> list[bytes]:
     made = beat.Beat(b"run", b"send", 7, record.Refresh(3, b"l" * 10), 1, b"dig")
-    return [made.encode(), made.encode(b"k" * 32)]
+    told = made._replace(heard=(beat.Heard(b"told", 9, record.Refresh(4, b"m" * 10), 12),))
+    return [data for each in (made, told) for data in (each.encode(), each.encode(b"k" * 32))]
 
 
 _AUTHORITY = Authority.new("run")

@@ -122,7 +122,10 @@ def test_tcp_is_blocked(swarms, addresses, caplog):
     """Two peers that see each other over UDP alone: the newcomer says which port to open, and trains on."""
     with newcomer(addresses["walled"], run_id="walled", announce=f"127.0.0.1:{free_port()}") as opt:
         assert opt.epoch == 0
-    assert "none of them answers over TCP; open that port for TCP" in warnings(caplog)
+        deadline = time.monotonic() + 60
+        while "none of them answers over TCP; open that port for TCP" not in warnings(caplog):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     assert addresses["walled"] in warnings(caplog)
 
 

@@ -31,6 +31,14 @@ def test_only_the_owner_can_sign() -> None:
     assert not verify(b"", b"message", signature)
 
 
+def test_identities_follow_from_one_and_a_name() -> None:
+    """The same name gives the same identity each time, another name or another origin another one."""
+    one, other = Identity.generate(), Identity.generate()
+    assert one.derived("a").peer_id == one.derived("a").peer_id
+    ids = {made.peer_id for made in (one, one.derived("a"), one.derived("b"), other.derived("a"))}
+    assert len(ids) == 4
+
+
 def test_an_identity_survives_restarts(tmp_path: Path) -> None:
     """The second load gives the same identity, from a file that only its owner can read."""
     path = tmp_path / "deep" / "peer.key"

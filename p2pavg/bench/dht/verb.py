@@ -33,6 +33,7 @@ def register(subparsers: Any) -> None:
     add("--publishers", type=positive_int, default=50, metavar="N", help="default: %(default)s")
     add("--k", type=positive_int, default=8, metavar="K", help="copies and bucket size; default: %(default)s")
     add("--loss", type=_fraction, default=0.0, metavar="P", help="datagrams lost each way, 0 to 1")
+    add("--without-udp", action="store_true", help="all datagrams are lost, so that TCP carries the table")
     add("--kill", type=_fraction, default=0.0, metavar="FRACTION", help="nodes killed, the bootstrap first")
     add(
         "--lifetime",
@@ -127,6 +128,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "publishers": args.publishers,
             "k": args.k,
             "loss": args.loss,
+            "without_udp": args.without_udp,
             "kill": args.kill,
             "lifetime_s": args.lifetime,
             "join_ms_p50": _ms(joins, 50),
@@ -144,7 +146,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def _join(workers: Workers, owners: list[list[int]], args: argparse.Namespace) -> list[float]:
     """Start the bootstrap node; then every process starts its nodes, each joining through the one before."""
-    config = {"k": args.k, "lifetime": args.lifetime}
+    config = {"k": args.k, "lifetime": args.lifetime, "without_udp": args.without_udp}
     first = workers.workers[0]
     first.send(do="start", numbers=[0], way_in=[], seed=args.seed, loss=args.loss, **config)
     way_in = [first.receive(STEP_DEADLINE_S)["address"]]
@@ -217,13 +219,15 @@ def _idle(workers: Workers, settle: float, seconds: float) -> dict[str, Any]:
     workers.all(do="views_start", deadline_s=STEP_DEADLINE_S)
     workers.all(do="measure", seconds=settle, deadline_s=STEP_DEADLINE_S)
     answers = workers.all(do="measure", seconds=seconds, deadline_s=STEP_DEADLINE_S)
-    per_second = [b / seconds for answer in answers for b in answer["bytes"]]
+    per_second, wire = ([b / seconds for a in answers for b in a[key]] for key in ("bytes", "wire_bytes"))
     members = len(per_second)
     return {
         "members": members,
         "settle_seconds": settle,
         "member_bytes_per_s_mean": sum(per_second) / members,
         "member_bytes_per_s_max": max(per_second),
+        "member_wire_bytes_per_s_mean": sum(wire) / members,
+        "member_wire_bytes_per_s_max": max(wire),
         "member_core_fraction": sum(a["cpu_seconds"] for a in answers) / seconds / members,
         "members_seen_min": min(seen for answer in answers for seen in answer["seen"]),
     }
@@ -260,7 +264,8 @@ def _lines(result: dict[str, Any]) -> list[str]:
         lines.append(
             f"idle    {result['member_bytes_per_s_mean']:.0f} B/s on average, "
             f"{result['member_bytes_per_s_max']:.0f} at most, {result['member_core_fraction']:.2%} of a core "
-            f"each, for {result['members']} members"
+            f"each, for {result['members']} members; with headers and acknowledgements "
+            f"{result['member_wire_bytes_per_s_mean']:.0f} and {result['member_wire_bytes_per_s_max']:.0f}"
         )
     return lines
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import sys
 import threading
 import time
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import uvloop
@@ -17,6 +19,8 @@ from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View, key_of
 from p2pavg.membership.table.address import Address, format_host_port, parse_addresses
 from p2pavg.membership.table.rpc import Rpc
+from p2pavg.transport.links.carried import Carried
+from p2pavg.transport.links.listening import TablePort
 
 Result = TypeVar("Result")
 KEY = key_of("bench dht")
@@ -32,6 +36,7 @@ class NodeSwarm:
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.nodes: dict[int, DHT] = {}
         self.views: dict[int, View] = {}
+        self.tcp: dict[int, Carried] = {}
         self.way_in: list[str] = []
         self.lifetime = 15.0
 
@@ -46,17 +51,24 @@ class NodeSwarm:
         """
         if command["loss"]:
             lose_datagrams(command["loss"], command["seed"])
+        if command["without_udp"]:
+            lose_datagrams(1.0, command["seed"])
         self.lifetime = command["lifetime"]
         return self.run(self._start(command["numbers"], parse_addresses(command["way_in"]), command["k"]))
 
     async def _start(self, numbers: list[int], way_in: Sequence[Address], k: int) -> dict[str, Any]:
+        """Each node takes connections of the table at its port, as every peer does."""
         seconds = []
         for number in numbers:
             started = time.perf_counter()
+            carried = self.tcp[number] = Carried()
+            port = TablePort("127.0.0.1", 0, carried)
             self.nodes[number] = await DHT.start(
                 Identity.generate(),
                 host="127.0.0.1",
-                port=0,
+                port=port.port,
+                dial=partial(_dial, carried),
+                attach=port.attach,
                 initial_peers=way_in,
                 k=k,
                 join_timeout=JOIN_SECONDS,
@@ -117,16 +129,40 @@ class NodeSwarm:
         """
         return self.run(self._measure(command["seconds"]))
 
+    def _wire(self, number: int) -> int:
+        """IP bytes of a member so far, both directions: what the kernel counted of its connections, headers
+        and acknowledgements included, and its datagrams.
+        """
+        wire = self.nodes[number].wire
+        for carried in self.tcp[number].by_peer().values():
+            wire += carried
+        return wire.sent + wire.received
+
     async def _measure(self, seconds: float) -> dict[str, Any]:
         before = {number: sum(node.traffic) for number, node in self.nodes.items()}
+        wire = {number: self._wire(number) for number in self.nodes}
         cpu = time.process_time()
         await asyncio.sleep(seconds)
         cpu = time.process_time() - cpu
         return {
             "bytes": [sum(node.traffic) - before[number] for number, node in self.nodes.items()],
+            "wire_bytes": [self._wire(number) - wire[number] for number in self.nodes],
             "cpu_seconds": cpu,
             "seen": [len(view.peers) for view in self.views.values()],
         }
+
+
+async def _dial(carried: Carried, host: str, port: int) -> socket.socket:
+    """A connection that is counted."""
+    sock = carried.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(sock, (host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def lose_datagrams(fraction: float, seed: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from p2pavg.identity import Identity, peer_id_of, verify
 from p2pavg.membership.table.address import Address, normalise, pack_address
-from p2pavg.membership.table.beat import BEAT_MARK
+from p2pavg.membership.table.beat import BEAT_BYTES, BEAT_MARK
 from p2pavg.membership.table.carrying.carrier import Carrier
 from p2pavg.membership.table.carrying.streams import Write
 from p2pavg.membership.table.ledger import AMPLIFICATION, AddressLedger
@@ -106,7 +106,7 @@ class Rpc(asyncio.DatagramProtocol):
     def _received(self, data: bytes, address: Address, write: Write | None) -> None:
         self.ledger.told(address, len(data))
         if data[:1] == BEAT_MARK:
-            if self._server.admits(address, BEAT_WORK):
+            if self._server.admits(address, BEAT_WORK * len(data) / BEAT_BYTES):
                 self._service.handle_beat(data, address)
             return
         head = read_head(data)

@@ -62,7 +62,7 @@ class WaysIn:
         hint += "; one of them is this peer's own" if ourselves else ""
         raise UnreachableError(
             f"none of the initial peers answered, over UDP or TCP ({names}){hint}; check that one of them "
-            f"runs and that its port is open, for TCP at least, or start a new swarm without initial_peers"
+            f"runs and that its port is open, for TCP at least"
         )
 
     async def _first_answer(self, addresses: list[Address]) -> Contact | None:

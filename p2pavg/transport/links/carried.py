@@ -27,6 +27,12 @@ class CountedSocket(socket.socket):
     peer: bytes | None = None  # None: the other side has not proved its identity
     way: Way = Way.DIRECT
     carried: Carried | None = None
+    _known = Wire()  # its traffic when it was last read
+
+    def wire(self) -> Wire:
+        """Its traffic so far; once its descriptor is closed, as far as it is known."""
+        self._known = tcp_info.wire(self) or self._known
+        return self._known
 
     def hand_over(self) -> None:
         """Stop counting this socket: its next owner counts it from its beginning."""
@@ -34,10 +40,20 @@ class CountedSocket(socket.socket):
             self.carried.sockets.pop(self, None)
             self.carried = None
 
-    def close(self) -> None:
-        if self.carried is not None and self.fileno() >= 0:
-            self.carried.add(self.peer, tcp_info.wire(self) or Wire())
+    def settle(self) -> None:
+        """Count its traffic for good, as it carries nothing any more. uvloop closes a descriptor itself, and
+        lets go of the socket after that.
+        """
+        if self.carried is not None:
+            self.carried.add(self.peer, self.wire())
             self.hand_over()
+
+    def detach(self) -> int:
+        self.settle()
+        return super().detach()
+
+    def close(self) -> None:
+        self.settle()
         super().close()
 
 
@@ -65,5 +81,5 @@ class Carried:
         """Traffic by peer id since this peer began, without the connections that engines drive."""
         found = dict(self._closed)
         for sock in self.sockets:
-            found[sock.peer] = found.get(sock.peer, Wire()) + (tcp_info.wire(sock) or Wire())
+            found[sock.peer] = found.get(sock.peer, Wire()) + sock.wire()
         return found

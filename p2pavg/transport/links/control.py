@@ -18,6 +18,7 @@ from p2pavg.errors import CredentialError, ProtocolError, UnreachableError
 from p2pavg.membership.table.address import normalise
 from p2pavg.transport import tcp_info
 from p2pavg.transport.links import handshake
+from p2pavg.transport.links.carried import CountedSocket
 
 logger = logging.getLogger("p2pavg.transport")
 
@@ -187,6 +188,8 @@ class ControlConnection(asyncio.Protocol):
             self._deliver()
 
     def connection_lost(self, error: Exception | None) -> None:
+        if isinstance(self._sock, CountedSocket):
+            self._sock.settle()
         self._fail("closed by the other side" if error is None else str(error))
 
     def _parse(self) -> None:

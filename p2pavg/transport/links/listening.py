@@ -176,12 +176,12 @@ class Listener:
 class TablePort:
     """The TCP port of a node that only keeps the table, and has no links."""
 
-    def __init__(self, host: str, port: int) -> None:
-        """Raises AddressInUseError, ConfigurationError."""
+    def __init__(self, host: str, port: int, carried: Carried | None = None) -> None:
+        """carried: counts the connections. Raises AddressInUseError, ConfigurationError."""
         self._table: Take | None = None
         sock = bind(host, port, port_is_default=False)
         self.host = host
-        self._listener = Listener(sock, self._welcome, Carried())
+        self._listener = Listener(sock, self._welcome, carried or Carried())
         self.port = self._listener.port
 
     def attach(self, table: Take) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,25 @@ class Fake:
             parser = subparsers.add_parser(name, help=name)
             parser.add_argument("--count", type=int, default=1)
             parser.set_defaults(func=self.func)
+
+
+@pytest.mark.parametrize("words", [("--listen", "{}"), ("--listen", "{}", "--run", "r")])
+def test_errors_name_the_options_that_were_written(
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A library's sentence about an argument names the option of the command line. However many ports a node
+    is started on, one file keeps who it is.
+    """
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            assert cli.main(["bootstrap", *(word.format(address) for word in words)]) == 1
+            assert "choose another with --listen\n" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / ".config/p2pavg").iterdir()] == ["bootstrap.key"]
 
 
 @pytest.fixture

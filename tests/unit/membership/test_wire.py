@@ -23,7 +23,7 @@ from p2pavg.membership.table.address import (
     parse_host_port,
     unpack_address,
 )
-from p2pavg.membership.table.beat import BEAT_BYTES, Beat, decode_beat
+from p2pavg.membership.table.beat import BEAT_BYTES, MOST_HEARD, Beat, Heard, decode_beat
 from p2pavg.membership.table.record import Refresh
 from p2pavg.membership.table.records.entries import ENTRY_BYTES
 from p2pavg.membership.table.wire import (
@@ -134,6 +134,16 @@ def test_a_beat_is_small_and_survives_its_encoding() -> None:
     data = beat.encode()
     assert len(data) == BEAT_BYTES == 25
     assert decode_beat(data) == beat._replace(sequence=70000 & 0xFFFF)
+    told = beat._replace(
+        sequence=7, heard=tuple(Heard(b"told", n, Refresh(n, b"l" * 10), n) for n in (0, 255))
+    )
+    for key in (None, b"k" * 32):
+        again = decode_beat(told.encode(key))
+        assert again is not None
+        assert again._replace(tag=b"") == told
+        assert key is None or again.is_authentic(key)
+    assert decode_beat(told.encode()[:-1]) is None
+    assert decode_beat(told._replace(heard=told.heard * MOST_HEARD).encode()) is None
     assert decode_beat(data[:-1]) is None
 
 

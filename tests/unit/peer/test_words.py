@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from p2pavg.errors import ConfigurationError
+from p2pavg.membership import PeerInfo
 from p2pavg.peer import company, crowd, notice
 from p2pavg.peer.observer import Observer
 from p2pavg.peer.peer import Peer
@@ -49,7 +50,7 @@ def test_where_a_peer_joined_is_told_once(
     stands = [(0, True)]
     link: Any = SimpleNamespace(hello={"role": "trainer"}, local_host="h", address=("elsewhere", 1))
     links = {bytes([n]) * 20: SimpleNamespace(**vars(link), peer_id=bytes([n]) * 20) for n in range(company)}
-    looking = Observer("r", links, lambda host: False, lambda: stands[0], 1)  # type: ignore[arg-type]
+    looking = Observer("r", links, lambda host: False, lambda: stands[0], list, 1)  # type: ignore[arg-type]
     for now in ((0, True), (7, False), (8, False), (9, True), (9, False)):
         stands[0] = now
         looking.standing_changed()
@@ -60,7 +61,7 @@ def test_a_machine_whose_address_changes_is_told(caplog: pytest.LogCaptureFixtur
     """A link that begins at another address of this machine than the last one to that peer: said once."""
     first: Any = SimpleNamespace(hello={}, local_host="10.0.0.1", address=("there", 1), peer_id=b"a" * 20)
     moved = SimpleNamespace(**{**vars(first), "local_host": "10.0.0.2"})
-    looking = Observer("r", {}, lambda host: False, lambda: (0, False), 1)
+    looking = Observer("r", {}, lambda host: False, lambda: (0, False), list, 1)
     for link in (first, first, moved, moved):
         looking.link_up(link)
     said = [record.getMessage() for record in caplog.records]
@@ -120,20 +121,45 @@ def test_losing_all_company_is_told(
     monkeypatch.setattr(company.time, "monotonic", clock.time)
     one, two = b"a" * 20, b"b" * 20
     looking = company.Company("r")
-    looking.look({one, two}, set())
-    looking.look(set(), set())
+    looking.look({one, two}, set(), [])
+    looking.look(set(), set(), [])
     clock.now += company.ALONE_S / 2
-    looking.look({one}, set())
-    looking.look(set(), {one})
+    looking.look({one}, set(), [])
+    looking.look(set(), {one}, [])
     clock.now += 2 * company.ALONE_S
-    looking.look(set(), {one})
+    looking.look(set(), {one}, [])
     assert not caplog.records
-    looking.look({one, two}, set())
+    looking.look({one, two}, set(), [])
     for _ in range(3):
-        looking.look(set(), set())
+        looking.look(set(), set(), [])
         clock.now += company.ALONE_S
-    looking.look({two}, set())
+    looking.look({two}, set(), [])
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
     assert said[0].startswith("nobody of run 'r' is heard any more (2 peers before)")
     assert said[1] == "1 peer of run 'r' heard again"
+
+
+def test_who_reaches_nobody_is_told_after_seconds(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who finds trainers and gets no link to any says so after seconds, once; who gets one sooner, or had
+    company before, is told nothing of ports.
+    """
+    clock = Clock()
+    monkeypatch.setattr(company.time, "monotonic", clock.time)
+    trainer = PeerInfo(b"a" * 20, (("127.0.0.1", 4000),))
+
+    def said(*heard: bool) -> list[str]:
+        caplog.clear()
+        looking = company.Company("r")
+        for each in heard:
+            looking.look({trainer.peer_id} if each else set(), set(), [trainer])
+            clock.now += 0.6 * company.UNREACHED_S
+        return [record.getMessage() for record in caplog.records]
+
+    assert said(False, False, True) == []
+    alone = said(*[False] * 8)
+    assert len(alone) == 1
+    assert "127.0.0.1:4000, but none of them answers over TCP" in alone[0]
+    assert "over TCP" not in "".join(said(True, *[False] * 8))

@@ -138,6 +138,7 @@ class Connection(asyncio.Protocol):
         self._received = received
         self._pause_s = pause_s
         self._on_lost = on_lost
+        self.settle: Callable[[], None] = lambda: None  # called when it carries nothing any more
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self._paused = False
@@ -210,6 +211,7 @@ class Connection(asyncio.Protocol):
             self.greeted.set_exception(ConnectionError("the connection ended before it was one of the table"))
             self.greeted.exception()
         self._transport = None
+        self.settle()
         self._on_lost(self)
 
 
@@ -281,6 +283,7 @@ class Streams:
             self._dialling.pop(address, None)
 
     async def _start(self, connection: Connection, sock: socket.socket) -> None:
+        connection.settle = getattr(sock, "settle", connection.settle)  # of sockets that are counted
         try:
             await self._loop.create_connection(lambda: connection, sock=sock)
         except BaseException:
