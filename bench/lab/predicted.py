@@ -12,6 +12,7 @@ import argparse
 import itertools
 import json
 import math
+import os
 import sys
 import threading
 import time
@@ -121,6 +122,24 @@ def measured_links(network: Network) -> dict[str, dict[str, float]]:
     return found
 
 
+def written(links: Mapping[str, Links]) -> list[dict[str, Any]]:
+    """The links as rows of the result."""
+    return [
+        {"network": network, "way": way, **told}
+        for network, ways in links.items()
+        for way, told in ways.items()
+    ]
+
+
+def read_links(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """The links that `written` wrote."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for row in rows:
+        told = {"rtt_ms": row["rtt_ms"], "gbps": row["gbps"]}
+        found.setdefault(row["network"], {})[row["way"]] = told
+    return found
+
+
 def foretold(case: Case, links: Links, evidence: Evidence) -> dict[str, Any]:
     """What the laws say, from the links and the constants of the base alone."""
     hosts = case.network.hosts[: case.peers]
@@ -170,6 +189,7 @@ def measured(run: Replay) -> dict[str, Any]:
         "epochs": len(run.first),
         "void": run.void,
         "late_us_p99": run.lab["late_us_p99"],
+        "load": os.getloadavg()[0],  # of the machine: peers that wait for a processor are late, too
     }
 
 
@@ -243,12 +263,12 @@ def main() -> int:
     if args.reports:
         args.reports.mkdir(parents=True, exist_ok=True)
     if args.links:
-        links = json.loads(args.links.read_text())["links"]
+        links = read_links(json.loads(args.links.read_text())["links"])
     else:
         with ThreadPoolExecutor() as pool:  # their links are thin: three labs keep the machine half idle
             found = pool.map(measured_links, NETWORKS)
             links = {network.topology: told for network, told in zip(NETWORKS, found, strict=True)}
-        args.json.write_text(json.dumps({"links": links}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"links": written(links)}, indent=1) + "\n")
     base = BASE.run(args.reports)
     evidence = from_reports(base.reports)
     rows: list[dict[str, Any]] = [
@@ -256,7 +276,7 @@ def main() -> int:
         for case in CASES
     ]
     document: dict[str, Any] = {
-        "links": links,
+        "links": written(links),
         "constants_from": BASE.name,
         "constants": {"samples_per_second": evidence.members[0].sps, **asdict(evidence.overheads)},
         "predicted_at": time.time(),
