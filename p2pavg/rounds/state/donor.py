@@ -110,6 +110,7 @@ class Donor:
         while True:
             async with self._taking:
                 self.prune()
+                self._break_off()  # since the last average this peer may have loaded a state itself
                 if have is not None and self._retained.spares_state(*have):
                     return self._begin(link, None, have[0])
                 usable = self._usable(root)
@@ -194,13 +195,17 @@ class Donor:
     # What happens meanwhile.
 
     def applied(self) -> None:
-        """The training thread stands at another epoch, or in another lineage. If no result of the chain led
-        there, the chain is broken: nobody gets further with it.
-        """
+        """The training thread has applied an average."""
         self._epochs_at.append(time.monotonic())
+        self._break_off()
+        self._moved.set()
+
+    def _break_off(self) -> None:
+        """If no result of the chain led to where the training thread stands, the chain is broken: nobody gets
+        further with it.
+        """
         if self._retained and not self._retained.leads_by(*self._live.standing):
             self.stop("this peer went on by the results of others")
-        self._moved.set()
 
     def committed(self, head: ResultHead, data: U8) -> None:
         """A round was committed: whoever downloads will need its result."""

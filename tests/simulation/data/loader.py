@@ -85,11 +85,15 @@ class Loader(Undrawn):
         return self.draws.combine(said, members, leader)
 
     def _tell(self) -> None:
+        claims = self.draws.claims()
         for peer in self.node.links:
-            self.met(peer)
+            self._claims_to(peer, claims)
 
     def met(self, peer: PeerId) -> None:
-        me, claims, other = self.node.me, self.draws.claims(), self.node.links.get(peer)
+        self._claims_to(peer, self.draws.claims())
+
+    def _claims_to(self, peer: PeerId, claims: list[int]) -> None:
+        me, other = self.node.me, self.node.links.get(peer)
         if claims and other is not None:
             self.node.swarm.post(self.node, other, lambda: other.data.heard(me, claims))
 

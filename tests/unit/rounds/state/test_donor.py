@@ -346,13 +346,25 @@ async def test_a_donor_that_heals_within_an_epoch_offers_no_chain_of_the_lineage
     """Whoever stands in that lineage would wait for results that never come."""
     engine = Engine()
     giver = donor(engine, None)
-    assert (await giver.offer(1)) is not None
+    await offered(giver, 1)
     engine.live.standing = (3, b"m" * 32)
     giver.applied()
     assert [message["t"] for _, message in engine.told] == ["state-gone"]
-    offered = await giver.offer(2, have=(3, b"l" * 32))
-    assert offered is not None
-    assert offered.manifest is not None
+    assert (await offered(giver, 2, have=(3, b"l" * 32))).manifest is not None
+
+
+async def test_a_donor_that_has_loaded_a_state_gives_that_at_once() -> None:
+    """It served somebody in the lineage that it left, and has applied no average since: whoever asks need not
+    wait for the next one.
+    """
+    engine = Engine()
+    giver = donor(engine, None)
+    await offered(giver, 1)
+    engine.live.standing = (5, b"m" * 32)
+    offer = await offered(giver, 2)
+    assert offer.manifest is not None
+    assert (offer.manifest.epoch, offer.manifest.lineage) == engine.live.standing
+    assert [message["t"] for _, message in engine.told] == ["state-gone"]
 
 
 async def test_a_donor_that_is_behind_what_newcomers_have_goes_on() -> None:
