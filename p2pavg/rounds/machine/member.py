@@ -168,6 +168,8 @@ class Member:
         if promised is not None and ballot <= promised and promised.standing == ballot.standing:
             return Objection.PROMISED
         leads = self.authority()
+        if ballot.leader == self.machine.succession.expected:
+            return None  # this peer waits for that one's word, whether the lost leader is heard again or not
         if leads == core.me:
             busy = self.machine.core.proposal is not None and ballot.leader != core.me
         else:

@@ -8,7 +8,7 @@ import pytest
 
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
-from p2pavg.rounds.machine.actions import Action, OpenJob, StartHeal, StopHeal
+from p2pavg.rounds.machine.actions import Action, OpenJob, Send, StartHeal, StopHeal
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import (
     Donors,
@@ -25,7 +25,7 @@ from p2pavg.rounds.machine.events import (
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.protocol.ballot import Ballot, Stage
-from p2pavg.rounds.protocol.messages import Follow, Prepare, Totals, Unknown
+from p2pavg.rounds.protocol.messages import Follow, Prepare, Promise, Query, Refuse, Totals, Unknown
 from p2pavg.rounds.protocol.roles import Role, Seat
 
 ME, DONOR, OTHER = (name * 20 for name in (b"a", b"b", b"c"))
@@ -183,3 +183,29 @@ def test_a_minority_that_is_ahead_and_gives_nothing_is_left_for_a_while(liars: i
             machine.handle(HealFailed("nobody gives anything"), tenth / 10)
     assert len(downloads) == (0 if liars < 3 else 9)
     assert (machine.core.here.joining is None) is (liars < 3)
+
+
+@pytest.mark.parametrize("asks", ["question", "proposal"])
+def test_who_waits_for_a_successor_answers_it_though_the_leader_is_heard_again(asks: str) -> None:
+    """A leader behind a slow link is heard for a moment now and then. Members that have its result turned to
+    one successor: to refuse it as busy would have it ask again, seconds later, and another one be busy then.
+    """
+    machine = alone()
+    machine.handle(PeerUp(DONOR, 0, HERE, leader=DONOR), 0.1)
+    machine.handle(PeerUp(OTHER, 0, HERE, leader=DONOR), 0.1)
+    ballot, plan = Ballot(0, 0, DONOR, 1, HERE), Plan((Part(0, 0, 5),))
+    seats = tuple(Seat(peer, True) for peer in (ME, DONOR, OTHER))
+    machine.core.promises.add(ballot)
+    machine.core.follow(DONOR)
+    machine.core.hold(Holding(ballot, seats, 0, plan, 0.1, Stage.DONE, begun=True))
+    quiet = PeerHealth(DONOR, 1.4, 1.4, 1.4, 0.1), PeerHealth(OTHER, 0.0, 0.0, 0.0, 0.1)
+    hears(machine, 0.1, 1.5, *quiet)
+    assert machine.succession.expected == OTHER
+    hears(machine, 1.5, 1.6, *(PeerHealth(peer, 0.0, 0.0, 0.0, 0.1) for peer in (DONOR, OTHER)))
+    assert machine.core.can_lead(DONOR)
+    later = Ballot(0, 1, OTHER, 1, HERE)
+    members, votes = tuple(seat.peer for seat in seats), (True, True, True)
+    message = Query(later) if asks == "question" else Prepare(later, members, votes, plan)
+    sent = [a.message for a in machine.handle(Received(OTHER, message), 1.7) if isinstance(a, Send)]
+    answers = [each for each in sent if isinstance(each, (Promise, Refuse)) and each.ballot == later]
+    assert [type(answer) for answer in answers] == [Promise]
