@@ -46,7 +46,7 @@ async def _announce(way_in: str, run_id: str, until: float) -> dict[str, int]:
     await asyncio.sleep(max(0.0, until - time.monotonic()))
     for node in nodes:
         with suppress(P2PAvgError):
-            await node.close()
+            await node.stop()
     return {"identities": len(nodes), "identities_refused": refused}
 
 

@@ -15,6 +15,7 @@ from bench.world_check.logs import Life, Run
 from bench.world_check.replay import losses, values
 
 STALL_S = 0.5  # a step() longer than that is looked at
+SLOWED = 1.1  # steps that take so many times longer than asked for void the run
 LINGERS_S = 2.0  # after its end, in which a fault may still have effects
 HALF_PRECISION, DIRECTIONS = 2, 2  # bytes of a value; of an all-reduce: contributions and results
 GENTLE = ("loss", "corrupt", "clock", "disk", "flood", "lie", "address")  # they freeze nobody
@@ -135,6 +136,25 @@ def efficiency(run: Run) -> dict[str, Any]:
     }
 
 
+def pace(run: Run) -> float:
+    """Seconds of a local step, step() left out, beside those that were asked for: the median of all lives."""
+    slowness = {place["name"]: place["slowness"] for place in run.facts["places"]}
+    ratios = []
+    for life in run.lives:
+        asked = run.facts["pace_s"] * slowness[life.place]
+        for before, after in zip(life.steps, life.steps[1:], strict=False):
+            ratios.append((after["at"] - before["at"] - after["seconds"]) / asked)
+    return statistics.median(ratios) if ratios else 0.0
+
+
+def void(run: Run) -> str | None:
+    """Why the seconds of this run prove nothing; None: router and trainers were on time."""
+    late = next((lab["void_reason"] for lab in run.of("lab")), "the run did not end")
+    if late is None and pace(run) > SLOWED:
+        return f"the trainers waited for a CPU: their steps took {pace(run):.2f} times what was asked for"
+    return late
+
+
 def traffic(run: Run, values: int) -> dict[str, Any]:
     """Bytes that peers sent, by their reports and by the emulated network's router, beside data-parallel."""
     peers = len(run.facts["places"])
@@ -249,7 +269,8 @@ def check(folder: Path, *, replay: bool) -> dict[str, Any]:
         "faults_by_kind": dict(by_kind),
         "faults_spared": len(run.of("spared")),
         "seconds_to_first_average": round(min(first) - began, 1) if first else None,
-        "void": next((lab["void_reason"] for lab in run.of("lab")), "the run did not end"),
+        "void": void(run),
+        "step_seconds_of_asked": round(pace(run), 3),
         **ended(run),
         **hashes(run),
         **count_indices(run),

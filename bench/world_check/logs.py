@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from bench.world.model import SAMPLES
 
 Event = dict[str, Any]
 Interval = tuple[float, float]
@@ -102,27 +103,37 @@ class Run:
 
     @cached_property
     def chain(self) -> dict[int, Event]:
-        """Epoch -> a report of it, of the surviving lineage: where peers told of several, that of which most
-        lives told which made the last average of all, or else of most samples.
+        """Epoch -> a report of it, of the surviving lineage: that of which most peers told that ended with
+        the run, and back from there.
+
+        A lineage's name tells nothing of the one before, so the average before is that which a peer reported
+        that went on without a healing, and whose count of consumed positions this average adds to.
         """
-        last = max((r["epoch"] for life in self.lives for r in life.reports if r["members"]), default=-1)
-        survivors = {
-            life.name
-            for life in self.lives
-            if life.of("end") or any(r["epoch"] == last and r["members"] for r in life.reports)
-        }
-        votes: dict[int, Counter[str]] = {}
-        told: dict[tuple[int, str], Event] = {}
+        told: dict[int, dict[str, list[tuple[Life, Event]]]] = {}
         for life in self.lives:
             for report in life.reports:
                 if report["members"]:
-                    key = report["epoch"], report["lineage"]
-                    told[key] = report
-                    weight = 1000 * (life.name in survivors) + 1
-                    votes.setdefault(report["epoch"], Counter())[report["lineage"]] += weight
-        chain = {}
-        for epoch, counted in sorted(votes.items()):
-            most = max(counted.values())
-            best = [lineage for lineage, count in counted.items() if count == most]
-            chain[epoch] = max((told[epoch, lineage] for lineage in best), key=lambda r: r["samples"])
-        return chain
+                    told.setdefault(report["epoch"], {}).setdefault(report["lineage"], []).append(
+                        (life, report)
+                    )
+        chain: dict[int, Event] = {}
+        after: list[tuple[Life, Event]] = []
+        for epoch in sorted(told, reverse=True):
+            best = max(told[epoch].values(), key=lambda those: _weight(those, after))
+            chain[epoch], after = best[0][1], best
+        return dict(sorted(chain.items()))
+
+
+def _weight(those: list[tuple[Life, Event]], after: list[tuple[Life, Event]]) -> tuple[int, int, int, int]:
+    """How much speaks for a lineage, of all that were told of one epoch. after: the epoch that follows."""
+    went_on = {life.name for life, report in after if "healed" not in report["discarded_why"]}
+    following = after[0][1] if after else None
+    fits = following is None or round((following["passes"] - those[0][1]["passes"]) * SAMPLES) == sum(
+        end - first for _, first, end in following["consumed"]
+    )
+    return (
+        int(fits),
+        sum(life.name in went_on for life, _ in those),
+        sum(bool(life.of("end")) for life, _ in those),
+        those[0][1]["samples"],
+    )

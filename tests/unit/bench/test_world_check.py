@@ -58,6 +58,7 @@ class Logs:
                 "epoch": epoch,
                 "lineage": f"{epoch:08x}",
                 "samples": 2 * BATCH,
+                "passes": (first + 2 * BATCH) / SAMPLES,
                 "members": [{"peer": peer, "weight": 4.0, "samples": BATCH} for peer in PLACES],
                 "consumed": [[0, first, first + 2 * BATCH]],
                 "discarded_why": [],
