@@ -55,9 +55,9 @@ class Watch(pl.Callback):
         taken, self._log.drawn[: world.BATCH] = self._log.drawn[: world.BATCH], []
         if self._log.stepped(opt, pl_module.net, taken, seconds):
             trainer.should_stop = True
-            with opt.averaged():
-                torch.save(pl_module.net.state_dict(), self._theta)
-                self._log.say("end", epoch=opt.epoch, sha256=world.sha256(pl_module.net))
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._log.end(trainer.strategy.optimizer, pl_module.net, self._theta)
 
 
 def main() -> None:

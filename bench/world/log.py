@@ -11,11 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench.world.lies import Liar
 from bench.world.model import sha256
 from p2pavg import CollaborativeOptimizer
 
 USAGE_S = 5.0
+LEAVES_S = 120.0  # until a peer leaves though nobody told it to
 NO_LIMIT = resource.RLIM_INFINITY
 
 
@@ -23,8 +26,9 @@ class Log:
     """One life of one peer. Every event has "t" (its kind) and "at" (time.monotonic(), the same clock for
     all processes of this machine).
 
-    Told over standard input: {"until": epoch} to end with that epoch, {"disk": bytes} for the largest file
-    that can be written (null: any), {"lie": seconds, "seed": n} to lie so long.
+    Told over standard input: {"until": epoch} to end with that epoch, {"leave": true} when all others have it
+    too, {"disk": bytes} for the largest file that can be written (null: any), {"lie": seconds, "seed": n} to
+    lie so long.
     """
 
     def __init__(self, path: str, pace_s: float) -> None:
@@ -35,6 +39,7 @@ class Log:
         self._due = 0.0
         self._epoch = -1
         self._liar: Liar | None = None
+        self._leave = threading.Event()
         self.until: int | None = None
         self.drawn: list[int] = []  # indices that the dataset gave out and no step has taken yet
 
@@ -68,11 +73,21 @@ class Log:
                 self.say("theta", epoch=opt.epoch, sha256=sha256(model))
         return self.until is not None and opt.epoch >= self.until
 
+    def end(self, opt: CollaborativeOptimizer, model: Any, path: str) -> None:
+        """Leave θ_ref behind as a file, and wait until the others need this peer no more."""
+        with opt.averaged():
+            torch.save(model.state_dict(), path)
+            self.say("end", epoch=opt.epoch, sha256=sha256(model))
+        print(json.dumps({"done": opt.epoch}), flush=True)
+        self._leave.wait(LEAVES_S)
+
     def _listen(self) -> None:
         for line in sys.stdin:
             told = json.loads(line)
             self.say("told", **told)
             self.until = told.get("until", self.until)
+            if "leave" in told:
+                self._leave.set()
             if "disk" in told:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (told["disk"] or NO_LIMIT, NO_LIMIT))
             if "lie" in told:

@@ -31,7 +31,9 @@ ROOT = Path(__file__).parents[2]
 START_S = 300.0  # until all peers are in the run
 END_S = 180.0  # until all have made the last average and left
 TICK_S = 0.1
-MARGIN = 1  # averages between the decision to end and the last one
+SETTLES_S = 20.0  # after the last fault, until the peers that it parted are together again
+MARGIN = 2  # averages between the decision to end and the last one
+LEAVES_S = 30.0  # in which a process leaves
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Life:
     folder: Path
     address: str = ""
     frozen: bool = False  # stopped, cut off or asleep
+    done: bool = False  # it has the last average
     ended: bool = False
 
     @property
@@ -97,7 +100,7 @@ class World(AbstractContextManager["World"]):
         )  # fmt: skip
         argv = ["bootstrap", "--listen", f"0.0.0.0:{who.PORT}", "--run", who.RUN]
         self._tool(who.BOOTSTRAP, argv)
-        self.camera = Camera(self.lab, self.folder, self.environment(who.BOOTSTRAP), self.way_in)
+        self.camera = Camera(self.lab, self.folder, self.environment(who.MONITOR), self.way_in)
 
     @property
     def way_in(self) -> str:
@@ -107,7 +110,7 @@ class World(AbstractContextManager["World"]):
     def _credentials(self) -> None:
         """Each member asks to be let in, and is invited."""
         authority = Authority.new(who.RUN)
-        for name in (who.BOOTSTRAP, *(place.name for place in self.places)):
+        for name in (who.BOOTSTRAP, who.MONITOR, *(place.name for place in self.places)):
             kept, request = new_request()
             member = accept(kept, authority.invite(request))
             path = self._folder_of(name) / "credentials"
@@ -204,6 +207,8 @@ class World(AbstractContextManager["World"]):
             elif line.startswith(b'{"address"'):  # Trainer prints its losses there, too
                 life.address = json.loads(line)["address"]
                 self.note("joined", who=life.name, address=life.address)
+            elif line.startswith(b'{"done"'):
+                life.done = True
 
     def well(self) -> list[Life]:
         """Who can be struck by a fault now, in the order of the places."""
@@ -232,13 +237,19 @@ class World(AbstractContextManager["World"]):
         self.note("complete")
 
     def finish(self) -> None:
-        """All make one more average together, and leave."""
-        until = self.epoch() + 1 + MARGIN
+        """All make some more averages together, and leave when all have the last one."""
+        self.hear(SETTLES_S)
+        until = self.epoch() + MARGIN
         self.note("finish", until=until)
         for life in self.well():
             self.tell(life, until=until)
-        end = time.monotonic() + END_S
-        while not all(life.ended for life in self.lives.values()) and time.monotonic() < end:
+        lives, end = list(self.lives.values()), time.monotonic() + END_S
+        while not all(life.ended or life.done for life in lives) and time.monotonic() < end:
+            self.hear(TICK_S)
+        for life in lives:
+            self.tell(life, leave=True)
+        end = time.monotonic() + LEAVES_S
+        while not all(life.ended for life in lives) and time.monotonic() < end:
             self.hear(TICK_S)
         for life in self.lives.values():
             if not life.ended:

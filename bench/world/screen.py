@@ -13,7 +13,7 @@ from p2pavg.lab import Lab
 
 WEB = "127.0.0.1:8033"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-LOADS_MS = 4000  # until the page has its first figures
+LOADS_MS = 6000  # until the page has its first figures
 ENDS_S = 20.0  # in which a browser ends
 
 
@@ -41,7 +41,7 @@ class Camera:
         name = f"page{len(self.shots) + 1}.png"
         self.shots.append(name)
         argv = [self._browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        argv += ["--window-size=1200,900", f"--virtual-time-budget={LOADS_MS}"]
+        argv += ["--window-size=1200,1500", f"--timeout={LOADS_MS}"]
         argv += [f"--screenshot={self._folder / name}", f"http://{WEB}/"]
         self._shooting.append(self._spawn(argv, "browser"))
 

@@ -102,9 +102,7 @@ def main() -> None:
         callbacks = [*kwargs.pop("callbacks"), Watch(opt, log)]
         trainer = Trainer(model=model, train_dataset=Drawn(sampler, log), callbacks=callbacks, **kwargs)
         trainer.train()
-        with opt.averaged():
-            torch.save(model.state_dict(), config["theta"])
-            log.say("end", epoch=opt.epoch, sha256=world.sha256(model))
+        log.end(opt, model, config["theta"])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 TOPOLOGY = str(Path(__file__).with_name("world.toml"))
 RUN = "world"
 PORT = 31330
-BOOTSTRAP, STRANGER = "bootstrap", "stranger"
+BOOTSTRAP, STRANGER, MONITOR = "bootstrap", "stranger", "monitor"
 PACE_S = 0.15  # seconds of a local step of most peers
 LOCAL_STEPS = 96  # of each peer at full speed between two averages
 BLOCK = 32  # indices drawn together

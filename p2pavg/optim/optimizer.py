@@ -305,7 +305,8 @@ class CollaborativeOptimizer(Accumulating):
         if not self._flat.pending:
             self._follow_model()
         self._flat.tick()
-        if self._agreement is not None and not self._agreement.knows_draw:
+        # With a sampler the ledger finds what two peers drew both.
+        if self._agreement is not None and self._sampling.draws is None and not self._agreement.knows_draw:
             self._agreement.drew(self._flat.sums)
         if since is None:
             self._update.count(samples)

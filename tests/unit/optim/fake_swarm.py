@@ -140,6 +140,9 @@ class FakeTraining:
     def samples(self) -> int:
         return self.counted
 
+    def claimed(self) -> None:
+        """Nobody else draws."""
+
     def arrive(self, contribution: Contribution) -> Outcome:
         swarm = self.swarm
         if contribution.samples:

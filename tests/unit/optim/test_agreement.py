@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from p2pavg.data.sampler import SwarmSampler
 from p2pavg.errors import ConfigurationError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.sample import ELEMENTS, Sample, of_copy, windows
@@ -434,3 +436,14 @@ def test_a_healed_peer_starts_anew(swarm: FakeSwarm, caplog: pytest.LogCaptureFi
 @pytest.fixture(autouse=True)
 def warnings_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
+
+
+def test_samples_that_a_sampler_gave_out_are_not_compared(swarm: FakeSwarm) -> None:
+    """With a sampler no peer says that it began with the leader's samples: the ledger finds those."""
+    sampler = SwarmSampler(16, block=4)
+    opt = wrap(model := net(), sampler=sampler)
+    drawn = list(islice(sampler, 4))
+    loss_of(model, drawn).backward()
+    opt.step()
+    assert msgpack.unpackb(opt._agreement.say())["drawn"] == b""
+    opt.close()
