@@ -107,6 +107,9 @@ class FakePeer:
             self.swarm.condition.notify_all()
         return training
 
+    def wait_for_peers(self, count: int = 1) -> int:
+        return len(self.swarm.joined) - 1
+
     def close(self) -> None:
         self.closed = True
 
