@@ -52,6 +52,7 @@ def main() -> int:
                     due.pop(0)
                     world.camera.shoot()
                 world.hear(TICK_S)
+                world.retry()
             faults.end()
             world.finish()
             world.camera.end()

@@ -107,6 +107,7 @@ class Faults:
         limit = time.monotonic() + 60.0
         while time.monotonic() < limit and not all(life.address for life in world.lives.values()):
             world.hear(0.1)
+            world.retry()
 
     def _inject(self, fault: Planned, now: float) -> None:
         able = [life for life in self._world.well() if self._can(fault.kind, life)]

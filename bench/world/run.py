@@ -228,13 +228,17 @@ class World(AbstractContextManager["World"]):
         end = time.monotonic() + START_S
         while not all(life.address for life in self.lives.values()):
             self.hear(TICK_S)
-            dead = [life.name for life in self.lives.values() if life.ended]
-            if dead or time.monotonic() > end:
+            self.retry()
+            if time.monotonic() > end:
                 waiting = [life.name for life in self.lives.values() if not life.address]
-                raise WorkerError(
-                    f"{', '.join(dead or waiting)} did not get into the run; see {self.folder}/*.err"
-                )
+                raise WorkerError(f"{', '.join(waiting)} did not get into the run; see {self.folder}/*.err")
         self.note("complete")
+
+    def retry(self) -> None:
+        """Start those again that ended before they were in the run, as a machine's supervisor does."""
+        for life in list(self.lives.values()):
+            if life.ended and not life.address:
+                self.born(life.place)
 
     def finish(self) -> None:
         """All make some more averages together, and leave when all have the last one."""

@@ -70,13 +70,14 @@ def ended(run: Run) -> dict[str, Any]:
     """Who ended how."""
     codes = {e["who"]: e["code"] for e in run.of("ended")}
     wanted = {f["who"]: f["fault"] for f in run.faults if f["fault"] in ("kill", "spot")}
-    crashes = [
-        f"{name} ended with code {code}" for name, code in codes.items() if code and name not in wanted
-    ]
+    entered = {life.name for life in run.lives if life.up is not None}
+    failed = [name for name, code in codes.items() if code and name not in wanted]
+    crashes = [f"{name} ended with code {codes[name]}" for name in failed if name in entered]
     finals = {life.name: life.of("end")[0]["sha256"] for life in run.lives if life.of("end")}
     return {
         "hangs": len(run.of("hang")),
         "crashes": len(crashes),
+        "failed_entries": len(failed) - len(crashes),
         "crash_details": crashes,
         "overstayed_notices": len(run.of("overstayed")),
         "peers_at_the_end": len(finals),
