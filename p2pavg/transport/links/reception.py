@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from p2pavg.errors import P2PAvgError, ProtocolError
 from p2pavg.membership.table.address import normalise
-from p2pavg.membership.table.carrying.streams import Take, is_head
+from p2pavg.membership.table.carrying.streams import HEAD_BYTES, Take, is_head
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links import greeting, handshake, observing
 from p2pavg.transport.links import raw_socket as wire
@@ -96,8 +96,12 @@ class Reception:
         return self._budget.admits_stream(link.peer_id, time.monotonic())
 
     async def _first_bytes(self, sock: socket.socket) -> bytes:
+        """A node of the table sends fewer than a peer, and may wait for an answer then."""
         try:
-            return await wire.receive(sock, handshake.PREAMBLE_BYTES)
+            raw = await wire.receive(sock, HEAD_BYTES)
+            if is_head(raw):
+                return raw
+            return raw + await wire.receive(sock, handshake.PREAMBLE_BYTES - HEAD_BYTES)
         except BaseException:
             sock.close()
             raise

@@ -21,6 +21,7 @@ from p2pavg.membership.table.dht import DHT, key_of
 from p2pavg.membership.table.ledger import AddressLedger
 from p2pavg.membership.table.wire import MAX_DATAGRAM, Flag, RequestKind, decode, encode
 from p2pavg.membership.view import View
+from p2pavg.peer.peer import Peer
 from p2pavg.transport.links.listening import TablePort
 
 DEADLINE_S = 30.0
@@ -375,3 +376,13 @@ def test_ways() -> None:
     fresh = Ways(lambda: now)
     fresh.missed(here)
     assert fresh.deaf
+
+
+async def test_a_peers_port_takes_connections_of_the_table() -> None:
+    """Who reaches a peer over TCP alone gets the table's first bytes back, though it sends nothing else."""
+    async with Peer("tcp", listen="127.0.0.1:0") as peer:
+        async with asyncio.timeout(30):
+            reader, writer = await connect(int(peer.address.rpartition(":")[2]))
+            writer.write(streams.head(0))
+            assert streams.parse_head(await reader.readexactly(streams.HEAD_BYTES)) is not None
+            writer.close()
