@@ -28,9 +28,8 @@ def register(subparsers: Any) -> None:
     )
     add = plan.add_argument
     add("inventory", metavar="INVENTORY", help="a TOML file, see below")
-    goal = plan.add_mutually_exclusive_group(required=True)
-    goal.add_argument("--most-samples-per-second", action="store_true", help="within --dollars-per-hour")
-    goal.add_argument("--least-dollars", action="store_true", help="at --samples-per-second or more")
+    add("--most-samples-per-second", action="store_true", help="within --dollars-per-hour")
+    add("--least-dollars", action="store_true", help="at --samples-per-second or more")
     add("--dollars-per-hour", type=float, metavar="D")
     add("--samples-per-second", type=float, metavar="S")
     add(
@@ -83,6 +82,11 @@ def run_plan(args: argparse.Namespace) -> int:
 
 
 def _goal(args: argparse.Namespace) -> Goal:
+    if args.most_samples_per_second == args.least_dollars:
+        raise ConfigurationError(
+            "there is one goal: --most-samples-per-second --dollars-per-hour D, or "
+            "--least-dollars --samples-per-second S"
+        )
     wanted = "dollars_per_hour" if args.most_samples_per_second else "samples_per_second"
     other = "samples_per_second" if args.most_samples_per_second else "dollars_per_hour"
     value, surplus = getattr(args, wanted), getattr(args, other)

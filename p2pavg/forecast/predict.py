@@ -90,7 +90,7 @@ def run_predict(args: argparse.Namespace) -> int:
             f"{job.target:,.0f}."
         )
     if evidence.epochs < 5:
-        lines.append(f"Only {evidence.epochs} epochs were looked at: the interval is wide.")
+        lines.append(f"Few epochs were looked at ({evidence.epochs}): the interval is wide.")
     return emit(args.json, figures, lines)
 
 

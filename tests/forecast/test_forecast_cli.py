@@ -209,6 +209,11 @@ def test_the_example_of_the_help_is_an_inventory(tmp_path: Path, capsys: pytest.
         (("predict", "--from", "REPORTS", "--outer", "often"), "H:CODEC"),
         (("predict", "--from", "REPORTS", "--target-batch-size", "0"), "above 0"),
         (("predict", "--from", "/nowhere.jsonl"), "cannot read"),
+        (("plan", "OFFERS"), "there is one goal"),
+        (
+            ("plan", "OFFERS", "--most-samples-per-second", "--least-dollars", "--dollars-per-hour", "3"),
+            "there is one goal",
+        ),
         (("plan", "OFFERS", "--most-samples-per-second"), "goes with --dollars-per-hour"),
         (("plan", "OFFERS", "--least-dollars", "--dollars-per-hour", "3"), "goes with --samples-per-second"),
         (
