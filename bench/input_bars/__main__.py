@@ -2,7 +2,8 @@
 
 Each split of each made pipeline is predicted, as `p2pavg bench input` does it, and then made: its shards are
 written, and whole passes over them are timed. A prediction and the passes of its split follow each other at
-once, a few times, so that both see the same load of the machine. Then a trainer that takes 0.8 and 1.25 times
+once, a few times, so that both see the same load of the machine; the time of a pass in which others had the
+cores is left out. Then a trainer that takes 0.8 and 1.25 times
 what one worker is predicted to feed runs beside a DataLoader, and is to keep up, or not, as the verdict says.
 """
 
@@ -24,11 +25,12 @@ from p2pavg.bench.input import shards, verdict
 from p2pavg.bench.input.compression import Compression
 from p2pavg.bench.input.compression import available as compressions
 from p2pavg.bench.input.feeding import BATCH, PREFETCH, Endless, feeding, loader_of
-from p2pavg.bench.input.loops import LEAST_S
+from p2pavg.bench.input.loops import LEAST_S, PATIENCE
 from p2pavg.bench.input.measure import Split, splits
 from p2pavg.bench.input.source import Source
 from p2pavg.bench.input.steps import Pipeline, unpacked
 from p2pavg.bench.machine import environment
+from p2pavg.bench.undisturbed import undisturbed
 
 TURNS = 3  # predictions, and passes, of each split
 LEAST_PASS_S = 0.05  # shorter passes are not judged
@@ -56,15 +58,16 @@ class Passes(IterableDataset[Any]):
             yield self.pipeline.run(value, first, end, sample.name)
 
     def seconds(self) -> float:
-        begun = time.perf_counter()
+        begun = undisturbed()
         for _ in self:
             pass
-        return time.perf_counter() - begun
+        return undisturbed() - begun
 
     def usual_seconds(self) -> float:
         """Of the median pass of some."""
         found: list[float] = []
-        while len(found) < LEAST_PASSES or sum(found) < LEAST_S:
+        until = time.monotonic() + PATIENCE * LEAST_S
+        while len(found) < LEAST_PASSES or (sum(found) < LEAST_S and time.monotonic() < until):
             found.append(self.seconds())
         return median(found)
 
@@ -148,7 +151,7 @@ def trainers(online: Passes, split: Split) -> list[dict[str, Any]]:
         batches = iter(loader_of(Endless(lambda _: iter(online)), 1))
         for _ in range(PREFETCH + 1):
             next(batches)
-        begun, taken = time.perf_counter(), 0
+        taken, begun = 0, time.perf_counter()
         due = begun
         while taken < LEAST_BATCHES * BATCH or time.perf_counter() - begun < TRAINER_S:
             next(batches)

@@ -20,6 +20,7 @@ from p2pavg.bench.input.source import Source
 from p2pavg.bench.input.steps import Pipeline, packed, unpacked
 from p2pavg.bench.input.stored import Stored, store
 from p2pavg.bench.result import percentile
+from p2pavg.bench.undisturbed import undisturbed
 
 SAMPLES = 64  # samples in one loop
 REPEATED = 8  # samples that run twice: a step that does something to every other one is found by one of them
@@ -85,7 +86,9 @@ def _measured(
         for _ in samples(number):
             pass
 
+    begun = time.perf_counter(), undisturbed()
     rates = [stored.count / seconds for seconds in timed(loop)]
+    ours = (undisturbed() - begun[1]) / (time.perf_counter() - begun[0])  # of a core, beside other processes
     fed = feeding(samples, workers)
     steps, reading = _steps(pipeline, offline, way, stored)
     cores = os.cpu_count() or 1
@@ -104,7 +107,7 @@ def _measured(
         offline_bytes=stored.nbytes * count if offline else 0.0,
         step_seconds=steps,
         read_seconds=reading,
-        handing_seconds=max(0.0, min(workers, cores) / median(fed) - 1 / median(rates)),
+        handing_seconds=max(0.0, min(workers, cores) * ours / median(fed) - 1 / median(rates)),
     )
 
 
