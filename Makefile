@@ -3,7 +3,7 @@
 # make simulation   the rounds under 22,040 seeded schedules of faults, and all orders of one round (about eight minutes on two cores)
 # make world   six peers of strangers in an emulated internet, and what befalls them; about eight minutes, one page
 # make fuzz   every parser and the pump's, about a minute in all
-# make wheel   wheels without a compiler's help where they are installed, into dist/ (minutes; see docs/deploy.md)
+# make wheel   wheels that need no compiler where they are installed, into dist/ (minutes; what was tried: docs/deploy.md)
 # The first call creates .venv and installs into it; later calls install nothing.
 
 BASE_PYTHON ?= python3

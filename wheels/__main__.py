@@ -17,6 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "wheels"
 GLIBC = "2.28"  # of Debian 10, Ubuntu 20.04, RHEL 8, and all since: what torch's wheels need, too
 ARCHITECTURES = ("x86_64", "aarch64")
+# zig has a word of its own for a processor with CRC instructions.
+AS_ZIG_SAYS = """for word; do
+    shift
+    [ "$word" = -march=armv8-a+crc ] && word=-mcpu=generic+crc
+    set -- "$@" "$word"
+done
+"""
 NEWEST = 14  # of Python 3 that is looked for
 
 
@@ -24,7 +31,7 @@ def main() -> int:
     """Build; the exit code is 1 when a wheel that was to be built was not."""
     parser = argparse.ArgumentParser(prog="python -m wheels", description="Builds the wheels of p2pavg.")
     parser.add_argument(
-        "--arch", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES, help="default: both"
+        "--arch", nargs="+", choices=ARCHITECTURES, default=[platform.machine()], help="default: this one's"
     )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist/")
     args = parser.parse_args()
@@ -174,7 +181,8 @@ def programs(tools: Path, tag: str, arch: str) -> Path:
     target = f" -target {arch}-linux-gnu.{GLIBC}"
     for name, more in (("cc", target), ("c++", target), ("ar", ""), ("ranlib", "")):
         program = folder / name
-        program.write_text(f'#!/bin/sh\nexec "{tools / "python"}" -m ziglang {name}{more} "$@"\n')
+        command = f'exec "{tools / "python"}" -m ziglang {name}{more} "$@"'
+        program.write_text(f"#!/bin/sh\n{AS_ZIG_SAYS if target in more else ''}{command}\n")
         program.chmod(0o755)
     return folder
 
