@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from p2pavg.bench.workers import START_DEADLINE_S, Workers
+from p2pavg.errors import P2PAvgError
 from p2pavg.lab.topology import Topology
 from p2pavg.report import RoundReport
 from p2pavg.report.reading import load
@@ -107,7 +108,7 @@ def replay(
 ) -> Replay:
     """Let the peers train `epochs` measured epochs. reports_to: a file that gets all reports, as JSONL.
 
-    Raises WorkerError when a peer fails.
+    Raises P2PAvgError when a peer fails, or no round had all of them.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "reports.jsonl"
@@ -120,6 +121,11 @@ def replay(
     whole = {
         report.epoch for report in reports if report.epoch >= WARM_UP and len(report.members) == len(sleepers)
     }
+    if not whole:
+        raise P2PAvgError(
+            f"no round after the warm-up had all {len(sleepers)} peers, so nothing was measured; "
+            "try more --epochs, or a quieter machine"
+        )
     return Replay(tuple(report for report in reports if report.epoch in whole), lab)
 
 

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from p2pavg.bench.__main__ import main
+from p2pavg.bench.scenario import replay as replay_module
 from p2pavg.bench.scenario.foretell import foretell
 from p2pavg.bench.scenario.published import MODELS, SCENARIOS, TARGET
 from p2pavg.bench.scenario.replay import Sleeper, Training, among
 from p2pavg.bench.scenario.verb import peers
+from p2pavg.errors import P2PAvgError
 from p2pavg.lab.topology import load
+from tests.forecast.swarms import report
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "forecast" / "golden.json").read_text())
 IDS = {
@@ -69,3 +72,24 @@ def test_a_prediction_needs_no_lab(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["printed_hivemind_epoch_s"] == 170.81
     assert main(["scenario", "E-C", "--predict-only", "--target-batch-size", "4096"]) == 0
     assert "published" not in capsys.readouterr().out
+
+
+def test_a_replay_without_a_whole_round_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where no round had all peers, one sentence says so instead of figures."""
+
+    def train(
+        argv: object, *_: object, environment: dict[str, str]
+    ) -> tuple[list[object], dict[str, object]]:
+        told = [report(epoch, 0, 2) for epoch in range(4)]
+        Path(environment["P2PAVG_REPORTS"]).write_text("".join(one.to_json() + "\n" for one in told))
+        return [], {"void": False}
+
+    monkeypatch.setattr(replay_module, "replay_of", train)
+    topology = load("clouds-4")
+    sleepers = [Sleeper(host, host[:-1], 100.0, 50) for host in topology.hosts]
+    with pytest.raises(P2PAvgError, match="no round after the warm-up had all 8 peers"):
+        replay_module.replay(topology, sleepers, Training(800, 1000), 2)
+    kept = replay_module.replay(topology, sleepers[:2], Training(800, 1000), 2, tmp_path / "kept.jsonl")
+    assert [one.epoch for one in kept.first] == [2, 3]
+    assert kept.samples_per_second == pytest.approx(200 / 8.03, rel=0.01)
+    assert len((tmp_path / "kept.jsonl").read_text().splitlines()) == 4
