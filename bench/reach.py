@@ -35,6 +35,7 @@ KINDS = [Nat(mapping, filtering) for mapping in Dependence for filtering in Depe
 DIRECT_S, RELAYED_S = 2.0, 3.0  # the bars
 SHARE = 0.99
 DEADLINE_S = 30.0
+START_S = 180.0  # in which two dozen processes begin, each with PyTorch
 
 
 class Member:
@@ -149,7 +150,7 @@ def measure(tries: int, rtt_ms: float, early_syn: str, pairs: list[tuple[int, in
             peers = {}
             for host, worker in workers.items():
                 worker.send(do="who")
-                peers[host] = worker.receive(DEADLINE_S)["peer"]
+                peers[host] = worker.receive(START_S)["peer"]
             for host in needed:
                 workers[host].send(do="dial", host=lab.address("member"))
             for host in needed:

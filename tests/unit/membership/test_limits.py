@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from p2pavg.identity import Identity
-from p2pavg.membership.table.beat import BEAT_BYTES, BEAT_MARK
+from p2pavg.membership.table.beat import BEAT_BYTES, BEAT_MARK, HEARD_BYTES
 from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.record import Chain, Refresh, sign_record, to_store
 from p2pavg.membership.table.records import store
@@ -144,3 +144,14 @@ async def test_a_flood_of_heartbeats_is_not_looked_at(checked: bool, monkeypatch
     for port in range(100_000):
         node.rpc.datagram_received(BEAT_MARK + bytes(BEAT_BYTES - 1), ("10.0.0.1", port % 1000))
     assert looked == (REQUESTS_AT_ONCE / BEAT_WORK if checked else 100_000)
+
+
+async def test_a_beat_costs_by_what_it_carries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of beats that pass on what 40 others said, each of which may cost hashes, a thirtieth is looked at."""
+    node = Node(Identity.generate(), k=2, client_only=False, clock=lambda: 0.0)
+    looked: list[bytes] = []
+    monkeypatch.setattr(node, "handle_beat", lambda data, address: looked.append(data))
+    size = BEAT_BYTES + 40 * HEARD_BYTES
+    for _ in range(10_000):
+        node.rpc.datagram_received(BEAT_MARK + bytes(size - 1), ("10.0.0.1", 1))
+    assert len(looked) == int(REQUESTS_AT_ONCE / (BEAT_WORK * size / BEAT_BYTES))
