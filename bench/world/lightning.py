@@ -40,6 +40,7 @@ class Watch(pl.Callback):
 
     def __init__(self, log: Log, theta: str) -> None:
         self._log, self._theta, self._made, self._began = log, theta, time.monotonic(), 0.0
+        self._taken: list[int] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._log.begin(trainer.strategy.optimizer, time.monotonic() - self._made)
@@ -48,12 +49,12 @@ class Watch(pl.Callback):
         self._log.wait_for_pace()
 
     def on_before_optimizer_step(self, *_: Any) -> None:
+        self._taken = self._log.taken()
         self._began = time.monotonic()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         seconds, opt = time.monotonic() - self._began, trainer.strategy.optimizer
-        taken, self._log.drawn[: world.BATCH] = self._log.drawn[: world.BATCH], []
-        if self._log.stepped(opt, pl_module.net, taken, seconds):
+        if self._log.stepped(opt, pl_module.net, self._taken, seconds):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bench.world.lies import Liar
-from bench.world.model import sha256
+from bench.world.model import BATCH, sha256
 from p2pavg import CollaborativeOptimizer
 
 USAGE_S = 5.0
@@ -63,6 +63,12 @@ class Log:
         self._due = max(self._due + self._pace_s, now - self._pace_s)
         if self._due > now:
             time.sleep(self._due - now)
+
+    def taken(self) -> list[int]:
+        """Before step(): the indices that it counts. Who is killed inside has written them down."""
+        indices, self.drawn[:BATCH] = self.drawn[:BATCH], []
+        self.say("took", indices=indices)
+        return indices
 
     def stepped(self, opt: CollaborativeOptimizer, model: Any, indices: list[int], seconds: float) -> bool:
         """After a step() of these samples, which took so long; whether it is time to end."""

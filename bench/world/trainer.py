@@ -40,17 +40,18 @@ class Watch(TrainerCallback):
 
     def __init__(self, opt: CollaborativeOptimizer, log: Log) -> None:
         self._opt, self._log, self._began = opt, log, 0.0
+        self._taken: list[int] = []
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._log.wait_for_pace()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self._taken = self._log.taken()
         self._began = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         seconds = time.monotonic() - self._began
-        taken, self._log.drawn[: world.BATCH] = self._log.drawn[: world.BATCH], []
-        if self._log.stepped(self._opt, kwargs["model"], taken, seconds):
+        if self._log.stepped(self._opt, kwargs["model"], self._taken, seconds):
             control.should_training_stop = True
 
 

@@ -69,7 +69,7 @@ def count_indices(run: Run) -> dict[str, Any]:
     seed, block = run.facts["seed"], run.facts["block"]
     averaged = Counter(index_of(number, at, seed, block) for number, at in held.elements())
     trained: Counter[int] = Counter(
-        index for life in run.lives for step in life.steps for index in step["indices"]
+        index for life in run.lives for step in life.of("took") for index in step["indices"]
     )
     last = max(by_epoch, default=0)
     settled = [pair for epoch, pairs in by_epoch.items() if epoch <= last - SETTLES for pair in pairs]

@@ -50,6 +50,7 @@ class Logs:
         indices = [index_of(0, at, SEED, BLOCK) for at in drawn]
         at, sha = epoch + 1.0, f"{epoch + 1:064x}"
         self.logs[name] += [
+            {"t": "took", "at": at, "indices": list(indices)},
             {"t": "step", "at": at, "seconds": 0.1, "epoch": epoch + 1, "indices": indices},
             {"t": "theta", "at": at, "epoch": epoch + 1, "sha256": sha},
         ]
@@ -129,7 +130,7 @@ def test_an_average_with_fewer_indices_than_samples_is_found(logs: Logs) -> None
 
 def test_an_index_that_nobody_trained_on_is_found(logs: Logs) -> None:
     """A script drew something else than the average names."""
-    step = next(event for event in logs.logs["one"] if event["t"] == "step")
+    step = next(event for event in logs.logs["one"] if event["t"] == "took")
     step["indices"][0] = (step["indices"][0] + 1) % SAMPLES
     assert count_indices(logs.read())["indices_untrained"] == 1
 
