@@ -33,6 +33,7 @@ using Crc = uint32_t (*)(uint32_t, const uint8_t *, size_t);
 
 Crc best() {
 #if defined(__x86_64__)
+    __builtin_cpu_init();  // clang's runtime knows nothing before
     const bool folds = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
     if (folds && __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("avx512f")) return crc32_vpclmul;
     if (folds) return crc32_pclmul;

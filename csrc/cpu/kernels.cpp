@@ -44,6 +44,7 @@ bool runs_here(const Spans &spans) {
     if (&spans == &avx2_spans) {
         constexpr unsigned int f16c = 1u << 29;  // not every compiler's __builtin_cpu_supports knows it
         unsigned int a, b, c, d;
+        __builtin_cpu_init();  // clang's runtime knows nothing before
         return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & f16c);
     }
 #endif
