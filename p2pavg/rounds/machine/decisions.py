@@ -186,7 +186,7 @@ class Decisions:
         if held is None:
             told = ballot == core.promises.last and self._may_decide(peer, ballot, by)
             if told or (peer == core.leader() and (message.final or core.me in message.blamed)):
-                self._aborted(message)
+                self._aborted(message, 0)
             return
         if not self._may_decide(peer, ballot, by):
             return
@@ -200,7 +200,7 @@ class Decisions:
         self.machine.member.drop(message.words)
         self.machine.member.dropped = replace(held.described(), stage=Stage.ABORTED)
         if core.here.joining is None:
-            self._aborted(message)
+            self._aborted(message, len(held.members))
 
     def _may_decide(self, peer: PeerId, ballot: Ballot, by: Ballot | None = None) -> bool:
         """Whether the word of `peer` about the ballot counts: it led the ballot, was promised the decision,
@@ -223,13 +223,14 @@ class Decisions:
         held, inquest = self.machine.core.holding, self.machine.core.inquest
         return (inquest is not None and peer in inquest.asked) or (held is not None and peer in held.asked)
 
-    def _aborted(self, message: Aborted) -> None:
+    def _aborted(self, message: Aborted, members: int) -> None:
         core = self.core
         core.remember(message)
         core.trace(TraceKind.ABORTED, attempt=message.ballot.attempt, why=message.cause, final=message.final)
         self.machine.leading.aborted(message)
         leader = message.by.leader
-        if leader != core.me and len(message.blamed) > 1 and self.machine.waiting.blames_most(message.blamed):
+        blamed = message.blamed
+        if leader != core.me and len(blamed) > 1 and self.machine.waiting.blames_most(blamed, members):
             self.machine.waiting.depose(leader)
         for peer in message.blamed if not core.idle_leaders.is_out(leader, core.here.epoch) else ():
             core.exclude(peer, message.cause, message.words, message.by.leader)

@@ -302,7 +302,7 @@ class Leading:
         core.disarm(Timer.PROMISE, Timer.PATIENCE, Timer.JUDGE, Timer.DONE)
         core.promises.raise_floor(proposal.ballot.attempt)
         self.failures += counts
-        fair = len(blamed) == 1 or not self.machine.waiting.blames_most(blamed)
+        fair = len(blamed) == 1 or not self.machine.waiting.blames_most(blamed, len(proposal.members))
         for peer in blamed if offence and fair and cause in OFFENCES else ():
             self.offences.add(peer, core.here.epoch, free=2 if cause in FORGIVABLE else 1)
         if counts and not blamed:

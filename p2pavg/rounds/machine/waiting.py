@@ -91,10 +91,14 @@ class Waiting:
         if ballot.leader != self.core.me and self.core.failed(ballot) >= MOST_VAIN:
             self.depose(ballot.leader)
 
-    def blames_most(self, blamed: Sequence[PeerId]) -> bool:
-        """Whether a leader blames most of its members: then the fault is rather the leader's own."""
+    def blames_most(self, blamed: Sequence[PeerId], members: int) -> bool:
+        """Whether a leader blames most of its members: then the fault is rather the leader's own.
+
+        members: of the ballot, whom this peer may no longer hear; 0: not known.
+        """
         here = self.core.here
-        return 2 * len(blamed) > len(self.core.linked.standing(here.epoch, here.lineage))
+        others = max(members - 1, len(self.core.linked.standing(here.epoch, here.lineage)))
+        return 2 * len(blamed) > others
 
     def depose(self, leader: PeerId) -> None:
         """Nothing gets done under this leader: have another leader."""

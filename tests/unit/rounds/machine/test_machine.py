@@ -374,6 +374,29 @@ def test_members_readmit_whom_their_leader_readmits(cause: Cause, back: bool) ->
     assert (third not in machine.core.epoch_state.excluded) is back
 
 
+@pytest.mark.parametrize(("faults", "deposed"), [(2, False), (3, True)])
+def test_a_leader_is_judged_by_the_members_it_had(faults: int, deposed: bool) -> None:
+    """A leader that leaves two of five out keeps the lead, also with a member that hears only few of the five
+    any more; one that leaves out most of them loses it.
+    """
+    me, leader, *others = (bytes([n]) * 20 for n in range(1, 6))
+    lineage, plan = b"l" * 32, Plan((Part(0, 0, 9),))
+    machine = Machine(
+        Config(me=me, run_id="r", epoch=0, lineage=lineage, target=9, plan=lambda members: plan), 0.0
+    )
+    for peer in (leader, *others):
+        machine.handle(PeerUp(peer, 0, lineage, leader=leader), 0.1)
+    ballot = Ballot(0, 0, leader, 7, lineage)
+    machine.handle(Received(leader, Prepare(ballot, (leader, me, *others), (True,) * 5, plan)), 0.2)
+    assert machine.core.holding is not None
+    for peer in others[:2]:
+        machine.handle(PeerDown(peer, "cut"), 0.3)
+    blamed = (me, *others)[:faults]
+    machine.handle(Received(leader, Aborted(ballot, ballot, Cause.COMPLAINT, "", blamed, False)), 0.4)
+    assert machine.core.holding is None
+    assert machine.core.idle_leaders.is_out(leader, 0) is deposed
+
+
 @pytest.mark.parametrize(("latency", "limit"), [(LOOPBACK, 1.5), (WAN, 2.5)])
 @pytest.mark.parametrize("who", ["leader", "member"])
 def test_a_stopped_peer_costs_one_deadline(who: str, latency: float, limit: float) -> None:
