@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from p2pavg import __version__
-from p2pavg.errors import IncompatiblePeerError, UnreachableError
+from p2pavg.errors import IdentityInUseError, IncompatiblePeerError, UnreachableError
+from p2pavg.identity import short_id
 from p2pavg.membership.table.address import Address, format_host_port, resolve
 from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.wire import VERSION, Contact
@@ -28,8 +29,9 @@ class WaysIn:
     async def find(self, timeout: float) -> Contact | None:
         """Ask until one initial peer answers. Two that name each other and start together both get through.
 
-        Returns None when all initial peers are this node itself. Raises IncompatiblePeerError when they are
-        of another version, UnreachableError when none answers.
+        Returns None when all initial peers are this node itself. Raises IdentityInUseError when nobody but
+        another process of this identity answers a node that is no way in itself, IncompatiblePeerError when
+        initial peers are of another version, UnreachableError when none answers.
         """
         deadline = self._node.clock() + timeout
         unresolved: list[str] = []
@@ -47,6 +49,11 @@ class WaysIn:
                 self.answered.append(way_in)
                 return way_in
             ourselves = way_in is not None
+            if way_in is not None and self._node.rpc.client_only:
+                raise IdentityInUseError(
+                    f"another process uses the identity of peer {short_id(way_in.id)}, at "
+                    f"{format_host_port(*way_in.address)}; give every process credentials of its own"
+                )
             if ourselves and len(addresses) == 1:
                 return None  # this node, or another process of its identity: peers that train find out
             if self._node.clock() >= deadline:

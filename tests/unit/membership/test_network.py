@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2pavg.bench.dht.simulation import Network, simulate
-from p2pavg.errors import UnreachableError
+from p2pavg.errors import IdentityInUseError, UnreachableError
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View, key_of
 from p2pavg.membership.table.node import Node
@@ -368,6 +368,18 @@ def test_a_node_that_names_itself_is_alone() -> None:
     async def scenario() -> None:
         node = await network().start(["10.0.0.2:31330"])
         assert node.contacts == 0
+
+    run(scenario())
+
+
+def test_a_tool_with_the_credentials_of_a_running_process_is_told() -> None:
+    """Who only looks, with the identity of the very node that it names, learns that by name."""
+
+    async def scenario() -> None:
+        net, identity = network(), Identity.generate()
+        await net.start(["10.0.0.2:31330"], identity=identity)
+        with pytest.raises(IdentityInUseError, match="another process uses the identity of peer"):
+            await net.start(["10.0.0.2:31330"], identity=identity, client_only=True)
 
     run(scenario())
 
