@@ -120,7 +120,13 @@ def _preambles() -> list[bytes]:
 
 
 def _parse_preamble(data: bytes) -> None:
-    handshake.parse_preamble(data[:16].ljust(16, b"\0"), handshake.Party(b"runtag", False))
+    party = handshake.Party(b"runtag", False)
+    raw = data[: handshake.PREAMBLE_BYTES].ljust(handshake.PREAMBLE_BYTES, b"\0")
+    whole = raw[:-4] + zlib.crc32(raw[:-4]).to_bytes(4, "little")  # an attacker can calculate, too
+    try:
+        handshake.parse_preamble(raw, party)
+    except ProtocolError:
+        handshake.parse_preamble(whole, party)
 
 
 def _streams() -> list[bytes]:
