@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "x86.h"
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
@@ -33,9 +34,9 @@ using Crc = uint32_t (*)(uint32_t, const uint8_t *, size_t);
 
 Crc best() {
 #if defined(__x86_64__)
-    __builtin_cpu_init();  // clang's runtime knows nothing before
-    const bool folds = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
-    if (folds && __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("avx512f")) return crc32_vpclmul;
+    const X86 here;
+    const bool folds = here.pclmul && here.sse41;
+    if (folds && here.vpclmulqdq && here.avx512f) return crc32_vpclmul;
     if (folds) return crc32_pclmul;
 #elif defined(__aarch64__) && defined(__linux__)
     constexpr unsigned long kHasCrc32 = 1ul << 7;

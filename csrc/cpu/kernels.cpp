@@ -1,10 +1,6 @@
 // The layout of encoded runs, block by block, over the span functions of the instruction set in use.
 #include "kernels.h"
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -14,6 +10,7 @@
 #include "scalar.h"
 #include "spans.h"
 #include "sparse.h"
+#include "x86.h"
 
 namespace p2pavg {
 namespace {
@@ -42,10 +39,8 @@ bool known(int codec) { return codec >= P2PAVG_NONE && codec <= P2PAVG_INT4; }
 bool runs_here(const Spans &spans) {
 #if defined(__x86_64__)
     if (&spans == &avx2_spans) {
-        constexpr unsigned int f16c = 1u << 29;  // not every compiler's __builtin_cpu_supports knows it
-        unsigned int a, b, c, d;
-        __builtin_cpu_init();  // clang's runtime knows nothing before
-        return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & f16c);
+        const X86 here;
+        return here.avx2 && here.f16c;
     }
 #endif
     (void)spans;
