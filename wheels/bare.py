@@ -37,7 +37,7 @@ def main() -> int:
         "--torch", default="torch>=2.11", help="what pip installs as torch; default: %(default)s"
     )
     parser.add_argument("tests", nargs="*", default=["tests/unit"], help="default: tests/unit")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory(prefix="p2pavg-bare-") as folder:
         return tried(args.wheel.resolve(), args.python, args.torch, args.tests, Path(folder))
 
