@@ -37,7 +37,7 @@ class Observer:
         self._run_id = run_id
         self._links = links
         self._stands = stands
-        self._joins = self._company_now() > 0  # False: this peer begins the run
+        self._joins = self._company_now() > 0 or stands()[1]  # False: this peer begins the run
         self._is_here = is_here
         self._threads = threads
         self._in_view = in_view

@@ -177,7 +177,8 @@ def built(module: types.ModuleType) -> dict[str, ast.FunctionDef | None]:
         for name in dir(holder):
             signature = getattr(getattr(holder, name), "__nb_signature__", None)
             if signature is not None:
-                text = re.sub(r"ndarray\[[^\]]*\]", "ndarray", signature[0][0]).replace("\\0", "None")
+                text = re.sub(r"ndarray\[[^\]]*\]", "ndarray", signature[0][0])
+                text = re.sub(r"\\\d+", "None", text)  # defaults, by number
                 function = ast.parse(text + ": ...").body[0]
                 assert isinstance(function, ast.FunctionDef)
                 found[prefix + name] = function

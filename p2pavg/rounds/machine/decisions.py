@@ -48,10 +48,11 @@ class Decisions:
         other = held.stage is Stage.DONE and held.digests != message.digests
         result = (held.weights, held.samples, held.digests)
         if held.stage is Stage.DONE and (message.weights, message.samples, message.digests) == result:
+            first = not held.applied
             held.applied.add(peer)
             entitled = entitled or held.is_applied(core.me)
-            if len(held.applied) == 1 and not entitled:
-                self._ask(held, held.seconds(core.me))
+            if first and not entitled:
+                self._ask(held, [second for second in held.seconds(core.me) if second != peer])
         if not entitled or (other and peer not in self._deciding(held)):
             self._inquire(held)  # the copy here is wrong, or `peer` is
             return
@@ -277,6 +278,8 @@ class Decisions:
         if held is None or held.stage is not Stage.DONE or held.ballot.leader == core.me:
             return
         others = held.seconds(core.me)
+        if not others:  # the ballot for which the timer was armed is gone
+            return
         self._ask(held, others if held.applied else [others[held.others_asked % len(others)]])
         held.others_asked += 1
         self._ask_others_in(2 * (core.now - held.done_at))
