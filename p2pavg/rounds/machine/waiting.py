@@ -26,6 +26,9 @@ class Waiting:
         self.machine = machine
         self.core = machine.core
         self._deposed_at = -math.inf  # when a leader was last deposed for keeping this peer waiting
+        # Whose word about which ballot this peer waits for, and since when.
+        self._wait: tuple[PeerId | None, Ballot | None] = None, None
+        self._since = 0.0
 
     def awaited(self) -> PeerId | None:
         """The peer whose word the training thread, or the ballot that is held, waits for; None: no wait."""
@@ -57,7 +60,10 @@ class Waiting:
 
     def _bound_lead(self, leader: PeerId | None) -> None:
         """Arm the timer that ends a wait for a leader that says that it is at work, and gets nothing done."""
-        core = self.core
+        core, held = self.core, self.core.holding
+        wait = leader, None if held is None else held.ballot
+        if wait != self._wait:
+            self._wait, self._since = wait, core.now
         until = self._lead_ends(leader) if leader is not None and leader != core.me else None
         if leader is None or until is None:
             core.disarm(Timer.VAIN)
@@ -75,7 +81,9 @@ class Waiting:
             waits = max(core.own.boundary_at, core.let_go_at) + self.machine.newcomers.allowance()
             return waits + word + min(patience, MOST_PATIENCE_S)
         if held.ballot.leader != leader:
-            return None
+            # A successor: it must ask all voters and decide. One that knows of no ballot does neither.
+            answers = max(core.deadlines.answer(peer) for peer in held.voters)
+            return self._since + word + answers
         if held.stage is Stage.DONE:
             return held.done_at + IDLE_TRANSFERS * (held.done_at - held.begun_at) + word
         return held.proposed_at + word + min(patience, MOST_PATIENCE_S) if not held.begun else None

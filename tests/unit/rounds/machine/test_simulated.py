@@ -46,6 +46,11 @@ def test_whoever_asked_about_a_ballot_passes_on_what_it_hears() -> None:
     assert Schedule(5563, plain=True).run().longest_stall < 3.0  # it was 7.5 virtual seconds
 
 
+def test_the_wait_for_a_successor_ends() -> None:
+    """Seed 2679: the successor is another process by now, which knows no ballot and follows whoever waits."""
+    assert Schedule(2679).run().longest_stall < 10.0  # virtual seconds; it was 65.7
+
+
 @pytest.mark.parametrize(
     "seed",
     [
