@@ -37,7 +37,8 @@ class Observer:
         self._run_id = run_id
         self._links = links
         self._stands = stands
-        self._joins = self._company_now() > 0 or stands()[1]  # False: this peer begins the run
+        self._joins = self._company_now() > 0  # False: this peer begins the run, or told where it joined
+        self._has_state = False
         self._is_here = is_here
         self._threads = threads
         self._in_view = in_view
@@ -52,6 +53,10 @@ class Observer:
     def standing_changed(self) -> None:
         """Tell once that this peer has joined, when it has the run's state."""
         epoch, missing = self._stands()
+        if missing and not self._has_state:
+            self._joins = self._joins or self._company_now() > 0
+        elif not missing:
+            self._has_state = True
         if self._joins and not missing:
             self._joins = False
             company = counted(self._company_now(), "peer")
@@ -76,6 +81,7 @@ class Observer:
     def link_up(self, link: Link) -> None:
         """Look whether the new link shows a move of this machine, or a crowd on it."""
         self._left.discard(link.peer_id)
+        self.standing_changed()
         self._look_for_a_move(link)
         self._look_for_a_crowd()
 

@@ -231,14 +231,19 @@ def test_looking_with_wrong_credentials(addresses, folder, credentials, why, cap
 def test_joining_is_said(swarm, caplog):
     """A newcomer says where it joined, and with how many, without being asked."""
     caplog.set_level(logging.INFO, "p2pavg.peer")
+
+    def said() -> bool:
+        told = [record.getMessage() for record in caplog.records if record.name == "p2pavg.peer"]
+        return any(re.fullmatch(r"joined run 'open' at epoch \d+, with 1 peer", words) for words in told)
+
     with newcomer(swarm.address) as opt:
         assert opt.peer.wait_for_peers(1, timeout=60) == 1
-        while opt.last_report is None:
+        deadline = time.monotonic() + 60
+        while not said():  # it follows averages before it has joined
+            assert time.monotonic() < deadline
             opt.model(torch.randn(8, 8)).square().mean().backward()
             opt.step()
             opt.zero_grad()
-    told = [record.getMessage() for record in caplog.records if record.name == "p2pavg.peer"]
-    assert any(re.fullmatch(r"joined run 'open' at epoch \d+, with 1 peer", words) for words in told)
 
 
 def test_waiting_for_somebody_ends_with_enter(monkeypatch):

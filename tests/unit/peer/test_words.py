@@ -57,6 +57,21 @@ def test_where_a_peer_joined_is_told_once(
     assert [record.getMessage() for record in caplog.records] == said
 
 
+def test_who_is_linked_late_says_where_it_joined_too(caplog: pytest.LogCaptureFixture) -> None:
+    """A newcomer whose first link comes up after it began to look for the state has not begun the run."""
+    caplog.set_level(logging.INFO, "p2pavg.peer")
+    stands, links = [(0, True)], {}
+    looking = Observer("r", links, lambda host: False, lambda: stands[0], list, 1)
+    link: Any = SimpleNamespace(
+        hello={"role": "trainer"}, local_host="h", address=("elsewhere", 1), peer_id=b"a" * 20
+    )
+    links[b"a" * 20] = link
+    looking.link_up(link)
+    stands[0] = (7, False)
+    looking.standing_changed()
+    assert [record.getMessage() for record in caplog.records] == ["joined run 'r' at epoch 7, with 1 peer"]
+
+
 def test_a_machine_whose_address_changes_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """A link that begins at another address of this machine than the last one to that peer: said once."""
     first: Any = SimpleNamespace(hello={}, local_host="10.0.0.1", address=("there", 1), peer_id=b"a" * 20)
