@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.memory.proposal import Proposal
 from p2pavg.rounds.machine.rules.camps import Facts, ends
-from p2pavg.rounds.machine.rules.deadlines import Timer
+from p2pavg.rounds.machine.rules.deadlines import STEP_PRIOR, Timer
 from p2pavg.rounds.machine.rules.offences import Offences
 from p2pavg.rounds.machine.rules.plausible import overtold, plausible
 from p2pavg.rounds.protocol.ballot import PeerId, Stage
@@ -268,7 +268,11 @@ class Leading:
             return core.config.patience_s
         if core.config.lockstep:
             return core.deadlines.scale * core.deadlines.lockstep(peer)
-        cap = core.deadlines.usual_epoch(core.now - core.here.began_at)
+        proposal = core.proposal
+        assert proposal is not None
+        # In the first epoch, what it took until the proposal: by now it would be longer the longer it waits.
+        until_asked = max(STEP_PRIOR, proposal.asked_at - core.here.began_at)
+        cap = core.deadlines.usual_epoch(until_asked)
         return core.deadlines.scale * min(cap, core.deadlines.step(peer)) + 2 * core.deadlines.rtt(peer)
 
     def on_patience_timer(self) -> None:

@@ -76,7 +76,8 @@ class Waiting:
         """Until when this leader must have got this peer further; None: that is not up to the leader."""
         core, held = self.core, self.core.holding
         word = IDLE_WORDS * core.deadlines.word(leader)
-        patience = 2 * core.deadlines.scale * core.deadlines.usual_epoch(core.now - core.here.began_at)
+        ended = core.own.boundary_at if held is None else held.proposed_at
+        patience = 2 * core.deadlines.scale * core.deadlines.usual_epoch(ended - core.here.began_at)
         if held is None:
             waits = max(core.own.boundary_at, core.let_go_at) + self.machine.newcomers.allowance()
             return waits + word + min(patience, MOST_PATIENCE_S)

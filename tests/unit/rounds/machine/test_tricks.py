@@ -57,6 +57,15 @@ def test_no_two_tricks_at_once_cost_more_than_is_promised(first: int) -> None:
     assert {pair: why for pair, why in found.items() if why} == {}
 
 
+def test_who_claims_long_steps_is_not_waited_for_without_end() -> None:
+    """Nobody knows yet what an epoch takes: a member that is never ready, and says that its steps are long,
+    holds the first one up for no longer than it took until then.
+    """
+    (pair,) = pairs(1, 2941)
+    assert str(pair) == "forge Ready.ballot and forge Progress.step_s"
+    assert cost(Liar(pair, SEED).run(SECONDS), undisturbed(SEED, SECONDS)) == ""
+
+
 def cheap(first: int) -> list[Pair]:
     """Pairs of which neither costs a deadline each time: those are played on demand, for longer."""
     return [pair for pair in pairs(20, first) if pair.seconds == SECONDS]
