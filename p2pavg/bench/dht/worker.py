@@ -18,6 +18,7 @@ from p2pavg.bench.workers import serve
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View, key_of
 from p2pavg.membership.table.address import Address, format_host_port, parse_addresses
+from p2pavg.membership.table.carrying.streams import connected
 from p2pavg.membership.table.rpc import Rpc
 from p2pavg.transport.links.carried import Carried
 from p2pavg.transport.links.listening import TablePort
@@ -154,15 +155,7 @@ class NodeSwarm:
 
 async def _dial(carried: Carried, host: str, port: int) -> socket.socket:
     """A connection that is counted."""
-    sock = carried.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await asyncio.get_running_loop().sock_connect(sock, (host, port))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+    return await connected(carried.socket(socket.AF_INET, socket.SOCK_STREAM), host, port)
 
 
 def lose_datagrams(fraction: float, seed: int) -> None:

@@ -102,7 +102,12 @@ def take_frames(buffer: bytearray) -> Iterator[bytes]:
 
 async def dial_plainly(host: str, port: int) -> socket.socket:
     """A connection of its own, counted by nobody."""
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return await connected(socket.socket(family, socket.SOCK_STREAM), host, port)
+
+
+async def connected(sock: socket.socket, host: str, port: int) -> socket.socket:
+    """The TCP socket, connected as the table's connections are; closed when that fails."""
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
