@@ -35,8 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _folder(item) in _MARKED:
             item.add_marker(_folder(item))
-        # Most run peers in real time, beside others on a shared machine; the lab's are to the millisecond. What
-        # passed only when it ran again is named at the end (-rR), and is a fault to be found.
+        # Most run peers in real time, beside others on a shared machine; the lab's are to the millisecond.
+        # What passed only when it ran again is named at the end (-rR), and is a fault to be found.
         item.add_marker(pytest.mark.flaky(reruns=2 if _folder(item) == "wan" else 1))
     items.sort(key=lambda item: _FIRST.index(_folder(item)) if _folder(item) in _FIRST else len(_FIRST))
 

@@ -139,6 +139,7 @@ class Heal:
     """
 
     state: State
+    history: tuple[Generation, ...] = ()  # of this very state: another download may have begun since
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from p2pavg.rounds.loop.backlog import Backlog
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.session import Session
-from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome, State
+from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome
 
 Given = tuple[Outcome, act.Commit | None]
 
@@ -50,9 +50,9 @@ class Deliveries:
         kept = self.backlog.add(average) if self.unloaded else average  # else it is wanted soon
         self._queue.append((kept, commit))
 
-    def put_state(self, state: State) -> None:
+    def put_state(self, heal: Heal) -> None:
         """A downloaded state: it comes before all averages."""
-        self._queue.appendleft((Heal(state), None))
+        self._queue.appendleft((heal, None))
 
     def begin_download(self) -> None:
         """A state is on its way, or results that follow on ours; what came with another one is void."""

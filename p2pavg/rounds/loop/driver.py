@@ -288,7 +288,7 @@ class Driver:
                 self._discarded.append((inherited, Loss.HEALED))
             state, dropped = outcome.state, self._dropped
             self._dropped = 0
-            self.feed(ev.Healed(state.epoch, state.lineage, self.states.history, dropped))
+            self.feed(ev.Healed(state.epoch, state.lineage, outcome.history, dropped))
         recorded.set_result(report)
         self._peer.standing_changed()
         self.progress()

@@ -22,12 +22,11 @@ from p2pavg.rounds.protocol.roles import Role
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.downloader import Downloader
 from p2pavg.rounds.state.following import Following
-from p2pavg.rounds.state.generation_rows import Generations
 from p2pavg.rounds.state.inbox import Inbox
 from p2pavg.rounds.state.projection import DownloadProgress, Projection, Wish
 from p2pavg.rounds.state.results import ResultHead
 from p2pavg.rounds.state.telling import Joined, Telling
-from p2pavg.rounds.training import Average
+from p2pavg.rounds.training import Average, Heal
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.link import Link
 
@@ -71,7 +70,6 @@ class Joining:
         self._give = deliver
         self._feed = feed
         self.following = Following(engine, inbox, links, numel, codec, self._came)
-        self.history: Generations = ()  # that came with the state
         self._projection = Projection()
         self._began_at = time.monotonic()
         self._telling = Telling(self._began_at)
@@ -101,7 +99,7 @@ class Joining:
                 self.following.begin(self._session.standing)
                 following = loop.create_task(self.following.run())
             else:
-                manifest, self.history = self._downloader.chosen(offers)
+                manifest, history = self._downloader.chosen(offers)
                 self._telling.begins(manifest.epoch, manifest.total_bytes, len(offers.manifests))
                 self.following.begin((manifest.epoch, manifest.lineage))
                 self.following.modest = True
@@ -109,7 +107,7 @@ class Joining:
                 self._needs_state = True
                 state = await self._downloader.fetch(manifest, offers, self._links)
                 self._has_state, self.following.modest = True, False
-                self._deliveries.put_state(state)
+                self._deliveries.put_state(Heal(state, history))
                 self._give()
             await self._level(following)
         finally:

@@ -193,11 +193,6 @@ class States:
 
     # For this peer.
 
-    @property
-    def history(self) -> Generations:
-        """That came with the state that is loaded."""
-        return () if self._joining is None else self._joining[0].history
-
     def heal(self, action: act.StartHeal) -> None:
         """Download a state and what follows on it; a download that is under way is void."""
         if self._joining is not None:

@@ -55,7 +55,7 @@ def test_only_what_waits_for_a_state_goes_to_disk(tmp_path: Path, downloading: b
 def test_who_leaves_loads_no_state(deliveries: Deliveries, departing: bool) -> None:
     """A state is there, with a result that follows on it: whoever stays gets it, whoever leaves neither."""
     deliveries.put(average(9)[0], commit(9, b"s" * 32, following=True))
-    deliveries.put_state(State(9, b"s" * 32, {}))
+    deliveries.put_state(Heal(State(9, b"s" * 32, {})))
     deliveries.departing = departing
     answer = arrive(deliveries)
     assert deliveries.give() is not departing
@@ -90,7 +90,7 @@ def test_an_average_from_before_a_state_is_void(deliveries: Deliveries) -> None:
     older = b"o" * 32
     deliveries.put(average(4)[0], commit(3, older, following=False))
     deliveries.put(average(4)[0], commit(3, older, following=True))
-    deliveries.put_state(State(3, older, {}))
+    deliveries.put_state(Heal(State(3, older, {})))
     given = []
     for _ in range(3):
         answer = arrive(deliveries)
