@@ -306,16 +306,17 @@ class Member:
 
     def _compare(self, held: Holding) -> None:
         if held.is_told_otherwise(self.core.me):
-            self.core.exclude(held.ballot.leader, Cause.IMPLAUSIBLE_BEGIN)
-            self.drop(Cause.IMPLAUSIBLE_BEGIN.words)
+            self._distrust(held)
             self.machine.waiting.depose(held.ballot.leader)
 
     def _distrust(self, held: Holding) -> None:
         """The ballot's leader lies about what members declared: this epoch's round is made without that
-        leader.
+        leader. A leader that does not lie need not find out by itself that this member is gone.
         """
-        self.core.exclude(held.ballot.leader, Cause.IMPLAUSIBLE_BEGIN)
-        self.drop(Cause.IMPLAUSIBLE_BEGIN.words)
+        leader, why = held.ballot.leader, Cause.IMPLAUSIBLE_BEGIN
+        self.core.exclude(leader, why)
+        self.drop(why.words)
+        self.core.send(leader, Complain(held.ballot, leader, why.words))
 
     def _job(self, transfer: int) -> Holding | None:
         held = self.core.holding

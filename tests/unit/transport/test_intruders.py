@@ -28,7 +28,7 @@ from p2pavg.rounds.machine.actions import Blame, CancelJob, Commit, Send
 from p2pavg.rounds.machine.events import Received
 from p2pavg.rounds.machine.member import Holding
 from p2pavg.rounds.protocol.ballot import Stage
-from p2pavg.rounds.protocol.messages import Begin, Committed, Inquire, Message, Ready
+from p2pavg.rounds.protocol.messages import Begin, Committed, Complain, Inquire, Message, Ready
 from p2pavg.transport.links import control, handshake, proofs
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.carried import Carried
@@ -480,7 +480,7 @@ def test_impossible_samples(
 @pytest.mark.parametrize("checked", [False, True])
 def test_a_forged_begin(checked: bool, forged: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader that gives somebody a weight of its choice, or counts other samples than we said, begins no
-    round with us, and is left out of the epoch.
+    round with us, is told so, and is left out of the epoch.
     """
     calm = Calm(3, latency=0.01)
     calm.epochs(2)
@@ -506,6 +506,8 @@ def test_a_forged_begin(checked: bool, forged: str, monkeypatch: pytest.MonkeyPa
     actions = node.machine.handle(Received(leader, begin), calm.swarm.world.now)
     assert held.begun is not checked
     assert any(isinstance(a, Blame) and a.peer == leader for a in actions) is checked
+    told = [a.message for a in actions if isinstance(a, Send) and a.peer == leader]
+    assert any(isinstance(m, Complain) and m.peer == leader for m in told) is checked
     assert (node.machine.leader != leader) is checked
 
 
