@@ -384,12 +384,18 @@ class TestHostileBytes:
             "long",
         ],
     )
-    async def test_is_cut(self, hosts, data):
-        """Connections that do not begin as one of ours are closed, and disturb nobody."""
+    async def test_is_cut(self, hosts, data, caplog):
+        """Connections that do not begin as one of ours are closed, and disturb nobody: not by the log either,
+        which says so at debug level alone.
+        """
+        caplog.set_level(logging.DEBUG, "p2pavg")
         a, b = await hosts(), await hosts()
         sock = await raw_connection(a)
         await wire.send(sock, data)
         await closed_by_other(sock)
+        said = [record for record in caplog.records if record.name.startswith("p2pavg")]
+        assert said
+        assert {record.levelno for record in said} == {logging.DEBUG}
         await b.connect(a)
         assert len(a.up) <= 1
 
@@ -437,10 +443,11 @@ class TestHostileBytes:
         ("data", "why"),
         [
             (handshake.make_head(4, zlib.crc32(b"\xc1" * 4)) + b"\xc1" * 4, "a message that is not msgpack"),
+            (handshake.make_head((1 << 20) + 1, 0), "a message of 1048577 bytes, more than 1048576"),
             (flipped(handshake.pack({"t": "odd"}), 8 * 3), "the head of a message was corrupted on its way"),
             (flipped(handshake.pack({"t": "odd"}), -1), "a message was corrupted on its way"),
         ],
-        ids=["garbage", "a bit of the length", "a bit of the body"],
+        ids=["garbage", "more than a MiB", "a bit of the length", "a bit of the body"],
     )
     async def test_control_garbage_closes_the_link(self, hosts, data, why):
         """A control message that is no message closes its link with a reason, and no other."""

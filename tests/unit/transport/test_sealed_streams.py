@@ -133,13 +133,14 @@ async def test_what_a_peer_sent_cannot_be_sent_back_to_it(target: Target) -> Non
 
 
 async def test_both_engines_seal_alike(target: Target) -> None:
-    """What an engine sends is, to the byte, what the other would send."""
+    """What an engine sends is, to the byte, what the other would send, and does not show what is in it."""
     content = body()
     twin = Sealer(target.keys.sending)
     for chunk in range(3):
         target.engine.send_blob(LINK, TRANSFER, chunk, memoryview(content))
         got = await target.receive(HEADER_BYTES + CHUNK + TAG_BYTES)
         assert got == target.frame(chunk, content, twin)
+        assert content[:16] not in got
 
 
 async def test_keys_are_used_up(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
