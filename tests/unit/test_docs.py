@@ -191,14 +191,6 @@ def test_the_site_shows_what_a_newcomer_needs(tmp_path):
     assert re.search(r"resync_epochs\s+\(int \| None, default:\s+None\s*\)", reference)  # a list of arguments
 
 
-def test_the_states_limit_is_the_codes():
-    """What the security page says of the largest state is what is checked."""
-    from p2pavg.rounds.state.manifest import MAX_STATE_BYTES
-
-    page = (ROOT / "docs" / "security.md").read_text()
-    assert f"{MAX_STATE_BYTES >> 30} GiB for a state" in page
-
-
 def test_the_files_to_change_are_there() -> None:
     """Each file that the table of changes names exists, and the kinds of change are the ones that come up."""
     page = (ROOT / "docs" / "design.md").read_text()

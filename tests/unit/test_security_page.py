@@ -8,6 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from p2pavg.membership import names
+from p2pavg.membership.table import ledger, record, serving
+from p2pavg.membership.table.records import store
+from p2pavg.peer.reach import errands, relaying
+from p2pavg.rounds.loop import handover
+from p2pavg.rounds.machine import core, newcomers
+from p2pavg.rounds.machine.rules import offences, plausible
+from p2pavg.rounds.measure import status
+from p2pavg.rounds.state import donor, manifest
+from p2pavg.transport import frames
+from p2pavg.transport.links import budget, control, half_open, handshake, link, raw_socket
+from p2pavg.transport.links.streams import keeper
+from p2pavg.transport.ways import relay
 from tests.fuzz.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +32,45 @@ SECTIONS = {
     "What holds against whom": 25,
 }  # rows, at least
 FREE = ("What is not protected", "Reporting a hole")  # nothing is promised there
+
+
+WORDS = {2: "two", 3: "three", 4: "four", 10: "ten", 1000: "thousand"}
+FIGURES = [
+    f"say {handshake.MAX_HELLO_BYTES >> 10} KB at a time, for {WORDS[int(raw_socket.HANDSHAKE_S)]} seconds",
+    f"be one of {half_open.MOST}, of which",
+    f"be one of {half_open.MOST_SILENT} of its source",
+    f"begin {budget.HANDSHAKES_PER_S:.0f} a second, {budget.HANDSHAKES_AT_ONCE:.0f} at once, from one source",
+    f"send {serving.REQUESTS_PER_S:.0f} requests a second, {serving.REQUESTS_AT_ONCE:,.0f} at once",
+    f"records {WORDS[int(serving.SIGNED_WORK)]}. Of requests",
+    f"{serving.STRANGERS_PER_S:.0f} a second cost a signature",
+    f"send {WORDS[ledger.AMPLIFICATION]} times the bytes that it sent itself",
+    f"of at most {record.MAX_VALUE_BYTES} bytes",
+    f"{store.MAX_RECORDS_PER_KEY:,} under one key and {store.MAX_RECORDS:,} in all",
+    f"have {WORDS[names.MAX_LOOKUPS]} looked up at once",
+    f"at most {budget.MAX_LINKS} links",
+    f"{frames.MAX_BODY_BYTES >> 20} MiB for a chunk",
+    f"{control.MAX_MESSAGE_BYTES >> 20} MiB for a control message",
+    f"{manifest.MAX_STATE_BYTES >> 30} GiB for a state",
+    f"{manifest.MAX_META_BYTES >> 20} MiB for what stands at its head",
+    f"send {budget.MESSAGES_PER_S:,.0f} a second, {budget.MESSAGES_AT_ONCE:,.0f} at once",
+    f"have {keeper.MOST_ACCEPTED} open on a link",
+    f"open {budget.STREAMS_PER_S:.0f} a second, {budget.STREAMS_AT_ONCE:.0f} at once",
+    f"after {link._MOST_STREAMS:,} the link ends",
+    f"hold {control.MAX_QUEUED_BYTES >> 20} MiB",
+    f"nothing comes for {WORDS[link._MOST_UNHEARD // 60]} minutes",
+    f"get every chunk {WORDS[donor.MOST_TIMES]} times",
+    f"after {'twice' if donor.SNAPSHOT_PAUSE == 2 else ''} the time that the last one took",
+    f"hold them up for {WORDS[int(newcomers.MOST_HELD_S) // 60]} minutes in all",
+    f"of {core.MOST_WORDS} peers beside the members",
+    f"{WORDS[handover.MOST_AT_ONCE]} may at a time",
+    f"at most {plausible.MOST_HANDED:.0f} times what the whole run counts",
+    f"try {errands._PUNCHES_PER_S:.0f} a second, {errands._PUNCHES_AT_ONCE:.0f} at once",
+    f"get {WORDS[int(relaying._TUNNELS_PER_S)]} a second, {relaying._TUNNELS_AT_ONCE:.0f} at once",
+    f"{relay.MOST_OF_ONE} at a time",
+    f"be one of {status.MOST_WATCHERS} watchers",
+    f"the samples of a {WORDS[plausible.MOST_TARGETS]} epochs",
+    f"up to {offences.MOST_EPOCHS_OUT}, and only rounds",
+]
 
 
 def rows(section: str) -> Iterator[list[str]]:
@@ -60,6 +112,12 @@ def is_there(path: Path, test: str) -> bool:
     return path.is_file() and bool(
         re.search(rf"def {test}\b" if test else r"def test_|Target\(", path.read_text())
     )
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_the_figures_are_the_codes(figure: str) -> None:
+    """The bounds that the page tells are those that the code keeps."""
+    assert figure in " ".join(PAGE.split())
 
 
 @pytest.mark.parametrize("section", SECTIONS)

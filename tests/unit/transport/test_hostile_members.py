@@ -19,6 +19,7 @@ from p2pavg.rounds.state import manifest as state
 from p2pavg.transport.links import budget, control, handshake, link, proofs
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.budget import Budget
+from p2pavg.transport.links.streams import keeper
 from tests.unit.transport.endpoints import DEADLINE_S, Host
 
 RUN = "run"
@@ -102,6 +103,46 @@ def test_the_budget_is_above_all_that_the_protocol_needs() -> None:
     assert sum(made.admits_stream(b"s" * 20, 0.0) for _ in range(1000)) == budget.STREAMS_AT_ONCE
     assert sum(made.admits_handshake("192.0.2.1", 0.0) for _ in range(1000)) == budget.HANDSHAKES_AT_ONCE
     assert made.admits_handshake("192.0.2.2", 0.0)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+async def test_handshakes_without_end(checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the handshakes that one source begins, those beyond its budget are cut, and links go on."""
+    monkeypatch.setattr(budget, "HANDSHAKES_AT_ONCE", 3.0)
+    monkeypatch.setattr(budget, "HANDSHAKES_PER_S", 0.01)
+    if not checked:
+        monkeypatch.setattr(Budget, "admits_handshake", lambda *_: True)
+    async with pair() as (attacker, victim):
+        to_victim = await attacker.connect(victim)
+        answered = 0
+        for _ in range(6):
+            sock = await wire.dial("127.0.0.1", victim.endpoint.port, socket.socket)
+            with sock, contextlib.suppress(UnreachableError, OSError):
+                await wire.send(sock, handshake.preamble(handshake.CONTROL, to_victim.party))
+                await wire.receive(sock, handshake.PREAMBLE_BYTES)
+                answered += 1
+        assert answered == (2 if checked else 6)
+        assert not victim.down
+
+
+async def test_data_streams_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many streams of a link are open at a time, and no more."""
+    monkeypatch.setattr(keeper, "MOST_ACCEPTED", 3)
+    async with pair() as (attacker, victim):
+        to_victim = await attacker.connect(victim)
+        await victim.until(lambda: victim.up)
+        with contextlib.ExitStack() as held:
+            for number in range(6):
+                sock = held.enter_context(await wire.dial("127.0.0.1", victim.endpoint.port, socket.socket))
+                hello = handshake.pack(proofs.stream_hello(to_victim.secret, number))
+                await wire.send(sock, handshake.preamble(handshake.DATA, to_victim.party) + hello)
+                await wire.receive(sock, handshake.PREAMBLE_BYTES)
+                await wire.receive_message(sock)
+            async with asyncio.timeout(DEADLINE_S):  # the last one was cut
+                with contextlib.suppress(ConnectionResetError):
+                    assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
+            assert set(victim.engine.streams(victim.up[0].id)) == {0, 1, 2}
+        assert not victim.down
 
 
 @pytest.mark.parametrize("checked", [False, True])

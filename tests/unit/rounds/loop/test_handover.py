@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Callable
 from typing import Any
@@ -166,6 +167,32 @@ async def test_a_peer_leaves_once() -> None:
     assert await give(departing)
     assert not await give(departing)
     assert len(receiver.taken) == 1
+
+
+async def test_a_receiver_takes_in_few_at_a_time() -> None:
+    """Whoever leaves when there is no room for its gradient is asked to come again later."""
+    _, receiver = pair()
+    offer = {
+        "t": "handover",
+        "epoch": HERE[0],
+        "lineage": HERE[1],
+        "samples": 3,
+        "note": b"",
+        "offered": [[7, 3]],
+        "bytes": receiver.handovers.nbytes,
+        "hash": b"h" * 32,
+    }
+    answers = []
+    for number in range(MOST_AT_ONCE + 2):
+        from_another = copy.copy(receiver)
+        from_another.id = number
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        receiver.handovers.message(from_another, {**offer, "_answer": answered})  # type: ignore[arg-type]
+        answers.append(await answered)
+    assert ["transfer" in answer for answer in answers] == [True] * MOST_AT_ONCE + [False] * 2
+    assert len(receiver.blobs) == MOST_AT_ONCE
+    assert answers[-1]["why"] == Acceptance.LATER.value
+    receiver.handovers.close()
 
 
 async def test_the_next_receiver_is_asked_when_one_changes_its_mind() -> None:
