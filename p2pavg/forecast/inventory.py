@@ -78,7 +78,7 @@ class MachineOffer:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Offers, links between regions (both ways, and inside each), and dollars per GB between regions."""
+    """Offers by name, links between regions, both ways and inside each, and dollars per GB on them."""
 
     job: Workload
     offers: tuple[MachineOffer, ...]
@@ -142,7 +142,7 @@ def parse(
             row, "dollars_per_gb", f"the link {a} {b}", default=0.0, least=0.0
         )
     _complete(offers, links)
-    return Inventory(made, offers, links, per_gb)
+    return Inventory(made, tuple(sorted(offers, key=lambda offer: offer.name)), links, per_gb)
 
 
 def _complete(offers: Iterable[MachineOffer], links: Mapping[tuple[str, str], LinkProfile]) -> None:

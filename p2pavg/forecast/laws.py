@@ -192,12 +192,14 @@ def transfer(
     return TransferForecast(max(chosen.seconds, ramped), tuple(parts), binds, sent, chosen.plan.kind)
 
 
-def ramp(link: LinkProfile, count: float) -> float:
+def ramp(link: LinkProfile, count: float, rate: float = math.inf) -> float:
     """Seconds that slow start adds to `count` bytes: streams that were idle begin with the initial window
-    again (RFC 5681, 4.1) and double it every round trip, until they fill the link or all is sent.
+    again (RFC 5681, 4.1) and double it every round trip, until they fill the link or all is sent. rate: that
+    the bytes have, where something else than the link is slower.
     """
-    risen = min(count, link.rate * link.rtt)
-    return max(0.0, link.rtt * math.log2(1 + risen / (link.streams * INITIAL_WINDOW)) - risen / link.rate)
+    rate = min(rate, link.rate)
+    risen = min(count, rate * link.rtt)
+    return max(0.0, link.rtt * math.log2(1 + risen / (link.streams * INITIAL_WINDOW)) - risen / rate)
 
 
 def _slowest(
@@ -206,26 +208,27 @@ def _slowest(
     sent: Mapping[tuple[int, int], float],
 ) -> tuple[float, str]:
     """What takes longest to carry its bytes, its slow start included: seconds, and in words."""
-    bounds = [
-        (
-            count / links[i, j].rate + ramp(links[i, j], count),
-            f"the link {members[i].name} to {members[j].name}",
-            links[i, j].rate,
-        )
-        for (i, j), count in sent.items()
-        if (i, j) in links
-    ]
-    for i, member in enumerate(members):
-        for rate, end, way in ((member.up, 0, "sends"), (member.down, 1, "receives")):
-            if rate:
-                mine = {pair: count for pair, count in sent.items() if pair[end] == i}
-                whole = sum(mine.values())
-                risen = [
-                    ramp(replace(links[pair], rate=min(links[pair].rate, rate * count / whole)), count)
-                    for pair, count in mine.items()
-                    if pair in links and count > 0
-                ]
-                bounds.append((whole / rate + max(risen, default=0.0), f"what {member.name} {way}", rate))
+    bounds = []
+    for (i, j), count in sent.items():
+        if (i, j) in links:
+            link = links[i, j]
+            seconds = count / link.rate + ramp(link, count)
+            bounds.append((seconds, f"the link {members[i].name} to {members[j].name}", link.rate))
+    for end, way in enumerate(("sends", "receives")):
+        cards = [member.down if end else member.up for member in members]
+        whole, risen = [0.0] * len(members), [0.0] * len(members)
+        for pair, count in sent.items():
+            whole[pair[end]] += count
+        for pair, count in sent.items():
+            card = cards[pair[end]]
+            if card and count and pair in links:
+                slow_start = ramp(links[pair], count, card * count / whole[pair[end]])
+                risen[pair[end]] = max(risen[pair[end]], slow_start)
+        bounds += [
+            (total / card + late, f"what {member.name} {way}", card)
+            for member, card, total, late in zip(members, cards, whole, risen, strict=True)
+            if card
+        ]
     seconds, what, rate = max(bounds)
     return seconds, f"{what} ({8e-6 * rate:,.4g} Mb/s)"
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast import trace
 from p2pavg.forecast.evidence import from_reports
-from p2pavg.forecast.inventory import EXAMPLE, Inventory, load
+from p2pavg.forecast.inventory import EXAMPLE, load
 from p2pavg.forecast.laws import dollars_per_hour, dollars_per_million, epoch
 from p2pavg.forecast.output import emit, usage
-from p2pavg.forecast.search import Goal, Judge, MachinePlan, front, search
+from p2pavg.forecast.search import Goal, Judge, MachinePlan, front, next_best, search
 from p2pavg.report.plot import from_zero, save_plot
 from p2pavg.report.reading import load as load_reports
 
@@ -30,25 +31,12 @@ def register(subparsers: Any) -> None:
     add("inventory", metavar="INVENTORY", help="a TOML file, see below")
     add("--most-samples-per-second", action="store_true", help="within --dollars-per-hour")
     add("--least-dollars", action="store_true", help="at --samples-per-second or more")
-    add("--dollars-per-hour", type=float, metavar="D")
-    add("--samples-per-second", type=float, metavar="S")
-    add(
-        "--from",
-        dest="reports",
-        nargs="+",
-        default=[],
-        metavar="JSONL",
-        help="reports that show the overheads",
-    )
+    add("--dollars-per-hour", type=float, metavar="D", help="at most; also beside --least-dollars")
+    add("--samples-per-second", type=float, metavar="S", help="at least; also beside the other goal")
+    add("--from", dest="reports", nargs="+", metavar="JSONL", help="reports that show overheads and speeds")
     add("--run", metavar="RUN", help="which run, when the files hold several")
     add("--trace", metavar="CSV", help="lines 'seconds,TYPE@REGION,count': replay what is on offer over time")
-    add(
-        "--join-seconds",
-        type=float,
-        default=20.0,
-        metavar="S",
-        help="with --trace: what a newcomer waits (20)",
-    )
+    add("--join-seconds", type=float, default=20.0, metavar="S", help="of a newcomer of --trace (20)")
     add("--plot", metavar="PATH", help="draw samples/s over dollars per hour of the best plans")
     add("--json", metavar="PATH", help="write the plan as JSON; - is stdout, alone")
     plan.set_defaults(func=lambda args: usage(plan, args, run_plan))
@@ -61,24 +49,20 @@ def run_plan(args: argparse.Namespace) -> int:
     inventory = load(args.inventory, evidence.speed_of) if evidence else load(args.inventory)
     judge = Judge(inventory, evidence.overheads if evidence else None)
     if args.trace:
-        return emit(args.json, *_replayed(inventory, judge, goal, args))
+        return emit(args.json, *_replayed(judge, goal, args))
     plan = search(judge, goal)
     if plan is None:
         raise ConfigurationError(_infeasible(judge, goal))
-    ways = front(judge)
+    other = next_best(judge, goal, plan)
     figures = _told(judge, plan) | {
         "left_out": _left_out(judge, goal, plan),
-        "front": [_brief(judge, one) for one in ways],
+        "next_best": _brief(judge, other) if other else None,
     }
-    lines = [f"{n} x {name}" for name, n in figures["peers"].items()]
-    lines.append(
-        f"{figures['samples_per_second']:,.1f} samples/s, ${figures['dollars_per_hour']:,.2f} an hour, "
-        f"${figures['dollars_per_million']:,.2f} a million samples; binds: {figures['binds']}"
-    )
-    lines += [f"left out: {name}: {why}" for name, why in figures["left_out"].items()]
+    ways = front(judge) if args.json or args.plot else []
+    figures["front"] = [_brief(judge, one) for one in ways]
     if args.plot:
         _draw(ways, plan, args.plot)
-    return emit(args.json, figures, lines)
+    return emit(args.json, figures, _words(figures))
 
 
 def _goal(args: argparse.Namespace) -> Goal:
@@ -87,33 +71,28 @@ def _goal(args: argparse.Namespace) -> Goal:
             "there is one goal: --most-samples-per-second --dollars-per-hour D, or "
             "--least-dollars --samples-per-second S"
         )
-    wanted = "dollars_per_hour" if args.most_samples_per_second else "samples_per_second"
-    other = "samples_per_second" if args.most_samples_per_second else "dollars_per_hour"
-    value, surplus = getattr(args, wanted), getattr(args, other)
-    names = {"dollars_per_hour": "--dollars-per-hour", "samples_per_second": "--samples-per-second"}
-    if value is None or surplus is not None:
-        verb = "--most-samples-per-second" if args.most_samples_per_second else "--least-dollars"
-        raise ConfigurationError(f"{verb} goes with {names[wanted]}, and with it alone")
-    if not 0 < value < 1e15:
-        raise ConfigurationError(f"{names[wanted]} must be above 0 and below 1e15, not {value:g}")
-    return Goal(dollars_hour=value) if args.most_samples_per_second else Goal(sps=value)
+    limits = {"--dollars-per-hour": args.dollars_per_hour, "--samples-per-second": args.samples_per_second}
+    for name, value in limits.items():
+        if value is not None and not 0 < value < 1e15:
+            raise ConfigurationError(f"{name} must be above 0 and below 1e15, not {value:g}")
+    if args.most_samples_per_second and args.dollars_per_hour is None:
+        raise ConfigurationError("--most-samples-per-second goes with --dollars-per-hour")
+    if args.least_dollars and args.samples_per_second is None:
+        raise ConfigurationError("--least-dollars goes with --samples-per-second")
+    return Goal(args.least_dollars, args.dollars_per_hour or math.inf, args.samples_per_second or 0.0)
 
 
 def _infeasible(judge: Judge, goal: Goal) -> str:
-    if goal.sps is None:
-        fitting = [row for row in _ones(judge) if all(judge.limits >= row)]
-        if not fitting:
-            return "no offer has the memory that [job] memory_gb asks for"
-        cheapest = min(judge.plan(row).dollars_hour for row in fitting)
-        return f"nothing costs so little; the cheapest peer is ${cheapest:,.2f} an hour"
-    fastest = search(judge, Goal(dollars_hour=1e9))
-    most = fastest.sps if fastest else 0.0
-    return f"nothing on offer reaches {goal.sps:g} samples/s; the most is {most:,.1f}"
-
-
-def _ones(judge: Judge) -> list[list[int]]:
-    n = len(judge.inventory.offers)
-    return [[int(i == j) for j in range(n)] for i in range(n)]
+    """Which limit no plan meets, and how near one comes."""
+    fastest = search(judge, Goal())
+    if fastest is None:
+        return "no offer has the memory that [job] memory_gb asks for"
+    if fastest.sps < goal.sps:
+        return f"nothing on offer reaches {goal.sps:g} samples/s; the most is {fastest.sps:,.1f}"
+    cheapest = search(judge, Goal(cheapest=True, sps=goal.sps)) or fastest
+    if goal.sps == 0:
+        return f"nothing costs so little: the cheapest plan is ${cheapest.dollars_hour:,.2f}/h"
+    return f"the cheapest that reaches {goal.sps:g} samples/s costs ${cheapest.dollars_hour:,.2f}/h"
 
 
 def _brief(judge: Judge, plan: MachinePlan) -> dict[str, Any]:
@@ -123,17 +102,15 @@ def _brief(judge: Judge, plan: MachinePlan) -> dict[str, Any]:
 
 def _told(judge: Judge, plan: MachinePlan) -> dict[str, Any]:
     """The plan with its prediction by the laws."""
-    members, links = judge.swarm(plan)
+    members, links = judge.swarm(plan.counts)
     found = epoch(judge.inventory.job, members, links, judge.overheads)
-    rent, traffic = dollars_per_hour(found, members, judge.inventory.per_gb)
+    _, traffic = dollars_per_hour(found, members, judge.inventory.per_gb)
     return _brief(judge, plan) | {
-        "samples_per_second": found.samples_per_second,
         "epoch_s": found.total,
         "communication_s": found.communication,
         "granularity": found.granularity if found.communication else None,
-        "dollars_per_hour": rent + traffic,
         "dollars_per_hour_traffic": traffic,
-        "dollars_per_million": dollars_per_million(found, rent + traffic),
+        "dollars_per_million": dollars_per_million(found, plan.dollars_hour),
         "binds": found.transfer.binds,
         "plan": found.transfer.plan,
     }
@@ -142,29 +119,47 @@ def _told(judge: Judge, plan: MachinePlan) -> dict[str, Any]:
 def _left_out(judge: Judge, goal: Goal, plan: MachinePlan) -> dict[str, str]:
     """Why no more of each offer is in the plan."""
     found = {}
-    for offer, have, one in zip(judge.inventory.offers, plan.counts, _ones(judge), strict=True):
-        if have >= offer.count:
+    for index, offer in enumerate(judge.inventory.offers):
+        if plan.counts[index] >= offer.count:
             continue
         if not offer.fits(judge.inventory.job):
             found[offer.name] = "it has less memory than [job] memory_gb"
             continue
-        more = judge.plan([a + b for a, b in zip(plan.counts, one, strict=True)])
+        more = judge.plan([count + (at == index) for at, count in enumerate(plan.counts)])
         dearer = more.dollars_hour - plan.dollars_hour
         if more.sps <= plan.sps:
             found[offer.name] = f"one more makes epochs longer: {more.sps / plan.sps - 1:+.1%} samples/s"
-        elif goal.dollars_hour is not None and more.dollars_hour > goal.dollars_hour:
+        elif goal.cheapest:
+            found[offer.name] = f"not needed: one more costs ${dearer:,.2f} an hour"
+        elif more.dollars_hour > goal.dollars_hour:
             egress = dearer - offer.dollars_hour
             traffic = f", ${egress:,.2f} of it traffic" if egress > 0.005 else ""
             found[offer.name] = f"one more costs ${dearer:,.2f} an hour{traffic}, which is over the budget"
         else:
-            found[offer.name] = f"not needed: one more costs ${dearer:,.2f} an hour"
+            found[offer.name] = f"a swarm of {sum(plan.counts)} peers has no room for more"
     return found
 
 
-def _replayed(
-    inventory: Inventory, judge: Judge, goal: Goal, args: argparse.Namespace
-) -> tuple[dict[str, Any], list[str]]:
-    steps = trace.replay(judge, goal, trace.load(args.trace, inventory), args.join_seconds)
+def _words(figures: dict[str, Any]) -> list[str]:
+    lines = [f"{n} x {name}" for name, n in figures["peers"].items()]
+    lines.append(
+        f"{figures['samples_per_second']:,.1f} samples/s, ${figures['dollars_per_hour']:,.2f} an hour, "
+        f"${figures['dollars_per_million']:,.2f} a million samples; {figures['plan']}; "
+        f"binds: {figures['binds']}"
+    )
+    lines += [f"left out: {name}: {why}" for name, why in figures["left_out"].items()]
+    other = figures["next_best"]
+    if other:
+        peers = ", ".join(f"{n} x {name}" for name, n in other["peers"].items())
+        lines.append(
+            f"next best: {peers}: {other['samples_per_second']:,.1f} samples/s, "
+            f"${other['dollars_per_hour']:,.2f} an hour"
+        )
+    return lines
+
+
+def _replayed(judge: Judge, goal: Goal, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    steps = trace.replay(judge, goal, trace.load(args.trace, judge.inventory), args.join_seconds)
     summary = trace.summary(steps)
     lines = [
         f"{step.begin:>9,.0f} s  {sum(step.plan.counts) if step.plan else 0} peers, "

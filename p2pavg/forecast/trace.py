@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -67,6 +67,9 @@ def load(path: str, inventory: Inventory) -> list[Change]:
             raise ConfigurationError(f"{where}: the inventory does not offer {name!r}")
         if not 0 <= seconds < 1e12 or count < 0:
             raise ConfigurationError(f"{where}: times and counts are at least 0")
+        most = inventory.offers[names.index(name)].count
+        if count > most:
+            raise ConfigurationError(f"{where}: the inventory offers {name} {most} times, not {count}")
         if found and seconds < found[-1].seconds:
             raise ConfigurationError(
                 f"{where}: times must rise, and {seconds:g} comes after {found[-1].seconds:g}"
@@ -85,19 +88,15 @@ def load(path: str, inventory: Inventory) -> list[Change]:
 def replay(judge: Judge, goal: Goal, changes: Sequence[Change], join_seconds: float) -> list[Step]:
     """A plan for each change, made from the one at hand; the last change only ends the replay."""
     steps: list[Step] = []
-    plan: MachinePlan | None = None
+    before: tuple[int, ...] | None = None
+    nobody = (0,) * len(judge.inventory.offers)
     for change, following in pairwise(changes):
-        offers = tuple(
-            replace(offer, count=max(1, count))
-            for offer, count in zip(judge.inventory.offers, change.counts, strict=True)
-        )
-        there = replace(judge.inventory, offers=offers)
-        now = Judge(there, judge.overheads, most=change.counts)
-        before = plan.counts if plan else None
-        plan = search(now, goal, begin=before)
-        counts = plan.counts if plan else (0,) * len(offers)
-        joined = sum(max(0, new - old) for new, old in zip(counts, before or (0,) * len(offers), strict=True))
+        there = Judge(judge.inventory, judge.overheads, most=change.counts)
+        plan = search(there, goal, begin=before)
+        counts = plan.counts if plan else nobody
+        joined = sum(max(0, new - old) for new, old in zip(counts, before or nobody, strict=True))
         steps.append(Step(change.seconds, following.seconds, plan, counts != before, joined, join_seconds))
+        before = plan.counts if plan else None
     return steps
 
 

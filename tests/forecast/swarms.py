@@ -11,8 +11,10 @@ from p2pavg.forecast.inventory import Inventory, parse
 from p2pavg.report import LinkReport, MemberReport, RoundReport
 
 
-def inventory(seed: int, offers: int | None = None, most: int = 5, regions: int | None = None) -> Inventory:
-    """Offers of four types in up to three regions, with prices and links by chance."""
+def inventory(
+    seed: int, offers: int | None = None, most: int = 5, regions: int | None = None, backwards: bool = False
+) -> Inventory:
+    """Offers of four types in up to three regions, with prices and links by chance. backwards: told so."""
     random = np.random.default_rng(seed)
     names = [f"r{i}" for i in range(regions or random.integers(1, 4))]
     kinds = list(itertools.product((f"t{i}" for i in range(4 if regions is None else 6)), names))
@@ -43,7 +45,8 @@ def inventory(seed: int, offers: int | None = None, most: int = 5, regions: int 
         "values": float(random.choice([2e7, 2e8, 5.6e8])),
         "delayed": bool(random.random() < 0.3),
     }
-    return parse({"job": job, "offer": rows, "link": links})
+    way = -1 if backwards else 1
+    return parse({"job": job, "offer": rows[::way], "link": links[::way]})
 
 
 def report(epoch: int, peer: int, peers: int, **changes: Any) -> RoundReport:

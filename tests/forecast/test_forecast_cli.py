@@ -198,6 +198,10 @@ def test_the_example_of_the_help_is_an_inventory(tmp_path: Path, capsys: pytest.
     assert found["peers"]["T4@us-central1"] >= 1
 
 
+MOST = ("plan", "OFFERS", "--most-samples-per-second")
+LEAST = ("plan", "OFFERS", "--least-dollars")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -214,14 +218,22 @@ def test_the_example_of_the_help_is_an_inventory(tmp_path: Path, capsys: pytest.
             ("plan", "OFFERS", "--most-samples-per-second", "--least-dollars", "--dollars-per-hour", "3"),
             "there is one goal",
         ),
-        (("plan", "OFFERS", "--most-samples-per-second"), "goes with --dollars-per-hour"),
-        (("plan", "OFFERS", "--least-dollars", "--dollars-per-hour", "3"), "goes with --samples-per-second"),
+        (MOST, "goes with --dollars-per-hour"),
+        ((*LEAST, "--dollars-per-hour", "3"), "goes with --samples-per-second"),
         (
-            ("plan", "OFFERS", "--most-samples-per-second", "--dollars-per-hour", "0.01"),
-            r"cheapest peer is \$0.20",
+            (*MOST, "--dollars-per-hour", "0.01"),
+            r"the cheapest plan is \$0.20/h",
         ),
-        (("plan", "OFFERS", "--least-dollars", "--samples-per-second", "1e6"), "the most is"),
-        (("plan", "OFFERS", "--least-dollars", "--samples-per-second", "nan"), "above 0"),
+        (
+            (*LEAST, "--samples-per-second", "100", "--dollars-per-hour", "0.3"),
+            r"the cheapest that reaches 100 samples/s costs \$1.20/h",
+        ),
+        (
+            (*MOST, "--dollars-per-hour", "0.3", "--samples-per-second", "100"),
+            r"the cheapest that reaches 100 samples/s costs \$1.20/h",
+        ),
+        ((*LEAST, "--samples-per-second", "1e6"), "the most is"),
+        ((*LEAST, "--samples-per-second", "nan"), "above 0"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(

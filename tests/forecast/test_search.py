@@ -3,75 +3,114 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from p2pavg.allreduce.choosing import Topology
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast import trace
 from p2pavg.forecast.inventory import load, parse
-from p2pavg.forecast.laws import dollars_per_hour, epoch
-from p2pavg.forecast.search import Goal, Judge, MachinePlan, front, search
+from p2pavg.forecast.laws import epoch
+from p2pavg.forecast.search import Goal, Judge, front, next_best, search
 from tests.forecast.swarms import inventory
 
-SEEDS = range(40)
+SEEDS = range(12)
 
 
 def goals(seed: int, judge: Judge) -> list[Goal]:
     random = np.random.default_rng(seed + 1000)
-    fastest = search(judge, Goal(dollars_hour=1e8), whole=True)
+    fastest = search(judge, Goal())
     assert fastest is not None
     return [
         Goal(dollars_hour=float(random.uniform(0.2, 8))),
-        Goal(sps=float(random.uniform(0.1, 1.0)) * fastest.sps),
+        Goal(cheapest=True, sps=float(random.uniform(0.1, 1.0)) * fastest.sps),
     ]
 
 
-def value(goal: Goal, plan: MachinePlan) -> float:
-    return plan.sps if goal.dollars_hour is not None else -plan.dollars_hour
-
-
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_said_of_a_plan_is_what_the_laws_say(seed: int) -> None:
-    """The bound that plans are chosen by is never better than the prediction, and near it."""
+def test_no_swarm_is_better_than_its_bounds(seed: int) -> None:
+    """What the laws say of a swarm, by the plan that a leader would choose, is within what bounds promise."""
     judge = Judge(inventory(seed))
-    plan = search(judge, Goal(dollars_hour=6.0))
-    if plan is None:
-        return
-    members, links = judge.swarm(plan)
-    found = epoch(judge.inventory.job, members, links, judge.overheads, Topology.FLAT)
-    best = epoch(judge.inventory.job, members, links, judge.overheads)
-    assert best.samples_per_second >= found.samples_per_second * (1 - 1e-3)
-    assert found.samples_per_second >= plan.sps * (1 - 1e-3)
-    assert found.samples_per_second <= plan.sps * 1.35
-    assert sum(dollars_per_hour(found, members, judge.inventory.per_gb)) > 0
+    given = judge.begun
+    for at in np.random.default_rng(seed).choice(len(given.swarms), min(8, len(given.swarms)), replace=False):
+        plan = judge.plan(given.swarms[at])
+        assert plan.sps <= given.sps[at] * (1 + 1e-9)
+        assert plan.dollars_hour >= given.least[at] * (1 - 1e-9)
 
 
-def test_climbing_finds_what_brute_force_finds() -> None:
-    """Of small instances, both goals, at least 97 of 100 are equal to the best of all swarms."""
+def test_bounds_know_two_levels() -> None:
+    """Two regions behind thin links, where two levels are faster than a flat plan: no bound is beyond it."""
+    rows = [
+        {"type": "t", "region": region, "count": 4, "samples_per_second": 50, "dollars_per_hour": 1}
+        for region in ("eu", "us")
+    ]
+    links = [
+        {"between": ["eu", "eu"], "rtt_ms": 1, "rate_mbps": 9000, "dollars_per_gb": 0.01},
+        {"between": ["us", "us"], "rtt_ms": 1, "rate_mbps": 9000},
+        {"between": ["eu", "us"], "rtt_ms": 90, "rate_mbps": 100, "dollars_per_gb": 0.08},
+    ]
+    judge = Judge(parse({"job": {"target_batch_size": 900, "values": 1e8}, "offer": rows, "link": links}))
+    members, between = judge.swarm((4, 4))
+    assert epoch(judge.inventory.job, members, between, judge.overheads).transfer.plan == "two-level"
+    for counts, sps, least in zip(judge.begun.swarms, judge.begun.sps, judge.begun.least, strict=True):
+        plan = judge.plan(counts)
+        assert plan.sps <= sps * (1 + 1e-9)
+        assert plan.dollars_hour >= least * (1 - 1e-9)
+
+
+def test_a_search_finds_what_brute_force_finds() -> None:
+    """The best of all swarms, each judged by the laws, for both goals; found by judging few of them."""
+    judged = space = 0
+    for seed in range(30):
+        everything = Judge(inventory(seed))
+        if len(everything.begun.swarms) > 150:
+            continue
+        plans = [everything.plan(counts) for counts in everything.begun.swarms]
+        for goal in goals(seed, everything):
+            judge = Judge(inventory(seed))
+            best = max(filter(goal.met, plans), key=goal.value, default=None)
+            found = search(judge, goal)
+            assert (best is None) == (found is None)
+            if best is not None and found is not None:
+                assert goal.value(found) == goal.value(best)
+            judged, space = judged + len(judge._known), space + len(plans)
+    assert judged < space / 10
+
+
+def test_climbing_finds_what_looking_everywhere_finds() -> None:
+    """Of small instances, both goals, 99 of 100 are equal to the best of all swarms, and none is 1% off."""
     off = []
     for seed in SEEDS:
-        judge = Judge(inventory(seed))
-        for goal in goals(seed, judge):
-            best, climbed = search(judge, goal, whole=True), search(judge, goal, whole=False)
+        whole, climbing = Judge(inventory(seed)), Judge(inventory(seed))
+        climbing.whole = False
+        for goal in goals(seed, whole):
+            best, climbed = search(whole, goal), search(climbing, goal)
             assert (best is None) == (climbed is None)
             if best is not None and climbed is not None:
-                off.append(abs(value(goal, best) - value(goal, climbed)) / abs(value(goal, best)))
-    assert np.mean(np.array(off) > 1e-6) <= 0.03
+                off.append(1 - goal.value(climbed) / goal.value(best))
+    assert np.mean(np.abs(off) > 1e-9) <= 0.01
+    assert np.abs(off).max() <= 0.01
+
+
+def test_the_next_best_is_the_best_without_the_best() -> None:
+    """Another swarm that meets the goal, and no third one is better."""
+    judge = Judge(inventory(3))
+    goal = Goal(dollars_hour=4.0)
+    first = search(judge, goal)
+    assert first is not None
+    second = next_best(judge, goal, first)
+    others = [judge.plan(counts) for counts in judge.begun.swarms if tuple(counts) != first.counts]
+    assert second == max(filter(goal.met, others), key=goal.value)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_order_of_the_offers_does_not_matter(seed: int) -> None:
-    """The same machines are chosen when the inventory lists them backwards."""
-    one = inventory(seed)
-    other = replace(one, offers=one.offers[::-1])
-    first, second = (search(Judge(given), Goal(dollars_hour=4.0)) for given in (one, other))
-    assert (first is None) == (second is None)
-    if first is not None and second is not None:
-        assert first.sps == pytest.approx(second.sps)
+def test_the_order_of_the_inventory_does_not_matter(seed: int) -> None:
+    """The same machines are chosen when offers and links are told backwards."""
+    first, second = (
+        search(Judge(inventory(seed, backwards=way)), Goal(dollars_hour=4.0)) for way in (False, True)
+    )
+    assert first == second
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -83,21 +122,21 @@ def test_more_budget_never_gives_less(seed: int) -> None:
         for budget in (0.5, 1, 2, 4, 8, 16)
     ]
     assert speeds == sorted(speeds)
-    ways = front(judge, 8)
+    ways = front(judge)
     assert [plan.dollars_hour for plan in ways] == sorted(plan.dollars_hour for plan in ways)
     assert [plan.sps for plan in ways] == sorted(plan.sps for plan in ways)
+    assert ways[-1].sps == pytest.approx(search(judge, Goal()).sps)  # type: ignore[union-attr]
 
 
-def test_a_large_inventory_is_searched_in_the_time_of_a_breath() -> None:
-    """Eight regions of six types: a plan within the budget, by a bounded number of judged swarms."""
-    judge = Judge(inventory(5, offers=48, most=6, regions=8))
-    judged = []
-    real = judge.judge
-    judge.judge = lambda counts: (judged.append(len(counts)), real(counts))[1]  # type: ignore[method-assign]
-    plan = search(judge, Goal(dollars_hour=5.0))
+@pytest.mark.parametrize("goal", [Goal(dollars_hour=5.0), Goal(cheapest=True, sps=3000.0)])
+def test_a_large_inventory_is_searched_in_the_time_of_a_breath(goal: Goal) -> None:
+    """Eight regions of six types, up to 256 of each: a plan that meets the goal, in a second of one core."""
+    judge = Judge(inventory(1, offers=48, most=256, regions=8))
+    begun = time.process_time()
+    plan = search(judge, goal)
+    assert time.process_time() - begun < 3  # a third of it where nothing else runs
     assert plan is not None
-    assert plan.dollars_hour <= 5.0
-    assert sum(judged) < 1_500_000
+    assert goal.met(plan)
 
 
 def offered(text: str, tmp_path: Path) -> str:
@@ -123,9 +162,6 @@ def test_a_plan_follows_what_is_on_offer(tmp_path: Path) -> None:
     told = trace.summary(steps)
     assert told["join_seconds"] == 80.0
     assert told["dollars"] == pytest.approx(4 * 0.5 * 400 / 3600, rel=0.01)
-    begun = time.perf_counter()
-    search(judge, Goal(dollars_hour=2.0), begin=(4, 0))
-    assert time.perf_counter() - begun < 5
 
 
 @pytest.mark.parametrize(
@@ -134,8 +170,9 @@ def test_a_plan_follows_what_is_on_offer(tmp_path: Path) -> None:
         ("0,a@r,1\n5,c@r,1\n", "does not offer 'c@r'"),
         ("0,a@r,1\n5,a@r\n", "line 2"),
         ("0,a@r,1\n-5,a@r,2\n", "at least 0"),
-        ("5,a@r,1\n1,a@r,2\n", "must rise"),
+        ("5,a@r,1\n1,a@r,0\n", "must rise"),
         ("5,a@r,1\n", "two different times"),
+        ("0,a@r,1\n5,a@r,3\n", "line 2.*offers a@r 1 times, not 3"),
     ],
 )
 def test_a_wrong_trace_is_refused(text: str, said: str, tmp_path: Path) -> None:
@@ -208,11 +245,13 @@ def test_an_offer_with_too_little_memory_is_in_no_plan(whole: bool) -> None:
     untold = {"type": "untold", "region": "r", "count": 1, "samples_per_second": 50}
     links = [{"between": ["r", "r"], "rtt_ms": 1, "rate_mbps": 1000}]
     judge = Judge(parse({"job": job, "offer": [small, large, untold], "link": links}))
-    plan = search(judge, Goal(dollars_hour=1.0), whole=whole)
+    judge.whole = whole
+    plan = search(judge, Goal(dollars_hour=1.0))
     assert plan is not None
-    assert plan.counts == (0, 4, 1)
-    assert all(one.counts[0] == 0 for one in front(judge))
+    assert plan.counts == (4, 0, 1)  # large, small, untold
+    assert all(one.counts[1] == 0 for one in front(judge))
     judge = Judge(parse({"job": {**job, "memory_gb": 8}, "offer": [small, large, untold], "link": links}))
-    roomy = search(judge, Goal(dollars_hour=1.0), whole=whole)
+    judge.whole = whole
+    roomy = search(judge, Goal(dollars_hour=1.0))
     assert roomy is not None
-    assert roomy.counts[0] == 4
+    assert roomy.counts[1] == 4
