@@ -17,7 +17,7 @@ from p2pavg.membership.closed import PAGE_BYTES, ClosedRun
 from p2pavg.membership.names import MAX_NAMES, Names
 from p2pavg.membership.table import serving
 from p2pavg.membership.table.address import Address, pack_address
-from p2pavg.membership.table.beat import Beat, Heard
+from p2pavg.membership.table.beat import TAG_BYTES, Beat, Heard, decode_beat
 from p2pavg.membership.table.ledger import MAX_PROVED_OF_NETWORK, MAX_PROVED_OF_SOURCE, AddressLedger
 from p2pavg.membership.table.record import Chain, Refresh, SignedRecord, sign_record, to_store
 from p2pavg.membership.table.records.entries import Outcome
@@ -305,6 +305,31 @@ def test_a_beat_far_ahead_is_not_hashed(steps: int) -> None:
             beat = beat._replace(refresh=member.refresh, heard=(heard,))
             made[1][0].node.rpc.datagram_received(beat.encode(), VICTIM)
         assert hashed == (2 if steps == 1 else 0)  # what others pass on costs no more
+
+    run(scenario())
+
+
+def test_a_beat_that_was_changed_on_its_way_counts_for_nothing() -> None:
+    """In a closed run nobody without the run key changes what a beat says, nor says anything with the link of
+    somebody else's chain that a beat reveals.
+    """
+
+    async def scenario() -> None:
+        net = network(45)
+        made = await swarm(net, 2, Authority.new(RUN))
+        (_, speaker), (listener, view) = made
+        pulse, told = speaker._pulse, view._roster.members[made[0][0].identity.peer_id]
+        assert pulse._publication._chain.reveal() is not None
+        genuine = decode_beat(pulse._own_beat(0.0))
+        assert genuine is not None
+        before = told.held.refresh
+        assert genuine.refresh.step > before.step
+        for changed in (genuine._replace(flags=genuine.flags ^ 1), genuine._replace(digest=b"dig")):
+            for tag in (genuine.tag, b"", bytes(TAG_BYTES)):
+                listener.node.rpc.datagram_received(changed.encode() + tag, VICTIM)
+                assert told.held.refresh == before
+        listener.node.rpc.datagram_received(genuine.encode() + genuine.tag, home(1))
+        assert told.held.refresh == genuine.refresh
 
     run(scenario())
 
