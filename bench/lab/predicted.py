@@ -180,11 +180,9 @@ def foretold(case: Case, links: Links, evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def measured(run: Replay) -> dict[str, Any]:
-    return {
-        "samples_per_second": run.samples_per_second,
-        "epoch_s": run.epoch_s,
-        "communication_s": run.communication_s,
+def outcome(run: Replay) -> dict[str, Any]:
+    """What came of a swarm, and how busy the machine was."""
+    return run.figures() | {
         "bytes": run.bytes_sent,
         "epochs": len(run.first),
         "void": run.void,
@@ -224,7 +222,7 @@ def adding(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for network in NETWORKS:
         few, many = (by_case[Case(network, peers, False).name] for peers in (2, 4))
-        told, came = (
+        told, happened = (
             many[which]["samples_per_second"] / few[which]["samples_per_second"] - 1
             for which in ("predicted", "measured")
         )
@@ -232,9 +230,9 @@ def adding(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             {
                 "network": network.topology,
                 "predicted": told,
-                "measured": came,
+                "measured": happened,
                 "advice": "add" if told > 0 else "do not add",
-                "came_true": math.copysign(1, told) == math.copysign(1, came),
+                "came_true": math.copysign(1, told) == math.copysign(1, happened),
             }
         )
     return found
@@ -242,13 +240,13 @@ def adding(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def words(row: Mapping[str, Any]) -> str:
     """One swarm, for people."""
-    told, came = row["predicted"], row["measured"]
+    told, found = row["predicted"], row["measured"]
     return (
         f"{row['case']:>20}: {told['samples_per_second']:6.1f} samples/s foretold, "
-        f"{came['samples_per_second']:6.1f} measured ({off(row, 'samples_per_second'):+.1%}); "
-        f"communication {told['communication_s']:.2f} and {came['communication_s']:.2f} s "
+        f"{found['samples_per_second']:6.1f} measured ({off(row, 'samples_per_second'):+.1%}); "
+        f"communication {told['communication_s']:.2f} and {found['communication_s']:.2f} s "
         f"({off(row, 'communication_s'):+.0%}); bytes {off(row, 'bytes'):+.1%}; binds: {told['binds']}"
-        + (f"; VOID: {came['void']}" if came["void"] else "")
+        + (f"; VOID: {found['void']}" if found["void"] else "")
     )
 
 
@@ -294,7 +292,7 @@ def main() -> int:
         for case, row in zip(CASES, rows, strict=True):
             if case.network is not network:
                 continue
-            found = measured(base if case is BASE else case.run(args.reports)) | {"at": time.time()}
+            found = outcome(base if case is BASE else case.run(args.reports)) | {"at": time.time()}
             with lock:
                 row["measured"] = found
                 keep()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,10 @@ FEW = 5  # epochs below which an interval is doubled
 Z80 = 1.2816  # of a normal distribution: 80% lie within
 _WIDEST = 0.35
 _CORRECTIONS = 10
+_MEASURED = (
+    *("samples", "local_samples", "bytes_sent", "seconds_total"),
+    *("seconds_calculation", "seconds_transfer", "seconds_commit"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,15 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
 
     Raises ConfigurationError when no round was committed, or nobody reports what it counted.
     """
-    rounds = [report for report in reports if report.members and report.seconds_total > 0]
+    rounds = [
+        report for report in reports if report.members and report.seconds_total != 0 and report.samples != 0
+    ]
+    for report, name in itertools.product(rounds, _MEASURED):
+        if getattr(report, name) < 0:
+            raise ConfigurationError(
+                f"epoch {report.epoch} of peer {report.peer[:SHORT_ID_DIGITS]}: {name} is below 0: "
+                f"{getattr(report, name):g}"
+            )
     if not rounds:
         raise ConfigurationError("no epoch of these reports ended with an average; let the run finish some")
     epochs = sorted({report.epoch for report in rounds})
@@ -133,7 +146,9 @@ def _members(rounds: Sequence[RoundReport]) -> tuple[tuple[PeerProfile, ...], di
 
 
 def _links(rounds: Sequence[RoundReport], order: Mapping[str, int]) -> dict[tuple[int, int], LinkProfile]:
-    """Rates of links are what the sender measured, or the receiver where that one does not report."""
+    """Rates of links are what the sender measured, or the receiver where that one does not report. Round
+    trips are the shortest of the run: others have the queues of a transfer in them.
+    """
     rates: dict[tuple[int, int], list[float]] = {}
     trips: dict[tuple[int, int], list[float]] = {}
     streams: dict[tuple[int, int], list[int]] = {}
@@ -149,7 +164,7 @@ def _links(rounds: Sequence[RoundReport], order: Mapping[str, int]) -> dict[tupl
                 if link.rtt_s > 0:
                     trips.setdefault(way, []).append(link.rtt_s)
     return {
-        pair: LinkProfile(median(trips.get(pair, [0.0])), median(found), round(median(streams[pair])))
+        pair: LinkProfile(min(trips.get(pair, [0.0])), median(found), round(median(streams[pair])))
         for pair, found in rates.items()
     }
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations_with_replacement, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,10 @@ from p2pavg.forecast.laws import BYTES, LinkProfile, Workload
 
 _STREAMS = 16  # the fewest streams of a long link
 _MOST = 1e15
-_JOB = {"target_batch_size", "values", "codec", "delayed", "memory_gb"}
-_OFFER = {
-    "type",
-    "region",
-    "count",
-    "samples_per_second",
-    "dollars_per_hour",
-    "up_mbps",
-    "down_mbps",
-    "memory_gb",
-}
-_LINK = {"between", "rtt_ms", "rate_mbps", "window_kb", "net_json", "dollars_per_gb"}
+_MBPS = 1e6 / 8  # bytes/s
+_JOB = "target_batch_size values codec delayed memory_gb"
+_OFFER = "type region count samples_per_second dollars_per_hour up_mbps down_mbps memory_gb"
+_LINK = "between rtt_ms rate_mbps window_kb net_json dollars_per_gb"
 
 EXAMPLE = """\
 [job]
@@ -110,55 +103,57 @@ def parse(
     document: Mapping[str, Any], folder: Path = Path(), speed_of: SpeedOf = lambda kind: None
 ) -> Inventory:
     """The same from a parsed document; files are named from `folder`."""
-    _known(document, {"job", "offer", "link"}, "the file")
-    job = document.get("job", {})
-    _known(job, _JOB, "[job]")
-    codec = job.get("codec", "fp16")
-    if codec not in BYTES:
-        raise ConfigurationError(f"[job] codec = {codec!r} is none of {', '.join(BYTES)}")
-    made = Workload(
-        _number(job, "target_batch_size", "[job]"),
-        _number(job, "values", "[job]"),
-        codec,
-        codecs.for_results(codecs.get(codec)).name,
-        bool(job.get("delayed", False)),
-        _number(job, "memory_gb", "[job]") * 1e9 if "memory_gb" in job else 0.0,
+    _known(document, "job offer link", "the file")
+    job = _job(document.get("job", {}))
+    offers = sorted(
+        (_offer(row, speed_of) for row in _rows(document, "offer", _OFFER)), key=lambda offer: offer.name
     )
-    offers = tuple(_offer(row, speed_of) for row in document.get("offer", []))
     if not offers:
         raise ConfigurationError("there is no [[offer]]; name at least one")
-    names = [offer.name for offer in offers]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise ConfigurationError(f"{twice} is offered twice; add the counts up")
+    for one, other in pairwise(offers):
+        if one.name == other.name:
+            raise ConfigurationError(f"{one.name} is offered twice; add the counts up")
     links: dict[tuple[str, str], LinkProfile] = {}
     per_gb: dict[tuple[str, str], float] = {}
-    for row in document.get("link", []):
+    for row in _rows(document, "link", _LINK):
         a, b = _between(row)
         if (a, b) in links:
             raise ConfigurationError(f"the link between {a} and {b} is told twice")
-        links[a, b] = links[b, a] = _link(row, folder)
-        per_gb[a, b] = per_gb[b, a] = _number(
-            row, "dollars_per_gb", f"the link {a} {b}", default=0.0, least=0.0
-        )
+        where = f"the link {a} {b}"
+        links[a, b] = links[b, a] = _link(row, where, folder)
+        per_gb[a, b] = per_gb[b, a] = _number(row, "dollars_per_gb", where, default=0.0, least=0.0)
     _complete(offers, links)
-    return Inventory(made, tuple(sorted(offers, key=lambda offer: offer.name)), links, per_gb)
+    return Inventory(job, tuple(offers), links, per_gb)
 
 
-def _complete(offers: Iterable[MachineOffer], links: Mapping[tuple[str, str], LinkProfile]) -> None:
-    kinds = list(offers)
-    for one in kinds:
-        for other in kinds:
-            alone = one is other and one.count < 2
-            if not alone and (one.region, other.region) not in links:
-                raise ConfigurationError(
-                    f"there is no [[link]] between {one.region} and {other.region}; measure it with "
-                    "'p2pavg bench net' between a machine of each, and name its --json file as net_json"
-                )
+def _job(row: Mapping[str, Any]) -> Workload:
+    _known(row, _JOB, "[job]")
+    codec, delayed = row.get("codec", "fp16"), row.get("delayed", False)
+    if codec not in list(BYTES):
+        raise ConfigurationError(f"[job]: codec = {codec!r} is none of {', '.join(BYTES)}")
+    if not isinstance(delayed, bool):
+        raise ConfigurationError(f"[job]: delayed is true or false, not {delayed!r}")
+    return Workload(
+        _number(row, "target_batch_size", "[job]"),
+        _number(row, "values", "[job]"),
+        codec,
+        codecs.for_results(codecs.get(codec)).name,
+        delayed,
+        _number(row, "memory_gb", "[job]", default=0.0, least=0.0) * 1e9,
+    )
+
+
+def _complete(offers: Sequence[MachineOffer], links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    for one, other in combinations_with_replacement(offers, 2):
+        alone = one is other and one.count < 2
+        if not alone and (one.region, other.region) not in links:
+            raise ConfigurationError(
+                f"there is no [[link]] between {one.region} and {other.region}; measure it with "
+                "'p2pavg bench net' between a machine of each, and name its --json file as net_json"
+            )
 
 
 def _offer(row: Mapping[str, Any], speed_of: SpeedOf) -> MachineOffer:
-    _known(row, _OFFER, "[[offer]]")
     kind, region = row.get("type"), row.get("region")
     if not isinstance(kind, str) or not isinstance(region, str):
         raise ConfigurationError("an [[offer]] needs a type and a region, as text")
@@ -166,57 +161,66 @@ def _offer(row: Mapping[str, Any], speed_of: SpeedOf) -> MachineOffer:
     count = row.get("count", 1)
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 4096:
         raise ConfigurationError(f"{where}: count is a whole number from 1 to 4096, not {count!r}")
-    speed = None if "samples_per_second" in row else speed_of(kind)
-    if speed is None and "samples_per_second" not in row:
+    measured = speed_of(kind)
+    if measured is None and "samples_per_second" not in row:
         raise ConfigurationError(
             f"{where}: the type {kind!r} was never measured; tell samples_per_second, or name reports of a "
             "peer of that type with --from"
         )
-    rates = [_number(row, key, where) / 8e-6 if key in row else None for key in ("up_mbps", "down_mbps")]
+
+    def optional(key: str, unit: float) -> float | None:
+        return _number(row, key, where) * unit if key in row else None
+
     return MachineOffer(
         kind,
         region,
         count,
-        _number(row, "samples_per_second", where, default=speed),
+        _number(row, "samples_per_second", where, default=measured),
         _number(row, "dollars_per_hour", where, default=0.0, least=0.0),
-        rates[0],
-        rates[1],
-        _number(row, "memory_gb", where) * 1e9 if "memory_gb" in row else None,
+        optional("up_mbps", _MBPS),
+        optional("down_mbps", _MBPS),
+        optional("memory_gb", 1e9),
     )
 
 
 def _between(row: Mapping[str, Any]) -> tuple[str, str]:
-    _known(row, _LINK, "[[link]]")
     ends = row.get("between")
     if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, str) for end in ends):
         raise ConfigurationError('a [[link]] needs between = ["REGION", "REGION"]')
     return ends[0], ends[1]
 
 
-def _link(row: Mapping[str, Any], folder: Path) -> LinkProfile:
-    where = f"the link {' '.join(row['between'])}"
+def _link(row: Mapping[str, Any], where: str, folder: Path) -> LinkProfile:
     if "net_json" in row:
+        where = f"{where}: {row['net_json']!r}"
         try:
-            told = json.loads((folder / row["net_json"]).read_text())
-            rtt, rate = float(told["rtt_ms"]) / 1e3, float(told["rate_gbps"]) * 1e9 / 8
+            told = json.loads((folder / row["net_json"]).read_text(encoding="utf-8"))
+            row = {"rtt_ms": told["rtt_ms"], "rate_mbps": told["rate_gbps"] * 1e3}
         except (OSError, ValueError, TypeError, KeyError):
-            raise ConfigurationError(f"{where}: {row['net_json']!r} is no JSON of 'bench net'") from None
-        return LinkProfile(rtt, rate)
+            raise ConfigurationError(f"{where} is no JSON of 'bench net'") from None
     rtt = _number(row, "rtt_ms", where, least=0.0) / 1e3
-    if "window_kb" in row and rtt > 0:
-        by_window = _STREAMS * _number(row, "window_kb", where) * 1e3 / rtt
-        rate = min(by_window, _number(row, "rate_mbps", where, default=_MOST) / 8e-6)
-    else:
-        rate = _number(row, "rate_mbps", where) / 8e-6
-    return LinkProfile(rtt, rate)
+    if "window_kb" not in row or rtt == 0:
+        return LinkProfile(rtt, _number(row, "rate_mbps", where) * _MBPS)
+    by_window = _STREAMS * _number(row, "window_kb", where) * 1e3 / rtt
+    return LinkProfile(rtt, min(by_window, _number(row, "rate_mbps", where, default=_MOST) * _MBPS))
 
 
-def _known(table: Any, keys: set[str], where: str) -> None:
+def _rows(document: Mapping[str, Any], name: str, keys: str) -> list[Mapping[str, Any]]:
+    """The tables of an array of tables."""
+    rows = document.get(name, [])
+    if not isinstance(rows, list):
+        raise ConfigurationError(f"{name} must be tables, each under [[{name}]]")
+    for row in rows:
+        _known(row, keys, f"[[{name}]]")
+    return rows
+
+
+def _known(table: Any, keys: str, where: str) -> None:
     if not isinstance(table, Mapping):
         raise ConfigurationError(f"{where} must be a table")
-    strange = sorted(set(table) - keys)
+    strange = sorted(set(table) - set(keys.split()))
     if strange:
-        raise ConfigurationError(f"{where} knows {', '.join(sorted(keys))}, not {strange[0]!r}")
+        raise ConfigurationError(f"{where} knows {', '.join(sorted(keys.split()))}, not {strange[0]!r}")
 
 
 def _number(

@@ -45,6 +45,10 @@ def register(subparsers: Any) -> None:
 def run_plan(args: argparse.Namespace) -> int:
     """Choose the machines."""
     goal = _goal(args)
+    if not 0 <= args.join_seconds < 1e9:
+        raise ConfigurationError(
+            f"--join-seconds must be at least 0 and below 1e9, not {args.join_seconds:g}"
+        )
     evidence = from_reports(load_reports(args.reports, args.run).reports) if args.reports else None
     inventory = load(args.inventory, evidence.speed_of) if evidence else load(args.inventory)
     judge = Judge(inventory, evidence.overheads if evidence else None)

@@ -26,6 +26,7 @@ from p2pavg.forecast.laws import (
     smallest_target,
 )
 from p2pavg.forecast.output import emit, usage
+from p2pavg.plan import MOST_MEMBERS
 from p2pavg.report.distance import distance
 from p2pavg.report.prices import PriceTable
 from p2pavg.report.reading import load as load_reports
@@ -101,7 +102,7 @@ def _job(job: Workload, args: argparse.Namespace) -> Workload:
         job = job.with_target(args.target_batch_size)
     if args.outer:
         steps, colon, codec = args.outer.partition(":")
-        if not steps.isdecimal() or int(steps) < 1 or (colon and codec not in BYTES):
+        if not steps.isdecimal() or not 1 <= int(steps) < 1e9 or (colon and codec not in BYTES):
             raise ConfigurationError(f"--outer is H:CODEC, such as 30:int8, not {args.outer!r}")
         codec = codec or job.contribution
         result = codecs.for_results(codecs.get(codec)).name
@@ -147,6 +148,8 @@ def _added(text: str, inventory: Inventory | None, evidence: Evidence) -> list[P
     if found is None:
         raise ConfigurationError(f"--add is NxTYPE@REGION, such as 4xT4@europe-west1, not {text!r}")
     count, kind, region = int(found[1]), found[2], found[3]
+    if not 1 <= count <= MOST_MEMBERS:
+        raise ConfigurationError(f"--add {text}: a swarm has 1 to {MOST_MEMBERS} peers")
     offers = [offer for offer in (inventory.offers if inventory else ()) if offer.kind == kind]
     here = next((offer for offer in offers if offer.region == region), offers[0] if offers else None)
     measured = here.sps if here else evidence.speed_of(kind)
@@ -154,7 +157,7 @@ def _added(text: str, inventory: Inventory | None, evidence: Evidence) -> list[P
         speed = float(kind) if measured is None else measured
     except ValueError:
         speed = math.nan
-    if not 0 < speed < 1e15 or not 1 <= count <= 1024:
+    if not 0 < speed < 1e15:
         raise ConfigurationError(
             f"--add {text}: {kind!r} was never measured: no report is of it; name its samples/s, or an "
             "--inventory with it"

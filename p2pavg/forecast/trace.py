@@ -55,6 +55,10 @@ def load(path: str, inventory: Inventory) -> list[Change]:
             rows = list(csv.reader(file))
     except OSError as error:
         raise ConfigurationError(f"cannot read the trace {path!r}: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error):
+        raise ConfigurationError(
+            f"the trace {path!r} is not text of lines 'seconds,TYPE@REGION,count'"
+        ) from None
     for number, row in enumerate(rows, 1):
         if not row or (number == 1 and row[0].strip() == "seconds"):
             continue

@@ -211,6 +211,8 @@ LEAST = ("plan", "OFFERS", "--least-dollars")
         (("predict", "--from", "REPORTS", "--without", "mars"), "no peer of these reports"),
         (("predict", "--from", "REPORTS", "--without", "us", "eu"), "nobody is left"),
         (("predict", "--from", "REPORTS", "--outer", "often"), "H:CODEC"),
+        (("predict", "--from", "REPORTS", "--outer", "9" * 20), "H:CODEC"),
+        (("predict", "--from", "REPORTS", "--add", "0xT4@eu"), "1 to 64 peers"),
         (("predict", "--from", "REPORTS", "--target-batch-size", "0"), "above 0"),
         (("predict", "--from", "/nowhere.jsonl"), "cannot read"),
         (("plan", "OFFERS"), "there is one goal"),
@@ -218,6 +220,7 @@ LEAST = ("plan", "OFFERS", "--least-dollars")
             ("plan", "OFFERS", "--most-samples-per-second", "--least-dollars", "--dollars-per-hour", "3"),
             "there is one goal",
         ),
+        ((*MOST, "--dollars-per-hour", "3", "--join-seconds", "nan"), "--join-seconds must"),
         (MOST, "goes with --dollars-per-hour"),
         ((*LEAST, "--dollars-per-hour", "3"), "goes with --samples-per-second"),
         (

@@ -167,6 +167,15 @@ def test_rates_are_those_with_which_the_bytes_took_as_long_as_they_took() -> Non
     assert from_reports(few).links[0, 1].rate == 4e8 / 8
 
 
+def test_the_round_trip_of_a_link_is_the_shortest_that_was_seen() -> None:
+    """What the queue of a transfer adds to a report's round trip is none of the link's."""
+    told = [
+        replace(one, links=tuple(replace(link, rtt_s=0.1 + 0.01 * one.epoch) for link in one.links))
+        for one in reports()
+    ]
+    assert from_reports(told).links[0, 1].rtt == pytest.approx(0.11)  # of epoch 1: the first is left out
+
+
 def test_a_type_has_the_speed_of_the_reports_that_name_it() -> None:
     """All words of the type are in the device's name; what nobody reports has no speed."""
     names = ("Tesla T4", "NVIDIA A100-SXM4-40GB")
@@ -198,5 +207,9 @@ def test_reports_without_a_round_are_refused() -> None:
     """One sentence says that no epoch ended with an average."""
     with pytest.raises(ConfigurationError, match="no epoch"):
         from_reports([report(1, 0, 2, members=())])
+    with pytest.raises(ConfigurationError, match="no epoch"):
+        from_reports([report(e, 0, 2, samples=0) for e in range(4)])
+    with pytest.raises(ConfigurationError, match="epoch 3 of peer 00000000: seconds_transfer is below 0: -1"):
+        from_reports([report(e, 0, 2, seconds_transfer=2.0 - e) for e in range(4)])
     with pytest.raises(ConfigurationError, match="no samples of any peer"):
         from_reports([report(e, 0, 2, local_samples=0) for e in range(4)])

@@ -183,6 +183,16 @@ def test_a_wrong_trace_is_refused(text: str, said: str, tmp_path: Path) -> None:
         trace.load(offered(text, tmp_path), given)
 
 
+def test_a_trace_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """Bytes that are no UTF-8 are one sentence, too."""
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"\xff\xfe0,a@r,1\n")
+    row = {"type": "a", "region": "r", "samples_per_second": 1}
+    given = parse({"job": {"target_batch_size": 1, "values": 1}, "offer": [row]})
+    with pytest.raises(ConfigurationError, match="is not text"):
+        trace.load(str(path), given)
+
+
 GOOD = {
     "job": {"target_batch_size": 8192, "values": 1e7},
     "offer": [{"type": "a", "region": "r", "count": 2, "samples_per_second": 10, "dollars_per_hour": 1}],
@@ -196,6 +206,8 @@ GOOD = {
         ("job", {"values": float("nan")}, "values must be a number above 0"),
         ("job", {"target_batch_size": -1}, "target_batch_size"),
         ("job", {"codec": "zip"}, "codec"),
+        ("job", {"codec": ["fp16"]}, "codec"),
+        ("job", {"delayed": "maybe"}, "true or false"),
         ("job", {"speed": 1}, "'speed'"),
         ("offer", {"count": 0}, "count"),
         ("offer", {"samples_per_second": 1e18}, "below 1e15"),
@@ -228,12 +240,30 @@ def test_what_is_told_twice_or_not_at_all_is_refused(tmp_path: Path) -> None:
     row = {key: value for key, value in GOOD["offer"][0].items() if key != "samples_per_second"}
     with pytest.raises(ConfigurationError, match="'a' was never measured; tell samples_per_second"):
         parse({**GOOD, "offer": [row]})
+    for key in ("offer", "link"):
+        with pytest.raises(ConfigurationError, match=rf"each under \[\[{key}\]\]"):
+            parse({**GOOD, key: 5})
     path = tmp_path / "offers.toml"
     path.write_text("[job")
     with pytest.raises(ConfigurationError, match="no TOML"):
         load(str(path))
     with pytest.raises(ConfigurationError, match="cannot read"):
         load(str(tmp_path / "none.toml"))
+
+
+@pytest.mark.parametrize(
+    "told",
+    ['{"rtt_ms": NaN, "rate_gbps": 1}', '{"rtt_ms": 5, "rate_gbps": 0}', '{"rtt_ms": -5, "rate_gbps": 1}'],
+)
+def test_a_measurement_that_is_none_is_refused(told: str, tmp_path: Path) -> None:
+    """The file of `bench net` is checked as what an inventory tells by itself."""
+    (tmp_path / "net.json").write_text(told)
+    link = {"between": ["r", "r"], "net_json": "net.json"}
+    with pytest.raises(ConfigurationError, match=r"the link r r: .net.json.: r.* must be a number"):
+        parse({**GOOD, "link": [link]}, tmp_path)
+    (tmp_path / "net.json").write_text('{"rtt_ms": 5, "rate_gbps": 1}')
+    found = parse({**GOOD, "link": [link]}, tmp_path).links["r", "r"]
+    assert (found.rtt, found.rate) == (0.005, 1.25e8)
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -59,6 +59,14 @@ class Replay:
         peer = self.reports[0].peer
         return [report for report in self.reports if report.peer == peer]
 
+    def figures(self) -> dict[str, float]:
+        """What predictions are held against, by their names."""
+        return {
+            "samples_per_second": self.samples_per_second,
+            "epoch_s": self.epoch_s,
+            "communication_s": self.communication_s,
+        }
+
     @property
     def samples_per_second(self) -> float:
         """Samples in averages over wall clock."""

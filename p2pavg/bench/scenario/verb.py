@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     }
     if not args.predict_only:
         with progress("training", None):
-            result |= measured(replay(network, sleepers, training, args.epochs))
+            result |= replayed(replay(network, sleepers, training, args.epochs))
             if args.hivemind:
                 result |= hivemind(args, network, sleepers, training)
     emit(args, result, words(result), lambda figure: draw(figure, result))
@@ -95,11 +95,8 @@ def predicted(found: EpochForecast, sleepers: list[Sleeper]) -> dict[str, Any]:
     }
 
 
-def measured(run: Replay) -> dict[str, Any]:
-    return {
-        "measured_epoch_s": run.epoch_s,
-        "measured_communication_s": run.communication_s,
-        "measured_samples_per_second": run.samples_per_second,
+def replayed(run: Replay) -> dict[str, Any]:
+    return {f"measured_{name}": value for name, value in run.figures().items()} | {
         "bytes_between_regions": run.bytes_between_regions,
         "epoch_seconds": [report.seconds_total for report in run.first],
         "lab": run.lab,
