@@ -340,12 +340,16 @@ class Core:
 
     def leader(self) -> PeerId | None:
         """The peer that this one follows: the last leader as long as it can lead, else the rendezvous choice
-        of those
-        that can."""
+        of those that can. A leader that lacks a link makes room for one that lacks none, but not while its
+        own ballot is the last that was promised here: the round would have two leaders, and neither of them
+        all promises.
+        """
         sticks = self.sticky is not None and self.can_lead(self.sticky)
         gaps = self.gaps()
         lacking = ends(gaps) if gaps else set[PeerId]()
-        if sticks and self.sticky not in lacking:
+        promised = self.promises.last
+        asked = promised is not None and promised.leader == self.sticky
+        if sticks and (asked or self.sticky not in lacking):
             return self.sticky
         # The question comes after every event, and the answer is mostly as before.
         able = self.can_lead(self.me)

@@ -160,3 +160,25 @@ def test_nobody_begins_a_round_over_a_link_that_is_known_to_be_dead(ways: int) -
     assert swarm.swarm.world.now - began < 1.5 * 10 * usual
     begun = [trace for _, _, trace in swarm.traced if trace.kind == "begun"]
     assert {t.fields["contributors"] for t in begun if t.fields["epoch"] >= since} == {3}
+
+
+def test_a_leader_with_a_gap_leads_the_round_that_was_promised_to_it() -> None:
+    """Members rather follow a leader that lacks no link; whoever promised the other's ballot waits for its
+    end, or the round would have two leaders that take each other's members.
+    """
+    swarm = Calm(4)
+    swarm.epochs(3)
+    leader = swarm.leader
+    member, other, _ = (node for node in swarm.nodes if node is not leader)
+    core = member.machine.core
+    for one, end in ((leader, other), (other, leader)):
+        facts = core.linked.get(one.me)
+        assert facts is not None
+        facts.apart = {end.me: core.now}
+        core.linked.claims[one.me] = facts
+    core.linked.version += 1
+    assert core.leader() not in (leader.me, other.me)
+    core.promises.add(leader.machine.core.promises.next((core.here.epoch, core.here.lineage)))
+    assert core.leader() == leader.me
+    core.suspect(leader.me)
+    assert core.leader() not in (leader.me, other.me)
