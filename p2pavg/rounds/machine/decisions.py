@@ -20,6 +20,9 @@ from p2pavg.rounds.protocol.roles import Generation
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
+# Members that a member tells of a commit of which another than the leader told it: if all told all, a group of
+# N would send N * N messages.
+NEIGHBOURS = 6
 ASK_OTHERS_S = 0.5  # seconds that a leader may take to decide a whole result, before the others are asked
 
 
@@ -79,9 +82,13 @@ class Decisions:
             self.machine.healing.behind(peer, held.ballot.epoch + 1)
             return
         self._commit(peer, held, message)
-        if peer != held.ballot.leader:
-            # Members learn of the commit one by one: what they know of each other is old.
-            core.broadcast_progress()
+        if peer == core.me and held.ballot.leader != core.me:
+            core.broadcast_progress()  # this peer alone decided, in the leader's place
+        elif peer != held.ballot.leader:
+            # Members learn of the commit one by one. Whoever told this peer may be cut off before it tells
+            # the next.
+            for other in list(filter(core.linked.alive, held.next_members))[:NEIGHBOURS]:
+                core.send(other, core.progress())
 
     def _commit(self, peer: PeerId, held: Holding, message: Committed) -> None:
         """The result is the epoch's average, on the word of `peer`."""

@@ -17,6 +17,10 @@ from p2pavg.rounds.protocol.messages import Aborted, Committed, Promise, Query, 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
+# Voters that a member asks first what became of its ballot, when nobody decides; then twice as many each time. If
+# all asked all at once, a group of N would send N * N messages.
+FIRST_ASKED = 3
+
 
 class Succession:
     """Decides a round that another peer began."""
@@ -216,7 +220,11 @@ class Succession:
         core, held = self.core, self.machine.core.holding
         if held is None or self.core.inquest is not None:
             return
-        self.machine.member.inquire(held.voters)
+        asked = FIRST_ASKED << min(held.inquiries, 6)
+        held.inquiries += 1
+        others = [peer for peer in held.next_members if peer in held.voters]
+        decides = self.expected or self.machine.member.authority() or held.ballot.leader
+        self.machine.member.inquire(dict.fromkeys([decides, *others[:asked]]))
         self.start()
         if self.core.inquest is None:
             core.arm(Timer.INQUIRE, core.now + core.deadlines.word(held.ballot.leader) / 2)

@@ -36,6 +36,7 @@ class Holding:
     # Who says that the result which is whole here was committed.
     applied: set[PeerId] = field(default_factory=set)
     others_asked: int = 0  # times that a voter beside the leader was asked
+    inquiries: int = 0  # times that voters were asked because nobody decides
     done_at: float = 0.0
     ready: bool = False  # whether the training thread was at a boundary when the round began
     weights: tuple[float, ...] = ()
@@ -92,6 +93,11 @@ class Holding:
     def seconds(self, me: PeerId) -> list[PeerId]:
         """The voters beside the leader and this peer."""
         return [peer for peer in self.voters if peer not in (me, self.ballot.leader)]
+
+    @property
+    def next_members(self) -> list[PeerId]:
+        """The other members, from the next rank on; after the last rank comes the first."""
+        return [seat.peer for seat in (*self.members[self.rank + 1 :], *self.members[: self.rank])]
 
     def moves(self, now: float) -> bool:
         """Whether missing data still comes."""

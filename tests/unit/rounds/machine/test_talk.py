@@ -1,22 +1,28 @@
-"""How much peers say to each other when nothing happens: nobody answers an answer for ever."""
+"""How much peers say: nobody answers an answer for ever, and no kind of message grows as a square."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from functools import partial
 
 import pytest
 
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
-from p2pavg.rounds.machine.actions import Send
+from p2pavg.rounds.machine.actions import Action, Send
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import Event, Leave, LocalProgress, PeerUp, Received
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.machine.rules.election import rendezvous
+from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.causes import Cause
-from p2pavg.rounds.protocol.messages import Follow, Message
+from p2pavg.rounds.protocol.messages import Begun, Committed, Follow, Message
+from tests.simulation.calm import Calm
+from tests.simulation.trainer import Node
 
 ONE, TWO = (name * 20 for name in (b"a", b"b"))
+FEW, MANY = 8, 32
+SPARE = 6  # messages of one kind that a member of the larger group may send beyond twice those of the smaller
 LINEAGE = b"l" * 32
 
 
@@ -119,3 +125,66 @@ def test_two_that_are_late_settle_the_lead_once() -> None:
         pair.now += 0.01
         for me in (ONE, TWO):
             pair.feed(me, LocalProgress(4, 1.0, at_boundary=False), most=40)
+
+
+def befalls(calm: Calm, fault: str) -> None:
+    """Disturb the round that is under way."""
+    leader, swarm = calm.leader, calm.swarm
+    other = next(node for node in calm.nodes if node is not leader)
+    if fault == "the leader dies in the transfer":
+        leader.die("crash")
+    elif fault == "the leader stops in the transfer":
+        leader.stop()
+    elif fault == "a member dies in the transfer":
+        other.die("crash")
+    elif fault == "the leader dies as it tells of the commit":
+
+        def trap(node: Node, action: Action) -> bool:
+            tells = isinstance(action, Send) and isinstance(action.message, Committed)
+            if tells:
+                swarm.world.after(0.0, partial(leader.die, "crash"))
+            return tells
+
+        swarm.traps.append(trap)
+
+
+def sent(members: int, fault: str) -> Counter[type[Message]]:
+    """Messages of one round and half a second after it, by kind. Latency 2 ms, steps of 0.2 s."""
+    calm = Calm(members, latency=0.002, step=0.2, chunk_seconds=0.001 / members)
+    counts: Counter[type[Message]] = Counter()
+    send = calm.swarm.send
+
+    def counted(node: Node, peer: PeerId, message: Message) -> None:
+        counts[type(message)] += 1
+        send(node, peer, message)
+
+    calm.swarm.send = counted  # type: ignore[method-assign]
+    calm.epochs(1)
+    calm.run(20.0, calm.transferring)
+    counts.clear()
+    epoch = max(node.parameters.epoch for node in calm.nodes)
+    befalls(calm, fault)
+    calm.epochs(epoch + 1)
+    calm.run(0.5)
+    return counts
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "nothing befalls anybody",
+        "a member dies in the transfer",
+        "the leader dies in the transfer",
+        "the leader dies as it tells of the commit",
+        "the leader stops in the transfer",
+    ],
+)
+def test_no_kind_of_message_grows_as_the_square_of_the_group(fault: str) -> None:
+    """Four times as many members send at most about eight times as many messages of a kind. BEGUN alone goes
+    from each member to each: they find a leader that tells some of another round before they have its result.
+    """
+    few, many = sent(FEW, fault), sent(MANY, fault)
+    for kind, count in many.items():
+        if kind is not Begun:
+            assert count / MANY <= 2 * few[kind] / FEW + SPARE, f"{kind.__name__}: {few[kind]}, {count}"
+    assert many[Begun] <= 3 * MANY * MANY
