@@ -226,6 +226,21 @@ def check_lockstep(**options: object) -> None:
             )
 
 
+def check_spending(usd_per_hour: object, prices: object) -> None:
+    """Raises ConfigurationError unless it is None, or a number above 0 with the path of a price table."""
+    if usd_per_hour is None:
+        return
+    number = isinstance(usd_per_hour, int | float) and not isinstance(usd_per_hour, bool)
+    if not number or not 0 < usd_per_hour < math.inf:  # type: ignore[operator]
+        raise ConfigurationError(
+            f"max_egress_usd_per_hour must be a number of dollars above 0, or None, not {usd_per_hour!r}"
+        )
+    if prices is None:
+        raise ConfigurationError(
+            "max_egress_usd_per_hour needs prices=, the path of a price table, to know what a round costs"
+        )
+
+
 def check_outer(**options: object) -> None:
     """Raises ConfigurationError for options that outer steps do not go with; None and False go with all."""
     for name, value in options.items():

@@ -117,6 +117,7 @@ class RunWrapper(Wrapper):
             inherits=True,
             saving=self._saving,
             state_upload_bps=self._options.state_upload_bps,
+            egress_usd_per_hour=self._options.max_egress_usd_per_hour,
             start=start,
             describe=self._described,
             outline=self._outline,

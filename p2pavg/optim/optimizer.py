@@ -95,6 +95,9 @@ class CollaborativeOptimizer(Accumulating):
         max_state_upload_mbps: most Mb/s of these that newcomers get; None: no limit of their own.
         max_relay_mbps: most Mb/s that this peer carries for peers that have no way to each other; 0: none;
             None: a quarter of the upload that it has measured.
+        max_egress_usd_per_hour: the most that gradients of all peers together may cost in an hour, by
+            `prices`, when this peer leads. Where rounds would cost more, they come less often, and an epoch
+            counts more samples than `target_batch_size`. None: no limit.
         checkpoint_dir: a folder for checkpoints. The last three are kept; training begins with the newest
             that is there, unless the swarm is further.
         checkpoint_epochs: epochs from one checkpoint to the next; None: 10.

@@ -41,6 +41,7 @@ class TrainingOptions(PeerOptions):
     resync_epochs: int | None = None
     buffers: str = "average"
     max_state_upload_mbps: float | None = None
+    max_egress_usd_per_hour: float | None = None
     checkpoint_dir: str | os.PathLike[str] | None = None
     checkpoint_epochs: int | None = None
     leave_notice_s: float = 30
@@ -74,9 +75,11 @@ class TrainingOptions(PeerOptions):
             preflight.check(self.optimizer, self.compression, self.grad_dtype, delayed=self.delay_updates)
         check_fresh(self.optimizer, self.run_id)
         check_rate("max_state_upload_mbps", self.max_state_upload_mbps)
+        arguments.check_spending(self.max_egress_usd_per_hour, self.prices)
         if self.lockstep:
             behind = {"delay_updates": self.delay_updates, "offload_optimizer": self.offload_optimizer}
-            arguments.check_lockstep(outer=self.outer, **behind)
+            limit = self.max_egress_usd_per_hour
+            arguments.check_lockstep(outer=self.outer, max_egress_usd_per_hour=limit, **behind)
         if outer is not None and outer.density is not None:
             arguments.check_sparse(
                 compression=None if self.compression == PeerOptions.compression else self.compression,

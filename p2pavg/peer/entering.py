@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -72,6 +73,7 @@ def build_machine(
         settings.topology,
         None if prices is None else prices.between,
         codecs.is_sparse(result),
+        math.inf if spec.egress_usd_per_hour is None else spec.egress_usd_per_hour,
     )
     machine = Machine(
         Config(
@@ -83,6 +85,7 @@ def build_machine(
             role=role,
             target=spec.target_batch_size,
             plan=planner,
+            spacing=None if spec.egress_usd_per_hour is None else planner.spacing,
             region=settings.region or "",
             client_only=client_only,
             weighted=spec.weighted,

@@ -122,6 +122,9 @@ class RoundReport:
     plan: str = ""  # "flat", "two-level" or "all-gather"; "": this peer was not in the round
     # Encoded bytes that this peer sent in each stage of the plan, by the stage's name, each counted once.
     bytes_by_stage: Mapping[str, int] = field(default_factory=dict)
+    # By which the epoch was longer than its samples needed, to keep to `max_egress_usd_per_hour`; in the
+    # report of the round's leader alone.
+    seconds_stretched: float = 0.0
     device: str = ""  # what this peer calculates on, as its driver names it: "Tesla T4", "cpu"
 
     @property

@@ -34,6 +34,7 @@ def flat(report: RoundReport) -> dict[str, float]:
         "wire_bytes_received": report.wire_bytes_received,
         "spared_bytes": report.spared_bytes,
         "bytes_between_regions": report.bytes_between_regions,
+        "seconds_stretched": report.seconds_stretched,
         "egress_bytes_per_hour": report.egress_bytes_per_hour,
     }
     told = {

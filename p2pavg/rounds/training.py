@@ -278,6 +278,7 @@ class TrainingSpec:
     state: StateSource
     saving: Saving | None = None  # checkpoints; None: none are written
     state_upload_bps: float | None = None  # most bit/s that all newcomers together get of the state
+    egress_usd_per_hour: float | None = None  # the most that the swarm's rounds may cost; None: no limit
     start: RunStart | None = None  # None: at epoch 0, from the initial parameters
     lockstep: bool = False  # one step() of each peer present makes an epoch, not target_batch_size samples
     weighted: bool = False  # contributions have weights of their own; else each weighs as much as its samples

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from p2pavg.rounds.machine.actions import Action, Trace
+from p2pavg.rounds.machine.core import Spaced
 from p2pavg.rounds.protocol.roles import Role
 from tests.simulation.swarm import Swarm
 from tests.simulation.trainer import Node
@@ -23,6 +24,7 @@ class Calm:
         target: int | None = None,
         chunk_seconds: float = 0.0,
         slow: float = 1.0,
+        spacing: Spaced | None = None,
     ) -> None:
         self.swarm = Swarm(
             1,
@@ -32,6 +34,7 @@ class Calm:
             state_seconds=0.05,
             beat=0.1,
         )
+        self.swarm.spacing = spacing
         self.traced: list[tuple[float, Node, Trace]] = []
         acted = self.swarm.acted
 

@@ -83,6 +83,7 @@ class Process:
                 plan=plan,
                 role=role,
                 weighted=swarm.weighted,
+                spacing=swarm.spacing,
                 life=life * SERIALS,
                 combine=lambda *said: self.data.combine(*said),
             ),

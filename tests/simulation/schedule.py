@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from p2pavg.rounds.machine.rules.spacing import Spacing
 from p2pavg.rounds.protocol.roles import Role
 from tests.simulation.checks import BrokenPromiseError
 from tests.simulation.faults import PLAIN, WIDE, Faults
@@ -13,6 +14,7 @@ from tests.simulation.jobs import SMALL
 from tests.simulation.swarm import Swarm
 
 LIMIT_S = 120.0  # virtual seconds until everybody must have finished
+SPACED = 16  # in every so-manieth schedule, rounds are a second apart at least
 WHOLE = 4  # in every so-manieth schedule, all that was drawn under faults must be averaged at the end
 
 
@@ -83,6 +85,8 @@ class Schedule:
             if wider is None or large or not shared
             else self._shared_out(batch * epoch_steps * self.peers),
         )
+        if wider is not None and seed % SPACED == 11:  # rounds that would cost too much
+            self.swarm.spacing = lambda members: Spacing(0.01, 36.0)
         for _ in range(self.peers):
             pace = dice.choice((1.0, 1.0, 1.0, 1.5, 4.0))
             self.swarm.add(Role.TRAINER, step * pace, batch, link=not large)

@@ -11,6 +11,7 @@ from typing import Any
 from p2pavg.plan import Plan
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.machine.core import Spaced
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.lineage import first_lineage
 from p2pavg.rounds.protocol.messages import Committed, Inquire, Message, Progress
@@ -58,6 +59,7 @@ class Swarm:
         self.beat = beat
         self.lineage = first_lineage(b"simulated", b"the same start")
         self.weighted = weighted
+        self.spacing: Spaced | None = None  # how far apart rounds must be; None: as the samples come
         self.nodes: dict[PeerId, Node] = {}  # the last process of each identity
         self.lives: list[Node] = []  # all processes that ever were
         self.trace = trace

@@ -13,7 +13,7 @@ from p2pavg.transport.links.link import Link
 logger = logging.getLogger("p2pavg.rounds")
 
 
-def tell(action: act.Hold | act.Orphaned) -> None:
+def tell(action: act.Hold | act.Stretch | act.Orphaned) -> None:
     """One line."""
     match action:
         case act.Hold(peer, asked):
@@ -26,6 +26,14 @@ def tell(action: act.Hold | act.Orphaned) -> None:
                 asked.link_bps / 1e6,
                 asked.state_bytes / 1e6,
                 asked.result_bytes / 1e6,
+            )
+        case act.Stretch(spacing):
+            logger.warning(
+                "epochs count more samples than target_batch_size, and rounds are at least %.3g s apart: a "
+                "round costs $%.4g of egress, and max_egress_usd_per_hour is %g",
+                spacing.seconds,
+                spacing.dollars,
+                spacing.usd_per_hour,
             )
         case act.Orphaned():
             logger.warning(

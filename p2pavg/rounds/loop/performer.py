@@ -101,7 +101,7 @@ class Performer:
                 self._deliveries.stopping = False
                 self._deliveries.refresh_attention()
                 self._boundary.resume()
-            case act.Hold() | act.Orphaned():
+            case act.Hold() | act.Stretch() | act.Orphaned():
                 notices.tell(action)
             case act.Blame(peer, why):
                 self._recorder.blamed(peer, why)

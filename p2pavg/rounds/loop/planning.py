@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from p2pavg.allreduce.choosing import Choice, PlanInputs, Topology, choose, gather
@@ -10,6 +11,7 @@ from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.regions import NEAR_RTT_S, regions
 from p2pavg.identity import short_id
 from p2pavg.plan import MOST_FLAT, MOST_GATHERED, Plan
+from p2pavg.rounds.machine.rules.spacing import Spacing
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.roles import PlanMember
 
@@ -26,22 +28,36 @@ class Planner:
         topology: Topology = Topology.AUTO,
         prices: Callable[[str, str], float] | None = None,
         gathers: bool = False,
+        egress_usd_per_hour: float = math.inf,
     ) -> None:
-        """gathers: contributions are exchanged, not reduced. numel: values of the vector that is averaged
-        next. nbytes: of so many values, encoded. prices: dollars for 1e9 bytes from one region to another, by
-        their names; None: not known.
+        """egress_usd_per_hour: the most that rounds may cost. gathers: contributions are exchanged, not
+        reduced. numel: values of the vector that is averaged next. nbytes: of so many values, encoded.
+        prices: dollars for 1e9 bytes from one region to another, by their names; None: not known.
         """
         self._numel = numel
         self._nbytes = nbytes
         self._topology = topology
         self._prices = prices
         self._gathers = gathers
+        self._egress_usd_per_hour = egress_usd_per_hour
         self.choice: Choice | None = None
         self._left_out = frozenset[PeerId]()
         self._crowd_told = False
 
     def __call__(self, members: Sequence[PlanMember]) -> Plan:
         """The plan. members: in rank order."""
+        self.choice = self._choose(members)
+        if self._gathers:
+            self._tell_left_out(members, self.choice.plan)
+        else:
+            self._tell_crowd(len(members), self.choice.plan)
+        return self.choice.plan
+
+    def spacing(self, members: Sequence[PlanMember]) -> Spacing:
+        """How far apart rounds of these members must be, for what they may cost. members: in rank order."""
+        return Spacing(self._choose(members).dollars, self._egress_usd_per_hour)
+
+    def _choose(self, members: Sequence[PlanMember]) -> Choice:
         rank = {member.peer: rank for rank, member in enumerate(members)}
         groups, near = self._regions(members, rank)
         numel = self._numel()
@@ -61,13 +77,7 @@ class Planner:
             self._priced(members, groups),
             [m.voter for m in members],
         )
-        if self._gathers:
-            self.choice = gather(question)
-            self._tell_left_out(members, self.choice.plan)
-        else:
-            self.choice = choose(self._topology, question)
-            self._tell_crowd(len(members), self.choice.plan)
-        return self.choice.plan
+        return gather(question) if self._gathers else choose(self._topology, question)
 
     def _tell_crowd(self, members: int, plan: Plan) -> None:
         if members > MOST_FLAT and not any(part.deputies for part in plan.parts) and not self._crowd_told:
@@ -108,7 +118,7 @@ class Planner:
         self, members: Sequence[PlanMember], groups: Sequence[int]
     ) -> dict[tuple[int, int], float] | None:
         """Dollars for 1e9 bytes between two groups: as between the first members of both that name a
-        region.
+        region. Inside a region without a name nothing is known to cost.
         """
         if self._prices is None:
             return None
@@ -116,4 +126,8 @@ class Planner:
         for member, group in zip(members, groups, strict=True):
             if not names.get(group):
                 names[group] = member.region
-        return {(a, b): self._prices(names[a], names[b]) for a in names for b in names}
+        return {
+            (a, b): self._prices(names[a], names[b]) if a != b or names[a] else 0.0
+            for a in names
+            for b in names
+        }

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from p2pavg.plan import Plan
+from p2pavg.rounds.machine.rules.spacing import Spacing
 from p2pavg.rounds.protocol.ballot import Ballot, Lineage, Note, PeerId
 from p2pavg.rounds.protocol.causes import Loss
 from p2pavg.rounds.protocol.messages import CatchUp, Message
@@ -138,6 +139,13 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch:
+    """An epoch lasts longer than its samples need, for what rounds may cost. For logs, once in a row."""
+
+    spacing: Spacing
+
+
+@dataclass(frozen=True, slots=True)
 class Orphaned:
     """Every peer that had the run's state is gone, and this peer has none: it waits until one is back."""
 
@@ -210,6 +218,7 @@ class TraceKind(StrEnum):
     READMITTED = "readmitted"  # a peer that failed is asked again
     REFUSED = "refused"  # this peer does not accept a ballot
     SILENT = "silent"  # nothing is heard of a peer
+    STRETCHED = "stretched"  # the epoch lasted longer than its samples needed, for what rounds may cost
     SUCCESSOR = "successor"  # another peer is to decide the ballot
     SUSPECTED = "suspected"  # a leader says nothing, or gets nothing done
 
@@ -235,6 +244,7 @@ Action = (
     | Stop
     | Resume
     | Hold
+    | Stretch
     | Orphaned
     | Blame
     | Discarded

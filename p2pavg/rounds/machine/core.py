@@ -25,6 +25,7 @@ from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND, Deadlines, Timer
 from p2pavg.rounds.machine.rules.election import rendezvous
 from p2pavg.rounds.machine.rules.notes import Combine, of_leader
 from p2pavg.rounds.machine.rules.offences import Offences
+from p2pavg.rounds.machine.rules.spacing import Spacing
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Lineage, PeerId
 from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.lineage import History
@@ -32,6 +33,7 @@ from p2pavg.rounds.protocol.messages import Aborted, Committed, Message, Progres
 from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
 
 Planner = Callable[[Sequence[PlanMember]], Plan]
+Spaced = Callable[[Sequence[PlanMember]], Spacing]
 OUTCOMES_KEPT = 64  # decided ballots that this peer can tell others of
 MOST_WORDS = 128  # peers that left, whose last words are kept, beside the voters of the ballot that is held
 MOST_APART = 64  # peers without a link that a Progress names
@@ -53,6 +55,7 @@ class Config:
     lineage: Lineage
     target: int  # samples per epoch, over all peers
     plan: Planner  # from the members in rank order
+    spacing: Spaced | None = None  # how far apart rounds of these members must be; None: as the samples come
     role: Role = Role.TRAINER
     history: tuple[Generation, ...] = ()
     region: str = ""  # the place of this peer, as the peer names it

@@ -51,7 +51,8 @@ class Counting:
         self._reached = False
         self._left_at.clear()
         self._leads_until = 0.0
-        self.core.disarm(Timer.GRACE, Timer.KEEPALIVE, Timer.WORD, Timer.LAPSE, Timer.HELD)
+        self.core.disarm(Timer.GRACE, Timer.KEEPALIVE, Timer.WORD, Timer.LAPSE)
+        self.core.disarm(Timer.HELD, Timer.STRETCH)
 
     # The leader's side.
 
@@ -122,8 +123,10 @@ class Counting:
         """again: tell the peer even what it was told a moment ago."""
         core = self.core
         at = core.now if facts.boundary else facts.pace.boundary(core.now)
-        more = self._more(facts.peer, followers, at + STOP_EARLY * facts.pace.seconds)
+        until = at + STOP_EARLY * facts.pace.seconds
+        more = self._more(facts.peer, followers, until)
         others = total + more - (facts.samples if self._follows(facts) else 0)
+        others = self.machine.stretching.others(others, total, followers, until)
         if again or others != facts.told or core.now >= facts.told_at + KEEPALIVE_S:
             facts.told, facts.told_at = others, core.now
             core.send(facts.peer, Totals(core.here.epoch, core.here.lineage, others))
@@ -155,8 +158,9 @@ class Counting:
         """Samples that the others will have when this peer's step under way ends, or a little later."""
         core = self.core
         at = core.now if core.own.boundary else core.own.pace.boundary(core.now)
-        more = self._more(core.me, followers, at + STOP_EARLY * core.own.pace.seconds)
-        return sum(facts.samples for facts in followers) + more
+        until = at + STOP_EARLY * core.own.pace.seconds
+        others = sum(facts.samples for facts in followers) + self._more(core.me, followers, until)
+        return self.machine.stretching.others(others, self._total(followers), followers, until)
 
     def expected(self, others: int) -> int:
         """How many samples the others have, or will have when this peer's samples are there.
@@ -166,7 +170,7 @@ class Counting:
         asked.
         """
         core, leader = self.core, self.core.leader()
-        if core.own.boundary or leader is None:
+        if core.own.boundary or leader is None or not core.epoch_state.expected:
             return others
         far = [f.peer for f in self.followers()] if leader == core.me else [leader]
         return max(others, core.epoch_state.expected) if self._is_short(core.own.pace, far) else others
@@ -229,7 +233,15 @@ class Counting:
         others = sum(f.samples for f in followers)
         if self._readmit(others):
             return
-        if not self._is_reached(others):
+        reached, stretching = self._is_reached(others), machine.stretching
+        if reached and (until := stretching.until(followers)) > core.now:
+            stretching.hold(followers)
+            core.arm(Timer.STRETCH, until)
+            if core.own.boundary and stretching.soon(followers):
+                return
+            reached = False
+            others = stretching.others(others, self._total(followers), followers, core.now)
+        if not reached:
             self._reached = False
             core.disarm(Timer.GRACE)
             if core.own.boundary and not self._will_be_reached():
@@ -264,6 +276,7 @@ class Counting:
         if core.here.pending:
             self._abdicate()
         else:
+            stretching.let_go()
             machine.leading.propose()
 
     def _readmit(self, others: int) -> bool:
@@ -355,8 +368,9 @@ class Counting:
             return
         if core.out:  # a leader says nothing to peers that it leaves out: this peer is in again
             core.readmit(core.me)
-        core.wait_at(self.expected(message.others))
-        if core.own.boundary and core.target > core.own.samples + message.others:
+        others = self.machine.stretching.believed(message.others)
+        core.wait_at(self.expected(others))
+        if core.own.boundary and core.target > core.own.samples + others:
             core.resume()
 
     def on_follow(self, peer: PeerId, message: Follow) -> None:

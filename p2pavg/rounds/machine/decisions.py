@@ -20,8 +20,8 @@ from p2pavg.rounds.protocol.roles import Generation
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
-# Members that a member tells of a commit of which another than the leader told it: if all told all, a group of
-# N would send N * N messages.
+# Members that a member tells of a commit, when another than the leader told it: if all told all, a group of N
+# would send N * N messages.
 NEIGHBOURS = 6
 ASK_OTHERS_S = 0.5  # seconds that a leader may take to decide a whole result, before the others are asked
 
@@ -87,8 +87,8 @@ class Decisions:
         elif peer != held.ballot.leader:
             # Members learn of the commit one by one. Whoever told this peer may be cut off before it tells
             # the next.
-            for other in list(filter(core.linked.alive, held.next_members))[:NEIGHBOURS]:
-                core.send(other, core.progress())
+            for member in list(filter(core.linked.alive, held.next_members))[:NEIGHBOURS]:
+                core.send(member, core.progress())
 
     def _commit(self, peer: PeerId, held: Holding, message: Committed) -> None:
         """The result is the epoch's average, on the word of `peer`."""
@@ -151,6 +151,7 @@ class Decisions:
         core.deadlines.measured_epoch(core.epoch_state.proposed_at - core.here.began_at)
         core.history.append(made)
         self._judge_lead(peer, held)
+        self.machine.stretching.committed()
         core.new_epoch(ballot.epoch + 1, lineage, peer if suspected else ballot.leader)
         if held.ready:
             share = own_share(message.samples, held.rank, core.target, core.own.pace.samples)

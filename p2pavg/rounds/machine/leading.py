@@ -59,14 +59,10 @@ class Leading:
         core = self.core
         voters = [core.me, *(f.peer for f in self.machine.counting.followers())]
         joiners = [f.peer for f in core.linked if self._follows(f)]
-        members = tuple(sorted(voters) + sorted(joiners))
-        votes = tuple(rank < len(voters) for rank in range(len(members)))
-        landlocked = self._landlocked(voters, members)
-        plan = [
-            PlanMember(p, v, *self._rates(p), p not in landlocked, *self._place(p))
-            for p, v in zip(members, votes, strict=True)
-        ]
-        found = core.config.plan(plan)
+        planned = self.planned(voters, joiners)
+        members = tuple(member.peer for member in planned)
+        votes = tuple(member.voter for member in planned)
+        found = core.config.plan(planned)
         ballot = core.next_ballot()
         if self.failures == 0:
             self.budget = len(voters) + SPARE_ATTEMPTS
@@ -78,6 +74,17 @@ class Leading:
         for peer in members:
             core.send(peer, message)
         self._arm_promise()
+
+    def planned(self, voters: Sequence[PeerId], joiners: Sequence[PeerId] = ()) -> list[PlanMember]:
+        """The members of a group in rank order, with what a plan follows from."""
+        members = tuple(sorted(voters) + sorted(joiners))
+        landlocked = self._landlocked(voters, members)
+        return [
+            PlanMember(
+                peer, rank < len(voters), *self._rates(peer), peer not in landlocked, *self._place(peer)
+            )
+            for rank, peer in enumerate(members)
+        ]
 
     def _landlocked(self, voters: Sequence[PeerId], members: Sequence[PeerId]) -> set[PeerId]:
         """Members that own no part. They are known to have no link to each other, or refused for want of one;

@@ -28,6 +28,7 @@ from p2pavg.rounds.machine.others import Peers
 from p2pavg.rounds.machine.own_thread import Trainer
 from p2pavg.rounds.machine.refusals import Refusals
 from p2pavg.rounds.machine.rules.deadlines import PAUSE, Timer
+from p2pavg.rounds.machine.stretching import Stretching
 from p2pavg.rounds.machine.succession import Succession
 from p2pavg.rounds.machine.transfer import TransferRules
 from p2pavg.rounds.machine.waiting import Waiting
@@ -60,6 +61,7 @@ class Machine:
         self.trainer = Trainer(self)
         self.departure = Departure(self)
         self.newcomers = Newcomers(self)
+        self.stretching = Stretching(self)
         self._events = self._event_table()
         self._messages = self._message_table()
         self._timers = self._timer_table()
@@ -285,9 +287,8 @@ class Machine:
         }
 
     def _timer_table(self) -> Mapping[Timer, Callable[[], None]]:
-        """The timers that are looked at after every event have no handler here: grace, held, retry, report,
-        settle,
-        leave, unheard."""
+        """The timers that are looked at after every event have no handler here: grace, held, leave, report,
+        retry, settle, stretch, unheard."""
         return {
             Timer.PROMISE: self.leading.on_promise_timer,
             Timer.PATIENCE: self.leading.on_patience_timer,
@@ -316,6 +317,7 @@ class Machine:
         self.counting.new_epoch()
         self.healing.new_epoch()
         self.newcomers.new_epoch()
+        self.stretching.moved()
 
     def abandon_round(self, why: str) -> None:
         """Have no more part in the round of this epoch."""

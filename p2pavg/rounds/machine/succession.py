@@ -17,8 +17,8 @@ from p2pavg.rounds.protocol.messages import Aborted, Committed, Promise, Query, 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
-# Voters that a member asks first what became of its ballot, when nobody decides; then twice as many each time. If
-# all asked all at once, a group of N would send N * N messages.
+# Voters that a member asks first what became of its ballot when nobody decides, then twice as many each time.
+# If all asked all at once, a group of N would send N * N messages.
 FIRST_ASKED = 3
 
 

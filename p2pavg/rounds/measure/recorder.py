@@ -55,6 +55,7 @@ class Recorder:
         self._causes: list[str] = []
         self._seen = (time.monotonic(), 0, 0)
         self._moved = (0.0, 0.0)
+        self._stretched = 0.0  # seconds of this epoch, for what rounds may cost
         self._stages: dict[int, Mapping[str, int]] = {}  # by transfer, until its average is applied
         self._rate = 0.0
 
@@ -148,6 +149,8 @@ class Recorder:
     def trace(self, kind: str, fields: Mapping[str, Any], now: float) -> None:
         """Detail for debugging."""
         logger.debug("%s %s", kind, fields)
+        if kind == act.TraceKind.STRETCHED:
+            self._stretched = fields["seconds"]
         self.on_trace(kind, fields)
 
     def healed(self, now: float) -> None:
@@ -199,7 +202,7 @@ class Recorder:
         self._epoch_start = now
         self._arrived_at = None
         self._waited = 0.0
-        self._idle = 0.0
+        self._idle = self._stretched = 0.0
         self._failed.clear()
         self._causes.clear()
 
@@ -273,6 +276,7 @@ class Recorder:
             spared_bytes=self._freshly_spared(),
             relayed_bytes=self._freshly_relayed(),
             plan=self._plan_of(commit.transfer),
+            seconds_stretched=self._stretched,
             bytes_by_stage=self._stages.pop(commit.transfer, {}),
         )
         self._new_epoch(now)

@@ -31,6 +31,13 @@ def integer(value: Any) -> int:
     return value
 
 
+def signed(value: Any) -> int:
+    """-MAX_INT < value < MAX_INT."""
+    if type(value) is not int or not -MAX_INT < value < MAX_INT:
+        raise malformed("a count is not an integer in range")
+    return value
+
+
 def number(value: Any) -> float:
     """Finite and not negative."""
     if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value < 1e18:

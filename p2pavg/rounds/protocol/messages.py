@@ -8,6 +8,8 @@ from p2pavg.plan import Plan
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Lineage, Note, PeerId
 from p2pavg.rounds.protocol.causes import Cause, Objection
 
+Signed = int  # it may be negative
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -40,7 +42,7 @@ class Totals:
 
     epoch: int
     lineage: Lineage
-    others: int
+    others: Signed  # negative where an epoch counts more than its target, for what rounds may cost
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from p2pavg.rounds.protocol.fields import (
     note,
     number,
     optional,
+    signed,
     sized,
     text,
 )
@@ -95,6 +96,7 @@ def _link(value: Any) -> tuple[PeerId, float, float]:
 
 _CHECKS: Mapping[str, Check] = {
     "int": integer,
+    "Signed": signed,
     "float": number,
     "bool": boolean,
     "str": text,

@@ -54,6 +54,7 @@ class Timer(StrEnum):
     GRACE = "grace"
     HEAL = "heal"
     HELD = "held"
+    STRETCH = "stretch"
     INQUIRE = "inquire"
     JUDGE = "judge"
     KEEPALIVE = "keepalive"

@@ -29,6 +29,12 @@ class Pace:
             return 0
         return self.samples * max(0, int((at - self.since) / self.seconds + TOLERANCE))
 
+    def coming(self, at: float, since: float) -> int:
+        """Samples that the training thread will count until `at`, in steps from `since` on, if nobody stops
+        it.
+        """
+        return self.samples * max(0, int((at - since) / self.seconds)) if self.seconds > 0 else 0
+
 
 def own_share(samples: Sequence[int], rank: int, target: int, step: int) -> int:
     """Samples of `target` that this rank will bring if all bring their last shares, in whole steps, one at
