@@ -5,8 +5,11 @@ from __future__ import annotations
 PHASES = ("proposed", "begun", "done", "committed")  # of a round, in the order of its leader
 FAULTS = (
     *("kill", "stop", "leader", *(f"leader-{phase}" for phase in PHASES), "all-but-one", "join"),
-    *("corrupt", "duplicate", "cut", "cut-one-way", "slow", "leave"),
+    *("corrupt", "duplicate", "cut", "cut-one-way", "slow", "leave", "stages"),
 )
+# Moments of a transfer at which "stages" strikes a member that reduces or passes on: it has the first
+# contribution of its own region, the first mean of another region, the first result.
+STAGES = ("contributions", "means", "results")
 LAB_FAULTS = ("cut", "cut-one-way", "slow")
 DATA_FAULTS = ("leave",)  # who leaves hands samples over: they are counted by what they are, not by how many
 BREAKS: dict[str, dict[str, float]] = {  # fault -> settings of a host's paths

@@ -56,6 +56,7 @@ class Sampled(Chaos):
             checkpoint_epochs=1,
             leave_notice_s=NOTICE_S,
             on_round=self._reported,
+            **self.planned(),
             **config["own"],
         )
         self.say("up", address=opt.peer.address, peer=opt.peer.peer_id.hex())

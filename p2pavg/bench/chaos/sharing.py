@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from p2pavg.bench.chaos.passes import Data
-from p2pavg.bench.chaos.swarm import Swarm, SwarmProcess
+from p2pavg.bench.chaos.process import SwarmProcess
+from p2pavg.bench.chaos.swarm import Swarm
 from p2pavg.bench.workers import tell
 
 FEWEST, MOST = 4, 6  # peers of the swarm after a resume

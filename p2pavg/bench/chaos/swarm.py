@@ -15,36 +15,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from p2pavg.bench.chaos.check import HANG_S
-from p2pavg.bench.chaos.kinds import BREAKS, CUT_S, DRAINS_S, GARBAGE_BYTES, STOP_S
+from p2pavg.bench.chaos.kinds import BREAKS, CUT_S, DRAINS_S, GARBAGE_BYTES, STAGES, STOP_S
+from p2pavg.bench.chaos.process import SwarmProcess
 from p2pavg.bench.workers import WorkerError, start, tell
 from p2pavg.credentials import Authority
 
 RUN = "chaos"
+NUMEL = 8192  # values of the vector
 START_S = 180.0  # without a word
-
-
-@dataclass(slots=True)
-class SwarmProcess:
-    """One process of the swarm."""
-
-    who: str
-    host: str | None
-    process: subprocess.Popen[bytes]
-    own: dict[str, str]  # options of a Peer that are its own: `identity` or `credentials`
-    address: str = ""
-    peer: str = ""
-    joined: bool = False
-    finished: bool = False
-    epoch: int = -1
-    heard_at: float = 0.0
-    stopped_until: float = 0.0
-    leader: str = ""
 
 
 class Swarm(AbstractContextManager["Swarm"]):
@@ -63,8 +46,13 @@ class Swarm(AbstractContextManager["Swarm"]):
         topology: str | None,
         seed: int,
         encrypted: bool,
+        numel: int = NUMEL,
+        plan: str | None = None,
+        regions: int = 0,
     ) -> None:
-        """encrypted: make the run a closed one."""
+        """encrypted: make the run a closed one. plan: of the rounds. regions: that peers say they are in; 0:
+        they say nothing.
+        """
         self.events: list[dict[str, Any]] = []
         self._peers = peers
         self._epochs = epochs
@@ -72,7 +60,10 @@ class Swarm(AbstractContextManager["Swarm"]):
             "target": peers * steps,
             "step_seconds": epoch_seconds / steps,
             "epochs": epochs,
+            "numel": numel,
+            **({} if plan is None else {"plan": plan}),
         }
+        self._regions = [f"region-{number}" for number in range(regions)]
         self._topology = topology
         self._random = random.Random(seed)
         self._authority = Authority.new(RUN) if encrypted else None
@@ -189,12 +180,15 @@ class Swarm(AbstractContextManager["Swarm"]):
             host = host or next((h for h in self._lab.hosts if h not in used), self._lab.hosts[0])
         process = start(argv, env, lab=self._lab, host=host)
         member = SwarmProcess(who, host, process, own or self._own(who), heard_at=time.monotonic())
+        here = [m.region for m in self._living()]
+        member.region = min(self._regions, key=here.count, default="")
         known = [m.address for m in self._living() if m.address]
         config = {
             **self._config,
             "run_id": RUN,
             "initial_peers": self._random.sample(known, min(3, len(known))),
             "own": member.own,
+            **({"region": member.region} if member.region else {}),
             **self._configured(),
         }
         tell(process, config)
@@ -241,6 +235,8 @@ class Swarm(AbstractContextManager["Swarm"]):
                 member.epoch, member.leader = event["epoch"], event["leader"]
             case "finished":
                 member.finished = True
+            case "halts":
+                self._strike(member, event["stage"])
             case "dies":
                 self._log(f"leader-{event['phase']}", member.who, 0.0)
 
@@ -288,6 +284,11 @@ class Swarm(AbstractContextManager["Swarm"]):
                     tell(victim.process, {"die_at": name.removeprefix("leader-")})
             case "stop" if victim is not None:
                 self._stop(victim)
+            case "stages" if victim is not None:
+                kinds = ("kill", "stop", *(("cut", "cut-one-way") if self._lab is not None else ()))
+                victim.halted_for = self._random.choice(kinds)
+                with suppress(OSError):
+                    tell(victim.process, {"halt_at": self._random.choice(STAGES)})
             case "leave" if victim is not None:
                 self._leave(victim)
             case "cut" | "cut-one-way" | "slow" if victim is not None:
@@ -304,6 +305,17 @@ class Swarm(AbstractContextManager["Swarm"]):
                 double.finished = True  # the run does not wait for this process
                 self._undo.append((time.monotonic() + 3.0, lambda: self._kill_quietly(double)))
 
+    def _strike(self, member: SwarmProcess, stage: str) -> None:
+        """A member has stopped itself at a stage of a transfer."""
+        match member.halted_for:
+            case "kill":
+                self._kill(member, "kill", stage=stage)
+            case "stop":
+                self._stop(member, stage=stage)
+            case name:
+                self._break_link(name, member, stage=stage)
+                member.process.send_signal(signal.SIGCONT)
+
     def _targets(self) -> list[SwarmProcess]:
         """Whom a fault may strike."""
         return [m for m in self._living() if m.joined and not m.finished and not m.stopped_until]
@@ -317,17 +329,17 @@ class Swarm(AbstractContextManager["Swarm"]):
     def _log(self, name: str, victim: str, seconds: float, **fields: Any) -> None:
         self._note("", "fault", fault=name, victim=victim, until=time.monotonic() + seconds, **fields)
 
-    def _kill(self, member: SwarmProcess, name: str) -> None:
-        self._log(name, member.who, 0.0)
+    def _kill(self, member: SwarmProcess, name: str, **fields: Any) -> None:
+        self._log(name, member.who, 0.0, **fields)
         member.process.kill()
 
     def _kill_quietly(self, member: SwarmProcess) -> None:
         if member.process.poll() is None:
             member.process.kill()
 
-    def _stop(self, member: SwarmProcess) -> None:
+    def _stop(self, member: SwarmProcess, **fields: Any) -> None:
         seconds = self._random.uniform(*STOP_S)
-        self._log("stop", member.who, seconds)
+        self._log("stop", member.who, seconds, **fields)
         member.process.send_signal(signal.SIGSTOP)
         member.stopped_until = time.monotonic() + seconds
 
@@ -339,11 +351,11 @@ class Swarm(AbstractContextManager["Swarm"]):
 
         self._undo.append((member.stopped_until, resume))
 
-    def _break_link(self, name: str, victim: SwarmProcess) -> None:
+    def _break_link(self, name: str, victim: SwarmProcess, **fields: Any) -> None:
         """Break all paths from and to a host for a while; "cut-one-way" breaks those of one direction."""
         seconds = self._random.uniform(*CUT_S)
         settings = BREAKS[name]
-        self._log(name, victim.who, seconds + DRAINS_S.get(name, 0.0))
+        self._log(name, victim.who, seconds + DRAINS_S.get(name, 0.0), **fields)
         paths = [pair for pair in self._lab.topology.paths if victim.host in pair]
         broken = paths
         if name == "cut-one-way":

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from p2pavg.allreduce.choosing import Topology
 from p2pavg.bench.chaos.check import summarise
 from p2pavg.bench.chaos.kinds import DATA_FAULTS, FAULTS, LAB_FAULTS
 from p2pavg.bench.chaos.passes import Data, count_passes, is_exact
 from p2pavg.bench.chaos.sharing import SharingSwarm
-from p2pavg.bench.chaos.swarm import Swarm
+from p2pavg.bench.chaos.swarm import NUMEL, Swarm
 from p2pavg.bench.options import at_least, positive_int
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit, output_path
@@ -46,6 +48,15 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="share data out with a SwarmSampler, in about --epochs epochs, until so many passes are whole; "
         "twice all processes end, and another number of them goes on from a checkpoint (a closed run)",
     )
+    parser.add_argument(
+        "--plan", choices=tuple(map(str, Topology)), default="auto", help="of the rounds; default: auto"
+    )
+    parser.add_argument(
+        "--regions", type=positive_int, default=0, help="that the peers say they are in, in turns"
+    )
+    parser.add_argument(
+        "--numel", type=positive_int, default=NUMEL, help=f"float32 elements to average (default {NUMEL})"
+    )
     parser.add_argument("--lab", metavar="TOPOLOGY", help="run on the hosts of a lab topology")
     parser.add_argument(
         "--encrypted", action="store_true", help="a closed run, whose members have credentials"
@@ -65,6 +76,10 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigurationError(f"the fault {name!r} needs a network to break; name one with --lab")
         if name in DATA_FAULTS and args.passes is None:
             raise ConfigurationError(f"the fault {name!r} needs samples that can be told apart; add --passes")
+    if args.passes is not None and (args.numel != NUMEL or "stages" in faults):
+        raise ConfigurationError(
+            "--passes averages a vector of its own, and does not go with --numel or stages"
+        )
     data = None if args.passes is None else _data(args)
     with progress("breaking a swarm", args.epochs) as advance:
         swarm = _swarm(args, data)
@@ -87,6 +102,10 @@ def run(args: argparse.Namespace) -> int:
             "epoch_seconds": args.epoch_seconds,
             "seed": args.seed,
             "faults": faults,
+            "stages": dict(Counter(e["stage"] for e in events if e["t"] == "fault" and "stage" in e)),
+            "plan": args.plan,
+            "regions": args.regions,
+            "numel": args.numel,
             "topology": args.lab,
             "encrypted": args.encrypted,
         }
@@ -114,6 +133,9 @@ def _swarm(args: argparse.Namespace, data: Data | None) -> Swarm:
         "topology": args.lab,
         "seed": args.seed,
         "encrypted": args.encrypted,
+        "plan": args.plan,
+        "regions": args.regions,
+        "numel": args.numel,
     }
     return Swarm(epochs=args.epochs, **options) if data is None else SharingSwarm(data, **options)
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from p2pavg.bench.toy import Epoch, ToyTrainer
 from p2pavg.bench.workers import start_peer
 from p2pavg.errors import P2PAvgError
 from p2pavg.peer.peer import Peer
+from p2pavg.transport.engine import JobProgress
 
-NUMEL = 8192
 COMMANDS = io.FileIO(0, closefd=False)  # unbuffered: the process may end while a thread reads
 SAMPLE_S = 5.0
+LOOK_S = 0.001  # between two looks at a transfer that is to be struck
 
 
 class Chaos:
@@ -32,6 +33,7 @@ class Chaos:
         self._leaving = False
         self._going = threading.Event()  # where the parent says when to begin
         self._die_at = ""
+        self._halt_at = ""
         self._over = threading.Event()
         self._saying = threading.Lock()
         self._own_samples = 0
@@ -40,10 +42,11 @@ class Chaos:
     def run(self) -> None:
         """The whole life of the peer."""
         config = self.config
-        peer = start_peer(config["run_id"], config, compression="none", **config["own"])
+        peer = start_peer(config["run_id"], config, compression="none", **self.planned(), **config["own"])
         self.say("up", address=peer.address, peer=peer.peer_id.hex())
-        trainer = ToyTrainer.of(peer, config, numel=NUMEL, on_epoch=self._epoch)
+        trainer = ToyTrainer.of(peer, config, numel=config["numel"], on_epoch=self._epoch)
         self._watch_phases(peer)
+        threading.Thread(target=self._watch_stages, args=(peer,), daemon=True).start()
         sampler = threading.Thread(target=self._sample, args=(peer,), daemon=True)
         sampler.start()
         self.say("joined", epoch=trainer.session.epoch)
@@ -54,6 +57,7 @@ class Chaos:
             seconds = time.monotonic() - start - config["step_seconds"]
             if seconds > 0.2:
                 self.say("stall", seconds=seconds, epoch=trainer.session.epoch)
+        self._halt_at = ""
         self._finished(trainer, peer)
         while not self._closing:  # other peers may still need this peer's state
             time.sleep(0.05)
@@ -61,6 +65,10 @@ class Chaos:
         sampler.join()
         peer.close()
         self.say("closed")
+
+    def planned(self) -> dict[str, Any]:
+        """The options of a peer on which the plans of the rounds depend."""
+        return {name: self.config[name] for name in ("plan", "region") if name in self.config}
 
     def say(self, kind: str, **fields: Any) -> None:
         """Write one event."""
@@ -113,6 +121,7 @@ class Chaos:
         for line in COMMANDS:
             told = json.loads(line)
             self._die_at = told.get("die_at", self._die_at)
+            self._halt_at = told.get("halt_at", self._halt_at)
             self._leaving |= "leave" in told
             if "go" in told:
                 self._going.set()
@@ -133,6 +142,25 @@ class Chaos:
 
         driver.recorder.on_trace = on_trace
 
+    def _watch_stages(self, peer: Peer) -> None:
+        """Stop this process once a transfer is at the stage that the parent has named, which then kills it,
+        cuts it off, or lets it go on later.
+        """
+        driver = peer._running().driver
+        assert driver is not None
+        while not self._over.wait(LOOK_S if self._halt_at else 0.05):
+            held = driver.machine.core.holding if self._halt_at else None
+            if held is None or not held.begun:
+                continue
+            try:
+                moved = driver._jobs.progress(held.transfer)
+            except (KeyError, ValueError):  # it has just ended
+                continue
+            if self._halt_at in stages(moved, held.plan.groups, held.rank):
+                self.say("halts", stage=self._halt_at)
+                self._halt_at = ""
+                os.kill(os.getpid(), signal.SIGSTOP)
+
     def _sample(self, peer: Peer) -> None:
         """Write, every few seconds, the figures that would show a leak."""
         while not self._over.wait(SAMPLE_S):
@@ -145,6 +173,18 @@ class Chaos:
                 rss_kib=int(fields["VmRSS"].split()[0]),
                 dht_records=len(peer._running().dht.node.store),
             )
+
+
+def stages(moved: JobProgress, groups: Sequence[int], rank: int) -> set[str]:
+    """Which of STAGES a member's transfer has come to. groups: of the plan; empty: each is its own."""
+    came = [other for other, chunks in enumerate(moved.contributions_received) if chunks]
+    near = {other for other in came if groups and groups[other] == groups[rank]}
+    found = {"contributions"} if near else set()
+    if len(near) < len(came):
+        found.add("means")
+    if any(moved.results_received):
+        found.add("results")
+    return found
 
 
 def main(kind: type[Chaos] = Chaos) -> int:
