@@ -13,8 +13,8 @@ from p2pavg.membership.table import ledger, record, serving
 from p2pavg.membership.table.records import store
 from p2pavg.peer.reach import errands, relaying
 from p2pavg.rounds.loop import handover
-from p2pavg.rounds.machine import core, newcomers
-from p2pavg.rounds.machine.rules import offences, plausible
+from p2pavg.rounds.machine import core, healing, newcomers, refusals, transfer
+from p2pavg.rounds.machine.rules import complaints, dawdling, offences, plausible
 from p2pavg.rounds.measure import status
 from p2pavg.rounds.state import donor, manifest
 from p2pavg.transport import frames
@@ -34,7 +34,7 @@ SECTIONS = {
 FREE = ("What is not protected", "Reporting a hole")  # nothing is promised there
 
 
-WORDS = {2: "two", 3: "three", 4: "four", 10: "ten", 1000: "thousand"}
+WORDS = {2: "two", 3: "three", 4: "four", 6: "six", 10: "ten", 1000: "thousand"}
 FIGURES = [
     f"say {handshake.MAX_HELLO_BYTES >> 10} KB at a time, for {WORDS[int(raw_socket.HANDSHAKE_S)]} seconds",
     f"be one of {half_open.MOST}, of which",
@@ -69,6 +69,11 @@ FIGURES = [
     f"{relay.MOST_OF_ONE} at a time",
     f"be one of {status.MOST_WATCHERS} watchers",
     f"the samples of a {WORDS[plausible.MOST_TARGETS]} epochs",
+    f"the rest go on, for {healing.DOUBT_S:.0f} s, then {2 * healing.DOUBT_S:.0f} s",
+    f"gets {WORDS[int(transfer.LATE_FACTOR) + 1]} times as long as most others needed",
+    f"else {WORDS[refusals.MOST_REFUSALS]} times in an epoch",
+    f"complain {'twice' if complaints.MOST_VAGUE == 2 else ''} in an epoch",
+    f"after {WORDS[dawdling.MOST_SLOW + 1]} of them",
     f"up to {offences.MOST_EPOCHS_OUT}, and only rounds",
 ]
 

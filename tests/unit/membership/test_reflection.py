@@ -14,7 +14,7 @@ from p2pavg.credentials import Authority
 from p2pavg.identity import Identity
 from p2pavg.membership import PeerInfo, key_of
 from p2pavg.membership.closed import PAGE_BYTES, ClosedRun
-from p2pavg.membership.names import MAX_NAMES, Names
+from p2pavg.membership.names import MAX_LOOKUPS, MAX_NAMES, Names
 from p2pavg.membership.table import serving
 from p2pavg.membership.table.address import Address, pack_address
 from p2pavg.membership.table.beat import TAG_BYTES, Beat, Heard, decode_beat
@@ -353,6 +353,7 @@ async def test_names_that_strangers_announce_cost_little(monkeypatch: pytest.Mon
     for number in range(10_000):
         assert names.numeric(f"{number}.example.org") is None
     assert len(names._looking) <= 8
+    assert asked <= MAX_LOOKUPS
     release.set()
     async with asyncio.timeout(30.0):
         while names.numeric("0.example.org") is None:

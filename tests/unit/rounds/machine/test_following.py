@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,7 @@ from p2pavg.rounds.machine.events import (
     Received,
     Tick,
 )
+from p2pavg.rounds.machine.healing import DOUBT_S
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.protocol.ballot import Ballot, Stage
@@ -183,6 +185,24 @@ def test_a_minority_that_is_ahead_and_gives_nothing_is_left_for_a_while(liars: i
             machine.handle(HealFailed("nobody gives anything"), tenth / 10)
     assert len(downloads) == (0 if liars < 3 else 9)
     assert (machine.core.here.joining is None) is (liars < 3)
+
+
+def test_whoever_gives_nothing_again_and_again_is_left_for_longer_each_time() -> None:
+    """One that says that it is epochs ahead is tried again after 8 s, 16 s, 32 s: it may have results."""
+    machine = alone()
+    for number in range(3):
+        epoch, lineage = (0, HERE) if number else (9, AHEAD)
+        machine.handle(PeerUp(bytes([98 + number]) * 20, epoch, lineage), 0.1)
+    assert machine.core.here.joining == (9, AHEAD)
+    machine.handle(HealFailed("nobody gives anything"), 0.2)
+    tried = [0.2]
+    for tenth in range(3, 600):
+        actions = machine.handle(Tick(), tenth / 10)
+        if any(isinstance(action, StartHeal) for action in actions):
+            tried.append(tenth / 10)
+            machine.handle(HealFailed("nobody gives anything"), tenth / 10)
+    pauses = [after - before for before, after in itertools.pairwise(tried)]
+    assert pauses == pytest.approx([DOUBT_S, 2 * DOUBT_S, 4 * DOUBT_S], abs=1.0)
 
 
 @pytest.mark.parametrize("asks", ["question", "proposal"])

@@ -136,6 +136,13 @@ def test_who_hinders_rounds_stays_out_of_more_and_more_of_them(trick: str) -> No
     assert told.samples >= 0.5
 
 
+def test_who_alone_lacks_a_link_leaves_alone() -> None:
+    """An end that promised has all its links: whoever names it as missing is left out, and nobody else."""
+    told = Liar(TRICKS["has no link to an honest peer"]).run(SECONDS)
+    assert told.excluded == {}
+    assert told.liar > 0
+
+
 def test_forgiveness_grows_rarer() -> None:
     """One further epoch out, then 2, 4, 8, ...; and ever more rounds take a strike off."""
     offences, epoch, out = Offences(), 10, []
