@@ -29,7 +29,7 @@ from p2pavg.bench.scenario.replay import Replay, Sleeper, Training, among, repla
 from p2pavg.bench.workers import WorkerError
 from p2pavg.errors import P2PAvgError
 from p2pavg.forecast.evidence import Evidence, from_reports
-from p2pavg.forecast.laws import LinkProfile, PeerProfile, Workload, epoch
+from p2pavg.forecast.laws import LinkProfile, PeerProfile, Swarm, Workload, epoch
 from p2pavg.lab import Lab, load
 from p2pavg.lab.topology import Topology
 
@@ -148,7 +148,7 @@ def foretold(case: Case, links: Links, evidence: Evidence) -> dict[str, Any]:
         (i, j): LinkProfile(links[f"{a}:{b}"]["rtt_ms"] / 1e3, links[f"{a}:{b}"]["gbps"] * 1e9 / 8)
         for (i, a), (j, b) in itertools.permutations(enumerate(hosts), 2)
     }
-    speed = mean(member.sps for member in evidence.members)
+    speed = mean(member.sps for member in evidence.swarm.members)
 
     def card(at: int, end: int, told: float) -> float | None:
         """A machine's rate as its offer tells, but no more than its fastest link was seen to carry."""
@@ -166,7 +166,7 @@ def foretold(case: Case, links: Links, evidence: Evidence) -> dict[str, Any]:
         for i, host in enumerate(hosts)
     ]
     job = Workload(TARGET, case.network.values, delayed=case.delayed)
-    found = epoch(job, members, profiles, evidence.overheads)
+    found = epoch(job, Swarm(members, profiles), evidence.overheads)
     slowest = min(profiles.items(), key=lambda item: item[1].rate)
     return {
         "samples_per_second": found.samples_per_second,
@@ -276,7 +276,7 @@ def main() -> int:
     document: dict[str, Any] = {
         "links": written(links),
         "constants_from": BASE.name,
-        "constants": {"samples_per_second": evidence.members[0].sps, **asdict(evidence.overheads)},
+        "constants": {"samples_per_second": evidence.swarm.members[0].sps, **asdict(evidence.overheads)},
         "predicted_at": time.time(),
         "rows": rows,
         "environment": environment(),

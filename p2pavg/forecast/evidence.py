@@ -18,9 +18,9 @@ from p2pavg.forecast.laws import (
     LinkProfile,
     Overheads,
     PeerProfile,
+    Swarm,
     Workload,
     epoch,
-    furthest,
     transfer,
     value_bytes,
 )
@@ -42,8 +42,7 @@ class Evidence:
     """A swarm as its reports show it. epochs: that were looked at. sample: seconds of these epochs."""
 
     job: Workload
-    members: tuple[PeerProfile, ...]
-    links: Mapping[tuple[int, int], LinkProfile]
+    swarm: Swarm
     overheads: Overheads
     epochs: int
     sample: tuple[float, ...]
@@ -58,7 +57,7 @@ class Evidence:
         words, such as "Tesla T4". None: nobody does.
         """
         wanted = _words(kind)
-        found = [member.sps for member in self.members if wanted and wanted <= _words(member.device)]
+        found = [member.sps for member in self.swarm.members if wanted and wanted <= _words(member.device)]
         return median(found) if found else None
 
 
@@ -85,7 +84,6 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
     full = max(len(report.members) for report in rounds)
     rounds = [report for report in rounds if len(report.members) == full]
     members, order = _members(rounds)
-    links = _links(rounds, order)
     codec = rounds[-1].codec if rounds[-1].codec in BYTES else "fp16"
     result = codecs.for_results(codecs.get(codec)).name
     job = Workload(
@@ -96,11 +94,11 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
         delayed=2 * sum(report.overlapped for report in rounds) > len(rounds),
         steps=float(_steps(rounds)),
     )
-    links = _achieved(job, members, links, rounds)
+    swarm = _achieved(job, Swarm(members, _links(rounds, order)), rounds)
     seconds = tuple(
         median(r.seconds_total for r in rounds if r.epoch == e) for e in sorted({r.epoch for r in rounds})
     )
-    return Evidence(job, members, links, _overheads(job, members, links, rounds), len(seconds), seconds)
+    return Evidence(job, swarm, _overheads(job, swarm, rounds), len(seconds), seconds)
 
 
 def _words(text: str) -> set[str]:
@@ -169,26 +167,22 @@ def _links(rounds: Sequence[RoundReport], order: Mapping[str, int]) -> dict[tupl
     }
 
 
-def _achieved(
-    job: Workload,
-    members: Sequence[PeerProfile],
-    links: dict[tuple[int, int], LinkProfile],
-    rounds: Sequence[RoundReport],
-) -> dict[tuple[int, int], LinkProfile]:
+def _achieved(job: Workload, swarm: Swarm, rounds: Sequence[RoundReport]) -> Swarm:
     """The links at rates with which the rounds' bytes take as long as they took.
 
     The rate of a report is the highest of an epoch, a sum of what each stream got at its best: more than a
     whole round gets. Where bytes are few beside round trips, they say nothing of rates.
     """
-    took = median(report.seconds_transfer for report in rounds) - Overheads().transfer * furthest(links)
-    if transfer(job, members, links).seconds < furthest(links):
-        return links
+    took = median(report.seconds_transfer for report in rounds) - Overheads().transfer * swarm.rtt
+    if transfer(job, swarm).seconds < swarm.rtt:
+        return swarm
     for _ in range(_CORRECTIONS):  # slow start takes no longer over a slower link: one step is too short
-        told = transfer(job, members, links).seconds
+        told = transfer(job, swarm).seconds
         if told >= took:
             break
-        links = {pair: replace(link, rate=link.rate * told / took) for pair, link in links.items()}
-    return links
+        slower = {pair: replace(link, rate=link.rate * told / took) for pair, link in swarm.links.items()}
+        swarm = replace(swarm, links=slower)
+    return swarm
 
 
 def _values(rounds: Sequence[RoundReport], codec: str, result: str, members: int) -> float:
@@ -207,35 +201,28 @@ def _values(rounds: Sequence[RoundReport], codec: str, result: str, members: int
     return values
 
 
-def _overheads(
-    job: Workload,
-    members: Sequence[PeerProfile],
-    links: Mapping[tuple[int, int], LinkProfile],
-    rounds: Sequence[RoundReport],
-) -> Overheads:
+def _overheads(job: Workload, swarm: Swarm, rounds: Sequence[RoundReport]) -> Overheads:
     """Phases in round trips where those are long enough to count in, and what is left in seconds."""
     usual = Overheads(update=median(report.seconds_update for report in rounds))
-    rtt = furthest(links)
-    phases = {
-        "waiting": median(report.seconds_waiting for report in rounds),
-        "matchmaking": median(report.seconds_matchmaking for report in rounds),
-        "transfer": median(report.seconds_transfer for report in rounds),
-        "commit": median(report.seconds_commit for report in rounds),
-    }
-    bytes_s = transfer(job, members, links).seconds
-    spent = sum(phases.values()) - bytes_s
-    known = usual.round_trips * rtt
-    found = replace(usual, local=max(0.0, spent - known))
-    if rtt > 0 and spent < known:
-        share = max(0.0, spent) / known
+    spent = sum(
+        median(getattr(report, f"seconds_{phase}") for report in rounds)
+        for phase in ("waiting", "matchmaking", "transfer", "commit")
+    )
+    spent = max(0.0, spent - transfer(job, swarm).seconds)
+    known = usual.round_trips * swarm.rtt
+    if spent >= known:
+        found = replace(usual, local=spent - known)
+    else:
+        share = spent / known
         found = replace(
-            found,
+            usual,
             waiting=share * usual.waiting,
             matchmaking=share * usual.matchmaking,
             transfer=share * usual.transfer,
             commit=share * usual.commit,
+            local=0.0,
         )
-    predicted = epoch(job, members, links, found).total
+    predicted = epoch(job, swarm, found).total
     off = [report.seconds_total / predicted - 1 for report in rounds]
     relative = min(_WIDEST, max(0.01, pstdev(off) if len(off) > 1 else usual.relative))
     return replace(found, relative=relative)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from p2pavg import codecs
 from p2pavg.allreduce.choosing import PlanInputs, Topology, choose
@@ -30,10 +29,7 @@ def value_bytes(codec: str, chunk: int = CHUNK) -> float:
 BYTES = {name: value_bytes(name) for name in codecs.WIRE_IDS}
 """Of a long vector, by codec."""
 HOUR = 3600.0
-WORD = (
-    2.0  # round trips until peers that calculate behind a longer round hear that the next target is reached:
-)
-# to the leader and back, over links whose queues that round has filled
+WORD = 2.0  # round trips of word that the next target is reached, over links that a longer round has filled
 INITIAL_WINDOW = 10 * 1448  # bytes that a stream sends in its first round trip (RFC 6928)
 
 
@@ -61,6 +57,30 @@ class LinkProfile:
     rtt: float
     rate: float
     streams: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Swarm:
+    """Peers, and the links between them: by ordered pair of their indices, where known."""
+
+    members: Sequence[PeerProfile]
+    links: Mapping[tuple[int, int], LinkProfile]
+
+    @property
+    def sps(self) -> float:
+        """Samples/s between two rounds."""
+        return sum(member.sps for member in self.members)
+
+    @property
+    def rtt(self) -> float:
+        """The longest round trip, seconds."""
+        return max((link.rtt for link in self.links.values()), default=0.0)
+
+    def only(self, kept: Sequence[int]) -> Swarm:
+        """The swarm of these members."""
+        place = {old: new for new, old in enumerate(kept)}
+        links = {(place[i], place[j]): k for (i, j), k in self.links.items() if i in place and j in place}
+        return Swarm([self.members[i] for i in kept], links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,27 +170,20 @@ class EpochForecast:
         return self.calculation / self.communication if self.communication else math.inf
 
 
-def transfer(
-    job: Workload,
-    members: Sequence[PeerProfile],
-    links: Mapping[tuple[int, int], LinkProfile],
-    plan: Topology = Topology.AUTO,
-) -> TransferForecast:
-    """The transfer of one round, by the plan that its leader would choose. links: by ordered pair of member
-    indices, where known.
-    """
-    n = len(members)
+def transfer(job: Workload, swarm: Swarm, plan: Topology = Topology.AUTO) -> TransferForecast:
+    """The transfer of one round, by the plan that its leader would choose."""
+    members, links, n = swarm.members, swarm.links, len(swarm.members)
     if n < 2:
         return TransferForecast(0.0, (1.0,) * n, "nothing: one peer averages alone")
-    own, back = job.contribution_bytes, job.result_bytes
     groups = regions([member.region for member in members], {pair: link.rtt for pair, link in links.items()})
+    near = [link.rtt for (i, j), link in links.items() if groups[i] == groups[j]]
     question = PlanInputs(
         numel=max(n, round(job.values)),
-        nbytes=round((own + back) / 2),
+        nbytes=round((job.contribution_bytes + job.result_bytes) / 2),
         members=[Capacity(member.up, member.down) for member in members],
         links={pair: link.rate for pair, link in links.items()},
         groups=groups,
-        near_rtt_s=furthest({pair: k for pair, k in links.items() if groups[pair[0]] == groups[pair[1]]}),
+        near_rtt_s=max(near, default=0.0),
         votes=[True] * n,
     )
     chosen = choose(plan, question)
@@ -188,7 +201,7 @@ def transfer(
                 sent[parent, rank] = sent.get((parent, rank), 0.0) + back * share
     if chosen.seconds is None:
         return TransferForecast(0.0, tuple(parts), "nothing that was measured", sent, chosen.plan.kind)
-    ramped, binds = _slowest(members, links, sent)
+    ramped, binds = _slowest(swarm, sent)
     return TransferForecast(max(chosen.seconds, ramped), tuple(parts), binds, sent, chosen.plan.kind)
 
 
@@ -202,13 +215,9 @@ def ramp(link: LinkProfile, count: float, rate: float = math.inf) -> float:
     return max(0.0, link.rtt * math.log2(1 + risen / (link.streams * INITIAL_WINDOW)) - risen / rate)
 
 
-def _slowest(
-    members: Sequence[PeerProfile],
-    links: Mapping[tuple[int, int], LinkProfile],
-    sent: Mapping[tuple[int, int], float],
-) -> tuple[float, str]:
+def _slowest(swarm: Swarm, sent: Mapping[tuple[int, int], float]) -> tuple[float, str]:
     """What takes longest to carry its bytes, its slow start included: seconds, and in words."""
-    bounds = []
+    members, links, bounds = swarm.members, swarm.links, []
     for (i, j), count in sent.items():
         if (i, j) in links:
             link = links[i, j]
@@ -233,39 +242,26 @@ def _slowest(
     return seconds, f"{what} ({8e-6 * rate:,.4g} Mb/s)"
 
 
-def furthest(links: Mapping[Any, LinkProfile]) -> float:
-    """The longest round trip, seconds."""
-    return max((link.rtt for link in links.values()), default=0.0)
-
-
 def epoch(
-    job: Workload,
-    members: Sequence[PeerProfile],
-    links: Mapping[tuple[int, int], LinkProfile],
-    overheads: Overheads = Overheads(),
-    plan: Topology = Topology.AUTO,
+    job: Workload, swarm: Swarm, overheads: Overheads = Overheads(), plan: Topology = Topology.AUTO
 ) -> EpochForecast:
-    """One epoch of a swarm of these members."""
-    speed = sum(member.sps for member in members)
-    calculation = job.target / speed
-    moved = transfer(job, members, links, plan)
-    rtt = furthest(links)
+    """One epoch of a swarm."""
+    calculation = job.target / swarm.sps
+    moved = transfer(job, swarm, plan)
     communication = overheads.update
-    if len(members) > 1:
-        communication += overheads.local + overheads.round_trips * rtt + moved.seconds
+    if len(swarm.members) > 1:
+        communication += overheads.local + overheads.round_trips * swarm.rtt + moved.seconds
     hidden = min(calculation, communication) if job.delayed else 0.0
     waits = max(0.0, communication - calculation) if job.delayed else 0.0
-    samples = job.target + speed * min(waits, WORD * rtt)
-    return EpochForecast(calculation, communication, hidden, moved, rtt, samples)
+    samples = job.target + swarm.sps * min(waits, WORD * swarm.rtt)
+    return EpochForecast(calculation, communication, hidden, moved, swarm.rtt, samples)
 
 
-def smallest_target(
-    job: Workload, members: Sequence[PeerProfile], found: EpochForecast, efficiency: float
-) -> float:
-    """The target batch at which calculation is `efficiency` of the epoch."""
-    speed = sum(member.sps for member in members)
-    needed = found.communication * (1.0 if job.delayed else efficiency / (1 - efficiency))
-    return speed * needed
+def smallest_target(swarm: Swarm, found: EpochForecast, efficiency: float | None = None) -> float:
+    """The target batch at which calculation is `efficiency` of the epoch; None: at which it hides all
+    communication, with delayed updates.
+    """
+    return swarm.sps * found.communication * (efficiency / (1 - efficiency) if efficiency else 1.0)
 
 
 def dollars_per_hour(

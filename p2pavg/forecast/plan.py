@@ -106,9 +106,9 @@ def _brief(judge: Judge, plan: MachinePlan) -> dict[str, Any]:
 
 def _told(judge: Judge, plan: MachinePlan) -> dict[str, Any]:
     """The plan with its prediction by the laws."""
-    members, links = judge.swarm(plan.counts)
-    found = epoch(judge.inventory.job, members, links, judge.overheads)
-    _, traffic = dollars_per_hour(found, members, judge.inventory.per_gb)
+    swarm = judge.swarm(plan.counts)
+    found = epoch(judge.inventory.job, swarm, judge.overheads)
+    _, traffic = dollars_per_hour(found, swarm.members, judge.inventory.per_gb)
     return _brief(judge, plan) | {
         "epoch_s": found.total,
         "communication_s": found.communication,

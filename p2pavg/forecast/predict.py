@@ -6,19 +6,21 @@ import argparse
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 from p2pavg import codecs
 from p2pavg.allreduce.choosing import Topology
 from p2pavg.errors import ConfigurationError
-from p2pavg.forecast.evidence import Evidence, from_reports
+from p2pavg.forecast.evidence import FEW, Evidence, from_reports
 from p2pavg.forecast.inventory import Inventory, load
 from p2pavg.forecast.laws import (
     BYTES,
     EpochForecast,
-    LinkProfile,
+    Overheads,
     PeerProfile,
+    Swarm,
     Workload,
     dollars_per_hour,
     dollars_per_million,
@@ -47,13 +49,8 @@ def register(subparsers: Any) -> None:
     add = predict.add_argument
     add("--from", dest="reports", nargs="+", required=True, metavar="JSONL", help="reports of one run")
     add("--run", metavar="RUN", help="which run, when the files hold several")
-    add(
-        "--add",
-        nargs="+",
-        default=[],
-        metavar="NxTYPE@REGION",
-        help="peers more; TYPE: of --inventory, or samples/s",
-    )
+    more = "peers more; TYPE: of --inventory, or samples/s"
+    add("--add", nargs="+", default=[], metavar="NxTYPE@REGION", help=more)
     add("--without", nargs="+", default=[], metavar="REGION", help="leave a region's peers out")
     add("--target-batch-size", type=float, metavar="N", help="another target batch")
     add("--delay", action="store_true", help="as with delay_updates: communication hides behind calculation")
@@ -65,32 +62,50 @@ def register(subparsers: Any) -> None:
     predict.set_defaults(func=lambda args: usage(predict, args, run_predict))
 
 
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """On which swarms are compared. per_gb: dollars for 1e9 bytes from region to region; None: no prices."""
+
+    overheads: Overheads
+    plan: Topology
+    per_gb: Mapping[tuple[str, str], float] | None
+
+    def epoch(self, job: Workload, swarm: Swarm) -> EpochForecast:
+        return epoch(job, swarm, self.overheads, self.plan)
+
+    def dollars_hour(self, found: EpochForecast, swarm: Swarm) -> float | None:
+        if self.per_gb is None:
+            return None
+        return sum(dollars_per_hour(found, swarm.members, self.per_gb))
+
+
 def run_predict(args: argparse.Namespace) -> int:
     """Say what an epoch will take."""
     evidence = from_reports(load_reports(args.reports, args.run).reports)
     inventory = load(args.inventory, evidence.speed_of) if args.inventory else None
     prices = PriceTable.load(args.prices) if args.prices else None
     job = _job(evidence.job, args)
-    members, links = _swarm(evidence, inventory, args.add, args.without)
-    money = _Money(inventory, prices, members, links)
-    plan = Topology(args.plan)
-    found = epoch(job, members, links, evidence.overheads, plan)
-    figures = _figures(job, members, found, evidence.half_width, money)
+    swarm = _swarm(evidence, inventory, args.add, args.without)
+    per_gb = dict(inventory.per_gb) if inventory else None
+    if prices is not None:
+        swarm, per_gb = _priced(swarm, per_gb or {}, prices)
+    terms = _Terms(evidence.overheads, Topology(args.plan), per_gb)
+    found = terms.epoch(job, swarm)
+    figures = _figures(swarm, found, evidence.half_width, terms)
+    places = sorted({member.region for member in swarm.members})
     figures["without"] = [
-        {"region": region, **_change(job, members, links, region, evidence, found, money, plan)}
-        for region in sorted({member.region for member in members})
-        if len({member.region for member in members}) > 1
+        {"region": place, **_change(job, swarm, place, terms)} for place in places if len(places) > 1
     ]
-    figures["hides_from"] = _hides_from(job, members, links, evidence)
+    figures["hides_from"] = _hides_from(job, swarm, terms)
     figures["overshoot_at_most"] = job.steps if args.target_batch_size is not None else 0.0
-    lines = _words(figures, members, found)
+    lines = _words(figures, found)
     if figures["overshoot_at_most"]:
         lines.append(
             f"Peers end an epoch with whole steps: averages of up to {job.target + job.steps:,.0f} samples "
             f"where {job.target:,.0f} are asked, and epochs as much longer. Figures here are of "
             f"{job.target:,.0f}."
         )
-    if evidence.epochs < 5:
+    if evidence.epochs < FEW:
         lines.append(f"Few epochs were looked at ({evidence.epochs}): the interval is wide.")
     return emit(args.json, figures, lines)
 
@@ -104,43 +119,40 @@ def _job(job: Workload, args: argparse.Namespace) -> Workload:
         steps, colon, codec = args.outer.partition(":")
         if not steps.isdecimal() or not 1 <= int(steps) < 1e9 or (colon and codec not in BYTES):
             raise ConfigurationError(f"--outer is H:CODEC, such as 30:int8, not {args.outer!r}")
-        codec = codec or job.contribution
-        result = codecs.for_results(codecs.get(codec)).name
-        job = replace(job, target=job.target * int(steps), contribution=codec, result=result)
+        job = _encoded(job.with_target(job.target * int(steps)), codec or job.contribution)
     return replace(job, delayed=job.delayed or args.delay)
+
+
+def _encoded(job: Workload, codec: str) -> Workload:
+    return replace(job, contribution=codec, result=codecs.for_results(codecs.get(codec)).name)
 
 
 def _swarm(
     evidence: Evidence, inventory: Inventory | None, added: Sequence[str], without: Sequence[str]
-) -> tuple[list[PeerProfile], dict[tuple[int, int], LinkProfile]]:
+) -> Swarm:
     """The members to predict, and their links: measured ones, else those of their regions."""
-    kept = [i for i, member in enumerate(evidence.members) if member.region not in without]
-    members = [evidence.members[i] for i in kept]
-    more = [member for text in added for member in _added(text, inventory, evidence)]
+    there, measured = evidence.swarm.members, evidence.swarm.links
+    members = [*there, *(member for text in added for member in _added(text, inventory, evidence))]
     for region in without:
-        if region not in {member.region for member in (*evidence.members, *more)}:
+        if region not in {member.region for member in members}:
             raise ConfigurationError(f"--without {region!r}: no peer of these reports is there")
-    members += [member for member in more if member.region not in without]
-    if not members:
-        raise ConfigurationError("nobody is left; leave fewer regions out")
     by_region = dict(inventory.links) if inventory else {}
-    for (i, j), link in evidence.links.items():
-        by_region.setdefault((evidence.members[i].region, evidence.members[j].region), link)
-    links: dict[tuple[int, int], LinkProfile] = {}
-    for a in range(len(members)):
-        for b in range(len(members)):
-            if a == b:
-                continue
-            known = evidence.links.get((kept[a], kept[b])) if max(a, b) < len(kept) else None
-            known = known or by_region.get((members[a].region, members[b].region))
-            if known is not None:
-                links[a, b] = known
-            elif max(a, b) >= len(kept):
-                raise ConfigurationError(
-                    f"no link between {members[a].region!r} and {members[b].region!r} is known; measure it "
-                    "with 'p2pavg bench net' and name it in --inventory"
-                )
-    return members, links
+    for (i, j), link in measured.items():
+        by_region.setdefault((there[i].region, there[j].region), link)
+    kept = [i for i, member in enumerate(members) if member.region not in without]
+    if not kept:
+        raise ConfigurationError("nobody is left; leave fewer regions out")
+    links = dict(measured)
+    for i, j in permutations(kept, 2):
+        ends = members[i].region, members[j].region
+        if (i, j) not in links and ends in by_region:
+            links[i, j] = by_region[ends]
+        elif (i, j) not in links and max(i, j) >= len(there):
+            raise ConfigurationError(
+                f"no link between {ends[0]!r} and {ends[1]!r} is known; measure it with 'p2pavg bench net' "
+                "and name it in --inventory"
+            )
+    return Swarm(members, links).only(kept)
 
 
 def _added(text: str, inventory: Inventory | None, evidence: Evidence) -> list[PeerProfile]:
@@ -167,45 +179,39 @@ def _added(text: str, inventory: Inventory | None, evidence: Evidence) -> list[P
     return [PeerProfile(f"{kind}@{region}#{n + 1}", region, speed, up, down, rent) for n in range(count)]
 
 
-class _Money:
-    """The cost of an epoch, by the prices at hand."""
-
-    def __init__(
-        self,
-        inventory: Inventory | None,
-        prices: PriceTable | None,
-        members: Sequence[PeerProfile],
-        links: Mapping[tuple[int, int], LinkProfile],
-    ) -> None:
-        self.known = prices is not None or inventory is not None
-        self._prices = prices
-        self.per_gb = dict(inventory.per_gb) if inventory else {}
-        if prices is not None:
-            for (i, j), link in links.items():
-                a, b = members[i].region, members[j].region
-                where = distance(a, b, same_host=False, rtt_s=link.rtt)
-                self.per_gb[a, b] = prices.gb.get(where, 0.0)
-
-    def dollars(self, found: EpochForecast, members: Sequence[PeerProfile]) -> tuple[float, float]:
-        rented = [
-            replace(member, dollars_hour=member.dollars_hour or self._hourly(member.region))
-            for member in members
-        ]
-        return dollars_per_hour(found, rented, self.per_gb)
-
-    def _hourly(self, region: str) -> float:
-        return self._prices.hourly(region) if self._prices else 0.0
+def _priced(
+    swarm: Swarm, per_gb: Mapping[tuple[str, str], float], prices: PriceTable
+) -> tuple[Swarm, dict[tuple[str, str], float]]:
+    """The swarm with rents, and dollars for 1e9 bytes from region to region, by a table of prices."""
+    members = [
+        replace(member, dollars_hour=member.dollars_hour or prices.hourly(member.region))
+        for member in swarm.members
+    ]
+    told = dict(per_gb)
+    for (i, j), link in swarm.links.items():
+        here, there = members[i].region, members[j].region
+        if here and there:
+            told[here, there] = prices.between(here, there)
+        else:
+            where = distance(here, there, same_host=False, rtt_s=link.rtt)
+            told[here, there] = prices.gb.get(where, 0.0)
+    return replace(swarm, members=members), told
 
 
-def _figures(
-    job: Workload, members: Sequence[PeerProfile], found: EpochForecast, half_width: float, money: _Money
-) -> dict[str, Any]:
-    rent, traffic = money.dollars(found, members)
-    sps = found.samples_per_second
-    sent: dict[str, float] = {}
+def _figures(swarm: Swarm, found: EpochForecast, half_width: float, terms: _Terms) -> dict[str, Any]:
+    sps, members = found.samples_per_second, swarm.members
+    dollars = terms.dollars_hour(found, swarm)
+    between: dict[str, float] = {}
+    traffic: dict[str, dict[str, float]] = {}
     for (i, j), count in found.transfer.sent.items():
-        where = f"{members[i].region or '?'} to {members[j].region or '?'}"
-        sent[where] = sent.get(where, 0.0) + count
+        ends = members[i].region, members[j].region
+        named = f"{ends[0] or '?'} to {ends[1] or '?'}"
+        between[named] = between.get(named, 0.0) + count
+        rtt = swarm.links[i, j].rtt if (i, j) in swarm.links else 0.0
+        of = traffic.setdefault(distance(*ends, same_host=False, rtt_s=rtt), {"bytes": 0.0, "dollars": 0.0})
+        million = 1e6 * count / found.samples
+        of["bytes"] += million
+        of["dollars"] += million / 1e9 * (terms.per_gb or {}).get(ends, 0.0)
     return {
         "samples_per_second": sps,
         "interval": [sps / (1 + half_width), sps * (1 + half_width)],
@@ -214,36 +220,26 @@ def _figures(
         "communication_s": found.communication,
         "hidden_s": found.hidden,
         "granularity": found.granularity if found.communication else None,
-        "dollars_per_hour": rent + traffic if money.known else None,
-        "dollars_per_million": dollars_per_million(found, rent + traffic) if money.known else None,
+        "dollars_per_hour": dollars,
+        "dollars_per_million": None if dollars is None else dollars_per_million(found, dollars),
+        "traffic_per_million": traffic,
         "binds": found.transfer.binds,
         "plan": found.transfer.plan,
-        "smallest_target_batch": {f"{e:g}": smallest_target(job, members, found, e) for e in EFFICIENCIES},
+        "smallest_target_batch": {f"{e:g}": smallest_target(swarm, found, e) for e in EFFICIENCIES},
+        "smallest_target_batch_delayed": smallest_target(swarm, found),
         "shares": list(found.transfer.shares),
-        "bytes_between_regions": sent,
+        "bytes_between_regions": between,
         "peers": len(members),
     }
 
 
-def _change(
-    job: Workload,
-    members: Sequence[PeerProfile],
-    links: Mapping[tuple[int, int], LinkProfile],
-    region: str,
-    evidence: Evidence,
-    before: EpochForecast,
-    money: _Money,
-    plan: Topology,
-) -> dict[str, float | None]:
+def _change(job: Workload, swarm: Swarm, region: str, terms: _Terms) -> dict[str, float | None]:
     """The changes when a region is left out, as shares."""
-    kept = [i for i, member in enumerate(members) if member.region != region]
-    place = {i: n for n, i in enumerate(kept)}
-    fewer = [members[i] for i in kept]
-    between = {(place[i], place[j]): link for (i, j), link in links.items() if i in place and j in place}
-    after = epoch(job, fewer, between, evidence.overheads, plan)
+    fewer = swarm.only([i for i, member in enumerate(swarm.members) if member.region != region])
+    before, after = terms.epoch(job, swarm), terms.epoch(job, fewer)
     costs = [
-        dollars_per_million(found, sum(money.dollars(found, who)))
-        for found, who in ((before, members), (after, fewer))
+        dollars_per_million(found, terms.dollars_hour(found, who) or 0.0)
+        for found, who in ((before, swarm), (after, fewer))
     ]
     return {
         "samples_per_second": after.samples_per_second / before.samples_per_second - 1,
@@ -251,38 +247,37 @@ def _change(
     }
 
 
-def _hides_from(
-    job: Workload,
-    members: Sequence[PeerProfile],
-    links: Mapping[tuple[int, int], LinkProfile],
-    evidence: Evidence,
-) -> dict[str, int]:
+def _hides_from(job: Workload, swarm: Swarm, terms: _Terms) -> dict[str, int]:
     """For each codec, how many epochs' worth of local steps communication would hide behind."""
-    found = {}
-    for codec in ("fp16", "int8", "int4"):
-        result = codecs.for_results(codecs.get(codec)).name
-        one = epoch(replace(job, contribution=codec, result=result), members, links, evidence.overheads)
-        found[codec] = max(1, math.ceil(one.communication / one.calculation))
-    return found
+    epochs = {codec: terms.epoch(_encoded(job, codec), swarm) for codec in ("fp16", "int8", "int4")}
+    return {codec: max(1, math.ceil(one.communication / one.calculation)) for codec, one in epochs.items()}
 
 
-def _words(figures: Mapping[str, Any], members: Sequence[PeerProfile], found: EpochForecast) -> list[str]:
+def _words(figures: Mapping[str, Any], found: EpochForecast) -> list[str]:
     low, high = figures["interval"]
     lines = [
-        f"{figures['samples_per_second']:,.1f} samples/s ({low:,.1f} to {high:,.1f}), {len(members)} peers: "
-        f"an epoch of {found.total:.2f} s, {found.calculation:.2f} calculation and "
+        f"{figures['samples_per_second']:,.1f} samples/s ({low:,.1f} to {high:,.1f}), "
+        f"{figures['peers']} peers: an epoch of {found.total:.2f} s, {found.calculation:.2f} calculation and "
         f"{found.communication:.2f} communication"
         + (f", {found.hidden:.2f} of it hidden" if found.hidden else ""),
         f"What binds a transfer of {found.transfer.seconds:.2f} s ({found.transfer.plan}): "
         f"{found.transfer.binds}.",
     ]
-    if figures["dollars_per_hour"] is not None:
+    priced = figures["dollars_per_hour"] is not None
+    if priced:
         lines.append(
             f"${figures['dollars_per_hour']:,.2f} an hour, "
             f"${figures['dollars_per_million']:,.2f} a million samples."
         )
+    traffic = ", ".join(
+        f"{of['bytes'] / 1e9:,.1f} GB over links of class {where}"
+        + (f" (${of['dollars']:,.2f})" if priced else "")
+        for where, of in figures["traffic_per_million"].items()
+    )
+    lines += [f"Traffic of a million samples: {traffic}."] if traffic else []
     targets = ", ".join(f"{float(e):.0%} from {n:,.0f}" for e, n in figures["smallest_target_batch"].items())
-    lines.append(f"Efficiency by target batch, samples: {targets}.")
+    delayed = figures["smallest_target_batch_delayed"]
+    lines.append(f"Efficiency by target batch, samples: {targets}; delayed: all from {delayed:,.0f}.")
     hides = ", ".join(f"{n} with {codec}" for codec, n in figures["hides_from"].items())
     lines.append(f"With outer steps, epochs' worth of local steps that hide the communication: {hides}.")
     for row in figures["without"]:

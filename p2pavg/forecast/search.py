@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from p2pavg.forecast.bounds import F64, Bounds, Counts
 from p2pavg.forecast.inventory import Inventory
-from p2pavg.forecast.laws import LinkProfile, Overheads, PeerProfile, dollars_per_hour, epoch
+from p2pavg.forecast.laws import Overheads, PeerProfile, Swarm, dollars_per_hour, epoch
 from p2pavg.plan import MOST_FLAT
 
 EXHAUSTIVE = 100_000
@@ -140,16 +140,15 @@ class Judge:
         return self._known[key]
 
     def _judged(self, counts: tuple[int, ...]) -> MachinePlan:
-        members, links = self.swarm(counts)
-        found = epoch(self.inventory.job, members, links, self.overheads)
-        rent, traffic = dollars_per_hour(found, members, self.inventory.per_gb)
+        swarm = self.swarm(counts)
+        found = epoch(self.inventory.job, swarm, self.overheads)
+        rent, traffic = dollars_per_hour(found, swarm.members, self.inventory.per_gb)
         return MachinePlan(counts, found.samples_per_second, rent + traffic)
 
-    def swarm(self, counts: Sequence[int]) -> tuple[list[PeerProfile], dict[tuple[int, int], LinkProfile]]:
+    def swarm(self, counts: Sequence[int]) -> Swarm:
         """Its peers and links, for `laws.epoch`."""
-        kinds = [
-            offer for offer, count in zip(self.inventory.offers, counts, strict=True) for _ in range(count)
-        ]
+        offers = self.inventory.offers
+        kinds = [offer for offer, count in zip(offers, counts, strict=True) for _ in range(count)]
         members = [
             PeerProfile(f"{one.name}#{n}", one.region, one.sps, one.up, one.down, one.dollars_hour)
             for n, one in enumerate(kinds, 1)
@@ -158,7 +157,7 @@ class Judge:
             (a, b): self.inventory.links[members[a].region, members[b].region]
             for a, b in itertools.permutations(range(len(members)), 2)
         }
-        return members, links
+        return Swarm(members, links)
 
 
 def search(judge: Judge, goal: Goal, begin: Sequence[int] | None = None) -> MachinePlan | None:

@@ -89,6 +89,8 @@ def test_a_prediction_has_what_scripts_rely_on(
     assert found["granularity"] == pytest.approx(found["calculation_s"] / found["communication_s"])
     assert found["dollars_per_million"] is None
     assert set(found["smallest_target_batch"]) == {"0.8", "0.9", "0.95"}
+    speed = 400 / found["calculation_s"]
+    assert found["smallest_target_batch_delayed"] == pytest.approx(speed * found["communication_s"])
     code, out, _ = run(capsys, "predict", "--from", files[0])
     assert code == 0
     assert "samples/s" in out
@@ -109,6 +111,22 @@ def test_peers_across_the_world_do_not_pay_and_near_ones_do(
         capsys, "predict", "--from", files[0], "--inventory", files[1], "--add", "1x5@aus", "--without", "aus"
     )
     assert fewer["samples_per_second"] == pytest.approx(base["samples_per_second"])
+
+
+def test_traffic_is_told_by_class_of_link_with_its_dollars(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bytes and dollars of a million samples add up to those of an epoch; [egress] comes before [gb]."""
+    table = tmp_path / "prices.toml"
+    table.write_text("[gb]\nworld = 0.5\nregion = 0.25\n[egress.us]\neu = 0.125\n")
+    found = figures(capsys, "predict", "--from", files[0], "--prices", str(table))
+    sent = found["bytes_between_regions"]
+    traffic = found["traffic_per_million"]
+    total = sum(of["bytes"] for of in traffic.values())
+    assert total == pytest.approx(sum(sent.values()) * 1e6 / 400)
+    assert sum(of["dollars"] for of in traffic.values()) == pytest.approx(found["dollars_per_million"])
+    dearest = 1e6 / 400 / 1e9 * (0.125 * sent["us to eu"] + 0.5 * sent["eu to us"])
+    assert traffic["world"]["dollars"] == pytest.approx(dearest)
 
 
 def test_a_type_that_reports_name_needs_no_speed(

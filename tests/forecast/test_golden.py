@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p2pavg.forecast.laws import LinkProfile, PeerProfile, Workload, transfer
+from p2pavg.forecast.laws import LinkProfile, PeerProfile, Swarm, Workload, transfer
 from tests.forecast.golden import DATA, RUNS, STABLE, gigabytes, law, left_out, one_zone_law, slowest_gbps
 
 CLOUDS = [run for run in STABLE if run["group"] in "ABCD"]
@@ -79,7 +79,7 @@ def test_bytes_are_those_of_a_flat_butterfly() -> None:
         n = len(run["peers"])
         members = [PeerProfile(str(i), "", 1.0) for i in range(n)]
         links = {(i, j): LinkProfile(0.0, 1e9) for i in range(n) for j in range(n) if i != j}
-        sent = transfer(Workload(1, gigabytes(run) / 2 * 1e9), members, links).sent
+        sent = transfer(Workload(1, gigabytes(run) / 2 * 1e9), Swarm(members, links)).sent
         assert run["sent_gb_per_peer"] / (sum(sent.values()) / n / 1e9) == pytest.approx(1.0245, abs=0.03)
 
 

@@ -18,6 +18,7 @@ from p2pavg.forecast.laws import (
     LinkProfile,
     Overheads,
     PeerProfile,
+    Swarm,
     Workload,
     dollars_per_hour,
     dollars_per_million,
@@ -30,15 +31,15 @@ from p2pavg.forecast.laws import (
 from tests.forecast.swarms import report, reports
 
 
-def pair(rate: float = 1e8, rtt: float = 0.1) -> tuple[list[PeerProfile], dict[tuple[int, int], LinkProfile]]:
+def pair(rate: float = 1e8, rtt: float = 0.1) -> Swarm:
     members = [PeerProfile("a", "us", 60.0, dollars_hour=1.0), PeerProfile("b", "eu", 40.0, dollars_hour=2.0)]
-    return members, {(0, 1): LinkProfile(rtt, rate), (1, 0): LinkProfile(rtt, rate)}
+    return Swarm(members, {(0, 1): LinkProfile(rtt, rate), (1, 0): LinkProfile(rtt, rate)})
 
 
 def test_two_peers_exchange_the_vector_once_each_way() -> None:
     """Half of a contribution and half of a result in each direction: S bytes over the link's rate."""
-    members, links = pair(rtt=0.0)
-    found = transfer(Workload(1, 1_024_000), members, links)
+    swarm = pair(rtt=0.0)
+    found = transfer(Workload(1, 1_024_000), swarm)
     assert found.shares == pytest.approx((0.5, 0.5))
     each = value_bytes(
         "fp16", chunk_elements([512_000] * 2)
@@ -62,16 +63,16 @@ def test_few_bytes_take_the_round_trips_of_slow_start() -> None:
     assert full == ramp(link, 1e9) == pytest.approx(0.1 * (math.log2(1 + 1e7 / (16 * INITIAL_WINDOW)) - 1))
     assert ramp(LinkProfile(0.1, 1e8, streams=64), 1e9) < full
     assert ramp(LinkProfile(0.0004, 1.25e8), 1e9) == 0.0
-    members, links = pair()
+    swarm = pair()
     job = Workload(1, 1e8)
-    assert transfer(job, members, links).seconds == pytest.approx(job.result_bytes / 1e8 + full, rel=0.001)
+    assert transfer(job, swarm).seconds == pytest.approx(job.result_bytes / 1e8 + full, rel=0.001)
 
 
 def test_what_is_slowest_binds() -> None:
     """A home's upload is named, with its rate, and its owner is given less to reduce."""
     members = [PeerProfile("home", "", 1.0, up=2.5e6), PeerProfile("b", "", 1.0), PeerProfile("c", "", 1.0)]
     links = {(i, j): LinkProfile(0.04, 1e8) for i in range(3) for j in range(3) if i != j}
-    found = transfer(Workload(1, 1e6), members, links)
+    found = transfer(Workload(1, 1e6), Swarm(members, links))
     assert found.binds == "what home sends (20 Mb/s)"
     assert found.shares[0] < 0.05
 
@@ -86,7 +87,8 @@ def test_the_plan_is_the_one_that_a_leader_would_choose() -> None:
         if i != j
     }
     job = Workload(1, 1e7)
-    auto, flat = transfer(job, members, links), transfer(job, members, links, Topology.FLAT)
+    swarm = Swarm(members, links)
+    auto, flat = transfer(job, swarm), transfer(job, swarm, Topology.FLAT)
     assert (auto.plan, flat.plan) == ("two-level", "flat")
     between = [
         sum(count for (i, j), count in found.sent.items() if i // 2 != j // 2) for found in (auto, flat)
@@ -98,44 +100,44 @@ def test_the_plan_is_the_one_that_a_leader_would_choose() -> None:
 
 def test_an_epoch_is_calculation_round_trips_and_bytes() -> None:
     """Synchronous epochs add up; delayed ones hide what fits behind the calculation."""
-    members, links = pair()
+    swarm = pair()
     over = Overheads(local=0.0, update=0.5)
-    found = epoch(Workload(1000, 1e8), members, links, over)
+    found = epoch(Workload(1000, 1e8), swarm, over)
     assert found.calculation == 10
-    bytes_s = transfer(Workload(1000, 1e8), members, links).seconds
+    bytes_s = transfer(Workload(1000, 1e8), swarm).seconds
     assert found.communication == pytest.approx(0.5 + over.round_trips * 0.1 + bytes_s)
     assert found.total == pytest.approx(found.calculation + found.communication)
-    assert epoch(Workload(1000, 1e8, delayed=True), members, links, over).total == pytest.approx(10)
-    small = epoch(Workload(10, 1e8, delayed=True), members, links, over)
+    assert epoch(Workload(1000, 1e8, delayed=True), swarm, over).total == pytest.approx(10)
+    small = epoch(Workload(10, 1e8, delayed=True), swarm, over)
     assert small.total == pytest.approx(small.communication)
     assert small.samples == pytest.approx(
         10 + WORD * 0.1 * 100
     )  # counted until the word of the target arrives
-    nearly = epoch(Workload(100 * (small.total - 0.01), 1e8, delayed=True), members, links, over)
+    nearly = epoch(Workload(100 * (small.total - 0.01), 1e8, delayed=True), swarm, over)
     assert nearly.samples == pytest.approx(100 * nearly.total)
 
 
 def test_a_peer_alone_moves_nothing() -> None:
     """One member has neither transfer nor round trips."""
-    found = epoch(Workload(100, 1e9), [PeerProfile("a", "", 50.0)], {}, Overheads())
+    found = epoch(Workload(100, 1e9), Swarm([PeerProfile("a", "", 50.0)], {}), Overheads())
     assert (found.total, found.communication) == (2.0, 0.0)
 
 
 def test_the_smallest_target_reaches_its_efficiency() -> None:
     """At the target batch that is told, calculation is that share of the epoch, to the digit."""
-    members, links = pair()
+    swarm = pair()
     job = Workload(1000, 1e8)
     for efficiency in (0.8, 0.9, 0.95):
-        target = smallest_target(job, members, epoch(job, members, links), efficiency)
-        again = epoch(job.with_target(target), members, links)
+        target = smallest_target(swarm, epoch(job, swarm), efficiency)
+        again = epoch(job.with_target(target), swarm)
         assert again.calculation / again.total == pytest.approx(efficiency)
 
 
 def test_dollars_are_rent_and_bytes_between_regions() -> None:
     """Rent by the hour, and what every epoch sends from region to region."""
-    members, links = pair()
-    found = epoch(Workload(1000, 1e9), members, links)
-    rent, traffic = dollars_per_hour(found, members, {("us", "eu"): 0.08})
+    swarm = pair()
+    found = epoch(Workload(1000, 1e9), swarm)
+    rent, traffic = dollars_per_hour(found, swarm.members, {("us", "eu"): 0.08})
     assert rent == 3.0
     assert traffic == pytest.approx(found.transfer.sent[0, 1] / 1e9 * 0.08 * 3600 / found.total)
     per_million = dollars_per_million(found, rent + traffic)
@@ -145,11 +147,11 @@ def test_dollars_are_rent_and_bytes_between_regions() -> None:
 def test_reports_are_foretold_by_themselves() -> None:
     """What evidence is read from reports predicts the epochs that they tell of, within their scatter."""
     evidence = from_reports(reports())
-    found = epoch(evidence.job, evidence.members, evidence.links, evidence.overheads)
+    found = epoch(evidence.job, evidence.swarm, evidence.overheads)
     assert found.total == pytest.approx(8.0, rel=0.02)
     assert found.calculation == pytest.approx(6.0)
     assert evidence.job.values * BYTES["fp16"] == pytest.approx(70e6, rel=0.01)
-    assert {member.region for member in evidence.members} == {"us", "eu"}
+    assert {member.region for member in evidence.swarm.members} == {"us", "eu"}
     assert evidence.epochs == 7
     assert 0 < evidence.half_width < 0.1
 
@@ -163,8 +165,8 @@ def test_rates_are_those_with_which_the_bytes_took_as_long_as_they_took() -> Non
     few = [replace(one, seconds_transfer=0.3, bytes_sent=700_000) for one in told]
     found = from_reports(optimistic)
     took = 1.6 - Overheads().transfer * 0.1
-    assert transfer(found.job, found.members, found.links).seconds == pytest.approx(took, rel=0.01)
-    assert from_reports(few).links[0, 1].rate == 4e8 / 8
+    assert transfer(found.job, found.swarm).seconds == pytest.approx(took, rel=0.01)
+    assert from_reports(few).swarm.links[0, 1].rate == 4e8 / 8
 
 
 def test_the_round_trip_of_a_link_is_the_shortest_that_was_seen() -> None:
@@ -173,7 +175,9 @@ def test_the_round_trip_of_a_link_is_the_shortest_that_was_seen() -> None:
         replace(one, links=tuple(replace(link, rtt_s=0.1 + 0.01 * one.epoch) for link in one.links))
         for one in reports()
     ]
-    assert from_reports(told).links[0, 1].rtt == pytest.approx(0.11)  # of epoch 1: the first is left out
+    assert from_reports(told).swarm.links[0, 1].rtt == pytest.approx(
+        0.11
+    )  # of epoch 1: the first is left out
 
 
 def test_a_type_has_the_speed_of_the_reports_that_name_it() -> None:
@@ -199,7 +203,7 @@ def test_a_joiner_and_smaller_rounds_do_not_count() -> None:
     told = [*reports(8, 3), report(20, 0, 2, seconds_total=99.0)]
     told.append(report(0, 1, 3, seconds_total=500.0))
     evidence = from_reports(told)
-    assert len(evidence.members) == 3
+    assert len(evidence.swarm.members) == 3
     assert max(evidence.sample) < 9
 
 

@@ -51,8 +51,7 @@ def test_bounds_know_two_levels() -> None:
         {"between": ["eu", "us"], "rtt_ms": 90, "rate_mbps": 100, "dollars_per_gb": 0.08},
     ]
     judge = Judge(parse({"job": {"target_batch_size": 900, "values": 1e8}, "offer": rows, "link": links}))
-    members, between = judge.swarm((4, 4))
-    assert epoch(judge.inventory.job, members, between, judge.overheads).transfer.plan == "two-level"
+    assert epoch(judge.inventory.job, judge.swarm((4, 4)), judge.overheads).transfer.plan == "two-level"
     for counts, sps, least in zip(judge.begun.swarms, judge.begun.sps, judge.begun.least, strict=True):
         plan = judge.plan(counts)
         assert plan.sps <= sps * (1 + 1e-9)

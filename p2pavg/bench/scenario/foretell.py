@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from p2pavg.bench.scenario.replay import Sleeper, Training
-from p2pavg.forecast.laws import EpochForecast, LinkProfile, PeerProfile, Workload, epoch
+from p2pavg.forecast.laws import EpochForecast, LinkProfile, PeerProfile, Swarm, Workload, epoch
 from p2pavg.lab.topology import Topology
 
 PAYLOAD = 1448 / 1500  # of the bytes that a path carries: TCP's and IP's headers take the rest
@@ -44,7 +44,7 @@ def foretell(
         training.compression,
         delayed=training.delayed,
     )
-    return epoch(job, members, links)
+    return epoch(job, Swarm(members, links))
 
 
 def _bytes(mbps: float) -> float | None:
