@@ -34,7 +34,8 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Bytes of the encoded vector."""
-        return int(self.sizes().sum())
+        counts, _, times = _lengths(self.parts, self.chunk_elements)
+        return sum(n * self.codec.encoded_size(count) for n, count in zip(times, counts, strict=True))
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """(start element, element count) of every chunk in layout order."""
@@ -43,11 +44,19 @@ class Layout:
 
     def sizes(self) -> I64:
         """int64[chunks]: bytes of every encoded chunk in layout order."""
-        counts, places = np.unique(_cut(self.parts, self.chunk_elements)[1], return_inverse=True)
-        return np.array([self.codec.encoded_size(count) for count in counts.tolist()], np.int64)[places]
+        counts, places, _ = _lengths(self.parts, self.chunk_elements)
+        return np.array([self.codec.encoded_size(count) for count in counts], np.int64)[places]
 
 
 @lru_cache(maxsize=16)  # mostly a round has the parts of the one before
+def _lengths(parts: tuple[Part, ...], chunk_elements: int) -> tuple[list[int], I64, list[int]]:
+    """The lengths of chunks in elements, each once; which of them each chunk has; how many chunks have it."""
+    of = _cut(parts, chunk_elements)[1]
+    counts, places, times = np.unique(of, return_inverse=True, return_counts=True)
+    return counts.tolist(), places, times.tolist()
+
+
+@lru_cache(maxsize=16)
 def _cut(parts: tuple[Part, ...], chunk_elements: int) -> tuple[I64, I64]:
     """int64[chunks] twice: the first element and the elements of every chunk in layout order."""
     starts = [np.arange(part.start, part.start + part.count, chunk_elements) for part in parts]

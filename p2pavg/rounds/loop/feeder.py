@@ -32,6 +32,7 @@ class Feeder:
         self._events: deque[Event] = deque()
         self._feeding = False
         self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf  # when the timer fires
         self._closed = False
 
     def feed(self, event: Event) -> None:
@@ -59,16 +60,21 @@ class Feeder:
             self._timer.cancel()
 
     def _schedule(self) -> None:
+        """Deadlines change with almost every event, mostly to later ones: a timer that fires too early costs
+        less than one that is made anew each time.
+        """
+        deadline = self._machine.next_deadline
+        if deadline is None or self._closed or self._due <= deadline:
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        deadline = self._machine.next_deadline
-        if deadline is not None and not self._closed:
-            left = max(0.0, deadline - time.monotonic())
-            # Timers count whole milliseconds, and one that is rounded down would be set again and again.
-            self._timer = self._loop.call_later(math.ceil(1e3 * left) / 1e3, self._wake)
+        left = max(0.0, deadline - time.monotonic())
+        self._due = deadline
+        # Timers count whole milliseconds, and one that is rounded down would be set again and again.
+        self._timer = self._loop.call_later(math.ceil(1e3 * left) / 1e3, self._wake)
 
     def _wake(self) -> None:
+        self._timer, self._due = None, math.inf
         deadline = self._machine.next_deadline
         if deadline is not None and time.monotonic() < deadline:
             self._schedule()

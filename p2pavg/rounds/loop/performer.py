@@ -68,6 +68,8 @@ class Performer:
                 link = self._links.get(peer)
                 if link is not None:
                     link.send(wire.to_dict(message))
+            case act.Trace(kind, fields):
+                self._recorder.trace(kind, fields, time.monotonic())
             case act.OpenJob():
                 self._recorder.opened(action, time.monotonic())
                 self._answer(self._attempts.open(action))
@@ -112,8 +114,6 @@ class Performer:
                 self._departure.hand_over(action)
             case act.Left():
                 self._departure.leave(self._links)
-            case act.Trace(kind, fields):
-                self._recorder.trace(kind, fields, time.monotonic())
 
     def _answer(self, event: ev.JobFailed | None) -> None:
         if event is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, get_args
 
@@ -121,12 +121,41 @@ _CHECKS: Mapping[str, Check] = {
 }
 
 
+def _ballot_row(ballot: Ballot | None) -> tuple[Any, ...] | None:
+    if ballot is None:
+        return None
+    return ballot.epoch, ballot.attempt, ballot.leader, ballot.serial, ballot.lineage
+
+
+def _held_row(held: Held | None) -> tuple[Any, ...] | None:
+    if held is None:
+        return None
+    ballot, stage = _ballot_row(held.ballot), held.stage.value
+    return ballot, stage, held.begun, held.digests, held.voters, held.weights, held.samples
+
+
+def _plan_row(plan: Plan) -> tuple[Any, ...]:
+    parts = [(part.owner, part.start, part.count, part.deputies) for part in plan.parts]
+    return parts, plan.groups, plan.gathers
+
+
+# Types of fields that msgpack does not carry as they are; it carries tuples as lists.
+_ROWS: Mapping[str, Callable[[Any], Any]] = {
+    "Ballot": _ballot_row,
+    "Ballot | None": _ballot_row,
+    "Held | None": _held_row,
+    "tuple[Held, ...]": lambda helds: [_held_row(held) for held in helds],
+    "Plan": _plan_row,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """How a kind of message travels."""
 
     kind: type[Any]
     checks: tuple[tuple[str, Check], ...]
+    rows: tuple[tuple[str, Callable[[Any], Any]], ...]  # the fields that are made rows
     optional: frozenset[str]  # fields with a default, which a later minor version added
 
 
@@ -134,31 +163,21 @@ def form(kind: type[Any]) -> Form:
     """The form of a message's dataclass."""
     known = fields(kind)
     checks = tuple((field.name, _CHECKS[str(field.type)]) for field in known)
-    return Form(kind, checks, frozenset(field.name for field in known if field.default is not MISSING))
+    rows = tuple((field.name, _ROWS[str(field.type)]) for field in known if str(field.type) in _ROWS)
+    return Form(kind, checks, rows, frozenset(field.name for field in known if field.default is not MISSING))
 
 
 FORMS: dict[str, Form] = {kind.__name__.lower(): form(kind) for kind in get_args(Message)}
 NAMES = frozenset(FORMS)  # the values of "t" that belong to the rounds
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Stage):
-        return value.value
-    if isinstance(value, Ballot):
-        return [value.epoch, value.attempt, value.leader, value.serial, value.lineage]
-    if isinstance(value, Held):
-        return [_plain(getattr(value, field.name)) for field in fields(Held)]
-    if isinstance(value, (Part, Plan)):
-        return [_plain(getattr(value, field.name)) for field in fields(value)]
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
 def to_dict(message: Message) -> dict[str, Any]:
     """The message as a dict that msgpack carries."""
     name = type(message).__name__.lower()
-    data: dict[str, Any] = {field: _plain(getattr(message, field)) for field, _ in FORMS[name].checks}
+    known = FORMS[name]
+    data: dict[str, Any] = {field: getattr(message, field) for field, _ in known.checks}
+    for field, row in known.rows:
+        data[field] = row(data[field])
     data["t"] = name
     return data
 
@@ -174,9 +193,10 @@ def from_dict(data: Mapping[Any, Any], *, newer: bool = False, older: bool = Fal
     if known is None:
         raise malformed("an unknown type")
     values = {field: check(data[field]) for field, check in known.checks if field in data}
-    missing = {field for field, _ in known.checks} - values.keys()
-    if missing and not (older and missing <= known.optional):
-        raise malformed(f"{known.kind.__name__} lacks {sorted(missing)[0]}")
+    if len(values) < len(known.checks):
+        missing = {field for field, _ in known.checks} - values.keys()
+        if not (older and missing <= known.optional):
+            raise malformed(f"{known.kind.__name__} lacks {sorted(missing)[0]}")
     if len(data) > len(values) + 1 and not newer:
         raise malformed(f"surplus fields in {known.kind.__name__}")
     message: Message = known.kind(**values)

@@ -152,7 +152,7 @@ def parse_preamble(raw: bytes, mine: Party) -> int:
 
 def pack(message: Mapping[str, Any]) -> bytes:
     """A head, and a msgpack body."""
-    body: bytes = msgpack.packb(dict(message), use_bin_type=True)
+    body: bytes = msgpack.packb(message if type(message) is dict else dict(message), use_bin_type=True)
     return make_head(len(body), zlib.crc32(body)) + body
 
 
@@ -192,7 +192,7 @@ def unpack(body: bytes | bytearray | memoryview) -> dict[str, Any]:
         message = msgpack.unpackb(body, raw=False, strict_map_key=False, max_array_len=MOST_ITEMS)
     except Exception as error:
         raise ProtocolError("a message that is not msgpack") from error
-    if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
+    if type(message) is not dict or not {str}.issuperset(map(type, message)):
         raise ProtocolError("a message that is not a map")
     return message
 

@@ -20,6 +20,9 @@ class Holding:
     rank: int
     plan: Plan
     proposed_at: float
+    transfer: int = field(init=False)
+    voter: bool = field(init=False)
+    voters: tuple[PeerId, ...] = field(init=False)
     stage: Stage = Stage.OPEN
     frozen: bool = False  # a successor was told that this peer is not DONE: this peer must not become DONE
     orphaned: bool = False  # the link to the leader broke; the leader may come back as another process
@@ -52,17 +55,10 @@ class Holding:
     )  # peers that were asked what became of the ballot, and whose answers count
     stalled_told: tuple[tuple[int, ...], tuple[int, ...], bool] = ((), (), False)
 
-    @property
-    def transfer(self) -> int:
-        return self.ballot.transfer
-
-    @property
-    def voter(self) -> bool:
-        return self.members[self.rank].voter
-
-    @property
-    def voters(self) -> tuple[PeerId, ...]:
-        return tuple(seat.peer for seat in self.members if seat.voter)
+    def __post_init__(self) -> None:
+        self.transfer = self.ballot.transfer
+        self.voter = self.members[self.rank].voter
+        self.voters = tuple(seat.peer for seat in self.members if seat.voter)
 
     def is_told_otherwise(self, me: PeerId) -> bool:
         """Whether most other members, the leader aside, were told of another round than this member.

@@ -138,23 +138,23 @@ class Deadlines:
             self._rtt[peer] = min(seconds, RTT_GROWTH * least + RTT_SLACK)
 
     def measured_gap(self, peer: PeerId, seconds: float) -> None:
-        self._gaps.setdefault(peer, Measured()).add(seconds)
+        _add(self._gaps, peer, seconds)
 
     def measured_answer(self, peer: PeerId, seconds: float) -> None:
-        self._answers.setdefault(peer, Measured()).add(seconds)
+        _add(self._answers, peer, seconds)
 
     def measured_step(self, peer: PeerId, seconds: float) -> None:
         if seconds > 0:
-            self._steps.setdefault(peer, Measured()).add(seconds)
+            _add(self._steps, peer, seconds)
 
     def measured_apply(self, peer: PeerId, seconds: float) -> None:
-        self._applies.setdefault(peer, Measured()).add(seconds)
+        _add(self._applies, peer, seconds)
 
     def measured_chunk_gap(self, peer: PeerId, seconds: float) -> None:
-        self._chunks.setdefault(peer, Measured()).add(seconds)
+        _add(self._chunks, peer, seconds)
 
     def measured_rate(self, peer: PeerId, bytes_per_second: float) -> None:
-        self._rates.setdefault(peer, Measured()).add(bytes_per_second)
+        _add(self._rates, peer, bytes_per_second)
 
     def measured_epoch(self, seconds: float) -> None:
         """An epoch took so long from one commit until the target was reached again, without waiting for
@@ -233,6 +233,13 @@ class Deadlines:
     def report_interval(self) -> float:
         """How long to wait between two progress messages: a twentieth of an epoch."""
         return min(0.5, max(0.02, self._epochs.middle(1.0) / 20))
+
+
+def _add(table: dict[PeerId, Measured], peer: PeerId, value: float) -> None:
+    measured = table.get(peer)
+    if measured is None:
+        measured = table[peer] = Measured()
+    measured.add(value)
 
 
 _NOTHING = Measured()
