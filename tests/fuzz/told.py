@@ -80,7 +80,7 @@ def _rounds() -> list[bytes]:
         messages.Promise(ballot, None, ballot),
         messages.Promise(ballot, held, ballot),
         messages.Refuse(ballot, 3, LINEAGE, Objection.BUSY, ballot, (OTHER,)),
-        messages.Ready(ballot, 1, 7, 7.0, b"note"),
+        messages.Ready(ballot, 1, 7, 7.0, b"note", 0.5, 7),
         messages.Unready(ballot, 1),
         messages.Begin(ballot, (1.0, 2.0), (1, 2), (3, 0), b"note"),
         messages.Begun(ballot, DIGEST, True),

@@ -291,7 +291,8 @@ class Driver:
             self.feed(ev.Healed(state.epoch, state.lineage, outcome.history, dropped))
         recorded.set_result(report)
         self._peer.standing_changed()
-        self.progress()
+        if commit is None or self.machine.samples != self._session.samples():
+            self.progress()
 
     @guarded
     def discarded(self, samples: int, why: str) -> None:
@@ -335,7 +336,13 @@ class Driver:
         known = {(peer, link.bps > 0) for peer, link in self._gauges.links.items()}
         if known != self._known_links:
             self._known_links = known
-            self.feed(ev.LinksMeasured(self._gauges.links))
+            self._feed_links()
+
+    def _feed_links(self) -> None:
+        """What was measured of the links, unless it is as before."""
+        links = self._gauges.fresh_links()
+        if links is not None:
+            self.feed(ev.LinksMeasured(links))
 
     def _feed_job(self, transfer: int) -> None:
         progressed = self._gauges.job(transfer)
@@ -376,11 +383,14 @@ class Driver:
     @guarded
     def job_done(self, transfer: int, digests: tuple[bytes, ...]) -> None:
         """Engine event."""
-        if self._jobs.get(transfer) is not None:
-            self.recorder.moved(self._jobs.progress(transfer))
-        self._feed_job(transfer)
-        self.feed(ev.JobDone(transfer, digests))  # before the links: all members wait for the last one
-        self.feed(ev.LinksMeasured(self._gauges.links))
+        job = self._jobs.get(transfer)
+        ranks: tuple[ev.RankProgress, ...] = ()
+        if job is not None:
+            progress = self._jobs.progress(transfer)
+            self.recorder.moved(progress)
+            ranks = self._gauges.ranks(job, progress)
+        self.feed(ev.JobDone(transfer, digests, ranks))  # before the links: all members wait for the last one
+        self._feed_links()
 
     @guarded
     def blob_chunk(self, transfer: int, chunk: int) -> None:

@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import TraceKind
-from p2pavg.rounds.machine.rules.camps import Facts, ends
+from p2pavg.rounds.machine.rules.camps import Facts
 from p2pavg.rounds.machine.rules.deadlines import Timer
 from p2pavg.rounds.machine.rules.election import rendezvous
 from p2pavg.rounds.machine.rules.pace import STOP_EARLY, Pace
@@ -39,9 +39,6 @@ class Counting:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
-        self._told: tuple[object, ...] = ()  # the last report to the leader
-        self._told_at = -1.0
-        self._leader: PeerId | None = None
         self._reached = False
         self._left_at: dict[PeerId, float] = {}  # peer -> when it told this one whom to follow instead
         # Until then this peer leads though it is late: another late peer leaves the lead to it.
@@ -52,7 +49,7 @@ class Counting:
         self._left_at.clear()
         self._leads_until = 0.0
         self.core.disarm(Timer.GRACE, Timer.KEEPALIVE, Timer.WORD, Timer.LAPSE)
-        self.core.disarm(Timer.HELD, Timer.STRETCH)
+        self.core.disarm(Timer.HELD, Timer.STRETCH, Timer.TOTALS)
 
     # The leader's side.
 
@@ -68,7 +65,7 @@ class Counting:
         link."""
         core = self.core
         if first and peer == core.leader():
-            self._told = ()  # the link is new to the leader, which may have missed earlier words
+            self.machine.reporting.report_again()  # over a new link: the leader may have missed words
         if message.leader != core.me or message.joining:
             return
         leader = core.leader()
@@ -78,6 +75,16 @@ class Counting:
             elif leader is not None:
                 core.send(peer, Follow(core.here.epoch, core.here.lineage, leader))
             return
+        self._answer(peer, waits=message.boundary)
+
+    def on_ready(self, peer: PeerId) -> None:
+        """A peer of this camp waits at a boundary, as `linked` has it already."""
+        if self.core.leader() == self.core.me:
+            self._answer(peer, waits=True)
+
+    def _answer(self, peer: PeerId, *, waits: bool) -> None:
+        """A follower told how far it is. waits: at a boundary, for the others or for a round."""
+        core = self.core
         if peer in core.epoch_state.excluded:
             last = core.promises.highest((core.here.epoch, core.here.lineage))
             core.send(
@@ -92,7 +99,9 @@ class Counting:
                 ),
             )
             return
-        if message.boundary and self.machine.core.proposal is None:
+        lockstep = core.config.lockstep and core.config.spacing is None
+        reached = lockstep and self._is_reached(sum(facts.samples for facts in self.followers()))
+        if waits and not reached and core.proposal is None:
             facts = core.linked.get(peer)
             if facts is not None and self._is_short(facts.pace, [peer]):
                 self._answer_at(core.now + facts.pace.seconds + core.deadlines.rtt(peer))
@@ -100,8 +109,9 @@ class Counting:
             elif facts is not None:
                 followers = self.followers()
                 self._tell(facts, followers, self._total(followers))
-        if Timer.TOTALS not in core.timers:
-            core.arm(Timer.TOTALS, core.now + core.deadlines.report_interval())
+        # In lockstep each peer stops at its next boundary, whatever the others have, and a round follows.
+        if Timer.TOTALS not in core.timers and (waits or not lockstep):
+            core.arm(Timer.TOTALS, core.now + (RECHECK_S if reached else core.deadlines.report_interval()))
 
     def _settle_with(self, peer: PeerId) -> None:
         """Two peers take each other for the leader. The peer that both choose leads, late or not, and answers
@@ -382,43 +392,3 @@ class Counting:
         if core.can_lead(message.leader):
             core.follow(message.leader)
             self._left_at[peer] = core.now
-
-    def report(self) -> None:
-        """Called after every event: tell the leader what is new, no more often than needed."""
-        core = self.core
-        leader = core.leader()
-        if leader != self._leader:
-            core.trace(TraceKind.LEADER, leader=leader)
-            before, self._leader = self._leader, leader
-            core.disarm(Timer.WORD)
-            self._told = ()
-            if leader == core.me:
-                core.arm(Timer.TOTALS, core.now)  # waiting peers reported here before this peer led
-                self._take_over(before)
-        if (
-            leader is None
-            or leader == core.me
-            or core.here.role is not Role.TRAINER
-            or core.here.joining is not None
-        ):
-            return
-        urgent = (core.here.epoch, core.here.lineage, core.here.pending, core.own.boundary, leader)
-        if self._told[:1] == (urgent,) and self._told[1:] == (core.own.samples,):
-            return
-        if self._told[:1] != (urgent,) or core.now >= self._told_at + core.deadlines.report_interval():
-            self._told, self._told_at = (urgent, core.own.samples), core.now
-            core.send(leader, core.progress())
-            core.disarm(Timer.REPORT)
-        elif Timer.REPORT not in core.timers:
-            core.arm(Timer.REPORT, self._told_at + core.deadlines.report_interval())
-
-    def report_again(self) -> None:
-        """The leader may have missed the last report: send it again."""
-        self._told = ()
-
-    def _take_over(self, before: PeerId | None) -> None:
-        """This peer leads now. A former leader that cannot reach everybody is told so."""
-        core = self.core
-        if before is not None and before in ends(core.gaps()):
-            for facts in core.linked.standing(core.here.epoch, core.here.lineage):
-                core.send(facts.peer, Follow(core.here.epoch, core.here.lineage, core.me))

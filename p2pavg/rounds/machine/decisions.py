@@ -157,6 +157,8 @@ class Decisions:
             share = own_share(message.samples, held.rank, core.target, core.own.pace.samples)
             core.epoch_state.expect(core.target - share)
         self.machine.new_epoch()
+        if peer == ballot.leader and held.voter:
+            self.machine.reporting.told_by(peer)
         if ballot.leader == core.me or core.leader() == core.me:
             for facts in core.linked:
                 if not core.stands_here(facts):

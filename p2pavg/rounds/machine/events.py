@@ -139,6 +139,7 @@ class JobDone:
 
     transfer: int
     digests: tuple[bytes, ...]  # one of 32 bytes per part
+    ranks: tuple[RankProgress, ...] = ()  # as in JobProgressed; empty: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,7 @@ class Leading:
         room = {peer for rank, peer in enumerate(proposal.members) if proposal.plan.takes(rank)}
         notes = {peer: ready.note for peer, ready in proposal.ready.items() if peer in room}
         note, refused = core.config.combine(notes, proposal.members, core.me) if notes else (b"", frozenset())
-        nothing = Ready(proposal.ballot, 0, 0, 0.0, b"")
+        nothing = Ready(proposal.ballot, 0, 0, 0.0, b"", 0.0, 0)
         counted = [
             proposal.ready.get(peer, nothing) if peer in room - refused else nothing
             for peer in proposal.members

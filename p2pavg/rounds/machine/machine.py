@@ -27,6 +27,7 @@ from p2pavg.rounds.machine.newcomers import Newcomers
 from p2pavg.rounds.machine.others import Peers
 from p2pavg.rounds.machine.own_thread import Trainer
 from p2pavg.rounds.machine.refusals import Refusals
+from p2pavg.rounds.machine.reporting import Reporting
 from p2pavg.rounds.machine.rules.deadlines import PAUSE, Timer
 from p2pavg.rounds.machine.stretching import Stretching
 from p2pavg.rounds.machine.succession import Succession
@@ -53,6 +54,7 @@ class Machine:
         self.transfer = TransferRules(self)
         self.succession = Succession(self)
         self.counting = Counting(self)
+        self.reporting = Reporting(self)
         self.waiting = Waiting(self)
         self.links = Measurements(self)
         self.healing = Healing(self)
@@ -105,6 +107,11 @@ class Machine:
         """A round has begun with what the training thread waits with: it must wait for the outcome."""
         held = self.core.holding
         return held is not None and held.begun and held.ready
+
+    @property
+    def samples(self) -> int:
+        """Samples of the training thread that are in no average yet, as it last told."""
+        return self.core.own.samples
 
     @property
     def total_samples(self) -> int:
@@ -193,7 +200,7 @@ class Machine:
             self.member.consider()
             if not core.inbox:
                 break
-        self.counting.report()
+        self.reporting.report()
         self.waiting.watch()
         self.departure.consider()
         return core.take_actions()
@@ -270,7 +277,7 @@ class Machine:
             messages.Query: (self.member.on_query,),
             messages.Promise: (self.leading.on_promise, self.succession.on_promise),
             messages.Refuse: (self.refusals.on_refuse, self.succession.on_refuse),
-            messages.Ready: (self.leading.on_ready,),
+            messages.Ready: (self.leading.on_ready, self.peers.on_ready),
             messages.Unready: (self.leading.on_unready,),
             messages.Begin: (self.member.on_begin,),
             messages.Begun: (self.member.on_begun,),

@@ -215,7 +215,12 @@ class Member:
         held.wait = core.own.wait
         weight = float(core.own.samples) if core.own.weight is None else core.own.weight
         held.declared[held.wait] = core.own.samples, weight
-        core.send(held.ballot.leader, Ready(held.ballot, held.wait, core.own.samples, weight, core.own.note))
+        own, leader = core.own, held.ballot.leader
+        core.send(
+            leader,
+            Ready(held.ballot, own.wait, own.samples, weight, own.note, own.pace.seconds, own.pace.samples),
+        )
+        self.machine.reporting.told_ready(leader)
 
     def consider(self) -> None:
         """Called after every event: when a wait is over, take back what was declared for it."""
@@ -273,7 +278,8 @@ class Member:
             TraceKind.BEGUN, attempt=held.ballot.attempt, contributors=sum(w > 0 for w in message.weights)
         )
         core.act(BeginJob(held.transfer, message.weights))
-        held.told = digest_of(message)
+        if len(held.members) > 2 or core.dawdling.is_slow(held.ballot.leader):
+            held.told = digest_of(message)  # another member gets it
         self._tell_others(held)
         self._compare(held)
 
@@ -330,6 +336,7 @@ class Member:
             return
         held.stage, held.digests, held.done_at = Stage.DONE, event.digests, self.core.now
         if held.watch is not None:
+            held.watch.update(self.core.now, event.ranks)
             held.watch.finished(self.core.now)
         self.core.trace(TraceKind.DONE, attempt=held.ballot.attempt)
         if held.fact is not None:

@@ -9,7 +9,7 @@ from p2pavg.rounds.machine.actions import TraceKind
 from p2pavg.rounds.machine.events import Apart, Health, Moved, PeerDown, PeerHealth, PeerUp
 from p2pavg.rounds.machine.rules.deadlines import ADRIFT_S, LOOP_LIMIT, SILENCE_FLOOR, Timer
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
-from p2pavg.rounds.protocol.messages import Departing, Prepare, Progress, Totals
+from p2pavg.rounds.protocol.messages import Departing, Prepare, Progress, Ready, Totals
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
@@ -121,6 +121,18 @@ class Peers:
             core.linked.hears(facts, silent=False)
             core.trace(TraceKind.HEARD_AGAIN, peer=health.peer)
             core.send(health.peer, core.progress())
+
+    def on_ready(self, peer: PeerId, message: Ready) -> None:
+        """A peer waits at a boundary, in a round that this peer leads, or led."""
+        core = self.core
+        facts = core.linked.get(peer)
+        here = core.here.epoch, core.here.lineage
+        if facts is None or message.ballot.standing != here or not facts.trains_at(*here):
+            return
+        if message.samples > facts.samples:
+            core.deadlines.measured_step(peer, message.step_s)
+        core.linked.ready(facts, message, core.now)
+        self.machine.counting.on_ready(peer)
 
     def on_totals(self, peer: PeerId, message: Totals) -> None:
         """A peer leads, or takes itself for the leader."""

@@ -41,7 +41,7 @@ class TransferRules:
             return
         proposal.done[peer] = message.digests
         proposal.done_at.setdefault(peer, core.now)
-        proposal.gathered_at.setdefault(peer, core.now)
+        self._note(proposal, peer, (), (), incomplete=False)
         if len(proposal.done) < len(proposal.voting):
             self.watch()
             return
@@ -132,18 +132,31 @@ class TransferRules:
             return
         proposal.heard[peer] = core.now
         self.watch()
-        rank = proposal.members.index(peer)
-        proposal.stalls[rank] = (message.contributions, message.results)
-        if not message.contributions and not message.results:
-            del proposal.stalls[rank]
-        if not message.incomplete:
-            proposal.gathered_at.setdefault(peer, core.now)
-        if message.incomplete:
-            proposal.excused[rank] = math.inf
-        elif proposal.excused.get(rank) == math.inf:
-            proposal.excused[rank] = core.now + core.deadlines.stall(peer)
+        self._note(proposal, peer, message.contributions, message.results, incomplete=message.incomplete)
         if proposal.stalls and Timer.JUDGE not in core.timers:
             core.arm(Timer.JUDGE, core.now + core.deadlines.judge())
+
+    def _note(
+        self,
+        proposal: Proposal,
+        peer: PeerId,
+        contributions: Sequence[int],
+        results: Sequence[int],
+        *,
+        incomplete: bool,
+    ) -> None:
+        """Keep whom the voter waits for, and whether others wait for what the voter receives."""
+        core, rank = self.core, proposal.members.index(peer)
+        if contributions or results:
+            proposal.stalls[rank] = contributions, results
+        else:
+            proposal.stalls.pop(rank, None)
+        if incomplete:
+            proposal.excused[rank] = math.inf
+            return
+        proposal.gathered_at.setdefault(peer, core.now)
+        if proposal.excused.get(rank) == math.inf:
+            proposal.excused[rank] = core.now + core.deadlines.stall(peer)
 
     def on_judge_timer(self) -> None:
         """The reports are in: leave out the member at which they point."""

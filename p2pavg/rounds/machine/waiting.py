@@ -113,7 +113,7 @@ class Waiting:
         """Nothing gets done under this leader: have another leader."""
         self.core.trace(TraceKind.SUSPECTED, peer=leader, why="gets nothing done")
         self.core.depose(leader)
-        self.machine.counting.report_again()
+        self.machine.reporting.report_again()
         self.machine.succession.start()
 
     def heard(self, peer: PeerId) -> None:
@@ -127,5 +127,5 @@ class Waiting:
             return
         self.core.trace(TraceKind.SUSPECTED, peer=awaited, why="says nothing")
         self.core.suspect(awaited)
-        self.machine.counting.report_again()
+        self.machine.reporting.report_again()
         self.machine.succession.start()

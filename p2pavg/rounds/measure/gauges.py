@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from p2pavg.allreduce.jobs import Jobs
+from p2pavg.allreduce.jobs import JobInProgress, Jobs
 from p2pavg.allreduce.rates import LEAST_BYTES, RateMeter
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.measure.acknowledged import Acknowledged
 from p2pavg.rounds.measure.link_pace import LinkPace
 from p2pavg.rounds.protocol.roles import LinkFacts
-from p2pavg.transport.engine import Engine, StreamStats
+from p2pavg.transport.engine import Engine, JobProgress, StreamStats
 from p2pavg.transport.links.link import Link
 
 # Control messages are few: when one is lost, and its copy too, the next copy goes out so much later.
@@ -30,6 +30,7 @@ class Gauges:
         self._from: dict[bytes, RateMeter] = {}
         self._paces: dict[int, LinkPace] = {}  # by link
         self._before: dict[bytes, int] = {}  # bytes that had come from a peer when the round began
+        self._told_links: Mapping[bytes, LinkFacts] = {}
         self._acknowledged: dict[int, Acknowledged] = {}  # by link
 
     @property
@@ -52,6 +53,14 @@ class Gauges:
             earlier = 0.0 if link.prior is None else link.prior.brings_bps
             found[peer] = LinkFacts(link.brings_bps or earlier, link.rtt_min)
         return found
+
+    def fresh_links(self) -> Mapping[bytes, LinkFacts] | None:
+        """`links`, unless they are as this told them last."""
+        links = self.links
+        if links == self._told_links:
+            return None
+        self._told_links = links
+        return links
 
     def health(self) -> ev.Health:
         """How long ago each link was last known to work, in both directions."""
@@ -157,10 +166,14 @@ class Gauges:
         if job is None:
             return None
         progress = self._jobs.progress(transfer)
+        return ev.JobProgressed(transfer, self.ranks(job, progress), progress.first_byte_at)
+
+    def ranks(self, job: JobInProgress, progress: JobProgress) -> tuple[ev.RankProgress, ...]:
+        """How far the exchange with each member is."""
         ranks = []
         for rank, link in enumerate(job.links):
             contributions, results = job.expected(rank)
-            received = 0 if rank == job.rank else sum(s.bytes_received for s in self._engine.stats(link))
+            received = 0 if rank == job.rank else self._engine.traffic(link)[1]
             ranks.append(
                 ev.RankProgress(
                     progress.contributions_received[rank],
@@ -170,4 +183,4 @@ class Gauges:
                     received,
                 )
             )
-        return ev.JobProgressed(transfer, tuple(ranks), progress.first_byte_at)
+        return tuple(ranks)

@@ -99,7 +99,7 @@ class Refuse:
 @dataclass(frozen=True, slots=True)
 class Ready:
     """The sender's training thread waits at a boundary with this contribution, which holds for that
-    wait alone.
+    wait alone. To the leader, this says also what Progress would say of the wait.
     """
 
     ballot: Ballot
@@ -107,6 +107,8 @@ class Ready:
     samples: int
     weight: float
     note: Note
+    step_s: float  # as in Progress
+    step_samples: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -471,7 +471,9 @@ def test_impossible_samples(
 
     calm.run(30.0, lambda: bool(asked()))
     proposal, liar = machine.core.proposal, asked()[0]
-    machine.handle(Received(liar, Ready(proposal.ballot, 1, samples, weight, b"")), calm.swarm.world.now)
+    machine.handle(
+        Received(liar, Ready(proposal.ballot, 1, samples, weight, b"", 0.0, 0)), calm.swarm.world.now
+    )
     assert (liar in machine.core.epoch_state.excluded) is checked
     assert (liar in proposal.ready) is not checked
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from p2pavg.rounds.machine.events import PeerUp
 from p2pavg.rounds.machine.rules.pace import Pace
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
-from p2pavg.rounds.protocol.messages import Progress
+from p2pavg.rounds.protocol.messages import Progress, Ready
 from p2pavg.rounds.protocol.roles import LinkFacts, Role
 
 
@@ -181,6 +181,12 @@ class LinkedPeers:
         if not message.pending:
             facts.late = False
         return facts
+
+    def ready(self, facts: Facts, message: Ready, now: float) -> None:
+        """The peer told that it waits at a boundary."""
+        if message.samples > facts.samples:
+            facts.pace = Pace(message.step_s, message.step_samples, now)
+        facts.samples, facts.boundary = message.samples, True
 
     def _claims(self, facts: Facts, apart: Collection[PeerId], now: float) -> None:
         if facts.apart.keys() == set(apart):

@@ -109,7 +109,7 @@ def test_links_rates_reach_the_next_plan() -> None:
         actions = machine.handle(LocalProgress(10, 1.0, at_boundary=True), at)
         opened = next(a for a in actions if isinstance(a, OpenJob))
         machine.handle(Received(other, Promise(opened.ballot, None, opened.ballot)), at + 0.1)
-        machine.handle(Received(other, Ready(opened.ballot, 1, 10, 10.0, b"")), at + 0.2)
+        machine.handle(Received(other, Ready(opened.ballot, 1, 10, 10.0, b"", 0.0, 0)), at + 0.2)
         machine.handle(LinksMeasured({other: LinkFacts(5e6, 0.1)}), at + 0.3)
         machine.handle(JobDone(opened.transfer, (b"d" * 32,)), at + 0.3)
         machine.handle(Received(other, Links(((me, 7e6, 0.2),))), at + 0.4)

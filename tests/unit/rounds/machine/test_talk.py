@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from functools import partial
 
@@ -9,14 +10,25 @@ import pytest
 
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
-from p2pavg.rounds.machine.actions import Action, Send
+from p2pavg.rounds.machine.actions import Action, BeginJob, Send
 from p2pavg.rounds.machine.core import Config
-from p2pavg.rounds.machine.events import Event, Leave, LocalProgress, PeerUp, Received
+from p2pavg.rounds.machine.events import (
+    Applied,
+    Event,
+    JobDone,
+    Leave,
+    LocalProgress,
+    PeerUp,
+    RankProgress,
+    Received,
+)
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.memory.proposal import Proposal
+from p2pavg.rounds.machine.rules.deadlines import LEAST_RATE, Timer
 from p2pavg.rounds.machine.rules.election import rendezvous
-from p2pavg.rounds.protocol.ballot import PeerId
+from p2pavg.rounds.protocol.ballot import Ballot, PeerId
 from p2pavg.rounds.protocol.causes import Cause
-from p2pavg.rounds.protocol.messages import Begun, Committed, Follow, Message
+from p2pavg.rounds.protocol.messages import Begun, Committed, Done, Follow, Message, Ready, Stalled
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 
@@ -29,7 +41,7 @@ LINEAGE = b"l" * 32
 class Pair:
     """Two machines; all that they say arrives at once, twice if `twice`. The clock moves only by hand."""
 
-    def __init__(self, *, twice: bool = False) -> None:
+    def __init__(self, *, twice: bool = False, lockstep: bool = False) -> None:
         self.machines = {
             me: Machine(
                 Config(
@@ -38,12 +50,14 @@ class Pair:
                     epoch=0,
                     lineage=LINEAGE,
                     target=12,
+                    lockstep=lockstep,
                     plan=lambda members: Plan((Part(0, 0, 5),)),
                 ),
                 0.0,
             )
             for me in (ONE, TWO)
         }
+        self.ranks: tuple[RankProgress, ...] = ()  # how far a job is when it is done
         self.copies = 2 if twice else 1
         self.now = 0.1
         self.said: list[tuple[bytes, Message]] = []
@@ -56,7 +70,9 @@ class Pair:
         while self._queue:
             to, given = self._queue.popleft()
             for action in self.machines[to].handle(given, self.now):
-                if isinstance(action, Send):
+                if isinstance(action, BeginJob):
+                    self._queue.append((to, JobDone(action.transfer, (b"d" * 32,), self.ranks)))
+                elif isinstance(action, Send):
                     self.said.append((to, action.message))
                     assert len(self.said) - before < most, "they never fall silent"
                     self._queue.extend([(action.peer, Received(to, action.message))] * self.copies)
@@ -188,3 +204,75 @@ def test_no_kind_of_message_grows_as_the_square_of_the_group(fault: str) -> None
         if kind is not Begun:
             assert count / MANY <= 2 * few[kind] / FEW + SPARE, f"{kind.__name__}: {few[kind]}, {count}"
     assert many[Begun] <= 3 * MANY * MANY
+
+
+@pytest.mark.parametrize("leader_first", [False, True])
+def test_a_quick_round_says_nothing_twice(leader_first: bool) -> None:
+    """READY tells the leader that a peer waits, COMMITTED tells it where all stand, and a round in lockstep
+    follows whatever the others have: nothing else says so again.
+    """
+    pair = Pair(lockstep=True)
+    for me, other in ((ONE, TWO), (TWO, ONE)):
+        pair.feed(me, PeerUp(other, 0, LINEAGE))
+    kinds: list[list[str]] = []
+    for epoch in range(6):
+        del pair.said[:]
+        leader = pair.machines[ONE].leader
+        for me in sorted((ONE, TWO), key=lambda peer: (peer == leader) != leader_first):
+            pair.now += 0.01
+            pair.feed(me, LocalProgress(16, 1e3, at_boundary=True, step_seconds=0.01, step_samples=16))
+        kinds.append([type(message).__name__ for _, message in pair.said])
+        assert {machine.epoch for machine in pair.machines.values()} == {epoch + 1}
+        for me in (ONE, TWO):
+            pair.feed(me, Applied(epoch + 1, pair.machines[me].lineage))
+            pair.feed(me, LocalProgress(0, 1e3, at_boundary=False))
+    asked = ["Prepare", "Promise"] if leader_first else ["Progress", "Prepare", "Promise"]
+    assert kinds[-1] == [*asked, "Ready", "Begin", "Done", "Committed"]
+    assert [type(message).__name__ for _, message in pair.said[len(kinds[-1]) :]] == ["Progress"]
+
+
+def test_a_wait_that_ready_told_of_counts_when_the_attempt_is_over() -> None:
+    """READY that crosses with the end of its attempt tells the leader all the same that the peer waits."""
+    pair = Pair()
+    for me, other in ((ONE, TWO), (TWO, ONE)):
+        pair.feed(me, PeerUp(other, 0, LINEAGE))
+    leader = pair.machines[ONE].leader
+    assert leader is not None
+    other = TWO if leader == ONE else ONE
+    core = pair.machines[leader].core
+    ballot = Ballot(0, 1, leader, 1, LINEAGE)  # led by nobody any more
+    pair.feed(leader, Received(other, Ready(ballot, 1, 8, 8.0, b"", 0.5, 4)))
+    facts = core.linked.get(other)
+    assert facts is not None
+    assert (facts.samples, facts.boundary, facts.pace.seconds, facts.pace.samples) == (8, True, 0.5, 4)
+    assert Timer.TOTALS in core.timers  # the peer hears how far the others are
+
+
+def test_done_ends_what_a_voter_said_of_its_waits() -> None:
+    """A voter that is DONE waits for nobody any more, and nobody waits for what it receives."""
+    core = (leader := Pair().machines[ONE]).core
+    core.linked.up(PeerUp(TWO, 0, LINEAGE))
+    ballot = Ballot(0, 1, ONE, 1, LINEAGE)
+    proposal = Proposal(ballot, (ONE, TWO), (True, True), Plan((Part(0, 0, 5),)), 0.0, begun=True)
+    proposal.heard = dict.fromkeys((ONE, TWO), 0.0)
+    core.lead(proposal)
+    leader.transfer.on_stalled(TWO, Stalled(ballot, (0,), (), True))
+    assert proposal.stalls == {1: ((0,), ())}
+    assert proposal.excused == {1: math.inf}
+    leader.transfer.on_done(TWO, Done(ballot, (b"d" * 32,)))
+    assert not proposal.stalls
+    assert proposal.excused[1] < math.inf
+    assert TWO in proposal.gathered_at
+
+
+def test_what_came_of_a_quick_transfer_is_measured_when_it_is_done() -> None:
+    """No beat saw it, and no word of it is said but DONE."""
+    pair = Pair(lockstep=True)
+    for me, other in ((ONE, TWO), (TWO, ONE)):
+        pair.feed(me, PeerUp(other, 0, LINEAGE))
+    pair.ranks = (RankProgress(1, 0, 1, 0, 10**9), RankProgress(0, 1, 0, 1, 10**9))
+    for me in (ONE, TWO):
+        pair.feed(me, LocalProgress(16, 1e3, at_boundary=True, step_seconds=0.01, step_samples=16))
+    assert {machine.epoch for machine in pair.machines.values()} == {1}
+    assert pair.machines[ONE].core.deadlines.least_rate(TWO) > LEAST_RATE
+    assert not [message for _, message in pair.said if isinstance(message, Stalled)]

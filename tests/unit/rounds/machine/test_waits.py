@@ -82,19 +82,19 @@ def proposed() -> Machine:
 def test_begin_counts_the_wait_that_stands() -> None:
     """A member's wait ends and another begins before BEGIN: what the second declared is counted."""
     leader, ballot = leading()
-    leader.handle(Received(OTHER, Ready(ballot, 1, 1, 1.0, b"")), 0.4)
+    leader.handle(Received(OTHER, Ready(ballot, 1, 1, 1.0, b"", 0.0, 0)), 0.4)
     leader.handle(Received(OTHER, Unready(ballot, 1)), 0.5)
-    assert not sent(leader.handle(Received(THIRD, Ready(ballot, 5, 2, 2.0, b"")), 0.6), Begin)
-    begin = sent(leader.handle(Received(OTHER, Ready(ballot, 2, 1, 3.0, b"")), 0.7), Begin)[0]
+    assert not sent(leader.handle(Received(THIRD, Ready(ballot, 5, 2, 2.0, b"", 0.0, 0)), 0.6), Begin)
+    begin = sent(leader.handle(Received(OTHER, Ready(ballot, 2, 1, 3.0, b"", 0.0, 0)), 0.7), Begin)[0]
     assert (begin.weights[1:], begin.waits[1:]) == ((3.0, 2.0), (2, 5))
 
 
 def test_a_late_word_of_an_older_wait_takes_nothing_back() -> None:
     """UNREADY of a wait that is over leaves the declaration of the next one alone."""
     leader, ballot = leading()
-    leader.handle(Received(OTHER, Ready(ballot, 2, 1, 3.0, b"")), 0.4)
+    leader.handle(Received(OTHER, Ready(ballot, 2, 1, 3.0, b"", 0.0, 0)), 0.4)
     leader.handle(Received(OTHER, Unready(ballot, 1)), 0.5)
-    assert sent(leader.handle(Received(THIRD, Ready(ballot, 5, 2, 2.0, b"")), 0.6), Begin)
+    assert sent(leader.handle(Received(THIRD, Ready(ballot, 5, 2, 2.0, b"", 0.0, 0)), 0.6), Begin)
 
 
 @pytest.mark.parametrize("wait", [1, 7])
@@ -103,8 +103,8 @@ def test_a_withdrawal_that_crosses_begin_ends_the_attempt(wait: int) -> None:
     once it is needed. Another wait's end makes no difference.
     """
     leader, ballot = leading()
-    leader.handle(Received(THIRD, Ready(ballot, 5, 2, 2.0, b"")), 0.4)
-    assert sent(leader.handle(Received(OTHER, Ready(ballot, 1, 1, 1.0, b"")), 0.5), Begin)
+    leader.handle(Received(THIRD, Ready(ballot, 5, 2, 2.0, b"", 0.0, 0)), 0.4)
+    assert sent(leader.handle(Received(OTHER, Ready(ballot, 1, 1, 1.0, b"", 0.0, 0)), 0.5), Begin)
     aborted = sent(leader.handle(Received(OTHER, Unready(ballot, wait)), 0.6), Aborted)
     assert [(message.cause, message.blamed) for message in aborted[:1]] == (
         [(Cause.WITHDRAWN, (OTHER,))] if wait == 1 else []
@@ -114,7 +114,7 @@ def test_a_withdrawal_that_crosses_begin_ends_the_attempt(wait: int) -> None:
 def test_who_declares_no_wait_is_left_out() -> None:
     """READY without a wait would make the leader's BEGIN contradict itself: its sender is named."""
     leader, ballot = leading()
-    leader.handle(Received(OTHER, Ready(ballot, 0, 1, 1.0, b"")), 0.4)
+    leader.handle(Received(OTHER, Ready(ballot, 0, 1, 1.0, b"", 0.0, 0)), 0.4)
     assert OTHER in leader.core.epoch_state.excluded
 
 

@@ -11,6 +11,7 @@ import pytest
 from p2pavg.rounds.machine.rules.deadlines import LOOP_LIMIT
 from p2pavg.rounds.measure import gauges
 from p2pavg.rounds.measure.gauges import Gauges
+from p2pavg.rounds.protocol.roles import LinkFacts
 from p2pavg.transport.engine import LinkHealth
 
 NOW = 100.0
@@ -47,3 +48,13 @@ def test_a_loop_that_stands_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loop_turns_between_control_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come once a second; heartbeats know better."""
     assert loop_age(monkeypatch, 0.1, control_s=0.9) == 0.1
+
+
+def test_links_are_told_when_their_figures_change() -> None:
+    """What was told already is not told again, though another round has passed."""
+    link = SimpleNamespace(id=1, prior=None, brings_bps=0.0, rtt_min=0.1)
+    read = Gauges(SimpleNamespace(), {b"p": link}, SimpleNamespace())  # type: ignore[arg-type,dict-item]
+    assert read.fresh_links() == {b"p": LinkFacts(0.0, 0.1)}
+    assert read.fresh_links() is None
+    link.brings_bps = 1e6
+    assert read.fresh_links() == {b"p": LinkFacts(1e6, 0.1)}

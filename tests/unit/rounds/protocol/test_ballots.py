@@ -142,7 +142,7 @@ def test_a_round_of_another_lineage_is_not_resolved() -> None:
     ballot = opened(leader.handle(LocalProgress(12, 1.0, at_boundary=True), 0.2)).ballot
     stale = Held(replace(BALLOT, lineage=ELSEWHERE), Stage.DONE, True, DIGESTS, (OTHER,), (4.0,), (4,))
     leader.handle(Received(OTHER, Promise(ballot, stale, ballot)), 0.3)
-    assert sent(leader.handle(Received(OTHER, Ready(ballot, 1, 4, 4.0, b"")), 0.4), Begin)
+    assert sent(leader.handle(Received(OTHER, Ready(ballot, 1, 4, 4.0, b"", 0.0, 0)), 0.4), Begin)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,82 @@
+"""What this peer tells the leader of how far it is, no more often than needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2pavg.rounds.machine.actions import TraceKind
+from p2pavg.rounds.machine.rules.camps import ends
+from p2pavg.rounds.machine.rules.deadlines import Timer
+from p2pavg.rounds.protocol.ballot import PeerId
+from p2pavg.rounds.protocol.messages import Follow
+from p2pavg.rounds.protocol.roles import Role
+
+if TYPE_CHECKING:
+    from p2pavg.rounds.machine.machine import Machine
+
+
+class Reporting:
+    """Reports to the leader, whoever leads."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.core = machine.core
+        self._told: tuple[object, ...] = ()  # the last report to the leader
+        self._told_at = -1.0
+        self._leader: PeerId | None = None
+
+    def report(self) -> None:
+        """Called after every event: tell the leader what is new, no more often than needed."""
+        core = self.core
+        leader = core.leader()
+        if leader != self._leader:
+            core.trace(TraceKind.LEADER, leader=leader)
+            before, self._leader = self._leader, leader
+            core.disarm(Timer.WORD)
+            self._told = ()
+            if leader == core.me:
+                core.arm(Timer.TOTALS, core.now)  # waiting peers reported here before this peer led
+                self._take_over(before)
+        if (
+            leader is None
+            or leader == core.me
+            or core.here.role is not Role.TRAINER
+            or core.here.joining is not None
+        ):
+            return
+        urgent = self._urgent(leader)
+        if self._told[:1] == (urgent,) and self._told[1:] == (core.own.samples,):
+            return
+        if self._told[:1] != (urgent,) or core.now >= self._told_at + core.deadlines.report_interval():
+            self._told, self._told_at = (urgent, core.own.samples), core.now
+            core.send(leader, core.progress())
+            core.disarm(Timer.REPORT)
+        elif Timer.REPORT not in core.timers:
+            core.arm(Timer.REPORT, self._told_at + core.deadlines.report_interval())
+
+    def _urgent(self, leader: PeerId) -> tuple[object, ...]:
+        """What the leader hears of at once when it changes."""
+        core = self.core
+        return core.here.epoch, core.here.lineage, core.here.pending, core.own.boundary, leader
+
+    def told_by(self, leader: PeerId) -> None:
+        """The leader told this peer of a commit, and knows thereby where this voter stands."""
+        if leader != self.core.me and leader == self.core.leader() and not self.core.own.samples:
+            self._told = self._urgent(leader), 0
+
+    def told_ready(self, leader: PeerId) -> None:
+        """READY tells the leader that this peer waits, and with how many samples."""
+        own, urgent = self.core.own, self._urgent(leader)
+        if self._told[:1] == ((*urgent[:3], False, leader),):
+            self._told, self._told_at = (urgent, own.samples), self.core.now
+
+    def report_again(self) -> None:
+        """The leader may have missed the last report: send it again."""
+        self._told = ()
+
+    def _take_over(self, before: PeerId | None) -> None:
+        """This peer leads now. A former leader that cannot reach everybody is told so."""
+        core = self.core
+        if before is not None and before in ends(core.gaps()):
+            for facts in core.linked.standing(core.here.epoch, core.here.lineage):
+                core.send(facts.peer, Follow(core.here.epoch, core.here.lineage, core.me))
