@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
@@ -26,10 +27,14 @@ def emit(path: str | None, figures: Mapping[str, Any], lines: Sequence[str]) -> 
         print(text)
         return 0
     if path:
-        try:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-        except OSError as error:
-            raise ConfigurationError(f"cannot write {path!r}: {error.strerror}") from None
+        write(path, text + "\n")
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def write(path: str, text: str) -> None:
+    """Write a file. Raises ConfigurationError when that fails."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path!r}: {error.strerror}") from None

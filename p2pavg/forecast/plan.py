@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from p2pavg.forecast import trace
 from p2pavg.forecast.evidence import from_reports
 from p2pavg.forecast.inventory import EXAMPLE, load
 from p2pavg.forecast.laws import dollars_per_hour, dollars_per_million, epoch
-from p2pavg.forecast.output import emit, usage
+from p2pavg.forecast.output import emit, usage, write
 from p2pavg.forecast.search import Goal, Judge, MachinePlan, front, next_best, search
 from p2pavg.report.plot import from_zero, save_plot
 from p2pavg.report.reading import load as load_reports
@@ -37,6 +39,7 @@ def register(subparsers: Any) -> None:
     add("--run", metavar="RUN", help="which run, when the files hold several")
     add("--trace", metavar="CSV", help="lines 'seconds,TYPE@REGION,count': replay what is on offer over time")
     add("--join-seconds", type=float, default=20.0, metavar="S", help="of a newcomer of --trace (20)")
+    add("--swarm", metavar="TOML", help="write the machines as a file for 'p2pavg launch --swarm'")
     add("--plot", metavar="PATH", help="draw samples/s over dollars per hour of the best plans")
     add("--json", metavar="PATH", help="write the plan as JSON; - is stdout, alone")
     plan.set_defaults(func=lambda args: usage(plan, args, run_plan))
@@ -64,6 +67,8 @@ def run_plan(args: argparse.Namespace) -> int:
     }
     ways = front(judge) if args.json or args.plot else []
     figures["front"] = [_brief(judge, one) for one in ways]
+    if args.swarm:
+        write(args.swarm, _machines(judge, plan))
     if args.plot:
         _draw(ways, plan, args.plot)
     return emit(args.json, figures, _words(figures))
@@ -118,6 +123,21 @@ def _told(judge: Judge, plan: MachinePlan) -> dict[str, Any]:
         "binds": found.transfer.binds,
         "plan": found.transfer.plan,
     }
+
+
+def _machines(judge: Judge, plan: MachinePlan) -> str:
+    """The plan as a swarm file, one machine a peer."""
+    kinds = [offer for offer, n in zip(judge.inventory.offers, plan.counts, strict=True) for _ in range(n)]
+    lines = ['run = "my-run"  # as in the script']
+    for number, offer in enumerate(kinds, 1):
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", f"peer-{number}-{offer.kind}-{offer.region}")[:63]
+        resources = f"accelerators = {_quoted(offer.kind)}, region = {_quoted(offer.region)}"
+        lines += ["", "[[machine]]", f"name = {_quoted(name)}", f"resources = {{ {resources} }}"]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _left_out(judge: Judge, goal: Goal, plan: MachinePlan) -> dict[str, str]:

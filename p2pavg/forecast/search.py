@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -23,11 +23,12 @@ from p2pavg.forecast.inventory import Inventory
 from p2pavg.forecast.laws import Overheads, PeerProfile, Swarm, dollars_per_hour, epoch
 from p2pavg.plan import MOST_FLAT
 
-EXHAUSTIVE = 100_000
+EXHAUSTIVE = 20_000
 KEEP = 1.05  # the plan at hand is left for another that is better by more than this factor
 _AT_ONCE = 10_000
 _STARTS, _BEGINNINGS = 12, 4  # that are judged, and of these that are climbed from
 _TRIES = 10  # swarms of those around another that are judged, the likeliest first
+_LITTLE = 1.005  # by which a plan is to be better than the best
 _FRONT, _FRONT_OF_MANY = 0.9, 0.5  # of a plan's dollars: what the next cheaper one of the front may cost
 
 
@@ -225,7 +226,24 @@ def _from_beginnings(judge: Judge, goal: Goal) -> MachinePlan | None:
     elif not starts:
         found = _best(judge, goal, judge.begun)
         starts = [found] if found is not None else []
-    return max((_climb(judge, goal, plan) for plan in starts), key=goal.value, default=None)
+    best = max((_climb(judge, goal, plan) for plan in starts), key=goal.value, default=None)
+    return best and _beyond(judge, goal, best)
+
+
+def _beyond(judge: Judge, goal: Goal, best: MachinePlan) -> MachinePlan:
+    """From the best plan on by the other goal, for a little less money or a little more speed: where peers
+    are exchanged beyond the limit, a better plan within it may be nearer.
+    """
+    while True:
+        if goal.cheapest:
+            other = Goal(dollars_hour=best.dollars_hour / _LITTLE)
+        else:
+            other = Goal(cheapest=True, sps=best.sps * _LITTLE)
+        begin = next(_likeliest(judge, other, best.counts), None)
+        found = begin and _climb(judge, other, begin)
+        if found is None or not goal.met(found):
+            return best
+        best = _climb(judge, goal, found)
 
 
 def _climb(judge: Judge, goal: Goal, plan: MachinePlan) -> MachinePlan:
@@ -233,12 +251,20 @@ def _climb(judge: Judge, goal: Goal, plan: MachinePlan) -> MachinePlan:
     better: MachinePlan | None = plan
     while better is not None:
         plan = better
-        around = judge.candidates(_around(plan.counts, judge.limits))
-        may = around.promising(goal, plan)
-        order = may[np.argsort(-around.likely(goal)[may], kind="stable")]
-        tried = (judge.plan(around.swarms[at]) for at in order[:_TRIES])
-        better = next((one for one in tried if goal.met(one) and goal.value(one) > goal.value(plan)), None)
+        better = next(_likeliest(judge, goal, plan.counts, plan), None)
     return plan
+
+
+def _likeliest(
+    judge: Judge, goal: Goal, counts: Sequence[int], known: MachinePlan | None = None
+) -> Iterator[MachinePlan]:
+    """Of the likeliest swarms around one, those that meet the goal and are better than the known plan."""
+    around = judge.candidates(_around(counts, judge.limits))
+    may = around.promising(goal, known)
+    order = may[np.argsort(-around.likely(goal)[may], kind="stable")]
+    for plan in (judge.plan(around.swarms[at]) for at in order[:_TRIES]):
+        if goal.met(plan) and (known is None or goal.value(plan) > goal.value(known)):
+            yield plan
 
 
 def _around(counts: Sequence[int], limits: Counts) -> Counts:

@@ -11,6 +11,7 @@ import pytest
 
 from p2pavg.cli import main
 from p2pavg.forecast.inventory import EXAMPLE
+from p2pavg.launch import swarm_file
 from tests.forecast.swarms import report, reports
 
 OFFERS = """
@@ -195,6 +196,21 @@ def test_a_plan_says_what_to_rent_and_what_not(
     cheap = figures(capsys, "plan", files[1], "--least-dollars", "--samples-per-second", "60")
     assert cheap["samples_per_second"] >= 60
     assert cheap["peers"] == {"T4@eu": 4}
+
+
+def test_a_plan_is_input_for_launch(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--swarm writes one machine for each peer, with what a cloud is asked for, as launch reads them."""
+    path = tmp_path / "swarm.toml"
+    goal = ("--least-dollars", "--samples-per-second", "250")
+    found = figures(capsys, "plan", files[1], *goal, "--swarm", str(path))
+    machines = swarm_file.load(path).machines
+    assert len(machines) == sum(found["peers"].values()) > 1
+    asked = [f"{one.resources['accelerators']}@{one.resources['region']}" for one in machines]
+    assert {name: asked.count(name) for name in asked} == found["peers"]
+    code, _, err = run(capsys, "plan", files[1], *goal, "--swarm", str(tmp_path / "none" / "swarm.toml"))
+    assert (code, "cannot write" in err) == (2, True)
 
 
 def test_a_plan_can_be_drawn(
