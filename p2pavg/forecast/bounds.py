@@ -4,9 +4,9 @@ The laws solve a linear program for each swarm. Here are conditions that each of
 true transfer takes at least as long, by a flat plan or by one of two levels:
 
 - a peer sends and receives the vector once at least, and an owner of parts more;
-- the two shares that a link of a flat plan carries, or what crosses a region's border with two levels, get
-  through the links in time, slow start included;
-- peers of a region send each other's deputies, and get from them, what these add up.
+- the two shares that a link of a flat plan carries, or what enters and leaves a group of near peers with two
+  levels, get through the links in time, slow start included;
+- peers of a group send each other's deputies, and get from them, what these add up.
 
 Parts that need no more than half of each link's rate say how long it takes at most.
 """
@@ -18,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from p2pavg.allreduce.regions import regions
 from p2pavg.forecast.inventory import Inventory
 from p2pavg.forecast.laws import HOUR, INITIAL_WINDOW, WORD, LinkProfile, Overheads, ramp
 
@@ -41,7 +42,7 @@ class Bounds:
         self._rent = np.array([offer.dollars_hour for offer in offers])
         self._card = np.array([min(offer.up or _ANY, offer.down or _ANY) for offer in offers])
         here = [offer.region for offer in offers]
-        self._region = np.array([sorted(set(here)).index(region) for region in here])
+        self._group = np.array(regions(here, {}))  # zones of one region are together
         nowhere = LinkProfile(0.0, _ANY)
         links = [inventory.links.get((a, b), nowhere) for a in here for b in here]
 
@@ -53,6 +54,8 @@ class Bounds:
         self._window = table([float(link.streams * INITIAL_WINDOW) for link in links])
         self._ramp = table([ramp(link, link.rate * link.rtt) for link in links])
         self._price = table([inventory.per_gb.get((a, b), 0.0) for a in here for b in here])
+        same = self._group[:, None] == self._group  # [of the group, offers]: the cheapest way into a group
+        self._into = np.where(same, self._price[:, None], np.inf).min(2)
 
     def of(self, counts: Counts) -> tuple[F64, F64, F64]:
         """(samples/s at most, dollars an hour at least, dollars about) of int64[swarms, offers], each of one
@@ -91,16 +94,16 @@ class _Swarms:
         self.held = np.take_along_axis(counts, kinds, 1).astype(float)
         self.peers = self.held.sum(1)
         self.links = self.held[:, :, None] * (self.held[:, None, :] - np.eye(most))
-        region = bounds._region[kinds]
-        self.near = (region[:, :, None] == region[:, None, :]).astype(float)
-        self.here = np.einsum("sij,sj->si", self.near, self.held)  # peers of the offer's region
-        self.rate, self.window, self.ramp, self.price, rtt = (
-            table[pairs] for table in (bounds._rate, bounds._window, bounds._ramp, bounds._price, bounds._rtt)
+        group = bounds._group[kinds]
+        self.near = (group[:, :, None] == group[:, None, :]).astype(float)
+        self.here = np.einsum("sij,sj->si", self.near, self.held)  # peers of the offer's group
+        self.rate, self.trip, self.window, self.ramp = (
+            table[pairs] for table in (bounds._rate, bounds._rtt, bounds._window, bounds._ramp)
         )
-        self.trip = rtt
+        self.price, self.into = bounds._price[pairs], bounds._into[pairs]
         self.slowest = np.where(self.links > 0, self.rate, np.inf).min(2)
         self.card = np.where(self.held > 0, bounds._card[kinds], _ANY)
-        self.rtt = np.where(self.links > 0, rtt, 0.0).max((1, 2))
+        self.rtt = np.where(self.links > 0, self.trip, 0.0).max((1, 2))
         self.levels = (self.here < self.peers[:, None]).any(1) & (self.here > 1).any(1)
 
     def shortest(self) -> F64:
@@ -137,11 +140,10 @@ class _Swarms:
         """Dollars that an epoch's bytes cost at least, with the cheapest owner of all parts; and about, with
         such shares.
         """
-        inside = np.einsum("sii->si", self.price)
-        to_peers = np.einsum("sij,sj->si", self.price, self.held) - inside
-        each = self.held / np.maximum(self.here, 1)  # of its region, so that a region counts once
-        to_regions = np.einsum("sij,sj->si", self.price * (1 - self.near), each)
-        to_deputies = (each * (self.here - 1) * inside).sum(1)
+        to_peers = np.einsum("sij,sj->si", self.price, self.held) - np.einsum("sii->si", self.price)
+        each = self.held / np.maximum(self.here, 1)  # of its group, so that a group counts once
+        to_groups = np.einsum("sij,sj->si", self.into * (1 - self.near), each)
+        to_deputies = (each * (self.here - 1) * np.einsum("sii->si", self.into)).sum(1)
 
         def least(values: F64) -> F64:
             found: F64 = np.where(self.held > 0, values, np.inf).min(1)
@@ -152,7 +154,7 @@ class _Swarms:
             return found
 
         def dollars(owned: Callable[[F64], F64]) -> F64:
-            flat, stacked = owned(to_peers), to_deputies + owned(to_regions)
+            flat, stacked = owned(to_peers), to_deputies + owned(to_groups)
             return 2 * self.size / 1e9 * np.where(self.levels, np.minimum(flat, stacked), flat)
 
         return dollars(least), dollars(about)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, pstdev
 
@@ -39,18 +39,17 @@ _MEASURED = (
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A swarm as its reports show it. epochs: that were looked at. sample: seconds of these epochs."""
+    """A swarm as its reports show it. seconds: of each epoch that was looked at."""
 
     job: Workload
     swarm: Swarm
     overheads: Overheads
-    epochs: int
-    sample: tuple[float, ...]
+    seconds: tuple[float, ...]
 
     @property
     def half_width(self) -> float:
         """Of the 80% interval of a prediction, as a share of it; wider with few epochs."""
-        return Z80 * self.overheads.relative * (1.0 if self.epochs >= FEW else 2.0)
+        return Z80 * self.overheads.relative * (1.0 if len(self.seconds) >= FEW else 2.0)
 
     def speed_of(self, kind: str) -> float | None:
         """Samples/s of a peer of this type, such as "T4": the median of those that report a device of all its
@@ -77,10 +76,8 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
             )
     if not rounds:
         raise ConfigurationError("no epoch of these reports ended with an average; let the run finish some")
-    epochs = sorted({report.epoch for report in rounds})
-    if len(epochs) > 1:
-        rounds = [report for report in rounds if report.epoch > epochs[0]]
-        epochs = epochs[1:]
+    first = min(report.epoch for report in rounds)
+    rounds = [report for report in rounds if report.epoch > first] or rounds
     full = max(len(report.members) for report in rounds)
     rounds = [report for report in rounds if len(report.members) == full]
     members, order = _members(rounds)
@@ -95,10 +92,16 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
         steps=float(_steps(rounds)),
     )
     swarm = _achieved(job, Swarm(members, _links(rounds, order)), rounds)
-    seconds = tuple(
-        median(r.seconds_total for r in rounds if r.epoch == e) for e in sorted({r.epoch for r in rounds})
-    )
-    return Evidence(job, swarm, _overheads(job, swarm, rounds), len(seconds), seconds)
+    seconds = _by_epoch(rounds, lambda report: report.seconds_total)
+    return Evidence(job, swarm, _overheads(job, swarm, rounds), seconds)
+
+
+def _by_epoch(rounds: Sequence[RoundReport], what: Callable[[RoundReport], float]) -> tuple[float, ...]:
+    """The median of each epoch's reports."""
+    found: dict[int, list[float]] = {}
+    for report in rounds:
+        found.setdefault(report.epoch, []).append(what(report))
+    return tuple(median(found[number]) for number in sorted(found))
 
 
 def _words(text: str) -> set[str]:

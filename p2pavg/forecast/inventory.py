@@ -155,7 +155,7 @@ def _complete(offers: Sequence[MachineOffer], links: Mapping[tuple[str, str], Li
 
 def _offer(row: Mapping[str, Any], speed_of: SpeedOf) -> MachineOffer:
     kind, region = row.get("type"), row.get("region")
-    if not isinstance(kind, str) or not isinstance(region, str):
+    if not isinstance(kind, str) or not isinstance(region, str) or not kind or not region:
         raise ConfigurationError("an [[offer]] needs a type and a region, as text")
     where = f"offer {kind}@{region}"
     count = row.get("count", 1)

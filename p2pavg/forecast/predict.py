@@ -105,8 +105,8 @@ def run_predict(args: argparse.Namespace) -> int:
             f"where {job.target:,.0f} are asked, and epochs as much longer. Figures here are of "
             f"{job.target:,.0f}."
         )
-    if evidence.epochs < FEW:
-        lines.append(f"Few epochs were looked at ({evidence.epochs}): the interval is wide.")
+    if len(evidence.seconds) < FEW:
+        lines.append(f"Few epochs were looked at ({len(evidence.seconds)}): the interval is wide.")
     return emit(args.json, figures, lines)
 
 

@@ -152,7 +152,7 @@ def test_reports_are_foretold_by_themselves() -> None:
     assert found.calculation == pytest.approx(6.0)
     assert evidence.job.values * BYTES["fp16"] == pytest.approx(70e6, rel=0.01)
     assert {member.region for member in evidence.swarm.members} == {"us", "eu"}
-    assert evidence.epochs == 7
+    assert len(evidence.seconds) == 7
     assert 0 < evidence.half_width < 0.1
 
 
@@ -204,7 +204,7 @@ def test_a_joiner_and_smaller_rounds_do_not_count() -> None:
     told.append(report(0, 1, 3, seconds_total=500.0))
     evidence = from_reports(told)
     assert len(evidence.swarm.members) == 3
-    assert max(evidence.sample) < 9
+    assert max(evidence.seconds) < 9
 
 
 def test_reports_without_a_round_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
@@ -39,19 +40,24 @@ def test_no_swarm_is_better_than_its_bounds(seed: int) -> None:
         assert plan.dollars_hour >= given.least[at] * (1 - 1e-9)
 
 
-def test_bounds_know_two_levels() -> None:
-    """Two regions behind thin links, where two levels are faster than a flat plan: no bound is beyond it."""
+@pytest.mark.parametrize("here", [("eu", "us"), ("europe-west4-a", "europe-west4-b", "us-east1-b")])
+def test_bounds_know_two_levels(here: tuple[str, ...]) -> None:
+    """Regions behind thin links, where two levels are faster than a flat plan: no swarm is beyond its bounds,
+    also where zones of one region are together.
+    """
     rows = [
-        {"type": "t", "region": region, "count": 4, "samples_per_second": 50, "dollars_per_hour": 1}
-        for region in ("eu", "us")
+        {"type": "t", "region": place, "count": 4, "samples_per_second": 50, "dollars_per_hour": 1}
+        for place in here
     ]
     links = [
-        {"between": ["eu", "eu"], "rtt_ms": 1, "rate_mbps": 9000, "dollars_per_gb": 0.01},
-        {"between": ["us", "us"], "rtt_ms": 1, "rate_mbps": 9000},
-        {"between": ["eu", "us"], "rtt_ms": 90, "rate_mbps": 100, "dollars_per_gb": 0.08},
+        {"between": [a, b], "rtt_ms": 1, "rate_mbps": 900, "dollars_per_gb": 0.01 * (a == b)}
+        if a[:2] == b[:2]
+        else {"between": [a, b], "rtt_ms": 90, "rate_mbps": 100, "dollars_per_gb": 0.08}
+        for a, b in combinations_with_replacement(here, 2)
     ]
     judge = Judge(parse({"job": {"target_batch_size": 900, "values": 1e8}, "offer": rows, "link": links}))
-    assert epoch(judge.inventory.job, judge.swarm((4, 4)), judge.overheads).transfer.plan == "two-level"
+    swarm = judge.swarm((4,) * len(here))
+    assert epoch(judge.inventory.job, swarm, judge.overheads).transfer.plan == "two-level"
     for counts, sps, least in zip(judge.begun.swarms, judge.begun.sps, judge.begun.least, strict=True):
         plan = judge.plan(counts)
         assert plan.sps <= sps * (1 + 1e-9)
