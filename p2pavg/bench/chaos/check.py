@@ -50,6 +50,7 @@ def summarise(events: Sequence[Event], *, epochs: int, capacity: float) -> dict[
         "capacity_share": _capacity(events),
         "peers_alive": len(survivors),
         "usage": _usage(events),
+        "cpu_share": cpu_share(events),
     }
 
 
@@ -217,6 +218,22 @@ def _usage(events: Sequence[Event]) -> dict[str, dict[str, float]]:
         }
         for name in ("descriptors", "threads", "rss_kib", "dht_records")
     }
+
+
+def cpu_share(events: Iterable[Event]) -> float | None:
+    """The share of a core that averaging takes from a peer: the median over processes, each from its first
+    sample to its last. None: nobody lived for two.
+    """
+    samples: dict[str, list[Event]] = defaultdict(list)
+    for e in events:
+        if e["t"] == "usage" and "cpu_s" in e:
+            samples[e["who"]].append(e)
+    shares = [
+        (row[-1]["cpu_s"] - row[0]["cpu_s"]) / (row[-1]["at"] - row[0]["at"])
+        for row in samples.values()
+        if len(row) > 1
+    ]
+    return statistics.median(shares) if shares else None
 
 
 def _lives(events: Sequence[Event]) -> list[tuple[float, float]]:

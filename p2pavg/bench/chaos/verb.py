@@ -166,6 +166,11 @@ def _words(result: dict[str, Any]) -> list[str]:
         f"throughput {result['throughput_share']:.0%} of a swarm without faults, with "
         f"{result['capacity_share']:.0%} of its capacity alive",
         *(
+            [f"averaging takes {result['cpu_share']:.1%} of a core from each peer"]
+            if result["cpu_share"] is not None
+            else []
+        ),
+        *(
             f"{name} of the peer that lived longest: {used['first']:.0f} at first, {used['last']:.0f} at last"
             for name, used in result["usage"].items()
         ),

@@ -171,6 +171,7 @@ class Chaos:
                 descriptors=len(os.listdir("/proc/self/fd")),
                 threads=int(fields["Threads"]),
                 rss_kib=int(fields["VmRSS"].split()[0]),
+                cpu_s=peer.cpu_seconds(),
                 dht_records=len(peer._running().dht.node.store),
             )
 

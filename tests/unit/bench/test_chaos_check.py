@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2pavg.bench.chaos.check import summarise
+from p2pavg.bench.chaos.check import cpu_share, summarise
 
 WON = {epoch: f"won{epoch}" for epoch in range(4)}
 
@@ -98,3 +98,19 @@ def test_what_others_averaged_of_a_peer_is_not_lost_at_the_very_end(took_part: b
     events += [{**ended, "who": "b", "discarded": 5, "history": WON}, {**ended, "who": "a", "history": WON}]
     result = summarise(sorted(events, key=lambda e: e["at"]), epochs=3, capacity=1.0)
     assert (result["samples_lost"], result["samples_doubled"]) == (lost, 0)
+
+
+def test_the_share_of_a_core_is_the_median_of_processes() -> None:
+    """Each counts from its first sample to its last; one that was sampled once tells nothing."""
+    usage = [
+        {"who": who, "t": "usage", "at": at, "cpu_s": cpu}
+        for who, at, cpu in [
+            ("a", 10.0, 1.0),
+            ("a", 20.0, 1.5),
+            ("b", 10.0, 0.0),
+            ("b", 30.0, 4.0),
+            ("c", 9, 9.0),
+        ]
+    ]
+    assert cpu_share(usage) == pytest.approx((0.05 + 0.2) / 2)
+    assert cpu_share([]) is None
