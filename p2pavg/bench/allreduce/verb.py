@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from p2pavg import codecs
+from p2pavg.allreduce.choosing import Topology
 from p2pavg.allreduce.regions import NEAR_RTT_S
 from p2pavg.bench.allreduce.worker import RUN_ID
 from p2pavg.bench.options import at_least, compression, positive_int
@@ -54,8 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--encrypted", action="store_true", help="as a closed run, with credentials")
     parser.add_argument(
-        "--plan", choices=("auto", "flat", "two-level"), default="auto", help="how the bytes travel"
+        "--plan", choices=tuple(map(str, Topology)), default="auto", help="how the bytes travel"
     )
+    parser.add_argument("--prices", metavar="TOML", help="a price table, for the cheapest plan")
     parser.add_argument(
         "--regions", type=_regions, help="peers in each region, as 4+4; default: by round trips"
     )
@@ -85,14 +87,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The result as JSON data. Raises P2PAvgError when a worker fails."""
+def measure(args: argparse.Namespace, regions: Sequence[str] = ()) -> dict[str, Any]:
+    """The result as JSON data. regions: of each peer, by name; none: as `args` says.
+
+    Raises P2PAvgError when a worker fails.
+    """
     rounds: list[list[dict[str, Any]]] = []
     with (
         progress("averaging", args.rounds + 1) as advance,
         Workers(args.peers, "p2pavg.bench.allreduce.worker", topology=args.lab) as workers,
     ):
-        regions = _names(args)
+        regions = list(regions) or _names(args)
         joined = workers.join(
             numel=args.numel,
             peers=args.peers,
@@ -100,6 +105,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             streams=args.streams,
             beside=args.beside,
             plan=args.plan,
+            prices=args.prices,
             regions=regions,
             credentials=new_secret(RUN_ID) if args.encrypted else None,
         )

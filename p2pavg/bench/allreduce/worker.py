@@ -85,6 +85,7 @@ class Averaging:
             credentials=config.get("credentials"),
             max_upload_mbps=config.get("max_upload_mbps"),
             plan=config.get("plan", "auto"),
+            prices=config.get("prices"),
             region=config["regions"][config["index"]] if "regions" in config else None,
         )
         self.base = np.random.default_rng(7).standard_normal(config["numel"], np.float32)

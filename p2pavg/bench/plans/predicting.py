@@ -27,8 +27,8 @@ _BYTES = 1e6 / 8  # a second, of 1 Mb/s
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One plan. seconds: of its transfer, by the rates of the network alone. crossing: bytes from region to
-    region, contributions and results. dollars: for them.
+    """One plan. seconds: of its transfer, by the rates and the longest round trip of the network. crossing:
+    bytes from region to region, contributions and results. dollars: for them.
     """
 
     name: str
@@ -52,13 +52,28 @@ def predict(
     if prices is not None:
         found.append((CHEAPEST, asked, two_levels(asked, cheapest_homes(asked))))
     if 1 < peers <= MOST_GATHERED:
-        few = replace(asked, nbytes=codecs.get("sparse-64").encoded_size(numel))
+        few = replace(asked, nbytes=sixty_fourth().encoded_size(numel))
         found.append((GATHER, few, gather(few)))
+    hosts = topology.hosts[:peers]
+    there_and_back = max(topology.rtt_ms(a, b) for a in hosts for b in hosts if a != b) / 1000
     return [
-        Prediction(name, choice.seconds, crossing(choice, question), choice.dollars)
+        Prediction(
+            name,
+            # What is gathered goes there alone; what is reduced comes back as a result.
+            None
+            if choice.seconds is None
+            else choice.seconds + (there_and_back / 2 if choice.plan.gathers else there_and_back),
+            crossing(choice, question),
+            choice.dollars,
+        )
         for name, question, choice in found
         if choice is not None
     ]
+
+
+def sixty_fourth() -> codecs.Codec:
+    """What `Outer(density=1/64)` sends."""
+    return codecs.get("sparse-64")
 
 
 def inputs(
@@ -86,6 +101,11 @@ def inputs(
         cost,
         [True] * peers,
     )
+
+
+def names_of_groups(topology: Topology, peers: int) -> list[str]:
+    """For each peer the host whose name stands for its region: the first in it."""
+    return [topology.hosts[group] for group in inputs(topology, peers, 1, 1).groups]
 
 
 def crossing(choice: Choice, question: PlanInputs) -> float:

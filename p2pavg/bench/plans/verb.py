@@ -8,14 +8,18 @@ from typing import Any
 from p2pavg import codecs
 from p2pavg.bench.allreduce import verb as allreduce
 from p2pavg.bench.options import positive_int
-from p2pavg.bench.plans.predicting import FLAT, TWO_LEVEL, predict
+from p2pavg.bench.plans.predicting import CHEAPEST, FLAT, GATHER, TWO_LEVEL, names_of_groups, predict
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.errors import ConfigurationError
-from p2pavg.lab.topology import load
+from p2pavg.lab.topology import Topology, load
 from p2pavg.report.plot import from_zero
 from p2pavg.report.prices import PriceTable
 
-MEASURED = (FLAT, TWO_LEVEL)
+SIXTY_FOURTH = "p2pavg.bench.plans.predicting:sixty_fourth"
+COLUMNS = (
+    *("plan", "predicted s", "measured s", "round s"),
+    *("predicted MB", "measured MB", "predicted $", "bits"),
+)
 
 
 def register(subparsers: Any) -> None:
@@ -24,8 +28,8 @@ def register(subparsers: Any) -> None:
         "plans",
         help="the plans of a round beside each other",
         description="For each plan over a lab topology: the seconds of its transfer as predicted from the "
-        "network's rates, the bytes between regions, dollars with --prices, and the same measured with real "
-        "processes (flat and two levels). The all-gather is that of outer steps which send a 64th.",
+        "network's rates, the bytes between regions, dollars with --prices, and seconds and bytes measured "
+        "with real processes. The all-gather is that of outer steps which send a 64th.",
         epilog="example: p2pavg bench plans --lab clouds-4 --numel 2000000",
     )
     add = parser.add_argument
@@ -57,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
             "predicted_bytes_between_regions": found.crossing,
             "predicted_dollars": found.dollars,
         }
-        if found.name in MEASURED and not args.predict_only:
-            row |= measured(args, peers, found.name)
+        if not args.predict_only:
+            row |= measured(args, topology, peers, found.name)
         rows.append(row)
     least = {row["plan"]: row["predicted_bytes_between_regions"] for row in rows}
     result = {
@@ -70,17 +74,24 @@ def run(args: argparse.Namespace) -> int:
         "compression": args.compression,
         "topology": topology.name,
     }
-    emit(args, result, [words(row) for row in rows], lambda figure: draw(figure, rows))
+    emit(args, result, table(rows), lambda figure: draw(figure, rows))
     return 0
 
 
-def measured(args: argparse.Namespace, peers: int, plan: str) -> dict[str, Any]:
+def measured(args: argparse.Namespace, topology: Topology, peers: int, plan: str) -> dict[str, Any]:
     """What real processes took with this plan."""
     parser = argparse.ArgumentParser()
     allreduce.add_arguments(parser)
-    wanted = {"--peers": peers, "--numel": args.numel, "--rounds": args.rounds, "--plan": plan}
-    wanted |= {"--compression": args.compression, "--lab": args.lab}
-    found = allreduce.measure(parser.parse_args([str(word) for pair in wanted.items() for word in pair]))
+    wanted = {"--peers": peers, "--numel": args.numel, "--rounds": args.rounds, "--lab": args.lab}
+    wanted["--compression"] = SIXTY_FOURTH if plan == GATHER else args.compression
+    regions: list[str] = []
+    if plan != GATHER:
+        wanted["--plan"] = plan
+    if plan == CHEAPEST:
+        wanted["--prices"] = args.prices
+        regions = names_of_groups(topology, peers)
+    given = parser.parse_args([str(word) for pair in wanted.items() for word in pair])
+    found = allreduce.measure(given, regions)
     return {
         "transfer_s": found["phases"]["transfer"],
         "seconds_median": found["seconds_median"],
@@ -91,22 +102,24 @@ def measured(args: argparse.Namespace, peers: int, plan: str) -> dict[str, Any]:
     }
 
 
-def words(row: dict[str, Any]) -> str:
-    """One plan, for people."""
-    seconds = "not known" if row["predicted_s"] is None else f"{row['predicted_s']:.2f} s"
-    told = (
-        f"{row['plan']:>10}: predicted {seconds}, "
-        f"{row['predicted_bytes_between_regions'] / 1e6:.2f} MB between regions"
-    )
-    if row["predicted_dollars"]:
-        told += f" for ${row['predicted_dollars']:.6f}"
-    if "transfer_s" in row:
-        told += (
-            f"; measured {row['transfer_s']:.2f} s of transfer, {row['seconds_median']:.2f} s in all, "
-            f"{row['measured_bytes_between_regions'] / 1e6:.2f} MB; "
-            f"{'equal' if row['bit_identical'] else 'UNEQUAL'} bits"
-        )
-    return told
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """The plans as lines of columns."""
+    cells = [COLUMNS, *(_cells(row) for row in rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(COLUMNS))]
+    used = [at for at in range(len(COLUMNS)) if any(row[at] for row in cells[1:])]
+    return ["  ".join(row[at].rjust(widths[at]) for at in used) for row in cells]
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    known = row["predicted_s"] is not None
+    told = [row["plan"], f"{row['predicted_s']:.2f}" if known else "not known"]
+    ran = "transfer_s" in row
+    told += [f"{row[name]:.2f}" if ran else "" for name in ("transfer_s", "seconds_median")]
+    told.append(f"{row['predicted_bytes_between_regions'] / 1e6:.2f}")
+    told.append(f"{row['measured_bytes_between_regions'] / 1e6:.2f}" if ran else "")
+    told.append(f"{row['predicted_dollars']:.6f}" if row["predicted_dollars"] else "")
+    told.append(("equal" if row["bit_identical"] else "UNEQUAL") if ran else "")
+    return tuple(told)
 
 
 def draw(figure: Any, rows: list[dict[str, Any]]) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from p2pavg import codecs
 from p2pavg.bench import __main__ as bench
-from p2pavg.bench.plans.predicting import predict
+from p2pavg.bench.plans.predicting import names_of_groups, predict
+from p2pavg.bench.plans.verb import COLUMNS, table
 from p2pavg.lab import topology
 from p2pavg.plan import MOST_FLAT
 from p2pavg.report.prices import PriceTable
@@ -69,3 +70,30 @@ def test_a_crowd_in_a_flat_plan_is_told_once(caplog: pytest.LogCaptureFixture) -
         planner(members)
         planner(members)
     assert [record.getMessage()[:30] for record in caplog.records] == ["33 peers average with a flat p"]
+
+
+def test_plans_stand_beside_each_other_in_columns() -> None:
+    """Predicted and measured in one row for each plan; columns that nobody filled are left out."""
+    row = {
+        "plan": "two-level",
+        "predicted_s": 1.25,
+        "predicted_bytes_between_regions": 24e6,
+        "predicted_dollars": 0.0,
+    }
+    ran = {
+        "transfer_s": 1.5,
+        "seconds_median": 1.75,
+        "measured_bytes_between_regions": 24.5e6,
+        "bit_identical": True,
+    }
+    assert table([row]) == ["     plan  predicted s  predicted MB", "two-level         1.25         24.00"]
+    titles, beside = table([row | ran])
+    assert [title in titles for title in COLUMNS] == [title != "predicted $" for title in COLUMNS]
+    assert beside.split() == ["two-level", "1.25", "1.50", "1.75", "24.00", "24.50", "equal"]
+    assert "UNEQUAL" in table([row | ran | {"bit_identical": False}])[1]
+
+
+def test_hosts_of_one_region_have_one_name(clouds: topology.Topology) -> None:
+    """So that real peers form the regions, and pay the prices, by which the cheapest plan is predicted."""
+    names = names_of_groups(clouds, 8)
+    assert names == [clouds.hosts[index - index % 2] for index in range(8)]
