@@ -244,10 +244,10 @@ class Counting:
         if self._readmit(others):
             return
         reached, stretching = self._is_reached(others), machine.stretching
-        if reached and (until := stretching.until(followers)) > core.now:
-            stretching.hold(followers)
+        if reached and (until := stretching.until()) > core.now:
+            stretching.hold()
             core.arm(Timer.STRETCH, until)
-            if core.own.boundary and stretching.soon(followers):
+            if core.own.boundary and stretching.soon():
                 return
             reached = False
             others = stretching.others(others, self._total(followers), followers, core.now)

@@ -24,44 +24,48 @@ class Stretching:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.core = machine.core
-        # Whoever comes to a run that goes on does not know when its last round was.
-        fresh = machine.core.config.epoch == 0
-        self._spent = Spent(-math.inf if fresh else machine.core.now)
-        self._spacing: tuple[object, Spacing | None] = None, None  # of which group
+        self._spent = Spent(-math.inf if machine.core.here.epoch == 0 else machine.core.now)
+        self._committed = False  # the round of the epoch under way
+        self._known: tuple[object, Spacing | None] = None, None  # of which group
         self._reached_at: float | None = None  # when the target was reached in this epoch
         self._told = False
 
     def committed(self) -> None:
         """A round of the epoch under way is committed."""
         state = self.core.epoch_state
-        self._spent = Spent(state.proposed_at, state.attempts)
+        self._spent, self._committed = Spent(state.proposed_at, state.attempts), True
 
     def moved(self) -> None:
         """This peer stands at another epoch."""
         if self._reached_at is None:
             self._told = False  # the last epoch was not stretched
         self._reached_at = None
+        if not self._committed:  # whoever comes by a state does not know when the last round was
+            self._spent = Spent(self.core.now)
+        self._committed = False
 
-    def until(self, followers: list[Facts]) -> float:
-        """When the next round of this peer and these may begin, at the earliest."""
-        spacing = self._of(followers)
+    def until(self) -> float:
+        """When the next round may begin, at the earliest."""
+        spacing = self._spacing()
         if spacing is None or self.core.epoch_state.begun_before:
             return -math.inf
         return self._spent.next_round(spacing)
 
-    def _of(self, followers: list[Facts]) -> Spacing | None:
+    def _spacing(self) -> Spacing | None:
+        """Of all that stand here, late ones included: they get the result, and the next round counts them."""
         core = self.core
         if core.config.spacing is None:
             return None
-        group = core.here.epoch, frozenset(facts.peer for facts in followers)
-        if self._spacing[0] != group:
-            members = self.machine.leading.planned([core.me, *(facts.peer for facts in followers)])
-            self._spacing = group, core.config.spacing(members)
-        return self._spacing[1]
+        out = core.epoch_state.excluded
+        peers = {f.peer for f in core.linked.standing(*core.here.standing) if f.peer not in out}
+        group = core.here.epoch, frozenset(peers)
+        if self._known[0] != group:
+            self._known = group, core.config.spacing(self.machine.leading.planned([core.me, *peers]))
+        return self._known[1]
 
-    def hold(self, followers: list[Facts]) -> None:
+    def hold(self) -> None:
         """The target is reached, and the next round may not begin yet."""
-        spacing = self._of(followers)
+        spacing = self._spacing()
         if self._reached_at is None:
             self._reached_at = self.core.now
         if spacing is not None and not self._told:
@@ -79,7 +83,7 @@ class Stretching:
         at: when half of its step after the one under way is done. others: samples that the others will have
         then. total: samples that all peers have now.
         """
-        until = self.until(followers)
+        until = self.until()
         if at >= until:
             return others
         core = self.core
@@ -89,9 +93,9 @@ class Stretching:
         counted = total + sum(p.coming(until, core.now if waits else p.since) for p, waits in ways)
         return others - max(0, counted + 1 - core.target)
 
-    def soon(self, followers: list[Facts]) -> bool:
+    def soon(self) -> bool:
         """Whether the next round may begin before another own step would be half done."""
-        return self.until(followers) <= self.core.now + STOP_EARLY * self.core.own.pace.seconds
+        return self.until() <= self.core.now + STOP_EARLY * self.core.own.pace.seconds
 
     def believed(self, others: int) -> int:
         """What to make of a leader's word of the others' samples. Fewer than none are those of an epoch that
@@ -99,7 +103,7 @@ class Stretching:
         """
         if others >= 0:
             return others
-        spacing = self._of(self.machine.counting.followers())
+        spacing = self._spacing()
         if spacing is None or self.core.now >= self._spent.believed_until(spacing):
             return 0
         return others

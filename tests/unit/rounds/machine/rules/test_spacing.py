@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from p2pavg.rounds.machine.actions import Action, Stretch
+from p2pavg.rounds.machine.actions import Action, Commit, Stretch
+from p2pavg.rounds.machine.core import Spaced
 from p2pavg.rounds.machine.rules.pace import Pace
 from p2pavg.rounds.machine.rules.spacing import Spacing, Spent
 from p2pavg.rounds.protocol.messages import Totals
-from p2pavg.rounds.protocol.roles import PlanMember
+from p2pavg.rounds.protocol.roles import PlanMember, Role
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 
@@ -21,6 +22,16 @@ EPOCHS = 5
 def apart(seconds: float) -> Spacing:
     """Rounds for a cent each."""
     return Spacing(0.01, 36 / seconds)
+
+
+def paid(peers: int, seconds: float) -> Spaced:
+    """A round of so many peers costs a cent, and one of fewer less: nothing, for a peer alone."""
+
+    def spacing(members: Sequence[PlanMember]) -> Spacing:
+        share = (len(members) - 1) / max(1, peers - 1) if peers > 1 else 1.0
+        return Spacing(0.01 * share, 36 / seconds)
+
+    return spacing
 
 
 def proposed(calm: Calm) -> list[float]:
@@ -35,7 +46,7 @@ def test_rounds_are_as_far_apart_as_they_may_cost(
     peers: int, latency: float, step: float, slow: float
 ) -> None:
     """The training threads compute on meanwhile: an epoch counts what they do in that time."""
-    calm = Calm(peers, latency=latency, step=step, slow=slow, spacing=lambda members: apart(8.0))
+    calm = Calm(peers, latency=latency, step=step, slow=slow, spacing=paid(peers, 8.0))
     calm.epochs(EPOCHS, limit=100.0)
     times = proposed(calm)
     gaps = [later - earlier for earlier, later in pairwise(times)]
@@ -80,6 +91,27 @@ def test_another_leader_keeps_to_it() -> None:
     calm.epochs(4, limit=60.0)
     times = [calm.times("proposed", epoch)[0] for epoch in range(4)]
     assert all(later - earlier >= 5.0 for earlier, later in pairwise(times)), times
+
+
+def test_newcomers_compute_on_with_the_others() -> None:
+    """Who came by a state believes the leader as well: it contributes as much as they do."""
+    calm = Calm(3, step=0.05, spacing=paid(4, 5.0))
+    calm.epochs(2)
+    newcomer = calm.swarm.add(Role.JOINER, 0.05, 4)
+    calm.nodes.append(newcomer)
+    shares: list[int] = []
+    acted = calm.swarm.acted
+
+    def heard(node: Node, action: Action) -> None:
+        acted(node, action)
+        if isinstance(action, Commit) and node is newcomer:
+            rank = [seat.peer for seat in action.members].index(node.me)
+            shares.append(action.samples[rank])
+
+    calm.swarm.acted = heard  # type: ignore[method-assign]
+    calm.epochs(6, limit=60.0)
+    assert all(samples > 0.75 * 4 * 5.0 / 0.05 for samples in shares[1:]), shares
+    assert len(shares) > 2
 
 
 def test_failed_attempts_count_as_rounds() -> None:
