@@ -122,16 +122,7 @@ class Judge:
         if self.whole:
             ways = itertools.product(*(range(limit + 1) for limit in self.limits))
             return self.candidates(np.array(list(ways), dtype=np.int64))
-        return self.candidates(self._beginnings[0])
-
-    @property
-    def ways(self) -> Counts:
-        """By which each beginning was made, where there are many swarms."""
-        return self._beginnings[1]
-
-    @cached_property
-    def _beginnings(self) -> tuple[Counts, Counts]:
-        return _beginnings(self.inventory, self.limits)
+        return self.candidates(_beginnings(self.inventory, self.limits))
 
     def plan(self, counts: Sequence[int]) -> MachinePlan:
         """One swarm, judged by the laws."""
@@ -216,9 +207,12 @@ def _from_beginnings(judge: Judge, goal: Goal) -> MachinePlan | None:
     """
     may = judge.begun.promising(goal)
     order = may[np.argsort(-judge.begun.likely(goal)[may], kind="stable")]
-    _, first = np.unique(judge.ways[order], return_index=True)  # the best of each way
-    chosen = dict.fromkeys(map(tuple, judge.begun.swarms[order[np.sort(first)]].tolist()))
-    starts = [plan for plan in map(judge.plan, list(chosen)[:_STARTS]) if goal.met(plan)]
+    unlike: dict[
+        tuple[bool, ...], Sequence[int]
+    ] = {}  # of those with peers of the same offers, the likeliest
+    for counts in judge.begun.swarms[order].tolist():
+        unlike.setdefault(tuple(count > 0 for count in counts), counts)
+    starts = [plan for plan in map(judge.plan, list(unlike.values())[:_STARTS]) if goal.met(plan)]
     starts = sorted(starts, key=goal.value, reverse=True)[:_BEGINNINGS]
     if goal.sps > 0:
         fastest = search(judge, Goal(dollars_hour=goal.dollars_hour))
@@ -280,9 +274,9 @@ def _around(counts: Sequence[int], limits: Counts) -> Counts:
     return found
 
 
-def _beginnings(inventory: Inventory, limits: Counts) -> tuple[Counts, Counts]:
+def _beginnings(inventory: Inventory, limits: Counts) -> Counts:
     """Peers of each offer alone, and of all regions, of each one, two and three: their offers, added one by
-    one, the fastest or the cheapest speed first. And the way by which each swarm was made.
+    one, the fastest or the cheapest speed first.
     """
     offers, eye = inventory.offers, np.eye(len(limits), dtype=np.int64)
     speed = np.array([offer.sps for offer in offers])
@@ -294,4 +288,4 @@ def _beginnings(inventory: Inventory, limits: Counts) -> tuple[Counts, Counts]:
             inside = np.flatnonzero([offer.region in chosen for offer in offers])
             ways += [inside[np.argsort(-worth[inside], kind="stable")] for worth in (speed, value)]
     found = [np.cumsum(eye[np.repeat(way, limits[way])[:MOST_FLAT]], axis=0) for way in ways]
-    return np.concatenate(found), np.repeat(np.arange(len(found)), [len(some) for some in found])
+    return np.unique(np.concatenate(found), axis=0)
