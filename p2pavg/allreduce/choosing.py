@@ -39,6 +39,14 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundCost:
+    """Dollars that a round's gradients cost by its plan, and would have cost with a flat one."""
+
+    dollars: float
+    flat_dollars: float
+
+
+@dataclass(frozen=True, slots=True)
 class PlanInputs:
     """What a plan follows from."""
 
@@ -131,6 +139,14 @@ def cheapest_homes(question: PlanInputs) -> set[int]:
     }
     least = min(cost.values(), default=0.0)
     return {home for home, price in cost.items() if price <= least * (1 + 1e-9)}
+
+
+def cost(choice: Choice, question: PlanInputs) -> RoundCost | None:
+    """What the choice costs; None: there are no prices. An all-gather has no flat plan to be held against."""
+    if question.prices is None:
+        return None
+    plain = choice if choice.plan.gathers else flat(question)
+    return RoundCost(choice.dollars, plain.dollars)
 
 
 def dollars(plan: Plan, question: PlanInputs) -> float:

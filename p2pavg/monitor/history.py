@@ -60,6 +60,8 @@ def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
         "wire_bytes_sent": wire,
         "wire_bytes_sent_by_distance": {str(where): count for where, count in sent(reports).items()},
         "bytes_by_stage": dict(stages(reports)),
+        "egress_dollars": sum(report.egress_dollars for report in reports),
+        "egress_dollars_flat": sum(report.egress_dollars_flat for report in reports),
         "seconds_stretched": sum(report.seconds_stretched for report in reports),
         "plans": dict(Counter(row[0].plan for row in epochs.values() if row[0].plan)),
         "egress_bytes_per_hour": 3600 * wire / seconds if seconds > 0 else 0.0,
@@ -134,6 +136,12 @@ def words(made: Mapping[str, Any]) -> list[str]:
         by_stage = ", ".join(f"{size(n)} of {stage}" for stage, n in made["bytes_by_stage"].items())
         plans = ", ".join(f"{counted(n, 'round')} {kind}" for kind, n in made["plans"].items())
         lines.append(f"by stage: {by_stage} ({plans})")
+    if made["egress_dollars_flat"] > 0:
+        spared = made["egress_dollars_flat"] - made["egress_dollars"]
+        lines.append(
+            f"gradients cost $ {made['egress_dollars']:.4g} by the plans of the rounds, "
+            f"$ {spared:.4g} less than flat plans would have"
+        )
     if made["seconds_stretched"] > 0:
         lines.append(
             f"epochs were {duration(made['seconds_stretched'])} longer in all than their samples needed, "

@@ -63,8 +63,8 @@ def role_among(links: Iterable[Link], start: RunStart) -> Role:
 
 def build_machine(
     settings: Settings, me: bytes, spec: TrainingSpec, start: RunStart, role: Role, *, client_only: bool
-) -> Machine:
-    """The state machine of the rounds, as it stands when this peer enters."""
+) -> tuple[Machine, Planner]:
+    """The state machine of the rounds, as it stands when this peer enters, and what plans its rounds."""
     result = codecs.for_results(codecs.get(spec.compression))
     prices = settings.price_table
     planner = Planner(
@@ -95,7 +95,7 @@ def build_machine(
         ),
         time.monotonic(),
     )
-    return machine
+    return machine, planner
 
 
 class EarlyMessages:

@@ -243,7 +243,7 @@ class Runtime:
         await first_links(self._dialler, self._refusals, self.endpoint, self.view, self.settings)
         role = role_among(self.links.values(), start)
         me, run_id = self.peer_id, self.settings.run_id
-        machine = build_machine(self.settings, me, spec, start, role, client_only=self._is_hidden())
+        machine, planner = build_machine(self.settings, me, spec, start, role, client_only=self._is_hidden())
         region = self.settings.region or ""
         meter = LinkMeter(
             self._engine,
@@ -255,6 +255,7 @@ class Runtime:
         codec = codecs.get(spec.compression).name
         recorder = Recorder(run_id, me, codec, meter, self._finished, region=region, device=spec.device)
         recorder.on_trace = self.watching.event
+        recorder.cost = lambda: planner.cost
         recorder.relayed = lambda: self._introductions.relayed_bytes
         driver = self.driver = self._reports.driver = Driver(self, session, spec, machine, recorder)
         self._refusals.trains = True

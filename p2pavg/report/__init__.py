@@ -125,6 +125,10 @@ class RoundReport:
     # By which the epoch was longer than its samples needed, to keep to `max_egress_usd_per_hour`; in the
     # report of the round's leader alone.
     seconds_stretched: float = 0.0
+    # In the leader's report, with `prices`: what the round's gradients cost by its plan, of all members,
+    # and would have cost by a flat one.
+    egress_dollars: float = 0.0
+    egress_dollars_flat: float = 0.0
     device: str = ""  # what this peer calculates on, as its driver names it: "Tesla T4", "cpu"
 
     @property

@@ -35,6 +35,7 @@ def flat(report: RoundReport) -> dict[str, float]:
         "spared_bytes": report.spared_bytes,
         "bytes_between_regions": report.bytes_between_regions,
         "seconds_stretched": report.seconds_stretched,
+        "egress_dollars": report.egress_dollars,
         "egress_bytes_per_hour": report.egress_bytes_per_hour,
     }
     told = {

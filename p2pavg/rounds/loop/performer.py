@@ -121,7 +121,7 @@ class Performer:
 
     def _commit(self, commit: act.Commit) -> None:
         job = self._jobs.finish(commit.transfer)
-        self._recorder.committed(commit.transfer, job.sent_by_stage())
+        self._recorder.committed(commit, job.sent_by_stage())
         self._deliveries.stopping = False
         average = Average(
             epoch=commit.ballot.epoch,

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from p2pavg.allreduce.choosing import Choice, PlanInputs, Topology, choose, gather
+from p2pavg.allreduce.choosing import Choice, PlanInputs, RoundCost, Topology, choose, cost, gather
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.regions import NEAR_RTT_S, regions
 from p2pavg.identity import short_id
@@ -19,7 +19,7 @@ logger = logging.getLogger("p2pavg.rounds")
 
 
 class Planner:
-    """Plans rounds, and remembers what it predicted of the last one."""
+    """Plans rounds, and remembers what the last one costs."""
 
     def __init__(
         self,
@@ -40,28 +40,33 @@ class Planner:
         self._prices = prices
         self._gathers = gathers
         self._egress_usd_per_hour = egress_usd_per_hour
-        self.choice: Choice | None = None
+        self.cost: RoundCost | None = None  # of the round that was planned last
         self._left_out = frozenset[PeerId]()
         self._crowd_told = False
 
     def __call__(self, members: Sequence[PlanMember]) -> Plan:
         """The plan. members: in rank order."""
-        self.choice = self._choose(members)
+        question = self._question(members)
+        choice = self._choose(question)
+        self.cost = cost(choice, question)
         if self._gathers:
-            self._tell_left_out(members, self.choice.plan)
+            self._tell_left_out(members, choice.plan)
         else:
-            self._tell_crowd(len(members), self.choice.plan)
-        return self.choice.plan
+            self._tell_crowd(len(members), choice.plan)
+        return choice.plan
 
     def spacing(self, members: Sequence[PlanMember]) -> Spacing:
         """How far apart rounds of these members must be, for what they may cost. members: in rank order."""
-        return Spacing(self._choose(members).dollars, self._egress_usd_per_hour)
+        return Spacing(self._choose(self._question(members)).dollars, self._egress_usd_per_hour)
 
-    def _choose(self, members: Sequence[PlanMember]) -> Choice:
+    def _choose(self, question: PlanInputs) -> Choice:
+        return gather(question) if self._gathers else choose(self._topology, question)
+
+    def _question(self, members: Sequence[PlanMember]) -> PlanInputs:
         rank = {member.peer: rank for rank, member in enumerate(members)}
         groups, near = self._regions(members, rank)
         numel = self._numel()
-        question = PlanInputs(
+        return PlanInputs(
             numel,
             self._nbytes(numel),
             # What a member receives says what others sent; where it is the limit, the links to it show that.
@@ -77,7 +82,6 @@ class Planner:
             self._priced(members, groups),
             [m.voter for m in members],
         )
-        return gather(question) if self._gathers else choose(self._topology, question)
 
     def _tell_crowd(self, members: int, plan: Plan) -> None:
         if members > MOST_FLAT and not any(part.deputies for part in plan.parts) and not self._crowd_told:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from p2pavg.allreduce.choosing import RoundCost
 from p2pavg.identity import short_id
 from p2pavg.report import AttemptReport, LinkReport, MemberReport, RoundReport, phases
 from p2pavg.rounds.machine import actions as act
@@ -43,6 +44,7 @@ class Recorder:
         self._region = region
         self._device = device
         self.on_trace: Callable[[str, Mapping[str, Any]], None] = lambda kind, fields: None
+        self.cost: Callable[[], RoundCost | None] = lambda: None  # of the round that this peer planned last
         self.relayed: Callable[[], int] = lambda: 0  # bytes passed on for others so far
         self.spared: Callable[[], int] = lambda: 0  # bytes that packing kept off links and disks so far
         self._relayed = self._spared = 0  # of these, what was reported
@@ -56,7 +58,8 @@ class Recorder:
         self._seen = (time.monotonic(), 0, 0)
         self._moved = (0.0, 0.0)
         self._stretched = 0.0  # seconds of this epoch, for what rounds may cost
-        self._stages: dict[int, Mapping[str, int]] = {}  # by transfer, until its average is applied
+        # By stage, and what the round cost where this peer planned it. By transfer, until it is applied.
+        self._sent: dict[int, tuple[Mapping[str, int], RoundCost | None]] = {}
         self._rate = 0.0
 
     def rate(self, samples: int, steps: int) -> float:
@@ -111,11 +114,12 @@ class Recorder:
         attempt = None if self._attempt is None else self._attempt[0]
         return attempt.plan.kind if attempt is not None and attempt.transfer == transfer else ""
 
-    def committed(self, transfer: int, stages: Mapping[str, int]) -> None:
+    def committed(self, commit: act.Commit, stages: Mapping[str, int]) -> None:
         """A round is over. stages: bytes that this peer sent, by stage of the plan."""
-        self._stages[transfer] = stages
-        while len(self._stages) > MOST_UNAPPLIED:
-            del self._stages[next(iter(self._stages))]
+        leads = commit.ballot.leader == self._me
+        self._sent[commit.transfer] = stages, self.cost() if leads else None
+        while len(self._sent) > MOST_UNAPPLIED:
+            del self._sent[next(iter(self._sent))]
 
     def moved(self, progress: JobProgress) -> None:
         """All bytes of an attempt are through."""
@@ -235,6 +239,7 @@ class Recorder:
             idle=self._idle,
         )
         moved = self._meter.report(links, self._moved[1] - self._moved[0])
+        stages, cost = self._sent.pop(commit.transfer, ({}, None))
         mine = next((i for i, seat in enumerate(commit.members) if seat.peer == self._me), None)
         report = RoundReport(
             run_id=self._run_id,
@@ -277,7 +282,9 @@ class Recorder:
             relayed_bytes=self._freshly_relayed(),
             plan=self._plan_of(commit.transfer),
             seconds_stretched=self._stretched,
-            bytes_by_stage=self._stages.pop(commit.transfer, {}),
+            bytes_by_stage=stages,
+            egress_dollars=0.0 if cost is None else cost.dollars,
+            egress_dollars_flat=0.0 if cost is None else cost.flat_dollars,
         )
         self._new_epoch(now)
         self._seen = (now, 0, steps)

@@ -204,3 +204,20 @@ def test_without_matplotlib_the_words_are_there(
     assert "2 epochs" in said
     assert "pip install 'matplotlib" in said
     assert cli.main(["report", str(path), "--plot", "x.png"]) == 1
+
+
+def test_a_summary_tells_what_plans_spared_and_a_limit_stretched() -> None:
+    """By the reports of the leaders; where nobody knew prices, not a word."""
+    reports = run_of(3)
+    leads = [
+        replace(each, egress_dollars=0.02, egress_dollars_flat=0.05, seconds_stretched=30.0)
+        if each.peer.startswith("aa")
+        else each
+        for each in reports
+    ]
+    told = "\n".join(history.words(history.summary(reading.Run("r", tuple(leads)))))
+    assert "gradients cost $ 0.06 by the plans of the rounds, $ 0.09 less than flat plans would have" in told
+    assert "longer in all than their samples needed, to keep to max_egress_usd_per_hour" in told
+    plain = "\n".join(history.words(history.summary(reading.Run("r", tuple(reports)))))
+    assert "flat plans" not in plain
+    assert "max_egress" not in plain

@@ -47,9 +47,25 @@ def test_rounds_inside_one_region_without_prices_may_follow_at_once() -> None:
 
 
 def test_asking_for_the_spacing_plans_no_round() -> None:
-    """What was planned last, by which a prediction is held against the round, stays."""
+    """What is reported of the last round's cost stays."""
     asked = planner(Topology.AUTO, 0.5)
     asked(members("us", "us"))
-    planned = asked.choice
+    cost = asked.cost
     asked.spacing(members("us", "eu"))
-    assert asked.choice is planned
+    assert asked.cost is cost
+
+
+def test_what_a_round_costs_is_held_against_a_flat_one() -> None:
+    """Two levels of 2 + 2 peers send half of what a flat plan sends between the two regions."""
+    asked = planner(Topology.TWO_LEVEL, 0.5)
+    asked(members("us", "us", "eu", "eu"))
+    assert asked.cost is not None
+    assert asked.cost.dollars == pytest.approx(0.001, rel=1e-6)
+    assert asked.cost.flat_dollars == pytest.approx(0.002, rel=1e-6)
+
+
+def test_without_prices_nothing_is_said_of_costs() -> None:
+    """Not even that they are zero."""
+    asked = Planner(lambda: NUMEL, lambda numel: 2 * numel)
+    asked(members("us", "eu"))
+    assert asked.cost is None
