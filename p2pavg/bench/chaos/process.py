@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(slots=True)
@@ -24,3 +26,15 @@ class SwarmProcess:
     leader: str = ""
     region: str = ""
     halted_for: str = ""  # what befalls it once it stops itself in the midst of a transfer
+
+    def stops_within(self, seconds: float) -> bool:
+        """Wait until the kernel has stopped the process. A signal that came before would be followed by the
+        stop, which nobody would end. False: it ended, or never stopped.
+        """
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and self.process.poll() is None:
+            state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state == "T":
+                return True
+            time.sleep(0.001)
+        return False

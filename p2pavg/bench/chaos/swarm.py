@@ -27,6 +27,7 @@ from p2pavg.credentials import Authority
 
 RUN = "chaos"
 NUMEL = 8192  # values of the vector
+HALT_S = 5.0  # in which a process that says so has stopped itself
 START_S = 180.0  # without a word
 
 
@@ -306,7 +307,9 @@ class Swarm(AbstractContextManager["Swarm"]):
                 self._undo.append((time.monotonic() + 3.0, lambda: self._kill_quietly(double)))
 
     def _strike(self, member: SwarmProcess, stage: str) -> None:
-        """A member has stopped itself at a stage of a transfer."""
+        """A member is about to stop itself at a stage of a transfer."""
+        if not member.stops_within(HALT_S):
+            return
         match member.halted_for:
             case "kill":
                 self._kill(member, "kill", stage=stage)

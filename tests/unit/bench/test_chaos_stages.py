@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from p2pavg.bench.chaos.kinds import STAGES
+from p2pavg.bench.chaos.process import SwarmProcess
 from p2pavg.bench.chaos.worker import stages
 from p2pavg.transport.engine import JobProgress
 
@@ -35,3 +40,14 @@ def test_a_stage_shows_in_what_came(
 def test_without_regions_what_comes_is_of_others() -> None:
     """A flat plan names no groups: contributions are as from another region."""
     assert stages(moved((0, 1), (0, 0)), (), 0) == {"means"}
+
+
+def test_a_process_is_struck_once_it_has_stopped() -> None:
+    """Who says that it stops may still run, and a signal to go on would come too early."""
+    code = "import os, signal, time; time.sleep(0.2); os.kill(os.getpid(), signal.SIGSTOP)"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        member = SwarmProcess("p0", None, process, {})
+        assert member.stops_within(30.0)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(30.0) == 0
+        assert not member.stops_within(0.0)
