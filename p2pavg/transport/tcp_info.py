@@ -69,17 +69,33 @@ def parse_wire(raw: bytes, header_bytes: int) -> Wire | None:
     return Wire(sent + header * out, received + header * into)
 
 
-def wire(sock: socket.socket) -> Wire | None:
-    """IP bytes that a connection has carried since it began; None where the kernel does not tell."""
+Ends = tuple[int, bool]  # of a connection: header bytes of a packet, and whether both are on this machine
+
+
+def ends(sock: socket.socket) -> Ends | None:
+    """The ends of a connection, which stay as they are; None: it is not connected."""
+    try:
+        host = sock.getpeername()[0]
+        return packet_header(host, TCP_HEADER), host == sock.getsockname()[0]
+    except OSError:
+        return None
+
+
+def wire(sock: socket.socket, known: Ends | None = None) -> Wire | None:
+    """IP bytes that a connection has carried since it began; None where the kernel does not tell. known: its
+    ends; None: they are asked for.
+    """
+    known = known or ends(sock)
+    if known is None:
+        return None
     try:
         raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED_BYTES)
-        host = sock.getpeername()[0]
-        carried = parse_wire(raw, packet_header(host, TCP_HEADER))
-        if carried is not None and host == sock.getsockname()[0]:
-            carried = replace(carried, sent_here=carried.sent)
-        return carried
     except (OSError, AttributeError):
         return None
+    carried = parse_wire(raw, known[0])
+    if carried is not None and known[1]:
+        carried = replace(carried, sent_here=carried.sent)
+    return carried
 
 
 def acked_bytes(sock: socket.socket) -> int:

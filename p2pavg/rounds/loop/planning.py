@@ -41,14 +41,14 @@ class Planner:
         self._gathers = gathers
         self._egress_usd_per_hour = egress_usd_per_hour
         self.cost: RoundCost | None = None  # of the round that was planned last
+        self._asked: tuple[int, int, list[PlanMember]] | None = None
+        self._answer: tuple[Choice, RoundCost | None]
         self._left_out = frozenset[PeerId]()
         self._crowd_told = False
 
     def __call__(self, members: Sequence[PlanMember]) -> Plan:
         """The plan. members: in rank order."""
-        question = self._question(members)
-        choice = self._choose(question)
-        self.cost = cost(choice, question)
+        choice, self.cost = self._decide(members)
         if self._gathers:
             self._tell_left_out(members, choice.plan)
         else:
@@ -57,18 +57,24 @@ class Planner:
 
     def spacing(self, members: Sequence[PlanMember]) -> Spacing:
         """How far apart rounds of these members must be, for what they may cost. members: in rank order."""
-        return Spacing(self._choose(self._question(members)).dollars, self._egress_usd_per_hour)
+        return Spacing(self._decide(members)[0].dollars, self._egress_usd_per_hour)
 
-    def _choose(self, question: PlanInputs) -> Choice:
-        return gather(question) if self._gathers else choose(self._topology, question)
+    def _decide(self, members: Sequence[PlanMember]) -> tuple[Choice, RoundCost | None]:
+        """Rounds that are shorter than the time between two measurements have one answer."""
+        numel = self._numel()
+        asked = numel, self._nbytes(numel), list(members)
+        if self._asked != asked:
+            question = self._question(*asked)
+            choice = gather(question) if self._gathers else choose(self._topology, question)
+            self._asked, self._answer = asked, (choice, cost(choice, question))
+        return self._answer
 
-    def _question(self, members: Sequence[PlanMember]) -> PlanInputs:
+    def _question(self, numel: int, nbytes: int, members: Sequence[PlanMember]) -> PlanInputs:
         rank = {member.peer: rank for rank, member in enumerate(members)}
         groups, near = self._regions(members, rank)
-        numel = self._numel()
         return PlanInputs(
             numel,
-            self._nbytes(numel),
+            nbytes,
             # What a member receives says what others sent; where it is the limit, the links to it show that.
             [Capacity(m.upload_bps / 8 or None, owns=m.voter and m.owns) for m in members],
             {

@@ -348,6 +348,8 @@ class Core:
         all promises.
         """
         sticks = self.sticky is not None and self.can_lead(self.sticky)
+        if sticks and not (self.apart or self.linked.relayed or self.linked.claims):
+            return self.sticky  # nobody lacks a link
         gaps = self.gaps()
         lacking = ends(gaps) if gaps else set[PeerId]()
         promised = self.promises.last

@@ -28,10 +28,12 @@ class CountedSocket(socket.socket):
     way: Way = Way.DIRECT
     carried: Carried | None = None
     _known = Wire()  # its traffic when it was last read
+    _ends: tcp_info.Ends | None = None
 
     def wire(self) -> Wire:
         """Its traffic so far; once its descriptor is closed, as far as it is known."""
-        self._known = tcp_info.wire(self) or self._known
+        self._ends = self._ends or tcp_info.ends(self)
+        self._known = tcp_info.wire(self, self._ends) or self._known
         return self._known
 
     def hand_over(self) -> None:

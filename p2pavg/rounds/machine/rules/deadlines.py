@@ -92,7 +92,7 @@ class Measured:
             return max(prior, floor)
         if self._limit is None:
             middle = self.middle(prior)
-            self._limit = middle + K * median(abs(value - middle) for value in self.values)
+            self._limit = middle + K * median([abs(value - middle) for value in self.values])
         return max(floor, self._limit)
 
     def middle(self, prior: float) -> float:
