@@ -164,6 +164,8 @@ class Peers:
             core.deadlines.measured_step(peer, message.step_s)
         core.linked.told(peer, message, core.now)
         core.heard_from(peer)
+        if first:
+            self.machine.succession.heard_first(peer)
         if (message.epoch, message.lineage) == (
             core.here.epoch,
             core.here.lineage,

@@ -133,7 +133,18 @@ class Succession:
                 self._heard_last(inquest, peer)
             elif peer != core.me and peer not in inquest.asked:
                 inquest.asked[peer] = core.now
+                facts = core.linked.get(peer)
+                if facts is None or not facts.heard:
+                    inquest.unheard.add(peer)
                 core.send(peer, message)
+
+    def heard_first(self, peer: PeerId) -> None:
+        """A peer says its first word over a link: it is asked again what may have been lost before."""
+        inquest, core = self.core.inquest, self.core
+        if inquest is not None and peer in inquest.unheard:
+            inquest.unheard.discard(peer)
+            inquest.asked[peer] = core.now
+            core.send(peer, Query(inquest.ballot))
 
     def _heard_last(self, inquest: Inquest, peer: PeerId) -> None:
         """The peer has left: its last words are its answer. Of a peer without last words nothing is known."""
@@ -160,6 +171,8 @@ class Succession:
         inquest, core = self.core.inquest, self.core
         if inquest is None or inquest.ballot != message.ballot or peer not in inquest.asked:
             return
+        if message.promised == inquest.ballot:
+            return  # the peer was asked twice, and has answered
         if message.objection in (Objection.BUSY, Objection.PROMISED) and message.promised is not None:
             # Another peer decides, or the leader that seemed lost still leads the others.
             other = message.promised

@@ -13,6 +13,8 @@ class Inquest:
 
     ballot: Ballot
     asked: dict[PeerId, float] = field(default_factory=dict)  # peer -> when it was asked
+    # Peers of which nothing had been heard over their links, if they had any, when they were asked.
+    unheard: set[PeerId] = field(default_factory=set)
     answers: dict[PeerId, Held | None] = field(default_factory=dict)
     dismissed: set[PeerId] = field(default_factory=set)  # peers that are unreachable, or stand elsewhere
     # Peer -> the first ballot that its process promised here.
