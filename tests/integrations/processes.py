@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.connection
+import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,8 @@ import torch
 from torch import nn
 
 F32 = npt.NDArray[np.float32]
-DEADLINE_S = 100.0
+DEADLINE_S = 100.0  # without a word of anybody, while all have the processors that they want
+LOOK_S = 1.0
 STEPS = 8
 BATCH = 4  # of each peer
 
@@ -45,6 +49,38 @@ def _body(work: Callable[..., Any], rank: int, peers: int, pipe: Connection, ext
     pipe.send(("done", work(rank, peers, Meeting(pipe), *extra)))
 
 
+class Patience:
+    """How long the processes may still say nothing. A busy machine is no hang: what a thread of theirs waits
+    for a processor does not count.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self.heard()
+
+    def heard(self) -> None:
+        """One of them said something."""
+        self.left, self._at, self._queued = DEADLINE_S, time.monotonic(), self._queues()
+
+    def look(self) -> None:
+        """Let the time since the last look pass."""
+        now, queued = time.monotonic(), self._queues()
+        waited = max(
+            (total - self._queued.get(thread, total) for thread, total in queued.items()), default=0.0
+        )
+        self.left -= max(0.0, now - self._at - waited)
+        self._at, self._queued = now, queued
+
+    def _queues(self) -> dict[Path, float]:
+        """Seconds that each thread has waited for a processor so far."""
+        found = {}
+        for pid in self._pids:
+            for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                with suppress(OSError):  # it has ended
+                    found[thread] = int(thread.read_text().split()[1]) / 1e9
+        return found
+
+
 class Meeting:
     """How the peers of a test find each other."""
 
@@ -58,7 +94,7 @@ class Meeting:
     def there(self, opt: Any, others: int) -> None:
         """This peer has joined: go on when it sees all the others."""
         self._pipe.send(("address", opt.peer.address))
-        opt.peer.wait_for_peers(others, timeout=DEADLINE_S)
+        opt.peer.wait_for_peers(others, timeout=10 * DEADLINE_S)  # `run` ends the test before
 
     def together(self) -> None:
         """Wait until all came here."""
@@ -86,7 +122,8 @@ def run(
         pipes.append(ours)
         started.append(process)
     try:
-        return _conduct(pipes, lost, set(range(peers)) if meets is None else set(meets))
+        patience = Patience([process.pid for process in started if process.pid is not None])
+        return _conduct(pipes, lost, set(range(peers)) if meets is None else set(meets), patience)
     finally:
         for process in started:
             process.join(5.0)
@@ -94,14 +131,20 @@ def run(
                 process.kill()
 
 
-def _conduct(pipes: Sequence[Connection], lost: Collection[int], meets: set[int]) -> list[Any]:
+def _conduct(
+    pipes: Sequence[Connection], lost: Collection[int], meets: set[int], patience: Patience
+) -> list[Any]:
     results: dict[int, Any] = {}
     here: set[int] = set()
     address = None
     while len(results) < len(pipes):
         waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
-        ready = multiprocessing.connection.wait(waiting, DEADLINE_S)
-        assert ready, "a peer hangs"
+        ready = multiprocessing.connection.wait(waiting, LOOK_S)
+        if ready:
+            patience.heard()
+        else:
+            patience.look()
+        assert patience.left > 0, "a peer hangs"
         for pipe in ready:
             rank = list(pipes).index(pipe)
             try:
