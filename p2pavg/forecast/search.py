@@ -226,7 +226,7 @@ def _from_beginnings(judge: Judge, goal: Goal) -> MachinePlan | None:
 
 def _beyond(judge: Judge, goal: Goal, best: MachinePlan) -> MachinePlan:
     """From the best plan on by the other goal, for a little less money or a little more speed: where peers
-    are exchanged beyond the limit, a better plan within it may be nearer.
+    are exchanged beyond the limit, a better plan within it may be nearer. At last there is none around it.
     """
     while True:
         if goal.cheapest:
@@ -236,6 +236,8 @@ def _beyond(judge: Judge, goal: Goal, best: MachinePlan) -> MachinePlan:
         begin = next(_likeliest(judge, other, best.counts), None)
         found = begin and _climb(judge, other, begin)
         if found is None or not goal.met(found):
+            found = _best(judge, goal, judge.candidates(_around(best.counts, judge.limits)), best)
+        if found is None or found == best:
             return best
         best = _climb(judge, goal, found)
 
