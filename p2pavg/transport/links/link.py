@@ -124,9 +124,11 @@ class Link:
     # -- sending
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message in order, without blocking. A link whose queue is full is closed."""
+        """Send a message in order, without blocking. A link whose queue is full is closed, soon after: whoever
+        sends may be going through all links.
+        """
         if not self.closed and not self._connection.write(message):
-            self.close("it does not take what is sent to it")
+            asyncio.get_running_loop().call_soon(self.close, "it does not take what is sent to it")
 
     async def request(self, message: Mapping[str, Any], timeout: float) -> Message:
         """Send, and wait for the other side's `reply`. Raises TimeoutError, UnreachableError."""

@@ -480,9 +480,22 @@ class TestHostileBytes:
         b.link_to(a)._connection._transport.pause_reading()
         for _ in range(200):
             link.send({"t": "big", "data": bytes(500_000)})
-            if link.closed:
-                break
+        await a.until(lambda: a.down)
         assert a.down[0][1] == "it does not take what is sent to it"
+
+    async def test_who_sends_to_all_may_find_one_gone(self, hosts):
+        """A message to every link, of which one has just broken: no link goes out of the mapping meanwhile."""
+        a, b, c = await hosts(), await hosts(), await hosts()
+        broken = await a.connect(b)
+        await a.connect(c)
+        await c.until(lambda: c.up)
+        broken._connection._transport.abort()  # as a reset does, before anybody is told
+        for link in a.endpoint.links.values():
+            link.send({"t": "x"})
+        assert len(a.endpoint.links) == 2
+        await a.until(lambda: a.down)
+        await c.until(lambda: c.messages)
+        assert list(a.endpoint.links) == [c.identity.peer_id]
 
     async def test_too_long_message(self, hosts):
         """A control message over 1 MiB is the caller's ValueError."""
