@@ -24,7 +24,7 @@ logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
 
 ANSWER_S = 15.0  # to a request for chunks, which says only whether they will come: else others are asked
-PASSED = 6  # times what a donor owes, and
+PASSED = 6  # times all that a donor owes, of other things too, which go before or beside this one, and
 PASSED_BYTES = 4 << 20  # that its link has brought since: what it owes was lost with a stream
 QUIET_S = 3.0  # and so it is when the link brought less than LEAST_BYTES in so long, and four round trips
 ENDED_PASSED, ENDED_PASSED_BYTES, ENDED_S = 2, 1 << 20, 0.5  # the same, once one of its streams has ended
@@ -42,6 +42,7 @@ class _Heard:
     """A donor since something of this came from it last, or was asked of it. Bytes are those of its link."""
 
     received: int  # then
+    owed: int  # then, of all things together
     moved_at: float  # when the link last brought something
     seen: int  # bytes, at that time
     quiet: int  # how often it was asked again because nothing came at all
@@ -83,27 +84,29 @@ class Collecting:
         """Raises StateError when no donor is left that can serve what is missing."""
         while self._fetching.left:
             with inbox.open(self._buffer, self._chunk_bytes) as incoming:
-                await self._transfer(incoming)
+                await self._transfer(inbox, incoming)
 
-    async def _transfer(self, incoming: Incoming) -> None:
+    async def _transfer(self, inbox: Inbox, incoming: Incoming) -> None:
         """Until all is verified, or a chunk was wrong: then the caller begins anew with what is missing."""
         asking: dict[bytes, asyncio.Task[None]] = {}
         fetching = self._fetching
         try:
             while fetching.left:
                 for donor in fetching.donors:
-                    self._ask(donor, incoming.transfer, asking)
-                self._drop_silent()
+                    self._ask(donor, inbox, incoming, asking)
+                self._drop_silent(inbox)
                 if not fetching.donors or fetching.stuck():
                     raise StateError("the members that gave their state are gone; others will be asked")
                 arrived = await incoming.next(TICK_S)
-                if arrived and not await self._verify(arrived):
+                if arrived and not await self._verify(arrived, inbox, incoming):
                     return
         finally:
             for task in asking.values():
                 task.cancel()
 
-    def _ask(self, donor: bytes, transfer: int, asking: dict[bytes, asyncio.Task[None]]) -> None:
+    def _ask(
+        self, donor: bytes, inbox: Inbox, incoming: Incoming, asking: dict[bytes, asyncio.Task[None]]
+    ) -> None:
         task = asking.get(donor)
         if task is not None and task.done():
             del asking[donor]
@@ -114,12 +117,16 @@ class Collecting:
         if donor in asking or link is None:
             return
         if chunks := self._fetching.ask(donor, link.rtt_min, time.monotonic()):
+            self._note(donor, incoming)
             if self._fetching.coming(donor) == len(chunks):  # it owed nothing before
-                self._hears(donor, quiet=0 if donor not in self._heard else self._heard[donor].quiet)
-            request = {**self._request(donor), "transfer": transfer, "chunks": chunks}
+                self._hears(donor, inbox, quiet=0 if donor not in self._heard else self._heard[donor].quiet)
+            request = {**self._request(donor), "transfer": incoming.transfer, "chunks": chunks}
             asking[donor] = asyncio.get_running_loop().create_task(_requested(link, request))
 
-    async def _verify(self, arrived: Sequence[int]) -> bool:
+    def _note(self, donor: bytes, incoming: Incoming) -> None:
+        incoming.owed[donor] = self._fetching.coming(donor) * self._chunk_bytes
+
+    async def _verify(self, arrived: Sequence[int], inbox: Inbox, incoming: Incoming) -> bool:
         wrong = await self._broken(arrived)
         now = time.monotonic()
         for chunk in arrived:
@@ -127,21 +134,23 @@ class Collecting:
                 for sender in self._fetching.owing(chunk):
                     self._drop(sender, "it sent bytes that do not fit its manifest")
             else:
-                for sender in self._fetching.owing(chunk):
-                    self._hears(sender)
+                senders = self._fetching.owing(chunk)
                 self._fetching.verified(chunk, now)
+                for sender in senders:
+                    self._note(sender, incoming)
+                    self._hears(sender, inbox)
         if wrong:
             self._fetching.restart()
         return not wrong
 
-    def _hears(self, donor: bytes, quiet: int = 0) -> None:
+    def _hears(self, donor: bytes, inbox: Inbox, quiet: int = 0) -> None:
         """Something of this came from the donor, or is asked of it."""
         link = self._links.get(donor)
         if link is not None:
             now, received = time.monotonic(), self._engine.traffic(link.id)[1]
-            self._heard[donor] = _Heard(received, now, received, quiet)
+            self._heard[donor] = _Heard(received, inbox.owed(donor), now, received, quiet)
 
-    def _drop_silent(self) -> None:
+    def _drop_silent(self, inbox: Inbox) -> None:
         """What was on its way over a stream that broke does not come: it is asked for again."""
         now = time.monotonic()
         for donor in self._fetching.donors:
@@ -160,12 +169,12 @@ class Collecting:
             quiet = silence > QUIET_S + 4 * link.rtt_min
             lost = ended and silence > ENDED_S + 4 * link.rtt_min
             times, least = (ENDED_PASSED, ENDED_PASSED_BYTES) if ended else (PASSED, PASSED_BYTES)
-            passed = received - heard.received > least + times * owed * self._chunk_bytes
+            passed = received - heard.received > least + times * heard.owed
             if quiet and heard.quiet + 1 >= MOST_QUIET:
                 self._drop(donor, "nothing comes from it any more")
             elif quiet or lost or passed:
                 self._fetching.again(donor)
-                self._hears(donor, quiet=heard.quiet + quiet)
+                self._hears(donor, inbox, quiet=heard.quiet + quiet)
                 self._streams.pop(donor)
 
     def _has_ended(self, donor: bytes, link: Link) -> bool:

@@ -23,6 +23,7 @@ class Incoming:
 
     transfer: int
     chunks: list[int] = field(default_factory=list)
+    owed: dict[bytes, int] = field(default_factory=dict)  # bytes that are asked for and not here, by donor
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def next(self, timeout: float) -> list[int]:
@@ -57,6 +58,10 @@ class Inbox:
         finally:
             self._engine.cancel(transfer)
             del self._open[transfer]
+
+    def owed(self, donor: bytes) -> int:
+        """Bytes of all transfers together that this donor was asked for and that are not here."""
+        return sum(incoming.owed.get(donor, 0) for incoming in self._open.values())
 
     def chunk(self, transfer: int, chunk: int) -> None:
         """The engine put a chunk in place."""

@@ -124,8 +124,8 @@ class Link:
     # -- sending
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message in order, without blocking. A link whose queue is full is closed, soon after: whoever
-        sends may be going through all links.
+        """Send a message in order, without blocking. A link whose queue is full is closed, soon after:
+        whoever sends may be going through all links.
         """
         if not self.closed and not self._connection.write(message):
             asyncio.get_running_loop().call_soon(self.close, "it does not take what is sent to it")

@@ -484,7 +484,7 @@ class TestHostileBytes:
         assert a.down[0][1] == "it does not take what is sent to it"
 
     async def test_who_sends_to_all_may_find_one_gone(self, hosts):
-        """A message to every link, of which one has just broken: no link goes out of the mapping meanwhile."""
+        """A message to every link, of which one has just broken: none goes out of the mapping meanwhile."""
         a, b, c = await hosts(), await hosts(), await hosts()
         broken = await a.connect(b)
         await a.connect(c)
