@@ -130,15 +130,17 @@ def _encoded(job: Workload, codec: str) -> Workload:
 def _swarm(
     evidence: Evidence, inventory: Inventory | None, added: Sequence[str], without: Sequence[str]
 ) -> Swarm:
-    """The members to predict, and their links: measured ones, else those of their regions."""
+    """The members to predict, and their links: what rounds measured between the same peers or regions comes
+    before what an inventory tells.
+    """
     there, measured = evidence.swarm.members, evidence.swarm.links
     members = [*there, *(member for text in added for member in _added(text, inventory, evidence))]
     for region in without:
         if region not in {member.region for member in members}:
             raise ConfigurationError(f"--without {region!r}: no peer of these reports is there")
-    by_region = dict(inventory.links) if inventory else {}
-    for (i, j), link in measured.items():
-        by_region.setdefault((there[i].region, there[j].region), link)
+    by_region = {(there[i].region, there[j].region): link for (i, j), link in measured.items()}
+    if inventory:
+        by_region = {**inventory.links, **by_region}
     kept = [i for i, member in enumerate(members) if member.region not in without]
     if not kept:
         raise ConfigurationError("nobody is left; leave fewer regions out")

@@ -28,6 +28,7 @@ KEEP = 1.05  # the plan at hand is left for another that is better by more than 
 _AT_ONCE = 10_000
 _STARTS, _BEGINNINGS = 12, 4  # that are judged, and of these that are climbed from
 _TRIES = 10  # swarms of those around another that are judged, the likeliest first
+_FEW_OFFERS = 8
 _LITTLE = 1.005  # by which a plan is to be better than the best
 _FRONT, _FRONT_OF_MANY = 0.9, 0.5  # of a plan's dollars: what the next cheaper one of the front may cost
 
@@ -226,7 +227,7 @@ def _from_beginnings(judge: Judge, goal: Goal) -> MachinePlan | None:
 
 def _beyond(judge: Judge, goal: Goal, best: MachinePlan) -> MachinePlan:
     """From the best plan on by the other goal, for a little less money or a little more speed: where peers
-    are exchanged beyond the limit, a better plan within it may be nearer. At last there is none around it.
+    are exchanged beyond the limit, a better plan within it may be nearer. At last there is none near it.
     """
     while True:
         if goal.cheapest:
@@ -236,7 +237,7 @@ def _beyond(judge: Judge, goal: Goal, best: MachinePlan) -> MachinePlan:
         begin = next(_likeliest(judge, other, best.counts), None)
         found = begin and _climb(judge, other, begin)
         if found is None or not goal.met(found):
-            found = _best(judge, goal, judge.candidates(_around(best.counts, judge.limits)), best)
+            found = _best(judge, goal, judge.candidates(_further(best.counts, judge.limits)), best)
         if found is None or found == best:
             return best
         best = _climb(judge, goal, found)
@@ -274,6 +275,14 @@ def _around(counts: Sequence[int], limits: Counts) -> Counts:
         changes.append((more[:, None] - less * present[None]).reshape(-1, len(now)))
     found: Counts = np.unique(np.clip(now + np.concatenate(changes), 0, limits), axis=0)
     return found
+
+
+def _further(counts: Sequence[int], limits: Counts) -> Counts:
+    """Swarms around one, and where there are few offers those around these."""
+    near = _around(counts, limits)
+    if len(limits) > _FEW_OFFERS:
+        return near
+    return np.unique(np.concatenate([_around(one, limits) for one in near.tolist()]), axis=0)
 
 
 def _beginnings(inventory: Inventory, limits: Counts) -> Counts:

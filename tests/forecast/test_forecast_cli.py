@@ -114,6 +114,19 @@ def test_peers_across_the_world_do_not_pay_and_near_ones_do(
     assert fewer["samples_per_second"] == pytest.approx(base["samples_per_second"])
 
 
+def test_rates_of_rounds_come_before_those_of_an_inventory(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A newcomer's links between regions that rounds crossed are what rounds got, whatever offers promise."""
+    faster = tmp_path / "faster.toml"
+    faster.write_text(OFFERS.replace("rate_mbps = 1000\n", "rate_mbps = 9000\n").replace("5000", "9000"))
+    told = [
+        figures(capsys, "predict", "--from", files[0], "--inventory", path, "--add", "1xT4@eu")
+        for path in (files[1], str(faster))
+    ]
+    assert told[0]["communication_s"] == told[1]["communication_s"]
+
+
 def test_traffic_is_told_by_class_of_link_with_its_dollars(
     files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
