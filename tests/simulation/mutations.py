@@ -291,7 +291,7 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("BEGIN with samples that nobody declared", Leading, "on_ready", _more_than_declared),),
     (Mutation("COMMITTED with other weights than BEGIN", TransferRules, "on_done", _other_weights),),
     (Mutation("DONE after a denial", Member, "_job", _done_after_denial),),
-    (Mutation("a process that came back is waited for", Member, "authority", _whoever_has_the_name, (809,)),),
+    (Mutation("a process that came back is waited for", Member, "authority", _whoever_has_the_name),),
     (Mutation("a ballot that was replaced is committed alone", Decisions, "_asked", _never_replaced),),
 )
 
