@@ -19,6 +19,7 @@ class Proposal:
     voters: tuple[bool, ...]
     plan: Plan
     asked_at: float
+    voting: tuple[PeerId, ...] = field(init=False)  # the voters, in rank order
     promised: set[PeerId] = field(default_factory=set)
     ready: dict[PeerId, Ready] = field(default_factory=dict)  # members whose wait stands
     # Voter -> samples that it had told before the proposal.
@@ -44,6 +45,5 @@ class Proposal:
         is counted."""
         return self.ready[peer].wait if peer in self.ready else 0
 
-    @property
-    def voting(self) -> list[PeerId]:
-        return [peer for peer, voter in zip(self.members, self.voters, strict=True) if voter]
+    def __post_init__(self) -> None:
+        self.voting = tuple(peer for peer, voter in zip(self.members, self.voters, strict=True) if voter)
