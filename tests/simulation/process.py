@@ -236,7 +236,11 @@ def plan(members: Any) -> Plan:
     found, count = flat(members), len(members)
     voters = [rank for rank, member in enumerate(members) if member.voter]
     owners = [rank for rank in voters if members[rank].owns][:MOST_GATHERED]
-    if len(voters) > 1 and owners and random.Random(members[0].peer + bytes([count])).random() < GATHERED:
+    if (
+        len(voters) > 1
+        and owners
+        and random.Random(members[0].peer + bytes([count % 256])).random() < GATHERED
+    ):
         return Plan(tuple(Part(rank, at, 1) for at, rank in enumerate(owners)), gathers=True)
     dice = random.Random(b"".join(member.peer for member in members))
     if not 3 <= count <= SMALL or dice.random() < 0.5:

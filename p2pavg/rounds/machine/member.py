@@ -293,9 +293,9 @@ class Member:
         slow = core.dawdling.is_slow(leader)
         if slow:
             held.kept_waiting.add(core.me)
-        for seat in held.members:
-            if seat.peer != core.me and (slow or seat.peer != leader):
-                core.send(seat.peer, Begun(held.ballot, held.told, slow))
+        told = {peer for peer in held.told_ones if peer != leader} | ({leader} if slow else set())
+        for peer in sorted(told):
+            core.send(peer, Begun(held.ballot, held.told, slow))
 
     def on_begun(self, peer: PeerId, message: Begun) -> None:
         """Another member says which round it was told to begin."""

@@ -10,6 +10,8 @@ from p2pavg.rounds.protocol.ballot import Ballot, Held, Note, PeerId, Stage
 from p2pavg.rounds.protocol.messages import Committed
 from p2pavg.rounds.protocol.roles import Seat
 
+MOST_TOLD = 63  # members that one tells of its BEGIN: all others, in as large groups as a run has
+
 
 @dataclass(slots=True)
 class Holding:
@@ -66,16 +68,20 @@ class Holding:
         If so, the leader lies. Of two rounds that a leader tells of, at most one has no member for which this
         is true. One member that lies about what it was told changes nothing, as long as there are two others.
         """
-        others = self.seconds(me)
-        wrong = sum(self.told_others.get(peer, self.told) != self.told for peer in others)
-        return self.begun and len(others) > 1 and 2 * wrong > len(others)
+        otherwise = {peer for peer, digest in self.told_others.items() if digest != self.told}
+        if not self.begun or not otherwise:
+            return False
+        others = self.tellers.intersection(self.seconds(me))
+        return len(others) > 1 and 2 * len(otherwise & others) > len(others)
 
     @property
     def relieves(self) -> bool:
         """Whether most other members say that the leader keeps rounds waiting: then the leader leads no
         more.
         """
-        others = [peer for peer in self.voters if peer != self.ballot.leader]
+        me, leader = self.members[self.rank].peer, self.ballot.leader
+        heard = {me, *self.tellers} if me != leader else set(self.voters)
+        others = [peer for peer in self.voters if peer != leader and peer in heard]
         return 2 * len(self.kept_waiting.intersection(others)) > len(others)
 
     def is_applied(self, me: PeerId) -> bool:
@@ -94,6 +100,16 @@ class Holding:
     def next_members(self) -> list[PeerId]:
         """The other members, from the next rank on; after the last rank comes the first."""
         return [seat.peer for seat in (*self.members[self.rank + 1 :], *self.members[: self.rank])]
+
+    @property
+    def told_ones(self) -> list[PeerId]:
+        """Those whom this member tells of its BEGIN."""
+        return self.next_members[:MOST_TOLD]
+
+    @property
+    def tellers(self) -> frozenset[PeerId]:
+        """Those who tell this member of their BEGIN."""
+        return frozenset(self.next_members[-MOST_TOLD:])
 
     def moves(self, now: float) -> bool:
         """Whether missing data still comes."""

@@ -23,12 +23,14 @@ from p2pavg.rounds.machine.events import (
     Received,
 )
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.machine.memory.proposal import Proposal
 from p2pavg.rounds.machine.rules.deadlines import LEAST_RATE, Timer
 from p2pavg.rounds.machine.rules.election import rendezvous
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId
 from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.messages import Begun, Committed, Done, Follow, Message, Ready, Stalled
+from p2pavg.rounds.protocol.roles import Seat
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 
@@ -276,3 +278,15 @@ def test_what_came_of_a_quick_transfer_is_measured_when_it_is_done() -> None:
     assert {machine.epoch for machine in pair.machines.values()} == {1}
     assert pair.machines[ONE].core.deadlines.least_rate(TWO) > LEAST_RATE
     assert not [message for _, message in pair.said if isinstance(message, Stalled)]
+
+
+@pytest.mark.parametrize("members", [2, 8, 64, 65, 200])
+def test_who_tells_its_begin_and_who_is_told_fit_each_other(members: int) -> None:
+    """In groups as large as a run has each tells all; in larger ones as many, and those expect the word."""
+    seats = tuple(Seat(rank.to_bytes(20, "big"), True) for rank in range(members))
+    ballot = Ballot(0, 0, seats[0].peer, 1, LINEAGE)
+    held = [Holding(ballot, seats, rank, Plan((Part(0, 0, 5),)), 0.0) for rank in range(members)]
+    told = {(one.members[one.rank].peer, peer) for one in held for peer in one.told_ones}
+    expected = {(peer, one.members[one.rank].peer) for one in held for peer in one.tellers}
+    assert told == expected
+    assert len(told) == members * min(members - 1, 63)
