@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2pavg.rounds.protocol.messages import Complain
+from p2pavg.rounds.protocol.messages import Committed, Complain, Ready
 from tests.simulation.byzantine import Liar
 from tests.simulation.tricks import (
     EPOCHS,
@@ -27,6 +27,7 @@ from tests.simulation.tricks import (
 
 SEED = 1
 PAIRS = 40
+UNBEGUN = Pair(Trick(Ready, "forge", "wait"), Trick(Committed, "drop"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,15 +76,12 @@ def test_who_begins_no_round_says_so() -> None:
     """A member that declares another wait than its own lets go of each round that counts it. Each leader is
     told at once, instead of waiting for a deadline. When that member leads, it tells nobody of commits.
     """
-    (pair,) = pairs(1, 5972)
-    assert str(pair) == "forge Ready.wait and drop Committed"
-    assert cost(Liar(pair, 3).run(LONG_SECONDS), undisturbed(3, LONG_SECONDS)) == ""
+    assert cost(Liar(UNBEGUN, 3).run(LONG_SECONDS), undisturbed(3, LONG_SECONDS)) == ""
 
 
 def test_three_tricks_at_once_cost_more_than_two() -> None:
     """What is not promised: the same member keeps that to itself, and each leader learns it by a deadline."""
-    (pair,) = pairs(1, 5972)
-    told = Liar(Pair(pair, Trick(Complain, "drop")), 3).run(LONG_SECONDS)  # type: ignore[arg-type]
+    told = Liar(Pair(UNBEGUN, Trick(Complain, "drop")), 3).run(LONG_SECONDS)  # type: ignore[arg-type]
     assert 0.2 < told.epochs / undisturbed(3, LONG_SECONDS).epochs < SHARE
     assert told.longest <= EPOCHS
 
