@@ -73,7 +73,9 @@ Ends = tuple[int, bool]  # of a connection: header bytes of a packet, and whethe
 
 
 def ends(sock: socket.socket) -> Ends | None:
-    """The ends of a connection, which stay as they are; None: it is not connected."""
+    """The ends of a connection, which stay as they are; None: it is not connected, or not over IP."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
     try:
         host = sock.getpeername()[0]
         return packet_header(host, TCP_HEADER), host == sock.getsockname()[0]

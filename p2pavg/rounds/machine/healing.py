@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.actions import Discarded, Orphaned, StartHeal, StopHeal, TraceKind
+from p2pavg.rounds.machine.actions import Discarded, Orphaned, Resume, StartHeal, StopHeal, TraceKind
 from p2pavg.rounds.machine.events import Donors, Followed, Healed, HealFailed, Level
 from p2pavg.rounds.machine.rules.camps import Camp
 from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND, Timer
@@ -308,4 +308,8 @@ class Healing:
         core.here.end_joining()
         core.disarm(Timer.HEAL)
         core.wait_at(0)
+        if not core.own.boundary:
+            # It may wait for the state all the same: who has nothing to go on from is not let go before.
+            core.own.serve()
+            core.act(Resume())
         core.broadcast_progress()

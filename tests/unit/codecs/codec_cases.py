@@ -100,7 +100,11 @@ def tolerance(name: str, y: F64) -> F64:
     largest = np.repeat(largest, block)[: len(y)]
     if name == "fp16":
         return np.maximum(np.abs(y) * 2.0**-11, largest * 2.0**-39) + 2.0**-152
-    return largest / {"int8": 254, "int4": 14}[name] * (1 + 1e-6) + 2.0**-111
+    top = {"int8": 127, "int4": 7}[name]
+    rounding = (
+        6 * top * 2.0**-24
+    )  # of half a step: of the scale, of its inverse and of the product in float32
+    return largest / (2 * top) * (1 + rounding) + 2.0**-111
 
 
 SPECIAL = np.array(

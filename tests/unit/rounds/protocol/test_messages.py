@@ -22,6 +22,7 @@ BALLOT = Ballot(7, 2, PEER, 5, LINEAGE)
 HELD = Held(BALLOT, Stage.DONE, True, (DIGEST,), (PEER, OTHER), (1.0, 2.5), (1, 2))
 VALUES: dict[str, Any] = {
     "int": 3,
+    "Signed": -3,
     "float": 0.5,
     "bool": True,
     "str": "because",
