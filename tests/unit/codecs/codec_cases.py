@@ -101,9 +101,7 @@ def tolerance(name: str, y: F64) -> F64:
     if name == "fp16":
         return np.maximum(np.abs(y) * 2.0**-11, largest * 2.0**-39) + 2.0**-152
     top = {"int8": 127, "int4": 7}[name]
-    rounding = (
-        6 * top * 2.0**-24
-    )  # of half a step: of the scale, of its inverse and of the product in float32
+    rounding = 6 * top * 2.0**-24  # in float32: of the scale, its inverse and the product
     return largest / (2 * top) * (1 + rounding) + 2.0**-111
 
 
