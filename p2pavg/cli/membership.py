@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
-import signal
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+from p2pavg.cli.stopping import until_stopped
 from p2pavg.errors import ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.membership.table.address import (
@@ -97,42 +96,35 @@ def run_bootstrap(args: argparse.Namespace) -> int:
 
 
 async def _help(settings: Settings, identity: Identity) -> int:
-    helper, stop = Helper(settings, identity), _stopped()
-    await helper.start()
-    try:
-        print(format_host_port(*helper.addresses()[0]), flush=True)
-        await stop.wait()
-    finally:
-        await helper.close()
+    helper = Helper(settings, identity)
+    with until_stopped() as stop:
+        await helper.start()
+        try:
+            print(format_host_port(*helper.addresses()[0]), flush=True)
+            await stop.wait()
+        finally:
+            await helper.close()
     return 0
-
-
-def _stopped() -> asyncio.Event:
-    """Set by SIGINT and SIGTERM."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    return stop
 
 
 async def _bootstrap(
     identity: Identity, host: str, port: int, initial_peers: Sequence[Address], announce: str | None
 ) -> int:
-    stop, tcp = _stopped(), TablePort(host, port)
-    try:
-        dht = await DHT.start(
-            identity, host=host, port=tcp.port, initial_peers=initial_peers, attach=tcp.attach
-        )
-        if announce is not None:
-            dht.node.announced = frozenset([parse_host_port(announce)[0]])
+    with until_stopped() as stop:
+        tcp = TablePort(host, port)
         try:
-            print(announce or format_host_port(*dht.external_addresses()[0]), flush=True)
-            await stop.wait()
+            dht = await DHT.start(
+                identity, host=host, port=tcp.port, initial_peers=initial_peers, attach=tcp.attach
+            )
+            if announce is not None:
+                dht.node.announced = frozenset([parse_host_port(announce)[0]])
+            try:
+                print(announce or format_host_port(*dht.external_addresses()[0]), flush=True)
+                await stop.wait()
+            finally:
+                await dht.stop()
         finally:
-            await dht.stop()
-    finally:
-        await tcp.close()
+            await tcp.close()
     return 0
 
 

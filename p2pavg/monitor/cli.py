@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
+from p2pavg.cli.stopping import until_stopped
 from p2pavg.credentials import Credentials, from_environment
 from p2pavg.errors import ConfigurationError
 from p2pavg.membership.table.address import Address, initial_addresses
@@ -144,12 +144,9 @@ async def _monitor(
 ) -> None:
     from p2pavg.monitor.watcher import Watcher
 
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
     watcher = Watcher(picture)
     async with contextlib.AsyncExitStack() as open_things:
+        stop = open_things.enter_context(until_stopped())
         if page is not None:
             url = await page.start()
             open_things.push_async_callback(page.close)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -48,6 +49,7 @@ def test_errors_name_the_options_that_were_written(
             assert cli.main(["bootstrap", *(word.format(address) for word in words)]) == 1
             assert "choose another with --listen\n" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / ".config/p2pavg").iterdir()] == ["bootstrap.key"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as before
 
 
 @pytest.fixture
