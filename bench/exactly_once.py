@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from p2pavg.bench.chaos.kinds import FAULTS, LAB_FAULTS
+from p2pavg.bench.chaos.kinds import FAULTS, GRADIENT_FAULTS, LAB_FAULTS
 from p2pavg.bench.chaos.passes import is_exact
 from p2pavg.bench.chaos.sharing import FEWEST, MOST, RESUMES
 from p2pavg.bench.machine import environment
@@ -37,7 +37,8 @@ HEAD = (
 
 def command(seed: int, lab: str | None, out: Path, given: argparse.Namespace) -> list[str]:
     """One run."""
-    faults = [name for name in FAULTS if lab is not None or name not in LAB_FAULTS]
+    left_out = (*GRADIENT_FAULTS, *(LAB_FAULTS if lab is None else ()))
+    faults = [name for name in FAULTS if name not in left_out]
     argv = [sys.executable, "-m", "p2pavg", "bench", "chaos", "--seed", str(seed), "--passes", str(PASSES)]
     argv += ["--peers", str(FEWEST + seed % (MOST - FEWEST + 1)), "--faults", ",".join(faults)]
     argv += ["--epochs", str(given.epochs), "--epoch-seconds", str(given.epoch_seconds)]

@@ -11,6 +11,7 @@ FAULTS = (
 # contribution of its own region, the first mean of another region, the first result.
 STAGES = ("contributions", "means", "results")
 LAB_FAULTS = ("cut", "cut-one-way", "slow")
+GRADIENT_FAULTS = ("stages",)  # of --numel values: a run that shares data out averages a vector of its own
 DATA_FAULTS = ("leave",)  # who leaves hands samples over: they are counted by what they are, not by how many
 BREAKS: dict[str, dict[str, float]] = {  # fault -> settings of a host's paths
     "cut": {"down": 1},

@@ -10,7 +10,7 @@ from typing import Any
 
 from p2pavg.allreduce.choosing import Topology
 from p2pavg.bench.chaos.check import summarise
-from p2pavg.bench.chaos.kinds import DATA_FAULTS, FAULTS, LAB_FAULTS
+from p2pavg.bench.chaos.kinds import DATA_FAULTS, FAULTS, GRADIENT_FAULTS, LAB_FAULTS
 from p2pavg.bench.chaos.passes import Data, count_passes, is_exact
 from p2pavg.bench.chaos.sharing import SharingSwarm
 from p2pavg.bench.chaos.swarm import NUMEL, Swarm
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigurationError(f"the fault {name!r} needs a network to break; name one with --lab")
         if name in DATA_FAULTS and args.passes is None:
             raise ConfigurationError(f"the fault {name!r} needs samples that can be told apart; add --passes")
-    if args.passes is not None and (args.numel != NUMEL or "stages" in faults):
+    if args.passes is not None and (args.numel != NUMEL or set(faults).intersection(GRADIENT_FAULTS)):
         raise ConfigurationError(
             "--passes averages a vector of its own, and does not go with --numel or stages"
         )
