@@ -42,7 +42,7 @@ class _Heard:
     """A donor since something of this came from it last, or was asked of it. Bytes are those of its link."""
 
     received: int  # then
-    owed: int  # then, of all things together
+    owed: int  # then, of all things together: what is asked for later only adds to it
     moved_at: float  # when the link last brought something
     seen: int  # bytes, at that time
     quiet: int  # how often it was asked again because nothing came at all
@@ -78,35 +78,36 @@ class Collecting:
         self._request = request
         self._broken = broken
         self._heard: dict[bytes, _Heard] = {}
+        self._inbox: Inbox  # while it runs
+        self._incoming: Incoming
         self._streams: dict[bytes, _Streams] = {}
 
     async def run(self, inbox: Inbox) -> None:
         """Raises StateError when no donor is left that can serve what is missing."""
         while self._fetching.left:
             with inbox.open(self._buffer, self._chunk_bytes) as incoming:
-                await self._transfer(inbox, incoming)
+                self._inbox, self._incoming = inbox, incoming
+                await self._transfer()
 
-    async def _transfer(self, inbox: Inbox, incoming: Incoming) -> None:
+    async def _transfer(self) -> None:
         """Until all is verified, or a chunk was wrong: then the caller begins anew with what is missing."""
         asking: dict[bytes, asyncio.Task[None]] = {}
         fetching = self._fetching
         try:
             while fetching.left:
                 for donor in fetching.donors:
-                    self._ask(donor, inbox, incoming, asking)
-                self._drop_silent(inbox)
+                    self._ask(donor, asking)
+                self._drop_silent()
                 if not fetching.donors or fetching.stuck():
                     raise StateError("the members that gave their state are gone; others will be asked")
-                arrived = await incoming.next(TICK_S)
-                if arrived and not await self._verify(arrived, inbox, incoming):
+                arrived = await self._incoming.next(TICK_S)
+                if arrived and not await self._verify(arrived):
                     return
         finally:
             for task in asking.values():
                 task.cancel()
 
-    def _ask(
-        self, donor: bytes, inbox: Inbox, incoming: Incoming, asking: dict[bytes, asyncio.Task[None]]
-    ) -> None:
+    def _ask(self, donor: bytes, asking: dict[bytes, asyncio.Task[None]]) -> None:
         task = asking.get(donor)
         if task is not None and task.done():
             del asking[donor]
@@ -117,16 +118,16 @@ class Collecting:
         if donor in asking or link is None:
             return
         if chunks := self._fetching.ask(donor, link.rtt_min, time.monotonic()):
-            self._note(donor, incoming)
+            self._note(donor)
             if self._fetching.coming(donor) == len(chunks):  # it owed nothing before
-                self._hears(donor, inbox, quiet=0 if donor not in self._heard else self._heard[donor].quiet)
-            request = {**self._request(donor), "transfer": incoming.transfer, "chunks": chunks}
+                self._hears(donor, quiet=0 if donor not in self._heard else self._heard[donor].quiet)
+            request = {**self._request(donor), "transfer": self._incoming.transfer, "chunks": chunks}
             asking[donor] = asyncio.get_running_loop().create_task(_requested(link, request))
 
-    def _note(self, donor: bytes, incoming: Incoming) -> None:
-        incoming.owed[donor] = self._fetching.coming(donor) * self._chunk_bytes
+    def _note(self, donor: bytes) -> None:
+        self._incoming.owed[donor] = self._fetching.coming(donor) * self._chunk_bytes
 
-    async def _verify(self, arrived: Sequence[int], inbox: Inbox, incoming: Incoming) -> bool:
+    async def _verify(self, arrived: Sequence[int]) -> bool:
         wrong = await self._broken(arrived)
         now = time.monotonic()
         for chunk in arrived:
@@ -137,20 +138,20 @@ class Collecting:
                 senders = self._fetching.owing(chunk)
                 self._fetching.verified(chunk, now)
                 for sender in senders:
-                    self._note(sender, incoming)
-                    self._hears(sender, inbox)
+                    self._note(sender)
+                    self._hears(sender)
         if wrong:
             self._fetching.restart()
         return not wrong
 
-    def _hears(self, donor: bytes, inbox: Inbox, quiet: int = 0) -> None:
+    def _hears(self, donor: bytes, quiet: int = 0) -> None:
         """Something of this came from the donor, or is asked of it."""
         link = self._links.get(donor)
         if link is not None:
             now, received = time.monotonic(), self._engine.traffic(link.id)[1]
-            self._heard[donor] = _Heard(received, inbox.owed(donor), now, received, quiet)
+            self._heard[donor] = _Heard(received, self._inbox.owed(donor), now, received, quiet)
 
-    def _drop_silent(self, inbox: Inbox) -> None:
+    def _drop_silent(self) -> None:
         """What was on its way over a stream that broke does not come: it is asked for again."""
         now = time.monotonic()
         for donor in self._fetching.donors:
@@ -169,12 +170,12 @@ class Collecting:
             quiet = silence > QUIET_S + 4 * link.rtt_min
             lost = ended and silence > ENDED_S + 4 * link.rtt_min
             times, least = (ENDED_PASSED, ENDED_PASSED_BYTES) if ended else (PASSED, PASSED_BYTES)
-            passed = received - heard.received > least + times * heard.owed
+            passed = received - heard.received > least + times * max(heard.owed, self._inbox.owed(donor))
             if quiet and heard.quiet + 1 >= MOST_QUIET:
                 self._drop(donor, "nothing comes from it any more")
             elif quiet or lost or passed:
                 self._fetching.again(donor)
-                self._hears(donor, inbox, quiet=heard.quiet + quiet)
+                self._hears(donor, quiet=heard.quiet + quiet)
                 self._streams.pop(donor)
 
     def _has_ended(self, donor: bytes, link: Link) -> bool:
