@@ -169,10 +169,9 @@ async def test_a_peer_leaves_once() -> None:
     assert len(receiver.taken) == 1
 
 
-async def test_a_receiver_takes_in_few_at_a_time() -> None:
-    """Whoever leaves when there is no room for its gradient is asked to come again later."""
-    _, receiver = pair()
-    offer = {
+def offer_to(receiver: Side, digest: bytes) -> dict[str, Any]:
+    """Three samples, as a departing peer offers them."""
+    return {
         "t": "handover",
         "epoch": HERE[0],
         "lineage": HERE[1],
@@ -180,8 +179,14 @@ async def test_a_receiver_takes_in_few_at_a_time() -> None:
         "note": b"",
         "offered": [[7, 3]],
         "bytes": receiver.handovers.nbytes,
-        "hash": b"h" * 32,
+        "hash": digest,
     }
+
+
+async def test_a_receiver_takes_in_few_at_a_time() -> None:
+    """Whoever leaves when there is no room for its gradient is asked to come again later."""
+    _, receiver = pair()
+    offer = offer_to(receiver, b"h" * 32)
     answers = []
     for number in range(MOST_AT_ONCE + 2):
         from_another = copy.copy(receiver)
@@ -326,16 +331,7 @@ async def test_the_end_of_the_notice_ends_the_wait() -> None:
 async def test_bytes_that_do_not_fit_their_hash_are_dropped() -> None:
     """The hash of what arrived is not the one that was offered: not taken, and the departing peer is told."""
     departing, receiver = pair()
-    offer = {
-        "t": "handover",
-        "epoch": HERE[0],
-        "lineage": HERE[1],
-        "samples": 3,
-        "note": b"",
-        "offered": [[7, 3]],
-        "bytes": receiver.handovers.nbytes,
-        "hash": b"wrong" * 6 + b"xx",
-    }
+    offer = offer_to(receiver, b"wrong" * 6 + b"xx")
     transfer = (await departing.request(offer, 1.0))["transfer"]
     buffer, size = receiver.blobs[transfer]
     for _ in range(0, len(buffer), size):
@@ -375,16 +371,7 @@ async def test_bytes_that_do_not_fit_their_hash_are_dropped() -> None:
 async def test_malformed_offers_cost_nothing(change: dict[str, Any]) -> None:
     """Whatever a peer claims, nothing is allocated for it, and it is told no."""
     departing, receiver = pair()
-    offer = {
-        "t": "handover",
-        "epoch": HERE[0],
-        "lineage": HERE[1],
-        "samples": 3,
-        "note": b"",
-        "offered": [[7, 3]],
-        "bytes": receiver.handovers.nbytes,
-        "hash": b"h" * 32,
-    }
+    offer = offer_to(receiver, b"h" * 32)
     assert await departing.request({**offer, **change}, 1.0) == {"taken": False}
     assert not receiver.blobs
     assert "transfer" in await departing.request(offer, 1.0)
