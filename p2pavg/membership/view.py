@@ -216,7 +216,7 @@ class View:
         if info is None:
             logger.debug("ignored a malformed record of a peer")
             return
-        hearsay = held.told_at is not None and held.told_by in self._roster.members
+        hearsay = held.told_at is not None and not self._roster.members.keys().isdisjoint(held.tellers)
         if held.proved_at is None and not info.departing:
             self._places.prove(info, held)  # it may be a replay, or name an address of somebody else
         if known is None and held.proved_at is None and not hearsay:
@@ -226,7 +226,14 @@ class View:
                 self._roster.remove(peer_id)
             elif known is None:
                 self._pulse.grew()
+                self._hear_of(peer_id)
             self._update()
+
+    def _hear_of(self, teller: bytes) -> None:
+        """A peer came into view: its word counts now, also what it said before, of others."""
+        for held in self._dht.node.store.live(self._key, self._dht.clock()):
+            if teller in held.tellers and held.record.peer_id not in self._roster.members:
+                self._on_record(held)
 
     def _is_dead(self, peer_id: bytes, member: SeenPeer) -> bool:
         dead = self._dead.get(peer_id)

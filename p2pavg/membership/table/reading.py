@@ -43,6 +43,7 @@ class Reading:
         self._want = want
         self._key = key
         self._claims: dict[bytes, list[tuple[tuple[int, int], Contact]]] = defaultdict(list)
+        self._early: dict[bytes, list[tuple[Contact, Entry]]] = defaultdict(list)  # before the record came
         self._fetching: set[bytes] = set()
         self._liars: set[bytes] = set()
         self._foreign: Counter[bytes] = Counter()
@@ -134,19 +135,26 @@ class Reading:
         return _Page(body[1], body[2], body[3])
 
     def _take(self, contact: Contact, entries: list[Entry]) -> None:
-        store, now = self._node.store, self._node.clock()
         claimed = []
         for entry in entries:
             if entry.remaining <= 0 or (self._want is not None and not self._want(entry.prefix)):
                 continue
-            outcome = store.refresh(
-                self._key, entry.prefix, entry.version, entry.refresh, entry.remaining, now
-            )
-            if outcome is Outcome.UNKNOWN:
+            if not self._apply(contact, entry):
                 self._claims[entry.prefix].append((entry.version, contact))
+                self._early[entry.prefix].append((contact, entry))
                 if entry.prefix not in self._fetching:
                     claimed.append(entry.prefix)
         self._fetch_claimed(claimed)
+
+    def _apply(self, contact: Contact, entry: Entry) -> bool:
+        """Keep a held record as fresh as a node lists it, by that node's word; False when it is not held."""
+        store = self._node.store
+        outcome = store.refresh(
+            self._key, entry.prefix, entry.version, entry.refresh, entry.remaining, self._node.clock()
+        )
+        if outcome is not Outcome.UNKNOWN and outcome is not Outcome.REFUSED:
+            store.vouch(self._key, entry.prefix, entry.version, contact.id)
+        return outcome is not Outcome.UNKNOWN
 
     # records
 
@@ -155,9 +163,14 @@ class Reading:
         batches: dict[Contact, list[bytes]] = defaultdict(list)
         for prefix in prefixes:
             held = self._node.store.lookup(self._key, prefix)
-            version = held.record.version if held is not None else (-1, -1)
+            known = (-1, -1) if held is None else held.record.version
+            ran_out = held is not None and held.expires <= self._node.clock()
             claims = self._claims.pop(prefix, [])  # empty when a page lists a peer twice
-            useful = [claim for claim in claims if claim[0] > version and claim[1].id not in self._liars]
+            useful = [
+                (version, contact)
+                for version, contact in claims
+                if (version > known or (ran_out and version == known)) and contact.id not in self._liars
+            ]
             if useful:
                 newest = max(useful, key=lambda claim: claim[0])
                 self._claims[prefix] = [claim for claim in useful if claim is not newest]
@@ -212,7 +225,12 @@ class Reading:
             self._foreign[contact.id] += 1
             if self._foreign[contact.id] > MAX_FOREIGN:
                 self._liars.add(contact.id)
-        return None if outcome is Outcome.REFUSED else record.peer_id[:PREFIX_BYTES]
+        if outcome is Outcome.REFUSED:
+            return None
+        prefix = record.peer_id[:PREFIX_BYTES]
+        for teller, entry in self._early.pop(prefix, ()):
+            self._apply(teller, entry)
+        return prefix
 
     # tasks
 

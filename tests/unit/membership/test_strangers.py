@@ -489,6 +489,44 @@ def test_a_dead_peer_is_not_shown_on_the_word_of_a_stranger() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("way_in", ["member", "other"])
+def test_a_peer_that_answers_no_stranger_is_shown_to_each_newcomer(way_in: str) -> None:
+    """Members vouch for one behind a NAT, whichever word comes first: theirs of it, or theirs of themselves;
+    also where the way in belongs to no member.
+    """
+
+    async def scenario() -> None:
+        net, hidden, asked = network(9), home(7), set[Address]()
+
+        def reaches(source: Address, destination: Address) -> bool:
+            if source == hidden:
+                asked.add(destination)
+            return destination != hidden or source in asked
+
+        net.reaches = reaches
+        other = await net.start([], address=home(6))
+        made = [await join(net, 1, [6])]
+        made += [await join(net, number, [1]) for number in (2, 3)]
+        behind = await net.start([f"{home(1)[0]}:{PORT}"], address=hidden, host="0.0.0.0", client_only=True)
+        view = View(behind, RUN)
+        await view.refresh_now()
+        await view.announce(PeerInfo(behind.identity.peer_id, (hidden,), client_only=True))
+        everybody = {dht.identity.peer_id for dht in (behind, *(dht for dht, _ in made))}
+        await until(lambda: all(len(each.peers) == 3 for _, each in made), 20.0)
+        net.delay = lambda source, destination: ONE_WAY * 10 ** net.rng.uniform(-1, 1)
+        way = home(1) if way_in == "member" else other.node.bound
+        for number in range(20, 100):
+            watcher = await net.start([f"{way[0]}:{PORT}"], address=home(number), client_only=True)
+            seen = View(watcher, RUN)
+            await seen.refresh_now()
+            await until(lambda: seen.peers.keys() == everybody, 4.5)  # noqa: B023
+            seen.close()
+            await watcher.stop()
+            await asyncio.sleep(net.rng.random())
+
+    run(scenario())
+
+
 def test_a_captured_link_wakes_no_record() -> None:
     """A later link of the chain extends a record that lives; one that expired its publisher brings itself."""
     store, publisher, chain = RecordStore(), Identity.generate(), Chain()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from p2pavg.membership.table.address import Address
@@ -13,6 +13,7 @@ from p2pavg.membership.table.record import LINK_BYTES, Record, Refresh, SignedRe
 
 PREFIX_BYTES = 8
 DIGEST_BYTES = 8
+MAX_TELLERS = 32  # of one record
 
 _ENTRY = struct.Struct(f">{PREFIX_BYTES}sHIIB{LINK_BYTES}sH")
 ENTRY_BYTES = _ENTRY.size
@@ -34,7 +35,7 @@ class Outcome(enum.IntEnum):
 class StoredRecord:
     """A record in a store. After `expires` it is a tombstone that keeps replays of it from coming back to
     life. `proved_at` is where its publisher has proven itself to this node, `told_at` where another node says
-    that it has to that node, and `told_by` which.
+    that it has to that node, and `tellers` (the latest ones) are all that say so.
     """
 
     record: SignedRecord
@@ -44,13 +45,22 @@ class StoredRecord:
     digest: int
     proved_at: Address | None = None
     told_at: Address | None = None
-    told_by: bytes = b""
+    tellers: dict[bytes, None] = field(default_factory=dict)
     own: bool = False
 
     @property
     def is_served(self) -> bool:
         """Whether others are told of it: what nobody has proven here goes no further."""
         return self.own or self.proved_at is not None
+
+    def add_teller(self, peer_id: bytes) -> bool:
+        """Note that another node has the publisher's proof, or says so; whether it had not said so before."""
+        if peer_id in self.tellers:
+            return False
+        if len(self.tellers) >= MAX_TELLERS:
+            del self.tellers[next(iter(self.tellers))]
+        self.tellers[peer_id] = None
+        return True
 
     def as_entry(self, now: float) -> Entry:
         r = self.record

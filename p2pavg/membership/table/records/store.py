@@ -156,7 +156,8 @@ class RecordStore:
                 proved_at = proved_at or held.proved_at  # who was there a version ago
         expires = now + min(remaining, record.lifetime)
         digest = digest_of(record)
-        fresh = StoredRecord(record, refresh, now, expires, digest, proved_at, told_at, told_by, own)
+        tellers = {} if told_at is None else {told_by: None}
+        fresh = StoredRecord(record, refresh, now, expires, digest, proved_at, told_at, tellers, own)
         entry.held[prefix] = fresh
         self._take(record.key, entry, fresh)
         self._tell(entry, fresh)
@@ -170,6 +171,14 @@ class RecordStore:
             held.proved_at = proved_at
             self._take(held.record.key, entry, held)
             self._tell(entry, held)
+
+    def vouch(self, key: bytes, prefix: bytes, version: tuple[int, int], teller: bytes) -> None:
+        """Another node lists this version of a record, as only a node does that has its publisher's proof."""
+        held = self.lookup(key, prefix)
+        if held is None or held.proved_at is not None or held.record.version != version:
+            return
+        if held.add_teller(teller):
+            self._tell(self._keys[key], held)
 
     def _again(
         self,
@@ -187,7 +196,8 @@ class RecordStore:
         if expired and outcome is Outcome.REFRESHED:
             held.proved_at = None  # it may be a replay: its publisher proves itself anew
         if told_at is not None and outcome in (Outcome.KNOWN, Outcome.REFRESHED):
-            held.told_at, held.told_by = told_at, told_by
+            held.told_at = told_at
+            held.add_teller(told_by)
         if outcome is Outcome.REFUSED or outcome is Outcome.STALE:
             return outcome
         if proved_at is not None and held.proved_at != proved_at:
