@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, pstdev
 
@@ -25,7 +25,7 @@ from p2pavg.forecast.laws import (
     value_bytes,
 )
 from p2pavg.identity import SHORT_ID_DIGITS
-from p2pavg.report import RoundReport
+from p2pavg.report import MemoryReport, RoundReport
 
 FEW = 5  # epochs below which an interval is doubled
 Z80 = 1.2816  # of a normal distribution: 80% lie within
@@ -39,12 +39,13 @@ _MEASURED = (
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A swarm as its reports show it. seconds: of each epoch that was looked at."""
+    """A swarm as its reports show it. seconds: of each epoch that was looked at. outer: by outer steps."""
 
     job: Workload
     swarm: Swarm
     overheads: Overheads
     seconds: tuple[float, ...]
+    outer: bool = False
 
     @property
     def half_width(self) -> float:
@@ -52,12 +53,26 @@ class Evidence:
         return Z80 * self.overheads.relative * (1.0 if len(self.seconds) >= FEW else 2.0)
 
     def speed_of(self, kind: str) -> float | None:
-        """Samples/s of a peer of this type, such as "T4": the median of those that report a device of all its
-        words, such as "Tesla T4". None: nobody does.
+        """Samples/s of a peer of this type: the median of `of`. None: there is none."""
+        found = [member.sps for member in self.of(kind)]
+        return median(found) if found else None
+
+    def memory_of(self, kind: str) -> MemoryReport:
+        """What a peer of this type takes and has; where nobody reports one, the least that any peer takes."""
+        if found := self.of(kind):
+            return together([member.memory for member in found])
+        told = [member.memory for member in self.swarm.members]
+        return MemoryReport(
+            host_peak=_least(one.host_peak for one in told),
+            device_peak=_least(one.device_peak for one in told),
+        )
+
+    def of(self, kind: str) -> list[PeerProfile]:
+        """The peers of a type such as "T4": those that report a device of all its words, such as "Tesla
+        T4".
         """
         wanted = _words(kind)
-        found = [member.sps for member in self.swarm.members if wanted and wanted <= _words(member.device)]
-        return median(found) if found else None
+        return [member for member in self.swarm.members if wanted and wanted <= _words(member.device)]
 
 
 def from_reports(reports: Sequence[RoundReport]) -> Evidence:
@@ -93,7 +108,23 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
     )
     swarm = _achieved(job, Swarm(members, _links(rounds, order)), rounds)
     seconds = _by_epoch(rounds, lambda report: report.seconds_total)
-    return Evidence(job, swarm, _overheads(job, swarm, rounds), seconds)
+    outer = any("theta_sha256_low" in report.extra for report in rounds)
+    return Evidence(job, swarm, _overheads(job, swarm, rounds), seconds, outer)
+
+
+def together(told: Sequence[MemoryReport]) -> MemoryReport:
+    """The most that any of these takes, and the least that one has."""
+    return MemoryReport(
+        host_peak=max(one.host_peak for one in told),
+        host=_least(one.host for one in told),
+        device_peak=max(one.device_peak for one in told),
+        device=_least(one.device for one in told),
+    )
+
+
+def _least(sizes: Iterable[int]) -> int:
+    """Of those that are known."""
+    return min((size for size in sizes if size > 0), default=0)
 
 
 def _by_epoch(rounds: Sequence[RoundReport], what: Callable[[RoundReport], float]) -> tuple[float, ...]:
@@ -122,10 +153,12 @@ def _members(rounds: Sequence[RoundReport]) -> tuple[tuple[PeerProfile, ...], di
     speeds: dict[str, list[float]] = {}
     regions: dict[str, str] = {}
     devices: dict[str, str] = {}
+    memory: dict[str, list[MemoryReport]] = {}
     for report in rounds:
         if report.local_samples and report.seconds_calculation > 0:
             speeds.setdefault(report.peer, []).append(report.local_samples_per_second)
             devices[report.peer] = report.device
+        memory.setdefault(report.peer, []).append(report.memory)
         regions[report.peer] = report.region
     latest = rounds[-1].members
     names = sorted({member.peer for member in latest if member.voter} | speeds.keys())
@@ -140,6 +173,7 @@ def _members(rounds: Sequence[RoundReport]) -> tuple[tuple[PeerProfile, ...], di
             regions.get(name, ""),
             median(speeds[name]) if name in speeds else usual,
             device=devices.get(name, ""),
+            memory=together(memory.get(name, [MemoryReport()])),
         )
         for name in names
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations_with_replacement, pairwise
 from pathlib import Path
@@ -13,7 +13,9 @@ from typing import Any
 
 from p2pavg import codecs
 from p2pavg.errors import ConfigurationError
+from p2pavg.forecast.evidence import Evidence
 from p2pavg.forecast.laws import BYTES, LinkProfile, Workload
+from p2pavg.report import MemoryReport
 
 _STREAMS = 16  # the fewest streams of a long link
 _MOST = 1e15
@@ -27,7 +29,7 @@ EXAMPLE = """\
 target_batch_size = 32768
 values = 560_100_000          # parameters of the model
 codec = "fp16"
-memory_gb = 15                # optional: what one peer needs; offers with less are left out
+memory_gb = 15                # optional: what one peer takes, if not as reports (--from) tell
 
 [[offer]]
 type = "T4"
@@ -35,7 +37,8 @@ region = "us-central1"
 count = 8                     # on offer
 samples_per_second = 117      # of one; without it, as reports (--from) of a device of that type tell
 dollars_per_hour = 0.18
-up_mbps = 7000                # optional, as down_mbps and memory_gb
+up_mbps = 7000                # optional, as down_mbps
+memory_gb = 16                # optional: of its accelerator, or of the machine where it has none
 
 [[link]]
 between = ["us-central1", "us-central1"]
@@ -47,8 +50,8 @@ dollars_per_gb = 0.01
 
 @dataclass(frozen=True, slots=True)
 class MachineOffer:
-    """A kind of machine in one region. Rates in bytes/s, None: no limit of its own; memory in bytes, None:
-    enough.
+    """A kind of machine in one region. Rates in bytes/s, None: no limit of its own; memory: bytes, None:
+    enough; needed: what one peer of the job takes of it.
     """
 
     kind: str
@@ -59,14 +62,16 @@ class MachineOffer:
     up: float | None = None
     down: float | None = None
     memory: float | None = None
+    needed: float = 0.0
 
     @property
     def name(self) -> str:
         return f"{self.kind}@{self.region}"
 
-    def fits(self, job: Workload) -> bool:
-        """Whether a machine of this kind has the memory that one peer of the job needs."""
-        return self.memory is None or self.memory >= job.memory
+    @property
+    def fits(self) -> bool:
+        """Whether a machine of this kind holds the model."""
+        return self.memory is None or self.memory >= self.needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +84,9 @@ class Inventory:
     per_gb: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
-SpeedOf = Callable[[str], float | None]
-
-
-def load(path: str, speed_of: SpeedOf = lambda kind: None) -> Inventory:
-    """Read an inventory. speed_of: samples/s of a type that was measured, for offers that do not tell them.
+def load(path: str, evidence: Evidence | None = None) -> Inventory:
+    """Read an inventory. evidence: tells the samples/s of types, and what a peer takes of their memory, where
+    the inventory does not.
 
     Raises ConfigurationError.
     """
@@ -94,19 +97,20 @@ def load(path: str, speed_of: SpeedOf = lambda kind: None) -> Inventory:
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"the inventory {path!r} is no TOML: {error}") from None
     try:
-        return parse(document, Path(path).parent, speed_of)
+        return parse(document, Path(path).parent, evidence)
     except ConfigurationError as error:
         raise ConfigurationError(f"the inventory {path!r}: {error}") from None
 
 
-def parse(
-    document: Mapping[str, Any], folder: Path = Path(), speed_of: SpeedOf = lambda kind: None
-) -> Inventory:
+def parse(document: Mapping[str, Any], folder: Path = Path(), evidence: Evidence | None = None) -> Inventory:
     """The same from a parsed document; files are named from `folder`."""
     _known(document, "job offer link", "the file")
-    job = _job(document.get("job", {}))
+    table = document.get("job", {})
+    job = _job(table)
+    needed = _number(table, "memory_gb", "[job]") * 1e9 if "memory_gb" in table else None
     offers = sorted(
-        (_offer(row, speed_of) for row in _rows(document, "offer", _OFFER)), key=lambda offer: offer.name
+        (_offer(row, evidence, needed) for row in _rows(document, "offer", _OFFER)),
+        key=lambda offer: offer.name,
     )
     if not offers:
         raise ConfigurationError("there is no [[offer]]; name at least one")
@@ -139,7 +143,6 @@ def _job(row: Mapping[str, Any]) -> Workload:
         codec,
         codecs.for_results(codecs.get(codec)).name,
         delayed,
-        _number(row, "memory_gb", "[job]", default=0.0, least=0.0) * 1e9,
     )
 
 
@@ -153,7 +156,7 @@ def _complete(offers: Sequence[MachineOffer], links: Mapping[tuple[str, str], Li
             )
 
 
-def _offer(row: Mapping[str, Any], speed_of: SpeedOf) -> MachineOffer:
+def _offer(row: Mapping[str, Any], evidence: Evidence | None, needed: float | None) -> MachineOffer:
     kind, region = row.get("type"), row.get("region")
     if not isinstance(kind, str) or not isinstance(region, str) or not kind or not region:
         raise ConfigurationError("an [[offer]] needs a type and a region, as text")
@@ -161,12 +164,15 @@ def _offer(row: Mapping[str, Any], speed_of: SpeedOf) -> MachineOffer:
     count = row.get("count", 1)
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 4096:
         raise ConfigurationError(f"{where}: count is a whole number from 1 to 4096, not {count!r}")
-    measured = speed_of(kind)
+    measured = evidence.speed_of(kind) if evidence else None
     if measured is None and "samples_per_second" not in row:
         raise ConfigurationError(
             f"{where}: the type {kind!r} was never measured; tell samples_per_second, or name reports of a "
             "peer of that type with --from"
         )
+    if needed is None:
+        takes = evidence.memory_of(kind) if evidence else MemoryReport()
+        needed = takes.device_peak or takes.host_peak
 
     def optional(key: str, unit: float) -> float | None:
         return _number(row, key, where) * unit if key in row else None
@@ -180,6 +186,7 @@ def _offer(row: Mapping[str, Any], speed_of: SpeedOf) -> MachineOffer:
         optional("up_mbps", _MBPS),
         optional("down_mbps", _MBPS),
         optional("memory_gb", 1e9),
+        needed,
     )
 
 

@@ -16,6 +16,7 @@ from p2pavg import codecs
 from p2pavg.allreduce.choosing import PlanInputs, Topology, choose
 from p2pavg.allreduce.partition import Capacity, chunk_elements
 from p2pavg.allreduce.regions import regions
+from p2pavg.report import MemoryReport
 
 CHUNK = 128 * 1024  # values, of long vectors
 FRAME_BYTES = 40  # of a chunk's header on the wire
@@ -36,7 +37,7 @@ INITIAL_WINDOW = 10 * 1448  # bytes that a stream sends in its first round trip 
 @dataclass(frozen=True, slots=True)
 class PeerProfile:
     """A peer. sps: samples/s between two rounds. Rates in bytes/s, None: no limit of its own. device: what it
-    calculates on, where a report tells.
+    calculates on, where that is known; memory: what it takes of it at most, and has.
     """
 
     name: str
@@ -46,6 +47,7 @@ class PeerProfile:
     down: float | None = None
     dollars_hour: float = 0.0
     device: str = ""
+    memory: MemoryReport = field(default_factory=MemoryReport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,6 @@ class Workload:
     contribution: str = "fp16"
     result: str = "fp16"
     delayed: bool = False
-    memory: float = 0.0  # bytes that one peer needs at least
     steps: float = 0.0
 
     @property

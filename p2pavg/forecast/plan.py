@@ -53,8 +53,7 @@ def run_plan(args: argparse.Namespace) -> int:
             f"--join-seconds must be at least 0 and below 1e9, not {args.join_seconds:g}"
         )
     evidence = from_reports(load_reports(args.reports, args.run).reports) if args.reports else None
-    inventory = load(args.inventory, evidence.speed_of) if evidence else load(args.inventory)
-    judge = Judge(inventory, evidence.overheads if evidence else None)
+    judge = Judge(load(args.inventory, evidence), evidence.overheads if evidence else None)
     if args.trace:
         return emit(args.json, *_replayed(judge, goal, args))
     plan = search(judge, goal)
@@ -95,7 +94,8 @@ def _infeasible(judge: Judge, goal: Goal) -> str:
     """Which limit no plan meets, and how near one comes."""
     fastest = search(judge, Goal())
     if fastest is None:
-        return "no offer has the memory that [job] memory_gb asks for"
+        least = min(offer.needed for offer in judge.inventory.offers)
+        return f"no offer holds the model: a peer takes {least / 1e9:,.1f} GB, and none has as much memory"
     if fastest.sps < goal.sps:
         return f"nothing on offer reaches {goal.sps:g} samples/s; the most is {fastest.sps:,.1f}"
     cheapest = search(judge, Goal(cheapest=True, sps=goal.sps)) or fastest
@@ -146,8 +146,11 @@ def _left_out(judge: Judge, goal: Goal, plan: MachinePlan) -> dict[str, str]:
     for index, offer in enumerate(judge.inventory.offers):
         if plan.counts[index] >= offer.count:
             continue
-        if not offer.fits(judge.inventory.job):
-            found[offer.name] = "it has less memory than [job] memory_gb"
+        if offer.memory is not None and not offer.fits:
+            found[offer.name] = (
+                f"it does not hold the model: a peer takes {offer.needed / 1e9:,.1f} GB, and it has "
+                f"{offer.memory / 1e9:,.1f}"
+            )
             continue
         more = judge.plan([count + (at == index) for at, count in enumerate(plan.counts)])
         dearer = more.dollars_hour - plan.dollars_hour

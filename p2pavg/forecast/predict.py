@@ -14,6 +14,7 @@ from p2pavg import codecs
 from p2pavg.allreduce.choosing import Topology
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.evidence import FEW, Evidence, from_reports
+from p2pavg.forecast.fit import fits, more, told
 from p2pavg.forecast.inventory import Inventory, load
 from p2pavg.forecast.laws import (
     BYTES,
@@ -82,7 +83,7 @@ class _Terms:
 def run_predict(args: argparse.Namespace) -> int:
     """Say what an epoch will take."""
     evidence = from_reports(load_reports(args.reports, args.run).reports)
-    inventory = load(args.inventory, evidence.speed_of) if args.inventory else None
+    inventory = load(args.inventory, evidence) if args.inventory else None
     prices = PriceTable.load(args.prices) if args.prices else None
     job = _job(evidence.job, args)
     swarm = _swarm(evidence, inventory, args.add, args.without)
@@ -98,7 +99,10 @@ def run_predict(args: argparse.Namespace) -> int:
     ]
     figures["hides_from"] = _hides_from(job, swarm, terms)
     figures["overshoot_at_most"] = job.steps if args.target_batch_size is not None else 0.0
-    lines = _words(figures, found)
+    delay, outer = job.delayed and not evidence.job.delayed, bool(args.outer) and not evidence.outer
+    extra = more(job.values, delay=delay, outer=outer)
+    figures["memory"] = fits(swarm.members, extra)
+    lines = _words(figures, found) + told(figures["memory"], extra)
     if figures["overshoot_at_most"]:
         lines.append(
             f"Peers end an epoch with whole steps: averages of up to {job.target + job.steps:,.0f} samples "
@@ -178,7 +182,13 @@ def _added(text: str, inventory: Inventory | None, evidence: Evidence) -> list[P
         )
     rent = here.dollars_hour if here else 0.0
     up, down = (here.up, here.down) if here else (None, None)
-    return [PeerProfile(f"{kind}@{region}#{n + 1}", region, speed, up, down, rent) for n in range(count)]
+    memory = evidence.memory_of(kind)
+    if here and here.memory:
+        memory = replace(memory, **{"device" if memory.device_peak else "host": round(here.memory)})
+    return [
+        PeerProfile(f"{kind}@{region}#{n + 1}", region, speed, up, down, rent, f"{kind}@{region}", memory)
+        for n in range(count)
+    ]
 
 
 def _priced(

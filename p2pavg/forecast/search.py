@@ -94,8 +94,8 @@ class Candidates(NamedTuple):
 
 
 class Judge:
-    """Judges swarms from one inventory. most: of each offer; None: what the inventory says. Of an offer with
-    less memory than the job needs there is none.
+    """Judges swarms from one inventory. most: of each offer; None: what the inventory says. Of an offer that
+    does not hold the model there is none.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Judge:
         self._bounds = Bounds(inventory, self.overheads)
         offers = inventory.offers
         there = [offer.count for offer in offers] if most is None else most
-        fits = [offer.fits(inventory.job) for offer in offers]
+        fits = [offer.fits for offer in offers]
         self.limits = np.minimum(there, MOST_FLAT).astype(np.int64) * np.array(fits)
         self.whole = float(np.prod(self.limits + 1.0)) <= EXHAUSTIVE
         self._known: dict[tuple[int, ...], MachinePlan] = {}

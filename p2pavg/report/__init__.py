@@ -64,6 +64,20 @@ class AttemptReport:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Memory in bytes: the most that the peer's process took since it began, and what there is. 0: unknown.
+
+    The accelerator is the one of which torch took most; without one its numbers are 0. What torch keeps for
+    its next tensors counts, the driver's own needs do not.
+    """
+
+    host_peak: int = 0
+    host: int = 0  # of the machine, or the limit of the process's container
+    device_peak: int = 0
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RoundReport:
     """One epoch of one peer.
 
@@ -130,6 +144,7 @@ class RoundReport:
     egress_dollars: float = 0.0
     egress_dollars_flat: float = 0.0
     device: str = ""  # what this peer calculates on, as its driver names it: "Tesla T4", "cpu"
+    memory: MemoryReport = field(default_factory=MemoryReport)
 
     @property
     def wire_bytes_sent(self) -> int:
@@ -240,6 +255,7 @@ class RoundReport:
             )
             for name in ("discarded_why", "failed_members", "causes"):
                 made[name] = _texts(data.get(name, ()))
+            made["memory"] = MemoryReport(**_only(MemoryReport, data.get("memory", {})))
             made["consumed"] = tuple(_run(row) for row in data.get("consumed", ()))
             made["discarded_samples"] = tuple(int(count) for count in data.get("discarded_samples", ()))
             return cls(**made)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from p2pavg.forecast.inventory import Inventory, parse
-from p2pavg.report import LinkReport, MemberReport, RoundReport
+from p2pavg.report import LinkReport, MemberReport, MemoryReport, RoundReport
 
 
 def inventory(
@@ -82,6 +82,7 @@ def report(epoch: int, peer: int, peers: int, **changes: Any) -> RoundReport:
             if name != names[peer]
         ),
         "region": "eu" if peer % 2 else "us",
+        "memory": MemoryReport(6_100_000_000, 16_700_000_000, 11_000_000_000, 15_800_000_000),
     }
     return RoundReport(**{**fields, **changes})
 

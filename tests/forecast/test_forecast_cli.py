@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from p2pavg.cli import main
+from p2pavg.forecast.evidence import from_reports
 from p2pavg.forecast.inventory import EXAMPLE
 from p2pavg.launch import swarm_file
+from p2pavg.report import MemoryReport
 from tests.forecast.swarms import report, reports
 
 OFFERS = """
@@ -160,6 +162,76 @@ def test_a_type_that_reports_name_needs_no_speed(
     code, _, err = run(capsys, "plan", str(offers), *goal)
     assert code == 2
     assert "'T4' was never measured" in err
+
+
+def test_whether_the_model_fits_is_told(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What peers took and have, by device; a type that is added takes at least as much as the least of these
+    took, of the memory that an inventory tells.
+    """
+    base = figures(capsys, "predict", "--from", files[0])["memory"]
+    peaks = {"device_peak": 11e9, "device": 15.8e9, "host_peak": 6.1e9, "host": 16.7e9}
+    assert base == [{"type": "", **peaks, "fits": True}]
+    offers = tmp_path / "small.toml"
+    offers.write_text(OFFERS.replace('type = "A100"', 'type = "A100"\nmemory_gb = 10.5'))
+    added = ("predict", "--from", files[0], "--inventory", str(offers), "--add", "1xA100@aus", "1xT4@eu")
+    rows = {row["type"]: row for row in figures(capsys, *added)["memory"]}
+    assert (rows["A100@aus"]["device"], rows["A100@aus"]["fits"]) == (10.5e9, False)
+    assert (rows["T4@eu"]["device"], rows["T4@eu"]["fits"]) == (0, None)
+    _, out, _ = run(capsys, *added)
+    assert "The model on A100@aus: DOES NOT FIT; 11.0 of 10.5 GB of its accelerator and 6.1 GB of its" in out
+
+
+def test_what_delay_and_outer_steps_take_of_memory_is_added(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second copy of parameters and sums where the model is, and three vectors of the machine's memory; a
+    run that did so has them in its peaks.
+    """
+    plain, delayed, outer = (
+        figures(capsys, "predict", "--from", files[0], *words)["memory"][0]
+        for words in ((), ("--delay",), ("--outer", "30"))
+    )
+    values = from_reports(reports(10, 4)).job.values
+    assert delayed["device_peak"] - plain["device_peak"] == pytest.approx(8 * values, abs=1)
+    assert delayed["host_peak"] == plain["host_peak"]
+    assert outer["host_peak"] - plain["host_peak"] == pytest.approx(12 * values, abs=1)
+    told = tmp_path / "outer.jsonl"
+    did = [replace(one, overlapped=True, extra={"theta_sha256_low": 1.0}) for one in reports(10, 4)]
+    told.write_text("".join(one.to_json() + "\n" for one in did))
+    assert figures(capsys, "predict", "--from", str(told), "--outer", "30", "--delay")["memory"] == [plain]
+
+
+def test_reports_without_memory_say_nothing_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no report tells, whether the model fits is unknown, and no offer is left out for it."""
+    told = tmp_path / "reports.jsonl"
+    told.write_text("".join(replace(one, memory=MemoryReport()).to_json() + "\n" for one in reports(10)))
+    row = figures(capsys, "predict", "--from", str(told), "--delay")["memory"][0]
+    assert (row["fits"], row["device_peak"], row["host_peak"]) == (None, 0, 0)
+    assert "fits is unknown: no report tells" in run(capsys, "predict", "--from", str(told))[1]
+    offers = tmp_path / "offers.toml"
+    offers.write_text(OFFERS.replace('type = "T4"', 'type = "T4"\nmemory_gb = 1'))
+    goal = ("--least-dollars", "--samples-per-second", "60")
+    assert figures(capsys, "plan", str(offers), *goal, "--from", str(told))["peers"] == {"T4@eu": 4}
+
+
+def test_a_type_that_does_not_hold_the_model_is_in_no_plan(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The peaks of the reports decide, unless [job] memory_gb tells what a peer takes."""
+    offers = tmp_path / "offers.toml"
+    goal = ("--least-dollars", "--samples-per-second", "60")
+    small = OFFERS.replace('type = "T4"', 'type = "T4"\nmemory_gb = 10.5')
+    offers.write_text(small)
+    found = figures(capsys, "plan", str(offers), *goal, "--from", files[0])
+    assert found["peers"] == {"A100@aus": 1}
+    assert found["left_out"]["T4@eu"] == "it does not hold the model: a peer takes 11.0 GB, and it has 10.5"
+    offers.write_text(small.replace("[job]", "[job]\nmemory_gb = 9"))
+    assert figures(capsys, "plan", str(offers), *goal, "--from", files[0])["peers"] == {"T4@eu": 4}
+    offers.write_text(OFFERS.replace("region", "memory_gb = 10.5\nregion"))
+    code, _, err = run(capsys, "plan", str(offers), *goal, "--from", files[0])
+    assert (code, "no offer holds the model: a peer takes 11.0 GB" in err) == (2, True)
 
 
 def test_hiding_and_outer_steps_change_the_epoch(

@@ -28,6 +28,7 @@ from p2pavg.forecast.laws import (
     transfer,
     value_bytes,
 )
+from p2pavg.report import MemoryReport
 from tests.forecast.swarms import report, reports
 
 
@@ -191,6 +192,22 @@ def test_a_type_has_the_speed_of_the_reports_that_name_it() -> None:
     assert evidence.speed_of("T4") == pytest.approx(100 / 6)
     assert evidence.speed_of("a100 40gb") == pytest.approx(200 / 6)
     assert [evidence.speed_of(kind) for kind in ("T", "A10", "V100", "", "A100 80GB")] == [None] * 5
+
+
+def test_a_type_takes_the_memory_of_the_reports_that_name_it() -> None:
+    """The highest peak and the least memory of its peers; another type takes the least of any, and what it
+    has is unknown.
+    """
+    sizes = [MemoryReport(5, 90, 20, 50), MemoryReport(7, 80, 30, 40), MemoryReport(3, 70)]
+    names = ("Tesla T4", "Tesla T4", "cpu")
+    told = [
+        replace(one, device=names[peer], memory=sizes[peer] if one.epoch < 5 else MemoryReport(1, 99, 1, 99))
+        for one in reports(8, 3)
+        for peer in [int(one.peer, 16)]
+    ]
+    evidence = from_reports(told)
+    assert evidence.memory_of("T4") == MemoryReport(7, 80, 30, 40)
+    assert evidence.memory_of("A10") == MemoryReport(3, 0, 1, 0)
 
 
 def test_few_epochs_give_a_wide_interval() -> None:

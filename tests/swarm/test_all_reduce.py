@@ -67,6 +67,7 @@ async def test_reports_tell_what_packing_spared() -> None:
                 *(peer.all_reduce(values.copy(), group_size=2) for peer in (one, two))
             )
             assert all(least <= report.spared_bytes <= most for report in reports)
+            assert all(report.memory.host > report.memory.host_peak > values.nbytes for report in reports)
             assert all(report.bytes_sent + report.spared_bytes >= values.nbytes for report in reports)
 
 

@@ -11,6 +11,7 @@ from p2pavg.allreduce.choosing import RoundCost
 from p2pavg.identity import short_id
 from p2pavg.report import AttemptReport, LinkReport, MemberReport, RoundReport, phases
 from p2pavg.rounds.machine import actions as act
+from p2pavg.rounds.measure import memory
 from p2pavg.rounds.measure.link_meter import LinkMeter, Moved
 from p2pavg.rounds.training import Figures
 from p2pavg.transport.engine import JobProgress
@@ -285,6 +286,7 @@ class Recorder:
             bytes_by_stage=stages,
             egress_dollars=0.0 if cost is None else cost.dollars,
             egress_dollars_flat=0.0 if cost is None else cost.flat_dollars,
+            memory=memory.report(),
         )
         self._new_epoch(now)
         self._seen = (now, 0, steps)

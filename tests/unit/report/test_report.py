@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pavg.errors import ConfigurationError
-from p2pavg.report import Phases, RoundReport, phases
+from p2pavg.report import MemoryReport, Phases, RoundReport, phases
 from p2pavg.report.distance import Distance, distance
 from tests.unit.report.reports import link, report
 
@@ -167,6 +167,19 @@ def test_the_json_has_all_fields_and_derived_quantities() -> None:
     assert data["wire_bytes_sent_by_distance"] == {"host": 12, "world": 24}
     assert data["bytes_between_regions"] == 20
     assert data["members"][0].keys() == {"peer", "weight", "samples", "voter"}
+
+
+def test_memory_survives_the_file() -> None:
+    """What is written as JSON is read again; reports of old have none, and what is no size is refused."""
+    made = replace(report(), memory=MemoryReport(5, 90, 20, 50))
+    data = json.loads(made.to_json())
+    assert data["memory"] == {"host_peak": 5, "host": 90, "device_peak": 20, "device": 50}
+    assert RoundReport.from_dict(data) == made
+    del data["memory"]
+    assert RoundReport.from_dict(data).memory == MemoryReport()
+    for wrong in ({"host": "much"}, None, 5):
+        with pytest.raises(ConfigurationError):
+            RoundReport.from_dict({**data, "memory": wrong})
 
 
 def test_a_flat_report_is_numbers_under_stable_names() -> None:
