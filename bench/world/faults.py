@@ -25,7 +25,7 @@ TAKES_AWAY = frozenset({"kill", "stop", "cut", "cut-one-way", "spot", "sleep"})
 FULL_MINUTES = 15.0  # in shorter runs the long absences are shorter in proportion
 CLOCK_S = 5 * 3600.0
 DISK_BYTES = 1 << 20  # a checkpoint is larger, a log of a life smaller
-QUIET_S = 45.0  # before the first fault: what the prediction goes by
+QUIET_S = 95.0  # before the first fault: what the prediction goes by
 RESTART_S = 10.0  # from a kill to the same peer's next life
 LINKS = {
     "cut": {"down": 1},

@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from bench.world import model as world
+from bench.world import who
 from bench.world.log import Log
 from p2pavg import CollaborativeOptimizer, Outer, SwarmSampler
 from p2pavg.hf import trainer_kwargs
@@ -57,7 +58,7 @@ class Watch(TrainerCallback):
 
 def options(config: dict[str, Any]) -> dict[str, Any]:
     """What a peer tells CollaborativeOptimizer, whichever tool trains."""
-    outer = {} if config["gradients"] else {"outer": Outer(lr=0.7, momentum=0.9)}
+    outer = {} if config["gradients"] else {"outer": Outer(lr=0.7, momentum=0.9, overlap=who.OVERLAP)}
     return {
         "initial_peers": config["initial_peers"],
         "listen": config["listen"],

@@ -10,7 +10,8 @@ RUN = "world"
 PORT = 31330
 BOOTSTRAP, STRANGER, MONITOR = "bootstrap", "stranger", "monitor"
 PACE_S = 0.15  # seconds of a local step of most peers
-LOCAL_STEPS = 96  # of each peer at full speed between two averages
+LOCAL_STEPS = 192  # of each peer at full speed between two averages
+OVERLAP = 48  # local steps that a round may last
 BLOCK = 32  # indices drawn together
 GRADIENT_STEPS = 8  # with --gradients: of each peer between two averages
 

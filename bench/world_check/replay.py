@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from bench.world_check.data import consumed, index_of
 from bench.world_check.logs import Run
 
 OUTER_LR, MOMENTUM = 0.7, 0.9
+MOVED = 1e-4  # of each first weight: less than what a codec adds
 Batch = list[int]
 Vector = torch.Tensor
 
@@ -30,6 +32,8 @@ class Worker:
     def __init__(self) -> None:
         self.model = world.build()
         self.inner = torch.optim.AdamW(self.model.parameters(), lr=world.LEARNING_RATE)
+        self.handed_in = self.vector()  # its parameters when it took part in its last average
+        self.took_part = -1  # in that epoch
 
     def train(self, batches: Iterable[Batch]) -> None:
         text = world.training()
@@ -46,40 +50,66 @@ class Worker:
         return torch.nn.utils.parameters_to_vector(self.model.parameters()).detach().clone()
 
 
-def _shares(run: Run) -> dict[int, dict[str, list[Batch]]]:
-    """Epoch -> place -> the batches of its contribution to that average, in the order in which it trained."""
+@dataclass
+class Share:
+    """A place's contribution to one average: its batches in the order in which it trained."""
+
+    early: list[Batch] = field(default_factory=list)  # while the round before was under way
+    later: list[Batch] = field(default_factory=list)
+
+    @property
+    def samples(self) -> int:
+        return sum(map(len, (*self.early, *self.later)))
+
+
+def _shares(run: Run) -> dict[int, dict[str, Share]]:
+    """Epoch -> place -> what it contributed to that average."""
     seed, block = run.facts["seed"], run.facts["block"]
     wanted = {
         epoch: {index_of(number, at, seed, block) for number, at in pairs}
         for epoch, pairs in consumed(run).items()
     }
-    shares: dict[int, dict[str, list[Batch]]] = defaultdict(lambda: defaultdict(list))
+    shares: dict[int, dict[str, Share]] = defaultdict(lambda: defaultdict(Share))
     for life in run.lives:
+        known = -1 if life.up is None else life.up["epoch"]
         for step in life.steps:
+            before, known = known, step["epoch"]  # an average comes at the end of a step
             # A step's samples are in the average under way, or in the next when it ended a step too late.
             for epoch in range(step["epoch"] - 1, step["epoch"] + 3):
                 found = wanted.get(epoch, set()).intersection(step["indices"])
                 if found:
-                    shares[epoch][life.place].append(sorted(found, key=step["indices"].index))
+                    share = shares[epoch][life.place]
+                    batches = share.early if before < epoch else share.later
+                    batches.append(sorted(found, key=step["indices"].index))
                     wanted[epoch] -= found
                     break
     return shares
 
 
-def replay_outer(run: Run) -> float:
-    """The validation loss after the run's outer steps, made by one process in float32 on its samples."""
+def replay_outer(run: Run, moved: float = 0.0) -> float:
+    """The validation loss after the run's outer steps, made by one process in float32 on its samples.
+
+    moved: relative change of the first weights, at random, which tells how far apart two such processes end.
+    """
     theta, velocity = Worker().vector(), None
+    theta *= 1 + moved * torch.randn(theta.shape, generator=torch.Generator().manual_seed(0))
     workers: dict[str, Worker] = {}
-    for _, by_place in sorted(_shares(run).items()):
+    for epoch, by_place in sorted(_shares(run).items()):
         total, mean = 0, torch.zeros_like(theta)
-        for place, batches in by_place.items():
+        for place, share in by_place.items():
             if place not in workers:  # a newcomer begins with a copy of a donor's inner state
                 workers[place] = copy.deepcopy(next(iter(workers.values()))) if workers else Worker()
-            worker, samples = workers[place], sum(map(len, batches))
-            worker.take(theta)
-            worker.train(batches)
-            mean += samples * (theta - worker.vector())
-            total += samples
+            worker = workers[place]
+            if worker.took_part == epoch - 1:
+                worker.train(share.early)
+                worker.take(theta + worker.vector() - worker.handed_in)
+            else:  # its parameters are the swarm's
+                worker.take(theta)
+                worker.train(share.early)
+            worker.train(share.later)
+            worker.handed_in, worker.took_part = worker.vector(), epoch
+            mean += share.samples * (theta - worker.handed_in)
+            total += share.samples
         mean /= total
         velocity = mean.clone() if velocity is None else MOMENTUM * velocity + mean
         theta = theta - OUTER_LR * (mean + MOMENTUM * velocity)
@@ -115,4 +145,5 @@ def losses(folder: Path, run: Run) -> dict[str, Any]:
     result["loss_of_data_parallel"] = round(data_parallel(run), 4)
     if not run.facts["gradients"]:
         result["loss_of_one_process"] = round(replay_outer(run), 4)
+        result["loss_of_one_process_moved"] = round(replay_outer(run, MOVED), 4)
     return result

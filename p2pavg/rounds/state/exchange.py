@@ -35,14 +35,18 @@ class StateExchange:
         self._asks = asks
         self._history = history
         self._answering: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def close(self) -> None:
         """Answer nobody any more."""
+        self._closed = True
         for task in self._answering:
             task.cancel()
 
     def message(self, link: Link, message: dict[str, Any]) -> None:
         """One of `ASKED`."""
+        if self._closed:
+            return
         match message["t"]:
             case "state":
                 self._answer(self._offer(link, message))

@@ -62,3 +62,16 @@ async def test_who_waits_for_a_state_itself_has_no_round_wait() -> None:
     assert "error" in await asyncio.wait_for(link.answer, 10)
     assert heard == []
     exchange.close()
+
+
+async def test_a_closed_one_answers_nobody() -> None:
+    """A question that comes while the peer ends is left alone: nothing is copied for it."""
+    heard: list[Any] = []
+    exchange = StateExchange(Donor(), lambda: (), heard.append)  # type: ignore[arg-type]
+    link: Any = Asking()
+    exchange.close()
+    exchange.message(link, {"t": "state"})
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert heard == []
+    assert not link.answer.done()
