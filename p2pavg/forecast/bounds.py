@@ -38,8 +38,8 @@ class Bounds:
         offers = inventory.offers
         self._job, self._overheads = inventory.job, overheads
         self._size = (inventory.job.contribution_bytes + inventory.job.result_bytes) / 2
-        self._sps = np.array([offer.sps for offer in offers])
-        self._rent = np.array([offer.dollars_hour for offer in offers])
+        self.sps = np.array([offer.sps for offer in offers])
+        self.rent = np.array([offer.dollars_hour for offer in offers])
         self._card = np.array([min(offer.up or _ANY, offer.down or _ANY) for offer in offers])
         here = [offer.region for offer in offers]
         self._group = np.array(regions(here, {}))  # zones of one region are together
@@ -62,7 +62,7 @@ class Bounds:
         peer or more.
         """
         some = _Swarms(self, counts)
-        speed = counts @ self._sps
+        speed = counts @ self.sps
         calculation = self._job.target / speed
         at_most, shares = some.longest()
         quick, slow = (self._communication(some, moved) for moved in (some.shortest(), at_most))
@@ -73,7 +73,7 @@ class Bounds:
         else:
             shortest, longest = calculation + quick, calculation + slow
         least, about = some.traffic(shares)
-        rent = counts @ self._rent
+        rent = counts @ self.rent
         return samples / shortest, rent + least * HOUR / longest, rent + about * HOUR / shortest
 
     def _communication(self, some: _Swarms, moved: F64) -> F64:

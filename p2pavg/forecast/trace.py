@@ -10,8 +10,9 @@ from typing import Any
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.inventory import Inventory
+from p2pavg.forecast.judge import Goal, Judge, MachinePlan
 from p2pavg.forecast.laws import HOUR
-from p2pavg.forecast.search import Goal, Judge, MachinePlan, search
+from p2pavg.forecast.search import search
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,7 @@ def replay(judge: Judge, goal: Goal, changes: Sequence[Change], join_seconds: fl
     before: tuple[int, ...] | None = None
     nobody = (0,) * len(judge.inventory.offers)
     for change, following in pairwise(changes):
-        there = Judge(judge.inventory, judge.overheads, most=change.counts)
-        plan = search(there, goal, begin=before)
+        plan = search(judge.within(change.counts), goal, begin=before)
         counts = plan.counts if plan else nobody
         joined = sum(max(0, new - old) for new, old in zip(counts, before or nobody, strict=True))
         steps.append(Step(change.seconds, following.seconds, plan, counts != before, joined, join_seconds))

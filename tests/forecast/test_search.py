@@ -12,8 +12,9 @@ import pytest
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast import trace
 from p2pavg.forecast.inventory import load, parse
+from p2pavg.forecast.judge import Goal, Judge
 from p2pavg.forecast.laws import epoch
-from p2pavg.forecast.search import Goal, Judge, front, next_best, search
+from p2pavg.forecast.search import front, next_best, search
 from tests.forecast.swarms import inventory
 
 SEEDS = range(12)
