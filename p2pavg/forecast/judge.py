@@ -101,20 +101,14 @@ class Rung(NamedTuple):
 
 
 class Judge:
-    """Judges swarms from one inventory. most: of each offer; None: what the inventory says. Of an offer that
-    does not hold the model there is none.
-    """
+    """Judges swarms from one inventory. Of an offer that does not hold the model there is none."""
 
-    def __init__(
-        self, inventory: Inventory, overheads: Overheads | None = None, most: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, inventory: Inventory, overheads: Overheads | None = None) -> None:
         self.inventory = inventory
         self.overheads = overheads or Overheads()
         self._bounds = Bounds(inventory, self.overheads)
-        offers = inventory.offers
-        there = [offer.count for offer in offers] if most is None else most
-        fits = [offer.fits for offer in offers]
-        self.limits = np.minimum(there, MOST_FLAT).astype(np.int64) * np.array(fits)
+        counts = [min(offer.count, MOST_FLAT) * offer.fits for offer in inventory.offers]
+        self.limits = np.array(counts, dtype=np.int64)
         self.whole = float(np.prod(self.limits + 1.0)) <= EXHAUSTIVE
         self._known: dict[tuple[int, ...], MachinePlan] = {}
         self.rungs: list[Rung] = []  # of the ladder of `search`, so far
@@ -139,7 +133,7 @@ class Judge:
         there = copy(self)
         there.limits = np.minimum(most, self.limits)
         there.rungs = []
-        there.begun = self.begun.only((self.begun.swarms <= there.limits).all(1))
+        there.begun = self.begun.only(np.all(self.begun.swarms <= there.limits, axis=1))
         return there
 
     @cached_property

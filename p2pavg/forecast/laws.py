@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from p2pavg import codecs
 from p2pavg.allreduce.choosing import PlanInputs, Topology, choose
@@ -130,9 +131,6 @@ class Workload:
     def result_bytes(self) -> float:
         return self.values * BYTES[self.result]
 
-    def with_target(self, target: float) -> Workload:
-        return replace(self, target=target)
-
 
 @dataclass(frozen=True, slots=True)
 class TransferForecast:
@@ -169,6 +167,21 @@ class EpochForecast:
     @property
     def granularity(self) -> float:
         return self.calculation / self.communication if self.communication else math.inf
+
+    def to_dict(self, dollars_hour: float | None) -> dict[str, Any]:
+        """What scripts are told. dollars_hour: None: nobody told prices."""
+        return {
+            "samples_per_second": self.samples_per_second,
+            "epoch_s": self.total,
+            "calculation_s": self.calculation,
+            "communication_s": self.communication,
+            "hidden_s": self.hidden,
+            "granularity": self.granularity if self.communication else None,
+            "dollars_per_hour": dollars_hour,
+            "dollars_per_million": None if dollars_hour is None else dollars_per_million(self, dollars_hour),
+            "binds": self.transfer.binds,
+            "plan": self.transfer.plan,
+        }
 
 
 def transfer(job: Workload, swarm: Swarm, plan: Topology = Topology.AUTO) -> TransferForecast:

@@ -14,7 +14,7 @@ from p2pavg.forecast import trace
 from p2pavg.forecast.evidence import from_reports
 from p2pavg.forecast.inventory import EXAMPLE, load
 from p2pavg.forecast.judge import Goal, Judge, MachinePlan
-from p2pavg.forecast.laws import dollars_per_hour, dollars_per_million, epoch
+from p2pavg.forecast.laws import dollars_per_hour, epoch
 from p2pavg.forecast.output import emit, usage, write
 from p2pavg.forecast.search import front, next_best, search
 from p2pavg.report.plot import from_zero, save_plot
@@ -115,15 +115,7 @@ def _told(judge: Judge, plan: MachinePlan) -> dict[str, Any]:
     swarm = judge.swarm(plan.counts)
     found = epoch(judge.inventory.job, swarm, judge.overheads)
     _, traffic = dollars_per_hour(found, swarm.members, judge.inventory.per_gb)
-    return _brief(judge, plan) | {
-        "epoch_s": found.total,
-        "communication_s": found.communication,
-        "granularity": found.granularity if found.communication else None,
-        "dollars_per_hour_traffic": traffic,
-        "dollars_per_million": dollars_per_million(found, plan.dollars_hour),
-        "binds": found.transfer.binds,
-        "plan": found.transfer.plan,
-    }
+    return _brief(judge, plan) | found.to_dict(plan.dollars_hour) | {"dollars_per_hour_traffic": traffic}
 
 
 def _machines(judge: Judge, plan: MachinePlan) -> str:

@@ -118,12 +118,12 @@ def _job(job: Workload, args: argparse.Namespace) -> Workload:
     if args.target_batch_size is not None:
         if not 0 < args.target_batch_size < 1e15:
             raise ConfigurationError(f"--target-batch-size must be above 0, not {args.target_batch_size:g}")
-        job = job.with_target(args.target_batch_size)
+        job = replace(job, target=args.target_batch_size)
     if args.outer:
         steps, colon, codec = args.outer.partition(":")
         if not steps.isdecimal() or not 1 <= int(steps) < 1e9 or (colon and codec not in BYTES):
             raise ConfigurationError(f"--outer is H:CODEC, such as 30:int8, not {args.outer!r}")
-        job = _encoded(job.with_target(job.target * int(steps)), codec or job.contribution)
+        job = _encoded(replace(job, target=job.target * int(steps)), codec or job.contribution)
     return replace(job, delayed=job.delayed or args.delay)
 
 
@@ -212,7 +212,6 @@ def _priced(
 
 def _figures(swarm: Swarm, found: EpochForecast, half_width: float, terms: _Terms) -> dict[str, Any]:
     sps, members = found.samples_per_second, swarm.members
-    dollars = terms.dollars_hour(found, swarm)
     between: dict[str, float] = {}
     traffic: dict[str, dict[str, float]] = {}
     for (i, j), count in found.transfer.sent.items():
@@ -225,18 +224,9 @@ def _figures(swarm: Swarm, found: EpochForecast, half_width: float, terms: _Term
         of["bytes"] += million
         of["dollars"] += million / 1e9 * (terms.per_gb or {}).get(ends, 0.0)
     return {
-        "samples_per_second": sps,
+        **found.to_dict(terms.dollars_hour(found, swarm)),
         "interval": [sps / (1 + half_width), sps * (1 + half_width)],
-        "epoch_s": found.total,
-        "calculation_s": found.calculation,
-        "communication_s": found.communication,
-        "hidden_s": found.hidden,
-        "granularity": found.granularity if found.communication else None,
-        "dollars_per_hour": dollars,
-        "dollars_per_million": None if dollars is None else dollars_per_million(found, dollars),
         "traffic_per_million": traffic,
-        "binds": found.transfer.binds,
-        "plan": found.transfer.plan,
         "smallest_target_batch": {f"{e:g}": smallest_target(swarm, found, e) for e in EFFICIENCIES},
         "smallest_target_batch_delayed": smallest_target(swarm, found),
         "shares": list(found.transfer.shares),

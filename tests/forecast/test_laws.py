@@ -130,7 +130,7 @@ def test_the_smallest_target_reaches_its_efficiency() -> None:
     job = Workload(1000, 1e8)
     for efficiency in (0.8, 0.9, 0.95):
         target = smallest_target(swarm, epoch(job, swarm), efficiency)
-        again = epoch(job.with_target(target), swarm)
+        again = epoch(replace(job, target=target), swarm)
         assert again.calculation / again.total == pytest.approx(efficiency)
 
 
