@@ -47,15 +47,17 @@ def told(rows: Sequence[Mapping[str, Any]], extra: Mapping[str, int]) -> list[st
             if row[f"{place}_peak"]:
                 has = f" of {row[place] / _GB:,.1f}" if row[place] else ""
                 parts.append(f"{row[f'{place}_peak'] / _GB:,.1f}{has} GB of {name}")
+        device = row["type"] or "devices without a name"
+        verdicts = {
+            True: f"The model fits {device}",
+            False: f"The model DOES NOT FIT {device}",
+            None: f"Whether the model fits {device} is unknown",
+        }
         if parts:
-            verdict = {True: "fits", False: "DOES NOT FIT", None: "memory unknown"}[row["fits"]]
-            lines.append(
-                f"The model on {row['type'] or 'unnamed devices'}: {verdict}; {' and '.join(parts)}."
-            )
+            lines.append(f"{verdicts[row['fits']]}: a peer takes at most {' and '.join(parts)}.")
     if not lines:
         return ["Whether the model fits is unknown: no report tells what memory peers take."]
-    added = sum(extra.values())
-    if added:
+    if added := sum(extra.values()):
         lines.append(
             f"Up to {added / _GB:,.1f} GB of these are calculated, for what the reports' run did not do."
         )

@@ -180,7 +180,8 @@ def test_whether_the_model_fits_is_told(
     assert (rows["A100@aus"]["device"], rows["A100@aus"]["fits"]) == (10.5e9, False)
     assert (rows["T4@eu"]["device"], rows["T4@eu"]["fits"]) == (0, None)
     _, out, _ = run(capsys, *added)
-    assert "The model on A100@aus: DOES NOT FIT; 11.0 of 10.5 GB of its accelerator and 6.1 GB of its" in out
+    assert "Whether the model fits T4@eu is unknown: a peer takes at most 11.0 GB of its accelerator" in out
+    assert "The model DOES NOT FIT A100@aus: a peer takes at most 11.0 of 10.5 GB of its accelerator" in out
 
 
 def test_what_delay_and_outer_steps_take_of_memory_is_added(
