@@ -27,6 +27,7 @@ LIFETIME = 15.0
 LEAVE_SECONDS = 0.9
 LAZY_VIEW = 16
 MOVE_SECONDS = 2.0
+HEARING_SECONDS = 0.02  # between two looks for peers of which new members had spoken
 
 
 class View:
@@ -62,6 +63,8 @@ class View:
         self._peers: Mapping[bytes, PeerInfo] = MappingProxyType({})
         self._loop = asyncio.get_running_loop()
         self._expiry: asyncio.TimerHandle | None = None
+        self._newly: set[bytes] = set()  # peers whose earlier words are to be heard
+        self._hearing: asyncio.TimerHandle | None = None
         self._roster = Roster(dht.identity.peer_id, lifetime)
         self._places = Places(dht.node, self._key, self._roster, self._addresses_of, self._near, self._update)
         self._revoking: Revoking | None = None
@@ -124,12 +127,16 @@ class View:
             self._revoking.close()
         if self._announcing is not None:
             self._announcing.cancel()
-        if self._expiry is not None:
-            self._expiry.cancel()
+        for timer in (self._expiry, self._hearing):
+            if timer is not None:
+                timer.cancel()
 
     async def refresh_now(self) -> None:
         """Read the run's members now: from the table, and from members that it names."""
         await self._pulse.read()
+        if self._hearing is not None:
+            self._hearing.cancel()
+            self._hear()
 
     def addresses_to_dial(self, info: PeerInfo) -> list[Address]:
         """Where a connection to a peer may be opened now, best first: where it has proven itself; and, a few
@@ -231,8 +238,18 @@ class View:
 
     def _hear_of(self, teller: bytes) -> None:
         """A peer came into view: its word counts now, also what it said before, of others."""
-        for held in self._dht.node.store.live(self._key, self._dht.clock()):
-            if teller in held.tellers and held.record.peer_id not in self._roster.members:
+        self._newly.add(teller)
+        if self._hearing is None:
+            self._hearing = self._loop.call_later(HEARING_SECONDS, self._hear)
+
+    def _hear(self) -> None:
+        """Take the peers of which those say that came into view lately: those alone, so that a chain of
+        strangers that vouch for each other costs one look at a time.
+        """
+        self._hearing = None
+        tellers, self._newly = self._newly, set()
+        for held in self._dht.node.store.live(self._key, self._dht.clock()) if tellers else ():
+            if held.record.peer_id not in self._roster.members and not tellers.isdisjoint(held.tellers):
                 self._on_record(held)
 
     def _is_dead(self, peer_id: bytes, member: SeenPeer) -> bool:

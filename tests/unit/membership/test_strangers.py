@@ -542,3 +542,61 @@ def test_a_captured_link_wakes_no_record() -> None:
     assert held is not None
     assert held.proved_at is None  # so that a view asks the peer before it shows it again
     assert Refresh(*second) == held.refresh
+
+
+def test_a_captured_link_shows_no_dead_peer_on_an_old_word() -> None:
+    """What members said of a peer before it died counts no more when a stranger brings a later link of it."""
+
+    async def scenario() -> None:
+        net = network(8)
+        made = await swarm(net, 3)
+        dead, view = await join(net, 7, [1])
+        gone = dead.identity.peer_id
+        watcher = await net.start([f"{home(1)[0]}:{PORT}"], address=home(20), client_only=True)
+        seen = View(watcher, RUN)
+        await seen.refresh_now()
+        await until(lambda: gone in seen.peers, 5.0)
+        publication = dead.publication(KEY)
+        record = publication.record
+        assert record is not None
+        publication.advance(record.value, record.lifetime)
+        later = publication.refresh  # nobody but the stranger has it
+        view.close()
+        await dead.stop()
+        everybody = [*(other for _, other in made), seen]
+        await until(lambda: all(gone not in other.peers for other in everybody), 40.0)
+        await asyncio.sleep(5.0)
+        liar = await net.start([f"{home(1)[0]}:{PORT}"], address=home(8))
+        liar.node.store.offer(record, later, 300.0, liar.clock(), proved_at=home(7))
+        for dht in (watcher, *(dht for dht, _ in made)):
+            await dht.node.ping(home(8))
+        for _ in range(60):
+            await asyncio.sleep(1.0)
+            assert all(gone not in other.peers for other in everybody)
+
+    run(scenario())
+
+
+def test_a_chain_of_strangers_that_vouch_for_each_other_holds_up_nothing() -> None:
+    """Each of 700 strangers says that the next one has proven itself; at last the first one does."""
+
+    async def scenario() -> None:
+        net = network(1)
+        dht, view = await join(net, 1)
+        rank = view._roster._rank
+        chain = sorted((Identity.generate() for _ in range(700)), key=lambda one: -rank(one.peer_id[:8]))
+        store = dht.node.store
+        for number, one in enumerate(chain):
+            links, info = Chain(), PeerInfo(one.peer_id, (home(2 + number % 200),))
+            record = sign_record(
+                one, KEY, info.encode(), incarnation=1, sequence=1, lifetime=15.0, anchor=links.anchor
+            )
+            before = chain[number - 1].peer_id if number else b"?" * 20
+            store.offer(record, links.last, 15.0, dht.clock(), told_at=home(2), told_by=before)
+        first = store.lookup(KEY, chain[0].peer_id[:8])
+        assert first is not None
+        store.prove(first, home(2))
+        assert len(view.peers) == 1
+        await until(lambda: chain[1].peer_id in view.peers, 1.0)
+
+    run(scenario())

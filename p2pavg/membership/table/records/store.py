@@ -195,6 +195,7 @@ class RecordStore:
         outcome = self._refresh(held.record.key, held, refresh, remaining, now, again=True)
         if expired and outcome is Outcome.REFRESHED:
             held.proved_at = None  # it may be a replay: its publisher proves itself anew
+            held.tellers.clear()  # what they said was of its life before
         if told_at is not None and outcome in (Outcome.KNOWN, Outcome.REFRESHED):
             held.told_at = told_at
             held.add_teller(told_by)
