@@ -197,11 +197,11 @@ def _anew(judge: Judge, goal: Goal, begin: Sequence[int]) -> MachinePlan | None:
 
 
 def _more(judge: Judge, goal: Goal, plan: MachinePlan) -> Iterator[MachinePlan]:
-    """Plans with more and more peers, those that bring most for their dollars first, until the goal is
-    met.
+    """Plans with more and more peers, those that bring most for their dollars first, until the goal is met or
+    the budget is spent.
     """
     eye = np.eye(len(judge.limits), dtype=np.int64)
-    while not goal.met(plan):
+    while not goal.met(plan) and plan.dollars_hour <= goal.dollars_hour:
         counts = np.array(plan.counts)
         more = [np.minimum(counts + times * eye, judge.limits) for times in (1, 3, MOST_FLAT)]
         near = judge.candidates(np.unique(np.concatenate(more), axis=0), goal=Goal(), known=plan)

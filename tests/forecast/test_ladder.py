@@ -104,3 +104,13 @@ def test_nothing_on_offer_is_no_plan() -> None:
     assert search(nothing, goal, begin=now.counts) is None
     assert search(nothing, goal) is None
     assert search(judge.within(judge.limits), goal) == now
+
+
+def test_a_budget_that_nothing_meets_takes_no_long_search() -> None:
+    """Where the plan at hand became too dear and nothing is cheap enough, hardly a swarm is judged."""
+    judge = large(4)
+    now = search(judge, Goal(dollars_hour=3.0))
+    assert now is not None
+    judged = len(judge._known)
+    assert search(judge, Goal(dollars_hour=0.001), begin=now.counts) is None
+    assert len(judge._known) - judged < 5
