@@ -241,24 +241,13 @@ def _values(rounds: Sequence[RoundReport], codec: str, result: str, members: int
 def _overheads(job: Workload, swarm: Swarm, rounds: Sequence[RoundReport]) -> Overheads:
     """Phases in round trips where those are long enough to count in, and what is left in seconds."""
     usual = Overheads(update=median(report.seconds_update for report in rounds))
-    spent = sum(
-        median(getattr(report, f"seconds_{phase}") for report in rounds)
-        for phase in ("waiting", "matchmaking", "transfer", "commit")
-    )
+    phases = ("waiting", "matchmaking", "transfer", "commit")
+    spent = sum(median(getattr(report, f"seconds_{phase}") for report in rounds) for phase in phases)
     spent = max(0.0, spent - transfer(job, swarm).seconds)
     known = usual.round_trips * swarm.rtt
-    if spent >= known:
-        found = replace(usual, local=spent - known)
-    else:
-        share = spent / known
-        found = replace(
-            usual,
-            waiting=share * usual.waiting,
-            matchmaking=share * usual.matchmaking,
-            transfer=share * usual.transfer,
-            commit=share * usual.commit,
-            local=0.0,
-        )
+    share = min(1.0, spent / known) if known else 1.0
+    trips = {phase: share * getattr(usual, phase) for phase in phases}
+    found = replace(usual, **trips, local=max(0.0, spent - known))
     predicted = epoch(job, swarm, found).total
     off = [report.seconds_total / predicted - 1 for report in rounds]
     relative = min(_WIDEST, max(0.01, pstdev(off) if len(off) > 1 else usual.relative))
