@@ -174,8 +174,11 @@ class Joining:
         self._applied.set()
 
     def told(self, donor: bytes, message: Mapping[str, Any]) -> None:
-        """A donor keeps a result for us. Raises StateError when it describes it wrongly."""
-        self.following.told(donor, message)
+        """A donor keeps a result for us; who was not asked for the state is none. Raises StateError when it
+        describes it wrongly.
+        """
+        if donor in self._downloader.asked:
+            self.following.told(donor, message)
 
     def lost(self, donor: bytes) -> None:
         """It gives nothing any more, or its link is gone."""

@@ -64,6 +64,7 @@ class Downloader:
     def __init__(self, engine: Engine, inbox: Inbox) -> None:
         self._engine = engine
         self._inbox = inbox
+        self.asked = set[bytes]()  # whom the download under way has asked for what they have
         self._partial: _Partial | None = None
         self._fetching: tuple[Manifest, Fetching, int] | None = None
 
@@ -90,6 +91,7 @@ class Downloader:
         donors: who may have it, the best first, as it is now. have: (epoch, lineage) of our own state, where
         results on top of it are enough. Raises StateError when no donor has anything.
         """
+        self.asked = set()
         asked: dict[bytes, asyncio.Task[dict[str, Any]]] = {}
         asked_at: dict[bytes, float] = {}
         answered: dict[bytes, dict[str, Any]] = {}
@@ -104,6 +106,7 @@ class Downloader:
                 "root": b"" if self._partial is None else self._partial.manifest.root,
                 "aligned": len(there) > 1,
             }
+            self.asked.update(there)
             for donor in there:
                 asked[donor] = asyncio.ensure_future(self._ask(links[donor], request))
                 asked_at[donor] = time.monotonic()

@@ -20,6 +20,7 @@ from p2pavg.rounds.state.fetching import Fetching
 from p2pavg.rounds.state.inbox import Inbox
 from p2pavg.rounds.state.manifest import chunk_bytes
 from p2pavg.rounds.state.results import ResultHead
+from p2pavg.rounds.state.trust.heads import Heads
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.link import Link
 
@@ -29,7 +30,6 @@ U8 = npt.NDArray[np.uint8]
 SHARE = 0.25  # of a link, beside a state
 AT_ONCE = 4  # results that are asked for at a time: a donor that has them to send is never idle
 LOOK_S = 0.05  # between two looks for more of them, while one is on its way
-MOST_KNOWN = 1 << 16  # that are told of, and not fetched yet
 
 Deliver = Callable[[ResultHead, EncodedResult], Awaitable[None]]
 
@@ -53,8 +53,7 @@ class Following:
         self._numel = numel
         self._codec = codec
         self._deliver = deliver
-        self._heads: dict[bytes, ResultHead] = {}  # by what each follows on
-        self._holders: dict[bytes, list[bytes]] = {}  # by the lineage that it leads to
+        self._heads = Heads()
         self._standing: tuple[int, bytes] | None = None  # where the results that are delivered lead
         self.modest = False  # the state is on its way, too, and comes first
         self._changed = asyncio.Event()
@@ -66,20 +65,13 @@ class Following:
     def told(self, donor: bytes, message: Mapping[str, Any]) -> None:
         """A donor keeps this result for us. Raises StateError when it describes it wrongly."""
         head = ResultHead.from_message(message, self._numel, codecs.is_sparse(self._codec))
-        if len(self._heads) >= MOST_KNOWN:
-            raise StateError("a donor tells of more results than there can be")
-        holders = self._holders.setdefault(head.lineage, [])
-        if donor not in holders:
-            holders.append(donor)
-        if self._heads.setdefault(head.before, head) is head:
+        if self._heads.tell(donor, head):
             self.times.append(time.monotonic())
-            self._changed.set()
+        self._changed.set()
 
     def lost(self, donor: bytes) -> None:
         """It keeps nothing for us any more."""
-        for holders in self._holders.values():
-            if donor in holders:
-                holders.remove(donor)
+        self._heads.lost(donor)
         self._changed.set()
 
     def begin(self, standing: tuple[int, bytes]) -> None:
@@ -99,7 +91,7 @@ class Following:
         found: list[ResultHead] = []
         if self._standing is not None:
             before = self._standing[1]
-            while (head := self._heads.get(before)) is not None:
+            while (head := self._heads.after(before)) is not None:
                 found.append(head)
                 before = head.lineage
         return found
@@ -117,9 +109,13 @@ class Following:
             while True:
                 self._changed.clear()
                 lacking = self.lacking()
-                for head in lacking[:AT_ONCE]:
-                    if head.lineage not in under_way:
-                        under_way[head.lineage] = loop.create_task(self._fetch(head))
+                wanted = {head.lineage: head for head in lacking[:AT_ONCE]}
+                for lineage in under_way.keys() - wanted.keys():  # most donors tell of another one
+                    under_way.pop(lineage).cancel()
+                for lineage, head in wanted.items():
+                    if lineage not in under_way:
+                        under_way[lineage] = loop.create_task(self._fetch(head))
+                        under_way[lineage].add_done_callback(_seen)
                 if not lacking:
                     await self._changed.wait()
                     continue
@@ -129,10 +125,14 @@ class Following:
                         async with asyncio.timeout(LOOK_S):
                             await asyncio.wait((under_way[first.lineage],))
                     continue
-                result = under_way.pop(first.lineage).result()
+                try:
+                    result = under_way.pop(first.lineage).result()
+                except StateError:
+                    if not self._heads.refuted(first):
+                        raise
+                    continue
                 await self._deliver(first, result)
-                self._heads.pop(first.before)
-                self._holders.pop(first.lineage, None)
+                self._heads.fetched(first)
                 self._standing = first.epoch + 1, first.lineage
                 self.fetched += 1
         finally:
@@ -146,10 +146,9 @@ class Following:
         size = chunk_bytes(data.nbytes)
         count = -(-data.nbytes // size)
         loop = asyncio.get_running_loop()
-        asked = set[bytes]()  # who was asked alone, and whose bytes did not fit
         together = True
         while True:
-            holders = [d for d in self._holders.get(head.lineage, ()) if d in self._links and d not in asked]
+            holders = [donor for donor in self._heads.tellers(head) if donor in self._links]
             if not holders:
                 raise StateError("nobody keeps the results that follow on the state any more")
             serving = holders if together else holders[:1]
@@ -164,8 +163,8 @@ class Following:
                 continue
             if await loop.run_in_executor(None, head.fits, layout, data):
                 return EncodedResult(layout, data)
-            if not together:
-                asked.add(serving[0])
+            if len(serving) == 1:
+                self.lost(serving[0])  # its bytes do not fit what it told of
             together = False  # one of them sent something else: whoever it was is found one by one
 
     async def _collect(self, head: ResultHead, fetching: Fetching, data: U8, size: int) -> None:
@@ -183,3 +182,9 @@ class Following:
             broken,
         )
         await collecting.run(self._inbox)
+
+
+def _seen(task: asyncio.Task[EncodedResult]) -> None:
+    """Nobody may ask what came of it any more."""
+    if not task.cancelled():
+        task.exception()

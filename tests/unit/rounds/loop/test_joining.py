@@ -25,6 +25,7 @@ class Downloads:
     """Two downloads: the first one's state comes, the second one's never does."""
 
     def __init__(self) -> None:
+        self.asked = {b"d"}
         self.begun = 0
         self.second = asyncio.Event()
 
@@ -43,6 +44,40 @@ class Downloads:
         return State(8, THERE, {})
 
 
+def joining(downloads: Any, session: Any, deliveries: Any, deliver: Any, feed: Any) -> Joining:
+    """To the epoch 8, whose state "d" has."""
+    engine: Any = SimpleNamespace(traffic=lambda link: (0, 0))
+    action: Any = act.StartHeal(8, THERE, (b"d",), "behind the others", False)
+    links: Mapping[bytes, Any] = {}
+    others: Any = SimpleNamespace(has_reached=lambda *_: False, alone=False, level=False)
+    nothing: Any = SimpleNamespace()
+    return Joining(
+        action,
+        engine,
+        nothing,
+        downloads,
+        links,
+        others,
+        session,
+        deliveries,
+        4,
+        get("none"),
+        deliver,
+        feed,
+    )
+
+
+async def test_only_those_that_were_asked_tell_of_results() -> None:
+    """Any peer with a link may say that it keeps a result: the word of one that is no donor is nothing."""
+    session: Any = SimpleNamespace(standing=(4, HERE), next_standing=(4, HERE))
+    one = joining(Downloads(), session, Deliveries(session, Backlog()), None, None)
+    told: list[bytes] = []
+    one.following.told = lambda donor, message: told.append(donor)  # type: ignore[method-assign]
+    one.told(b"x", {})
+    one.told(b"d", {})
+    assert told == [b"d"]
+
+
 async def test_a_state_keeps_its_history_when_another_download_begins() -> None:
     """While the training thread loads a state, the peer turns to another one: the machine is told the history
     of the state that was loaded, by which it knows which samples of its own are in it.
@@ -54,17 +89,8 @@ async def test_a_state_keeps_its_history_when_another_download_begins() -> None:
 
     def join() -> asyncio.Task[None]:
         deliveries.begin_download()
-        engine: Any = SimpleNamespace(traffic=lambda link: (0, 0))
-        action: Any = act.StartHeal(8, THERE, (b"d",), "behind the others", False)
-        links: Mapping[bytes, Any] = {}
-        others: Any = SimpleNamespace(has_reached=lambda *_: False, alone=False, level=False)
-        download: Any = downloads
-        nothing: Any = SimpleNamespace()
-        codec, feed = get("none"), fed.append
-        joining = Joining(
-            action, engine, nothing, download, links, others, session, deliveries, 4, codec, there.set, feed
-        )
-        return asyncio.get_running_loop().create_task(joining.run())
+        made = joining(downloads, session, deliveries, there.set, fed.append)
+        return asyncio.get_running_loop().create_task(made.run())
 
     downloads = Downloads()
     first = join()

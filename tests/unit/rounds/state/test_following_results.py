@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from p2pavg.rounds.state.following import Following
 from p2pavg.rounds.state.inbox import Inbox
 from p2pavg.rounds.state.manifest import chunk_bytes
 from p2pavg.rounds.state.results import ResultHead
+from p2pavg.rounds.state.trust import heads
 
 NUMEL = 100_000
 CODEC = codecs.get("fp16")
@@ -86,6 +88,7 @@ class Network:
         self.kept = {head.lineage: data for head, data in kept}
         self.buffers: dict[int, memoryview] = {}
         self.asked: list[bytes] = []
+        self.was_asked = asyncio.Event()
         self.inbox = Inbox(self)  # type: ignore[arg-type]
         self.links: dict[bytes, Any] = {
             donor: SimpleNamespace(
@@ -122,6 +125,7 @@ class Network:
 
     async def request(self, donor: bytes, how: str, message: Any) -> dict[str, Any]:
         self.asked.append(donor)
+        self.was_asked.set()
         await asyncio.sleep(0)
         first = len(self.asked) == 1
         if how == "gone":
@@ -205,6 +209,61 @@ async def test_a_result_that_nobody_has_is_an_error(donors: dict[bytes, str]) ->
     with pytest.raises(StateError, match="nobody keeps"):
         await network.run(1)
     assert network.came == []
+
+
+def forged(head: ResultHead, mark: bytes = b"f") -> ResultHead:
+    """Another result that follows on the same, of which there are no bytes."""
+    digests = tuple(mark * len(digest) for digest in head.digests)
+    after = next_lineage(head.before, head.epoch, PEERS, head.weights, digests, b"")
+    return replace(head, digests=digests, lineage=after)
+
+
+@pytest.mark.parametrize("how", ["gone", "lies"])
+async def test_a_forged_result_that_is_told_first_keeps_nobody_from_the_true_one(how: str) -> None:
+    """A donor tells of results that there are not, before anybody tells of the true ones. What most donors
+    tell of comes first; against a single honest donor it is found out once, and counts for nothing after.
+    """
+    made = chain(3)
+    for honest in ({b"a": "good"}, {b"a": "good", b"b": "good"}):
+        network = Network(made, {b"l": how, **honest})
+        for head, data in made:
+            other = forged(head)
+            network.kept[other.lineage] = data
+            network.tell(b"l", other)
+            network.tell(b"l", forged(head, b"g"))  # its first word counts, and no other one
+            for donor in honest:
+                network.tell(donor, head)
+        network.following.begin((3, START))
+        await network.run(3)
+        assert [head for head, _ in network.came] == [head for head, _ in made]
+        assert network.asked.count(b"l") <= (1 if len(honest) == 1 else 0)
+
+
+async def test_a_forged_result_gives_way_once_most_tell_of_another() -> None:
+    """The true one is told of while the forged one, which never comes, is waited for."""
+    made = chain(1)
+    network = Network(made, {b"l": "behind", b"a": "good", b"b": "good"})
+    network.tell(b"l", forged(made[0][0]))
+    network.following.begin((3, START))
+    running = asyncio.ensure_future(network.run(1))
+    async with asyncio.timeout(10):
+        await network.was_asked.wait()
+    for donor in (b"a", b"b"):
+        network.tell(donor, made[0][0])
+    await running
+    assert [head for head, _ in network.came] == [made[0][0]]
+
+
+def test_a_donor_that_tells_without_end_stops_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is for what each donor tells: others still tell of what they keep."""
+    monkeypatch.setattr(heads, "MOST_KNOWN", 2)
+    made = chain(3)
+    network = Network(made, {b"a": "good", b"l": "good"})
+    for head, _ in made[:2]:
+        network.tell(b"l", head)
+    with pytest.raises(StateError, match="more results"):
+        network.tell(b"l", made[2][0])
+    network.tell(b"a", made[0][0])
 
 
 @pytest.mark.parametrize("sign", ["silence", "others came", "a stream ended"])
