@@ -99,7 +99,9 @@ OTHERS = {
         "newcomer or healing peer → up to four members, when it begins to download",
         "`have`: [epoch, lineage] if results on top of it are enough; `root`: of a manifest begun; "
         "`aligned`: it asks several",
-        "a manifest (epoch, lineage, sizes, hashes, signature), `history`; or `results`, `busy`, `error`",
+        "a manifest (epoch, lineage, sizes, hashes, signature), `history`; or `results`; "
+        "or `busy`, with the `bytes` of the state, those that were copied or hashed (`done`), and "
+        "seconds before it begins (`rest`); or `error`",
     ),
     "state-chunks": (
         "the same → a donor",

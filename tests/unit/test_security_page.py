@@ -17,6 +17,7 @@ from p2pavg.rounds.machine import core, healing, newcomers, refusals, transfer
 from p2pavg.rounds.machine.rules import complaints, dawdling, offences, plausible
 from p2pavg.rounds.measure import status
 from p2pavg.rounds.state import donor, manifest
+from p2pavg.rounds.state.trust import patience
 from p2pavg.transport import frames
 from p2pavg.transport.links import budget, control, half_open, handshake, link, raw_socket
 from p2pavg.transport.links.streams import keeper
@@ -69,6 +70,9 @@ FIGURES = [
     f"{relay.MOST_OF_ONE} at a time",
     f"be one of {status.MOST_WATCHERS} watchers",
     f"the samples of a {WORDS[plausible.MOST_TARGETS]} epochs",
+    f"waits {patience.ANSWER_S:.0f} s without an answer",
+    f"the model can have, at {patience.COPIED_BPS / 1e6:.0f} MB/s",
+    f"at {'half' if patience.SLOWEST_BPS == 62.5e3 else ''} a Mb/s for {patience.MOST_OWED >> 20} MB at most",
     f"the rest go on, for {healing.DOUBT_S:.0f} s, then {2 * healing.DOUBT_S:.0f} s",
     f"gets {WORDS[int(transfer.LATE_FACTOR) + 1]} times as long as most others needed",
     f"else {WORDS[refusals.MOST_REFUSALS]} times in an epoch",

@@ -86,7 +86,7 @@ class States:
             directory=disk,
         )
         self._inbox = Inbox(engine)
-        self.downloader = Downloader(engine, self._inbox)
+        self.downloader = Downloader(engine, self._inbox, spec.numel)
         self._exchange = StateExchange(donor, self._history, self._asks)
         self._saver: Saver | None = None
         if spec.saving is not None:
@@ -130,6 +130,7 @@ class States:
         if self._joining is not None:
             self._joining[1].cancel()
         self._exchange.close()
+        self._exchange.donor.close()
         self._background.shutdown(wait=False)
 
     # Epochs.

@@ -17,6 +17,7 @@ from p2pavg.identity import short_id
 from p2pavg.printable import printable
 from p2pavg.rounds.state.fetching import Fetching
 from p2pavg.rounds.state.inbox import Inbox, Incoming
+from p2pavg.rounds.state.trust.patience import Credit, most_credit
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.link import Link
 
@@ -81,6 +82,8 @@ class Collecting:
         self._inbox: Inbox  # while it runs
         self._incoming: Incoming
         self._streams: dict[bytes, _Streams] = {}
+        self._credits: dict[bytes, Credit] = {}
+        self._looked_at: float | None = None  # for donors that bring nothing
 
     async def run(self, inbox: Inbox) -> None:
         """Raises StateError when no donor is left that can serve what is missing."""
@@ -140,6 +143,8 @@ class Collecting:
                 for sender in senders:
                     self._note(sender)
                     self._hears(sender)
+                    if sender in self._credits:
+                        self._credits[sender].brought(self._chunk_bytes, self._most_credit(sender))
         if wrong:
             self._fetching.restart()
         return not wrong
@@ -154,11 +159,18 @@ class Collecting:
     def _drop_silent(self) -> None:
         """What was on its way over a stream that broke does not come: it is asked for again."""
         now = time.monotonic()
+        passed_s, self._looked_at = now - (self._looked_at or now), now
         for donor in self._fetching.donors:
             link, owed = self._links.get(donor), self._fetching.coming(donor)
             if link is None:
                 self._drop(donor, "the link is gone")
                 continue
+            if owed:
+                credit = self._credits.setdefault(donor, Credit(self._most_credit(donor)))
+                credit.passed(passed_s)
+                if credit.left <= 0:
+                    self._drop(donor, "nothing of what it was asked for comes from it")
+                    continue
             ended = self._has_ended(donor, link)
             heard = self._heard.get(donor)
             if not owed or heard is None:
@@ -177,6 +189,11 @@ class Collecting:
                 self._fetching.again(donor)
                 self._hears(donor, quiet=heard.quiet + quiet)
                 self._streams.pop(donor)
+
+    def _most_credit(self, donor: bytes) -> float:
+        link = self._links.get(donor)
+        rtt = 0.0 if link is None else link.rtt_min
+        return most_credit(rtt, self._inbox.owed(donor), self._fetching.rate(donor))
 
     def _has_ended(self, donor: bytes, link: Link) -> bool:
         """One of its streams, since it was last asked again: what was on its way there is lost."""

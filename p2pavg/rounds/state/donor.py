@@ -88,7 +88,9 @@ class Donor:
         self._downloads: dict[int, Download] = {}
         self._bucket = None if upload_bps is None else Limiter(upload_bps / 8, time.monotonic())
         self._waking: asyncio.TimerHandle | None = None
-        self._taking = asyncio.Lock()
+        self._taking: asyncio.Task[None] | None = None  # a snapshot
+        self._kept_until = 0.0  # the last snapshot, for whoever asked and was told to ask again
+        self._work = snapshot.Work()
         self._rests_until = 0.0
         self._done_at = 0.0  # the last download
         self._ended = asyncio.Event()  # a download
@@ -108,27 +110,42 @@ class Donor:
         """
         deadline = time.monotonic() + BUSY_WAIT_S
         while True:
-            async with self._taking:
-                self.prune()
-                self._break_off()  # since the last average this peer may have loaded a state itself
-                if have is not None and self._retained.spares_state(*have):
-                    return self._begin(link, None, have[0])
-                usable = self._usable(root)
-                if usable is not None:
-                    return self._begin(link, usable, usable.epoch)
-                if time.monotonic() >= self._rests_until:
-                    try:
-                        manifest = await self._renew(aligned)
-                    except SwappedError:
-                        return None
-                    if self._retained.reaches(manifest.epoch, manifest.lineage):
-                        return self._begin(link, manifest, manifest.epoch)
+            self.prune()
+            self._break_off()  # since the last average this peer may have loaded a state itself
+            if have is not None and self._retained.spares_state(*have):
+                return self._begin(link, None, have[0])
+            if self._taking is not None and self._taking.done():
+                taken, self._taking = self._taking, None
+                try:
+                    taken.result()
+                except SwappedError:
+                    return None
+            usable = self._usable(root)
+            if usable is not None:
+                return self._begin(link, usable, usable.epoch)
+            now = time.monotonic()
+            if self._taking is None and now >= self._rests_until:
+                self._snapshot = None  # its memory goes before the next one is taken
+                self._taking = asyncio.get_running_loop().create_task(self._renew(aligned))
+            if self._taking is not None:
+                done, _ = await asyncio.wait((self._taking,), timeout=max(0.0, deadline - now))
+                if done:
+                    continue
             if time.monotonic() >= deadline:
                 return None
             await asyncio.sleep(max(LOOK_S, min(deadline, self._rests_until) - time.monotonic()))
 
+    def busy(self) -> dict[str, Any]:
+        """What whoever has to ask again is told: bytes of the state, those that were copied or hashed since
+        this peer began, and seconds before the next snapshot.
+        """
+        rest = max(0.0, self._rests_until - time.monotonic())
+        return {"bytes": self._work.total, "done": self._work.done, "rest": rest}
+
     def _begin(self, link: int, manifest: Manifest | None, epoch: int) -> StateOffer:
         now = time.monotonic()
+        if manifest is not None:
+            self._kept_until = 0.0
         root = None if manifest is None else manifest.root
         self._downloads[link] = Download(epoch, now, now, root)
         return StateOffer(manifest, tuple(self._retained.since(epoch)))
@@ -141,10 +158,10 @@ class Donor:
             return None
         old = self._retained.bytes_since(manifest.epoch) > OLD * manifest.total_bytes
         in_use = any(download.root == manifest.root for download in self._downloads.values())
-        return manifest if not old or in_use or manifest.root == root else None
+        kept = time.monotonic() < self._kept_until
+        return manifest if not old or in_use or kept or manifest.root == root else None
 
-    async def _renew(self, aligned: bool) -> Manifest:
-        self._snapshot = None  # its memory goes before the next one is taken
+    async def _renew(self, aligned: bool) -> None:
         if not self._retained:
             self._retained.begin(self._live.standing, self._committed())
         if aligned:
@@ -155,7 +172,14 @@ class Donor:
         self._rests_until = ended + SNAPSHOT_PAUSE * (ended - began)
         self._snapshot = taken
         self._retained.state_bytes = taken[0].total_bytes
-        return taken[0]
+        self._kept_until = ended + IDLE_S
+        asyncio.get_running_loop().call_later(IDLE_S, self._trim)
+
+    @property
+    def _takes(self) -> bool:
+        """A snapshot is taken, or was just now, for somebody."""
+        taking = self._taking is not None and not self._taking.done()
+        return taking or time.monotonic() < self._kept_until
 
     @property
     def spared(self) -> int:
@@ -189,7 +213,7 @@ class Donor:
             logger.debug("no epoch to align the snapshot with came in time")
 
     def _take(self) -> tuple[Manifest, U8]:
-        manifest, blob = snapshot.take(self._source, self._live)
+        manifest, blob = snapshot.take(self._source, self._live, self._work)
         return manifest.signed(self._sign), blob
 
     # What happens meanwhile.
@@ -212,7 +236,7 @@ class Donor:
         if not self._retained:
             return
         self.prune()
-        idle = not self._downloads and not self._taking.locked()  # a snapshot is taken for somebody
+        idle = not self._downloads and not self._takes
         if idle and time.monotonic() > self._done_at + IDLE_S:
             self._forget()
             return
@@ -222,6 +246,11 @@ class Donor:
         message = {"t": "result", **head.to_message()}
         for link in self._downloads:
             self._tell(link, message)
+
+    def close(self) -> None:
+        """Take no snapshot any more."""
+        if self._taking is not None:
+            self._taking.cancel()
 
     def stop(self, why: str) -> None:
         """This peer's state is another one now, or goes: nobody can go on with what it downloads."""
@@ -284,9 +313,9 @@ class Donor:
         whoever comes back to it needs them again.
         """
         downloads = self._downloads.values()
-        if all(download.root is None for download in downloads):
+        if not self._takes and all(download.root is None for download in downloads):
             self._snapshot = None
-            if downloads and not self._taking.locked():
+            if downloads:
                 self._retained.forget(min(download.position for download in downloads))
 
     # What goes out.

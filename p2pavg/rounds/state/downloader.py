@@ -22,6 +22,7 @@ from p2pavg.rounds.state.fetching import Fetching, choose, same
 from p2pavg.rounds.state.generation_rows import Generations, from_rows
 from p2pavg.rounds.state.inbox import Inbox
 from p2pavg.rounds.state.manifest import Manifest
+from p2pavg.rounds.state.trust.patience import Patience
 from p2pavg.rounds.training import State
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.link import Link
@@ -30,8 +31,8 @@ logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]
 
 MAX_DONORS = 4
-ASK_TIMEOUT_S = 60.0  # a donor copies and hashes its state first
-BUSY_TRIES = 60
+MOST_ASKED = 12  # in place of those that gave nothing, before it begins anew
+ASK_AGAIN_S = 1.0  # between two questions to a donor that is busy, at least
 GRACE_S = 0.3  # how much longer than the first manifest the others may take, at least
 LOOK_S = 0.25  # between two looks whether those that were asked are still heard
 HEARD_S, HEARD_TRIPS = 2.0, 4  # pings come each second: who is not heard for longer is not waited for
@@ -61,8 +62,10 @@ class _Partial:
 class Downloader:
     """Fetches states. One at a time."""
 
-    def __init__(self, engine: Engine, inbox: Inbox) -> None:
+    def __init__(self, engine: Engine, inbox: Inbox, numel: int) -> None:
+        """numel: of the gradient."""
         self._engine = engine
+        self._numel = numel
         self._inbox = inbox
         self.asked = set[bytes]()  # whom the download under way has asked for what they have
         self._partial: _Partial | None = None
@@ -99,7 +102,8 @@ class Downloader:
         def ask_more() -> None:
             there = [donor for donor in donors() if donor in links and donor not in asked]
             heard = sum(donor not in answered and _is_heard(links.get(donor)) for donor in asked)
-            there = sorted(there, key=lambda donor: not _is_heard(links[donor]))[: MAX_DONORS - heard]
+            there = sorted(there, key=lambda donor: not _is_heard(links[donor]))
+            there = there[: max(0, min(MAX_DONORS - heard, MOST_ASKED - len(asked)))]
             request = {
                 "t": "state",
                 "have": None if have is None else list(have),
@@ -144,6 +148,8 @@ class Downloader:
                         deadline = deadline or now + GRACE_S + now - asked_at[donor]
                     except (P2PAvgError, TimeoutError, KeyError) as error:
                         whys.append(str(error) or type(error).__name__)
+                if done and deadline is None:
+                    ask_more()
         finally:
             for task in asked.values():
                 task.cancel()
@@ -161,13 +167,22 @@ class Downloader:
         return Offers(willing, manifests, histories, epoch_s)
 
     async def _ask(self, link: Link, request: Mapping[str, Any]) -> dict[str, Any]:
-        for _ in range(BUSY_TRIES):
-            answer = await link.request(request, ASK_TIMEOUT_S)
+        now = time.monotonic()
+        patience = Patience(now, self._numel)
+        while (left := patience.left(now)) > 0:
+            try:
+                answer = await link.request(request, left)
+            except TimeoutError:
+                break
             if "error" in answer:
                 raise StateError(printable(str(answer["error"])[:MOST_WORDS]))
             if not answer.get("busy"):
                 return answer
-        raise StateError("a donor was busy with other newcomers for too long")
+            asked_at, now = now, time.monotonic()
+            patience.busy(now, answer)
+            await asyncio.sleep(max(0.0, min(asked_at + ASK_AGAIN_S - now, patience.left(now))))
+            now = time.monotonic()
+        raise StateError("a donor gave no answer for too long, or was busy")
 
     # ------------------------------------------------------------------------------------- chunks
 

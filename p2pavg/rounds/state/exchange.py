@@ -92,7 +92,7 @@ class StateExchange:
             link.reply(request, {"error": "its donor could not copy the state"})
             return
         if offer is None:
-            link.reply(request, {"busy": True})
+            link.reply(request, {"busy": True, **self.donor.busy()})
             return
         about = {"epoch_s": self.donor.epoch_s}
         if offer.manifest is None:

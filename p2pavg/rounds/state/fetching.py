@@ -22,7 +22,7 @@ class DonorSource:
     def __init__(self, can: bytearray) -> None:
         self.can = can
         self.coming: dict[int, None] = {}  # in the order in which they were asked for
-        self._rate = 0.0  # chunks per second
+        self.rate = 0.0  # chunks per second
         self._since: float | None = None
         self._count = 0
         self._heard_at = 0.0  # when one of its chunks came last, or it was asked while it owed none
@@ -39,7 +39,7 @@ class DonorSource:
         """
         if now - self._heard_at > AHEAD_S:
             return len(self.coming)
-        return max(0, len(self.coming) - int(self._rate * AHEAD_S)) if self._rate else 0
+        return max(0, len(self.coming) - int(self.rate * AHEAD_S)) if self.rate else 0
 
     def arrived(self, now: float) -> None:
         """One of its chunks is verified."""
@@ -50,14 +50,14 @@ class DonorSource:
         self._count += 1
         passed = now - self._since
         if passed > 0:
-            self._rate = self._count / passed
+            self.rate = self._count / passed
         if passed > MEASURED_S:
             self._since, self._count = now - passed / 2, self._count // 2
 
     def allowance(self, rtt_s: float, chunk_bytes: int) -> int:
         """How many chunks may be on their way from it: enough for its link, and little more."""
         least = LEAST + int(FILL * rtt_s / chunk_bytes)
-        return max(least, math.ceil(self._rate * (2 * rtt_s + AHEAD_S)) + 1)
+        return max(least, math.ceil(self.rate * (2 * rtt_s + AHEAD_S)) + 1)
 
 
 class Fetching:
@@ -134,6 +134,11 @@ class Fetching:
         """Chunks on their way from this donor."""
         source = self._sources.get(donor)
         return 0 if source is None else len(source.coming)
+
+    def rate(self, donor: bytes) -> float:
+        """Bytes/s that came from this donor lately and were right; 0.0: not known."""
+        source = self._sources.get(donor)
+        return 0.0 if source is None else source.rate * self._chunk_bytes
 
     def drop(self, donor: bytes) -> None:
         """The donor is lost or wrong: others take over what it owed."""

@@ -171,13 +171,20 @@ class Packing:
             at += section.nbytes
 
 
-def describe(epoch: int, lineage: bytes, meta_bytes: int, blob: U8) -> Manifest:
-    """The unsigned manifest of a packed state: hashes all of it."""
+def describe(
+    epoch: int,
+    lineage: bytes,
+    meta_bytes: int,
+    blob: U8,
+    worked: Callable[[int], None] = lambda nbytes: None,
+) -> Manifest:
+    """The unsigned manifest of a packed state: hashes all of it. worked: told of bytes that are hashed."""
     view, total = memoryview(blob), blob.nbytes
     hashes, size, courtesy = bytearray(), chunk_bytes(total), Courtesy()
     for at in range(0, total, size):
         hashes += chunk_hash(view[at : at + size])
         courtesy.worked(size)
+        worked(size)
     return Manifest(epoch, lineage, meta_bytes, total, bytes(hashes))
 
 

@@ -66,7 +66,7 @@ class Saver:
         directory = self._saving.checkpoints.directory
         try:
             manifest, blob = await loop.run_in_executor(
-                self._background, snapshot.take, self._source, self._live
+                self._background, snapshot.take, self._source, self._live, snapshot.Work()
             )
             rows = to_rows(self._history(), manifest.epoch)
             if rows and rows[-1][1] != manifest.lineage:

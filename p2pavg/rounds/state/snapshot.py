@@ -6,9 +6,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -35,7 +36,19 @@ class Live(Protocol):
     def reading(self) -> AbstractContextManager[Callable[[], bool]]: ...
 
 
-def take(source: StateSource, live: Live) -> tuple[Manifest, U8]:
+@dataclass(slots=True)
+class Work:
+    """How far it is with copying and hashing, for those that wait."""
+
+    total: int = 0  # bytes of the state, once they are known
+    done: int = 0  # bytes that were copied or hashed, also those that are copied anew; it only grows
+
+    def worked(self, nbytes: int) -> None:
+        """So many more."""
+        self.done += nbytes
+
+
+def take(source: StateSource, live: Live, work: Work) -> tuple[Manifest, U8]:
     """The state between two updates as one byte string, and its unsigned manifest.
 
     An update that comes while the state is copied goes first, and the copy begins anew; updates that come
@@ -49,9 +62,10 @@ def take(source: StateSource, live: Live) -> tuple[Manifest, U8]:
             with live.reading() as may_go_on:
                 epoch, lineage = live.standing
                 packing = Packing(source.snapshot())
+                work.total = packing.total_bytes
                 if blob.nbytes == packing.total_bytes:
                     tries += 1
-                    if all(may_go_on() or tries == TRIES for _ in packing.copy_to(blob)):  # piece by piece
+                    if all(may_go_on() or tries == TRIES for _ in _watched(packing.copy_to(blob), work)):
                         break
         except SwappedError:
             if time.monotonic() >= began + SWAPPED_S:
@@ -60,15 +74,22 @@ def take(source: StateSource, live: Live) -> tuple[Manifest, U8]:
             time.sleep(LOOK_S)
             continue
         if blob.nbytes != packing.total_bytes:
-            blob = _touched(packing.total_bytes)
-    return state.describe(epoch, lineage, packing.meta_bytes, blob), blob
+            blob = _touched(packing.total_bytes, work)
+    return state.describe(epoch, lineage, packing.meta_bytes, blob, work.worked), blob
 
 
-def _touched(size: int) -> U8:
+def _watched(pieces: Iterator[None], work: Work) -> Iterator[None]:
+    for _ in pieces:
+        work.worked(PIECE_BYTES)
+        yield
+
+
+def _touched(size: int, work: Work) -> U8:
     """Memory that the system has given."""
     blob = np.empty(size, np.uint8)
     for at in range(0, size, PIECE_BYTES):
         blob[at : at + PIECE_BYTES : PAGE_BYTES] = 0
+        work.worked(PIECE_BYTES)
         state.give_way()
     return blob
 

@@ -313,7 +313,7 @@ async def test_a_state_larger_than_memory(monkeypatch: pytest.MonkeyPatch) -> No
         raise MemoryError
 
     monkeypatch.setattr(downloader.np, "empty", empty)
-    fetching = downloader.Downloader(None, None)  # type: ignore[arg-type]
+    fetching = downloader.Downloader(None, None, 4)  # type: ignore[arg-type]
     links: Any = {donor.peer_id: Donor()}
     offers = await fetching.offers(lambda: [donor.peer_id], links, None)
     with pytest.raises(StateError, match="has 68719 MB"):

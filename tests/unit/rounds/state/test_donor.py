@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -502,6 +503,59 @@ async def test_snapshots_are_not_taken_without_a_rest() -> None:
     await offered(served, 0)
     assert len(copies) == 6
     assert time.monotonic() - began >= (1 + donor_module.SNAPSHOT_PAUSE) * sum(copies[:-1])
+
+
+async def test_who_waits_for_a_snapshot_hears_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large state takes long to copy: whoever asks is told to ask again, and how much is done, and the
+    snapshot is kept for it when it is there, though results follow meanwhile.
+    """
+    monkeypatch.setattr(donor_module, "BUSY_WAIT_S", 0.05)
+    engine = Engine()
+    served = donor(engine, None)
+    truly, go_on, copies = served._take, threading.Event(), 0
+
+    def take() -> Any:
+        nonlocal copies
+        copies += 1
+        made = truly()
+        assert go_on.wait(20)
+        return made
+
+    served._take = take  # type: ignore[method-assign]
+    assert await served.offer(0) is None
+    async with asyncio.timeout(20):
+        while (said := served.busy())["done"] < 2 * TOTAL:  # copied, and hashed
+            assert await served.offer(0) is None
+    assert TOTAL - 100 < said["bytes"] <= TOTAL
+    go_on.set()
+    taking: Any = served._taking
+    async with asyncio.timeout(20):
+        await asyncio.wait((taking,))
+    served.committed(chain(1)[0], RESULT)
+    served.done(5)
+    offer = await offered(served, 0)
+    assert offer.manifest is not None
+    assert (copies, [made.epoch for made in offer.results]) == (1, [3])
+
+
+async def test_a_copy_that_fails_late_is_told_to_who_asks_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waited for it when it failed."""
+    monkeypatch.setattr(donor_module, "BUSY_WAIT_S", 0.05)
+    served = donor(Engine(), None)
+    go_on = threading.Event()
+
+    def take() -> Any:
+        assert go_on.wait(20)
+        raise MemoryError
+
+    served._take = take  # type: ignore[method-assign]
+    assert await served.offer(0) is None
+    taking: Any = served._taking
+    go_on.set()
+    async with asyncio.timeout(20):
+        await asyncio.wait((taking,))
+    with pytest.raises(MemoryError):
+        await served.offer(0)
 
 
 async def test_a_newcomer_that_begins_anew() -> None:

@@ -66,7 +66,7 @@ async def test_each_chunk_of_a_state_is_hashed_as_it_comes(names: tuple[bytes, .
     meta_bytes, blob = packed(({"at": 7}, {"p": Section.of(parameters)}))
     manifest = state.describe(1, LINEAGE, meta_bytes, blob)
     donors = Donors(blob, manifest.chunk_bytes, *names)
-    downloader = Downloader(donors, donors.inbox)  # type: ignore[arg-type]
+    downloader = Downloader(donors, donors.inbox, 4)  # type: ignore[arg-type]
     offers = Offers(names, dict.fromkeys(names, manifest), {}, 0.0)
     async with asyncio.timeout(20):
         if TRUE in names:

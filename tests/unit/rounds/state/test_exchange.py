@@ -19,6 +19,9 @@ class Donor:
     async def offer(self, link: int, **asked: Any) -> None:
         return None
 
+    def busy(self) -> dict[str, Any]:
+        return {"bytes": 10, "done": 3, "rest": 0.0}
+
 
 class Asking:
     """A newcomer's link."""
@@ -48,7 +51,7 @@ async def test_rounds_hear_of_a_newcomer_before_its_state_is_copied(asked: Any, 
     exchange = StateExchange(Donor(), lambda: (), heard.append)  # type: ignore[arg-type]
     link: Any = Asking()
     exchange.message(link, {"t": "state", **asked})
-    assert await asyncio.wait_for(link.answer, 10) == {"busy": True}
+    assert await asyncio.wait_for(link.answer, 10) == {"busy": True, "bytes": 10, "done": 3, "rest": 0.0}
     assert heard == ([link] if told else [])
     exchange.close()
 

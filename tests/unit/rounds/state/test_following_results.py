@@ -23,7 +23,7 @@ from p2pavg.rounds.state.following import Following
 from p2pavg.rounds.state.inbox import Inbox
 from p2pavg.rounds.state.manifest import chunk_bytes
 from p2pavg.rounds.state.results import ResultHead
-from p2pavg.rounds.state.trust import heads
+from p2pavg.rounds.state.trust import heads, patience
 
 NUMEL = 100_000
 CODEC = codecs.get("fp16")
@@ -284,6 +284,28 @@ async def test_what_a_broken_stream_lost_is_asked_for_again(
     await network.run(1)
     assert np.array_equal(network.came[0][1].data, made[0][1])
     assert len(network.asked) >= 2
+
+
+@pytest.mark.parametrize("nothing", [{b"l": "behind"}, {b"l": "behind", b"a": "good"}])
+async def test_a_donor_whose_link_brings_something_else_is_not_waited_for(
+    nothing: dict[bytes, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its link moves, and nothing of what it owes comes: it loses its place within seconds, whoever else is
+    there.
+    """
+    monkeypatch.setattr(patience, "ANSWER_S", 0.5)
+    made = chain(1)
+    network = Network(made, nothing)
+    network.other = collecting.LEAST_BYTES
+    for donor in nothing:
+        network.tell(donor, made[0][0])
+    network.following.begin((3, START))
+    async with asyncio.timeout(10):
+        if len(nothing) == 1:
+            with pytest.raises(StateError, match="nobody keeps"):
+                await network.run(1)
+        else:
+            await network.run(1)
 
 
 @pytest.mark.parametrize("owed", [20_000_000, 0])

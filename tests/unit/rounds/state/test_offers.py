@@ -13,6 +13,7 @@ from p2pavg.identity import Identity
 from p2pavg.rounds.state import downloader as module
 from p2pavg.rounds.state import manifest as state
 from p2pavg.rounds.state.downloader import MAX_DONORS, Downloader
+from p2pavg.rounds.state.trust import patience
 
 
 class Member:
@@ -20,8 +21,14 @@ class Member:
 
     rtt_min = 0.0
 
-    def __init__(self, *, quiet_s: float = 0.0, answers: bool = False, results: int | None = None) -> None:
-        """results: it has what follows on the newcomer's own state, so many; None: only its whole state."""
+    def __init__(
+        self, *, quiet_s: float = 0.0, answers: bool = False, results: int | None = None, busy: bool = False
+    ) -> None:
+        """results: it has what follows on the newcomer's own state, so many; None: only its whole state.
+        busy: it says so for ever, and gets no further.
+        """
+        self.busy = busy
+        self.questions = 0
         self.identity = Identity.generate()
         self.hello = {"key": self.identity.public_key}
         self.quiet_s = quiet_s
@@ -33,6 +40,9 @@ class Member:
 
     async def request(self, message: Any, timeout: float) -> dict[str, object]:
         self.asked.set()
+        self.questions += 1
+        if self.busy:
+            return {"busy": True, "bytes": 1 << 40, "done": 7, "rest": 0.0}
         async with asyncio.timeout(timeout):
             await self.answers.wait()
         if self.results is not None:
@@ -49,7 +59,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def asking(members: dict[bytes, Member]) -> asyncio.Task[Any]:
     links: Any = members
-    fetching = Downloader(None, None)  # type: ignore[arg-type]
+    fetching = Downloader(None, None, 4)  # type: ignore[arg-type]
     return asyncio.ensure_future(fetching.offers(lambda: list(members), links, None))
 
 
@@ -143,3 +153,33 @@ async def test_a_newcomer_that_hears_nobody_begins_anew() -> None:
     async with asyncio.timeout(10):
         with pytest.raises(StateError, match="heard any more"):
             await asking({b"a" * 20: Member(quiet_s=9.0)})
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_members_that_give_nothing_keep_nobody_from_the_next(
+    busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as are asked at once are mute, or busy without getting further, though they are heard: within
+    seconds others are asked in their place. A busy one is not asked without a pause.
+    """
+    monkeypatch.setattr(patience, "ANSWER_S", 0.3)
+    monkeypatch.setattr(module, "ASK_AGAIN_S", 0.1)
+    members = {bytes([n]) * 20: Member(busy=busy) for n in range(MAX_DONORS)}
+    members[b"z" * 20] = Member(answers=True)
+    async with asyncio.timeout(10):
+        assert (await asking(members)).donors == (b"z" * 20,)
+    assert all(member.questions <= 8 for member in members.values())
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_a_download_from_members_that_give_nothing_is_over_within_seconds(
+    busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of them there are."""
+    monkeypatch.setattr(patience, "ANSWER_S", 0.1)
+    monkeypatch.setattr(module, "ASK_AGAIN_S", 0.02)
+    members = {bytes([n]) * 20: Member(busy=busy) for n in range(100)}
+    async with asyncio.timeout(10):
+        with pytest.raises(StateError, match="no answer"):
+            await asking(members)
+    assert sum(member.asked.is_set() for member in members.values()) == module.MOST_ASKED

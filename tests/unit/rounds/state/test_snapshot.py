@@ -53,7 +53,7 @@ def session() -> Session:
 
 
 def taken(trainer: Trainer) -> tuple[int, bytes, list[int]]:
-    manifest, blob = snapshot.take(trainer, trainer.session)
+    manifest, blob = snapshot.take(trainer, trainer.session, snapshot.Work())
     return manifest.epoch, manifest.lineage, state.unpack(manifest, blob).buffers["all"].tolist()
 
 
