@@ -17,7 +17,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import statistics
 import threading
 import time
@@ -62,8 +61,8 @@ def steps_per_second(model: nn.Module, optimizer: Any, steps: int, width: int) -
 def peer(rank: int, pipe: Connection, args: argparse.Namespace, port: int, compression: str) -> None:
     """One of two processes, for all turns."""
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
-    dist.init_process_group("gloo")
+    store = dist.TCPStore("127.0.0.1", port, 2, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     theirs = model_of(args.params)
     wrapped = nn.parallel.DistributedDataParallel(theirs)
     plain = torch.optim.SGD(theirs.parameters(), lr=1e-3)
@@ -94,12 +93,12 @@ def peer(rank: int, pipe: Connection, args: argparse.Namespace, port: int, compr
 
 def measure(args: argparse.Namespace, compression: str) -> dict[str, Any]:
     """Both processes, with one compression of ours."""
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        port = made.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
     context = get_context("spawn")
     pipes = [context.Pipe() for _ in range(2)]
-    started = [context.Process(target=peer, args=(r, pipes[r][1], args, port, compression)) for r in range(2)]
+    started = [
+        context.Process(target=peer, args=(r, pipes[r][1], args, store.port, compression)) for r in range(2)
+    ]
     for process in started:
         process.start()
     pipes[1][0].send(pipes[0][0].recv())

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -80,15 +79,9 @@ class Processes:
                 self.kill(name)
 
 
-def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def bootstrap(processes: Processes) -> str:
     """Start a node that only keeps the DHT; returns its address."""
-    command = ["-m", "p2pavg", "bootstrap", "--listen", f"127.0.0.1:{free_port()}"]
+    command = ["-m", "p2pavg", "bootstrap", "--listen", "127.0.0.1:0"]
     command += ["--identity", str(processes.folder / "bootstrap.key")]
     process = processes.start("bootstrap", command, stdout=subprocess.PIPE)
     assert process.stdout is not None

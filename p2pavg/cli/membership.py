@@ -8,17 +8,19 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from p2pavg.cli.stopping import until_stopped
-from p2pavg.errors import ConfigurationError
+from p2pavg.errors import AddressInUseError, ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.membership.table.address import (
     Address,
     format_host_port,
     initial_addresses,
     parse_host_port,
+    parse_listen,
     wildcard,
 )
 from p2pavg.membership.table.dht import DHT
 from p2pavg.peer.helper import Helper
+from p2pavg.peer.ports import PORTS_TRIED
 from p2pavg.peer.settings import Settings
 from p2pavg.transport.links.listening import TablePort
 
@@ -36,7 +38,12 @@ def register(subparsers: Any) -> None:
         epilog="example: p2pavg bootstrap --listen 0.0.0.0:31330 --run my-run",
     )
     add = bootstrap.add_argument
-    add("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="default: %(default)s")
+    add(
+        "--listen",
+        default=DEFAULT_LISTEN,
+        metavar="HOST:PORT",
+        help="default: %(default)s; port 0: any free one, under an identity of its own",
+    )
     add(
         "--announce",
         metavar="HOST:PORT",
@@ -68,15 +75,13 @@ def register(subparsers: Any) -> None:
 
 def run_bootstrap(args: argparse.Namespace) -> int:
     """Run the node until SIGINT or SIGTERM."""
-    host, port = parse_host_port(args.listen)
+    host, port = parse_listen(args.listen)
     if args.listen == DEFAULT_LISTEN:
         host = wildcard()
     if args.announce is not None:
         parse_host_port(args.announce)
     named = initial_addresses(args.initial_peers or None)
-    identity = Identity.load_or_create(args.identity or MACHINE_KEY)
-    if args.identity is None:
-        identity = identity.derived(f"bootstrap {port}")
+    identity = _identity(args.identity, port)
     if args.run is not None:
         settings = Settings(
             args.run,
@@ -95,6 +100,15 @@ def run_bootstrap(args: argparse.Namespace) -> int:
     return _run(_bootstrap(identity, host, port, named, args.announce))
 
 
+def _identity(path: str | None, port: int) -> Identity:
+    """Of the file, or of this machine and the port. Nobody finds a node on any free port again, and there may
+    be several: each is somebody new.
+    """
+    if path is not None:
+        return Identity.load_or_create(path)
+    return Identity.load_or_create(MACHINE_KEY).derived(f"bootstrap {port}") if port else Identity.generate()
+
+
 async def _help(settings: Settings, identity: Identity) -> int:
     helper = Helper(settings, identity)
     with until_stopped() as stop:
@@ -111,11 +125,8 @@ async def _bootstrap(
     identity: Identity, host: str, port: int, initial_peers: Sequence[Address], announce: str | None
 ) -> int:
     with until_stopped() as stop:
-        tcp = TablePort(host, port)
+        tcp, dht = await _open_ports(identity, host, port, initial_peers)
         try:
-            dht = await DHT.start(
-                identity, host=host, port=tcp.port, initial_peers=initial_peers, attach=tcp.attach
-            )
             if announce is not None:
                 dht.node.announced = frozenset([parse_host_port(announce)[0]])
             try:
@@ -126,6 +137,27 @@ async def _bootstrap(
         finally:
             await tcp.close()
     return 0
+
+
+async def _open_ports(
+    identity: Identity, host: str, port: int, initial_peers: Sequence[Address]
+) -> tuple[TablePort, DHT]:
+    """The TCP and the UDP port on one number; where that may be any, another when UDP has it no more."""
+    for attempt in range(PORTS_TRIED):
+        tcp = TablePort(host, port)
+        try:
+            dht = await DHT.start(
+                identity, host=host, port=tcp.port, initial_peers=initial_peers, attach=tcp.attach
+            )
+            return tcp, dht
+        except AddressInUseError:
+            await tcp.close()
+            if port or attempt == PORTS_TRIED - 1:
+                raise
+        except BaseException:
+            await tcp.close()
+            raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _run(work: Coroutine[Any, Any, Result]) -> Result:

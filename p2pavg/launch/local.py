@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -107,7 +106,7 @@ class Local:
 def _bootstrap() -> tuple[subprocess.Popen[str], str]:
     """A node of the table on a free port of loopback, and its address."""
     node = subprocess.Popen(
-        [sys.executable, "-m", "p2pavg", "bootstrap", "--listen", f"127.0.0.1:{_free_port()}"],
+        [sys.executable, "-m", "p2pavg", "bootstrap", "--listen", "127.0.0.1:0"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -124,10 +123,3 @@ def _bootstrap() -> tuple[subprocess.Popen[str], str]:
         raise P2PAvgError("the bootstrap node did not start; run 'p2pavg bootstrap' to see why")
     threading.Thread(target=node.stdout.read, daemon=True).start()
     return node, line[-1]
-
-
-def _free_port() -> int:
-    """A TCP port of loopback that nobody has now."""
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])

@@ -22,6 +22,7 @@ from p2pavg.membership.table.address import (
     is_loopback,
     parse_addresses,
     parse_host_port,
+    parse_listen,
     wildcard,
 )
 from p2pavg.metrics.exposition import check_installed
@@ -106,10 +107,7 @@ class Settings(PeerOptions):
         """(host, port) to listen on; port 0: any free one."""
         if self.port_is_default or self.listen is None:
             return wildcard(), DEFAULT_PORT
-        head, _, tail = self.listen.rpartition(":")
-        if tail == "0" and head:  # port 0 is no address of a peer, but one to listen on
-            return parse_host_port(f"{head}:1")[0], 0
-        return parse_host_port(self.listen)
+        return parse_listen(self.listen)
 
     @property
     def port_is_default(self) -> bool:

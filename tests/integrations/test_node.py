@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 import numpy as np
 import pytest
 import torch
@@ -11,15 +9,9 @@ import torch
 from tests.integrations import outer_nodes
 from tests.integrations.nodes import STEPS, batch, loss_of, net, train
 from tests.integrations.processes import bits, run
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(200)]
-
-
-def free_port() -> int:
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        port: int = made.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])

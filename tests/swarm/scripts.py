@@ -6,7 +6,6 @@ import io
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -111,19 +110,6 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         for script in self._scripts:
             script.kill()
-
-
-def free_port() -> int:
-    """A number that neither a TCP nor a UDP socket of this machine holds."""
-    while True:
-        with socket.socket() as stream, socket.socket(type=socket.SOCK_DGRAM) as datagram:
-            stream.bind(("127.0.0.1", 0))
-            port = int(stream.getsockname()[1])
-            try:
-                datagram.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def write_shards(folder: Path, name: str, count: int, images: int = 30) -> None:

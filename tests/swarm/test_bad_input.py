@@ -14,6 +14,7 @@ import torch
 
 from p2pavg import CollaborativeOptimizer
 from p2pavg.errors import ConfigurationError, IncompatiblePeerError, UnreachableError
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 15.0  # "within seconds", on a machine that does other things
@@ -25,12 +26,6 @@ def build(width: int = 4, **options) -> tuple[torch.nn.Module, CollaborativeOpti
     settings = {"run_id": "bad-input", "target_batch_size": 64, "batch_size_per_step": 8}
     settings |= {"listen": "127.0.0.1:0", "initial_peers": [], **options}
     return model, CollaborativeOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), **settings)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Training:
@@ -115,11 +110,8 @@ def test_another_model_is_refused_and_disturbs_nobody():
 
 def test_bootstrap_on_a_taken_port():
     """bootstrap on a port in use ends with code 1 and one line that names the port."""
-    with socket.socket() as stream, socket.socket(type=socket.SOCK_DGRAM) as datagram:
-        stream.bind(("127.0.0.1", 0))
-        stream.listen()
-        port = stream.getsockname()[1]
-        datagram.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
         command = [sys.executable, "-m", "p2pavg", "bootstrap", "--listen", f"127.0.0.1:{port}"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 1

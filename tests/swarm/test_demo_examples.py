@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.swarm.scripts import LM, Terminal, free_port, write_shards
+from tests.swarm.scripts import LM, Terminal, write_shards
 
 pytestmark = pytest.mark.timeout(300)  # several processes import PyTorch, each for seconds
 
@@ -53,7 +53,7 @@ def test_the_first_waits_until_somebody_is_there(start):
 
 def test_digits_in_two_terminals(start):
     """The README's own example trains in two terminals and reads digits."""
-    node = start("-m", "p2pavg", "bootstrap", "--listen", f"127.0.0.1:{free_port()}")
+    node = start("-m", "p2pavg", "bootstrap", "--listen", "127.0.0.1:0")
     address = node.line_with("127.0.0.1:")
     scripts = [start("examples/digits.py", "--epochs", "300", "--initial-peers", address) for _ in range(2)]
     for script in scripts:

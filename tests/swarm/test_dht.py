@@ -17,6 +17,7 @@ import pytest
 
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View, key_of
+from tests.ports import free_port
 
 pytestmark = pytest.mark.swarm
 
@@ -40,12 +41,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -7,13 +7,14 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 pytestmark = pytest.mark.swarm
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -32,12 +33,6 @@ with CollaborativeOptimizer(optimizer, "remote", 48, 4, listen="127.0.0.1:0") as
         model(torch.randn(4, 4)).square().mean().backward()
         opt.step()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
 
 
 class Machines:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import urllib.request
 from urllib.error import URLError
 
@@ -12,6 +11,7 @@ import pytest
 
 from p2pavg.errors import AddressInUseError
 from p2pavg.peer.peer import Peer
+from tests.ports import free_port
 
 pytest.importorskip("prometheus_client")
 
@@ -25,8 +25,7 @@ def scraped(port: int) -> dict[str, float]:
 
 async def test_a_peer_exports_what_it_does_and_frees_the_port() -> None:
     """Each round counts; a second peer on the port is refused; a closed peer has left it."""
-    with socket.create_server(("127.0.0.1", 0)) as trial:
-        port = trial.getsockname()[1]
+    port = free_port()
     options = {"initial_peers": [], "listen": "127.0.0.1:0", "metrics": f"127.0.0.1:{port}"}
     async with Peer("run", **options) as peer:
         assert scraped(port)["p2pavg_epochs_total"] == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from p2pavg.monitor.lines import JsonLines
 from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.web import Page
 from p2pavg.web.access import Place
+from tests.ports import free_port
 from tests.swarm.watched import ROOT, alive, kill, monitor, training
 from tests.unit.monitor.test_monitor import A, B, C, event, named, status, three, told_of
 
@@ -71,12 +71,6 @@ def browser() -> Iterator[Browser]:
         chromium = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         yield Browser(chromium)
         chromium.close()
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
 
 
 def shoot(page: Any, name: str, *, whole: bool = True) -> None:

@@ -21,7 +21,8 @@ from p2pavg.credentials import new_secret, texts
 from p2pavg.errors import ConfigurationError, CredentialError, IncompatiblePeerError, UnreachableError
 from p2pavg.membership import DHT
 from p2pavg.membership.table.dialling_back import find_reachability
-from tests.swarm.scripts import Script, Terminal, free_port
+from tests.ports import free_port
+from tests.swarm.scripts import Script, Terminal
 
 pytestmark = pytest.mark.timeout(300)  # several processes import PyTorch, each for seconds
 
@@ -62,7 +63,7 @@ def swarms(folder: Path) -> Iterator[dict[str, Script]]:
     with Terminal() as terminal:
 
         def start(run_id: str, *, credentials: str = "", walled: str = "") -> Script:
-            words = (run_id, f"127.0.0.1:{free_port()}", credentials, walled)
+            words = (run_id, "127.0.0.1:0", credentials, walled)
             return terminal("-c", TRAINER, *words)
 
         yield {

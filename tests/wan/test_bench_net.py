@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from p2pavg.lab import Lab, shipped
+from tests.ports import free_port
 
 PAYLOAD = 1448 / 1500  # of the IP bytes of a full segment
 BENCH = [sys.executable, "-m", "p2pavg.bench", "net"]
@@ -168,8 +168,3 @@ def test_a_lab_host_listens_and_the_command_line_fails_in_one_line() -> None:
         assert done.returncode == 1
         assert message in done.stderr
         assert "Traceback" not in done.stderr
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])

@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from lines import free_port, own_host, serve, timed
+from lines import own_host, serve, timed
 
 
 class Gloo:
@@ -14,8 +14,10 @@ class Gloo:
         self.config = config
         torch.set_num_threads(1)
         self.index, self.peers, self.half = config["index"], config["peers"], config["half"]
-        address = config["address"] or f"{own_host()}:{free_port()}"
-        self.host, self.port = address.rsplit(":", 1)
+        first = not config["address"]
+        host, port = (own_host(), 0) if first else config["address"].rsplit(":", 1)
+        self.store = dist.TCPStore(host, int(port), self.peers, is_master=first, wait_for_workers=False)
+        address = f"{host}:{self.store.port}"
         generator = torch.Generator().manual_seed(7)
         self.base = torch.randn(config["numel"], generator=generator)
         self.vector = torch.empty_like(self.base)
@@ -23,9 +25,7 @@ class Gloo:
 
     def meet(self, command):
         os.environ["GLOO_SOCKET_IFNAME"] = _interface(own_host())
-        dist.init_process_group(
-            "gloo", init_method=f"tcp://{self.host}:{self.port}", rank=self.index, world_size=self.peers
-        )
+        dist.init_process_group("gloo", store=self.store, rank=self.index, world_size=self.peers)
 
     def fill(self, command):
         torch.mul(self.base, self.index + 1, out=self.vector)

@@ -44,6 +44,14 @@ def parse_host_port(text: str) -> tuple[str, int]:
     return host, number
 
 
+def parse_listen(text: str) -> tuple[str, int]:
+    """As `parse_host_port`, of where to listen: port 0 stands for any free one."""
+    head, _, tail = text.rpartition(":")
+    if tail == "0" and head:
+        return parse_host_port(f"{head}:1")[0], 0
+    return parse_host_port(text)
+
+
 def parse_addresses(texts: Iterable[str]) -> tuple[Address, ...]:
     """Each "host:port" as (host, port); a host may be a name. Raises `ConfigurationError`."""
     return tuple(parse_host_port(text) for text in texts)

@@ -31,12 +31,14 @@ _OUT_OF_DESCRIPTORS_PAUSE_S = 0.5
 
 
 def bind(host: str, port: int, *, port_is_default: bool) -> socket.socket:
-    """A listening socket. With port_is_default, the first free port from `port` on.
+    """A listening socket. With port_is_default, the first free port from `port` on; 0: any free one.
 
     Raises AddressInUseError when the port is taken, ConfigurationError when the host is not ours.
     """
-    last = min(port + (_PORTS_TRIED if port_is_default and port else 1), 65536)
-    for candidate in range(port, last):
+    # For port 0 the system may give two processes the same one; the second to listen is refused.
+    tried = _PORTS_TRIED if port_is_default or not port else 1
+    candidates = range(port, min(port + tried, 65536)) if port else [0] * tried
+    for candidate in candidates:
         try:
             sock = _listen(host, candidate)
         except OSError as error:
@@ -49,7 +51,8 @@ def bind(host: str, port: int, *, port_is_default: bool) -> socket.socket:
         if candidate != port:
             logger.warning("port %d is taken, listening on %d", port, candidate)
         return sock
-    taken = f"port {port} is taken" if last == port + 1 else f"ports {port} to {last - 1} are taken"
+    last = candidates[-1]
+    taken = f"port {port} is taken" if last == port else f"ports {port} to {last} are taken"
     raise AddressInUseError(f"{taken} on {host}; choose another with listen=")
 
 
