@@ -241,6 +241,8 @@ class Decisions:
         self.machine.leading.aborted(message)
         leader = message.by.leader
         blamed = message.blamed
+        if message.cause is Cause.ANOTHER_LEADS:
+            core.epoch_state.gave_way.add(leader)
         if leader != core.me and len(blamed) > 1 and self.machine.waiting.blames_most(blamed, members):
             self.machine.waiting.depose(leader)
         for peer in message.blamed if not core.idle_leaders.is_out(leader, core.here.epoch) else ():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import Discarded, Orphaned, Resume, StartHeal, StopHeal, TraceKind
 from p2pavg.rounds.machine.events import Donors, Followed, Healed, HealFailed, Level
-from p2pavg.rounds.machine.rules.camps import Camp
+from p2pavg.rounds.machine.rules.camps import Camp, Facts
 from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND, Timer
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId, Stage
 from p2pavg.rounds.protocol.causes import Loss
@@ -279,13 +279,13 @@ class Healing:
             core.arm(Timer.HEAL, core.now + RETRY_S)
 
     def _doubt(self) -> None:
-        """A minority says that it is ahead of all, and this peer got nothing from any of them: go on with the
-        others for a while.
+        """A minority says that it is ahead of all, or of another lineage that wins, and this peer got nothing
+        from any of them: go on with the others for a while.
         """
         core = self.core
-        ahead = [facts.peer for facts in core.linked.trainers() if facts.epoch > core.here.epoch]
+        ahead = [facts.peer for facts in core.linked.trainers() if self._leads_away(facts)]
         others = sum(facts.role is not Role.WATCHER for facts in core.linked)
-        if core.here.role is not Role.TRAINER or 2 * len(ahead) > others:
+        if 2 * len(ahead) > others:
             return
         if len(self._doubts) > MOST_DOUBTS:
             self._doubts = {peer: told for peer, told in self._doubts.items() if peer in core.linked}
@@ -294,6 +294,16 @@ class Healing:
             until = core.now + DOUBT_S * 2.0 ** min(times, MOST_DOUBLINGS)
             self._doubts[peer] = times + 1, until
         core.linked.doubt({*core.linked.doubted, *ahead})
+
+    def _leads_away(self, facts: Facts) -> bool:
+        """Whether the peer says that it stands where this one, which has a state, would have to go; or, for
+        one that has none, where the download was to end, or further on.
+        """
+        here = self.core.here
+        if here.role is Role.TRAINER:
+            return facts.epoch > here.epoch or (facts.epoch == here.epoch and facts.lineage != here.lineage)
+        assert here.joining is not None
+        return facts.epoch > here.joining[0] or facts.stands_at(*here.joining)
 
     def on_heal_timer(self) -> None:
         """Try again, with the camp that wins now."""

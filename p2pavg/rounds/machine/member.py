@@ -101,12 +101,21 @@ class Member:
                 if isinstance(outcome, Committed) and outcome.ballot.standing == ballot.standing:
                     core.send(peer, outcome)
         why = self._cannot(ballot, votes=True)
+        if why is None and core.holding is None and self._is_led_by_another(peer):
+            why = Objection.BUSY
         if why is not None:
             self._refuse(peer, ballot, why, ())
             return
         held = self.freeze()
         self._promise(ballot)
         self._answer(ballot, held)
+
+    def _is_led_by_another(self, peer: PeerId) -> bool:
+        """Whether a successor has nothing to decide here: this peer follows a leader that it hears well."""
+        core, leader = self.core, self.core.leader()
+        if leader is None or leader in (core.me, peer, *core.epoch_state.gave_way):
+            return False
+        return peer != self.machine.succession.expected and self.machine.peers.hears_well(leader)
 
     def _answer(self, ballot: Ballot, held: Held | None) -> None:
         """Tell a leader what this peer holds. No leader of a lower ballot undoes a DONE that was told."""

@@ -122,6 +122,11 @@ class Peers:
             core.trace(TraceKind.HEARD_AGAIN, peer=health.peer)
             core.send(health.peer, core.progress())
 
+    def hears_well(self, peer: PeerId) -> bool:
+        """Whether the peer is far from being taken for silent."""
+        heard_s, at = self._health.get(peer, (0.0, self.core.now))
+        return heard_s + self.core.now - at < self.core.deadlines.silence(peer) / 2
+
     def on_ready(self, peer: PeerId, message: Ready) -> None:
         """A peer waits at a boundary, in a round that this peer leads, or led."""
         core = self.core

@@ -80,6 +80,9 @@ class EpochState:
     # Excluded peer -> the leader by whose word alone it is excluded.
     accused: dict[PeerId, PeerId] = field(default_factory=dict)
     suspects: set[PeerId] = field(default_factory=set)  # peers that should lead, and say nothing
+    gave_way: set[PeerId] = field(
+        default_factory=set
+    )  # leaders that follow another one, they did not say whom
 
     def held(self, now: float) -> None:
         """This peer holds one more ballot of the epoch."""

@@ -31,7 +31,7 @@ from p2pavg.rounds.protocol.messages import Follow, Prepare, Promise, Query, Ref
 from p2pavg.rounds.protocol.roles import Role, Seat
 
 ME, DONOR, OTHER = (name * 20 for name in (b"a", b"b", b"c"))
-HERE, AHEAD = b"l" * 32, b"m" * 32
+HERE, AHEAD, OTHERS = b"l" * 32, b"m" * 32, b"o" * 32
 
 
 def alone(role: Role = Role.TRAINER) -> Machine:
@@ -229,3 +229,54 @@ def test_who_waits_for_a_successor_answers_it_though_the_leader_is_heard_again(a
     sent = [a.message for a in machine.handle(Received(OTHER, message), 1.7) if isinstance(a, Send)]
     answers = [each for each in sent if isinstance(each, (Promise, Refuse)) and each.ballot == later]
     assert [type(answer) for answer in answers] == [Promise]
+
+
+def test_one_member_of_another_lineage_that_gives_nothing_is_left_for_longer_each_time() -> None:
+    """It says that it stands in the same epoch, among a million peers: nobody else does."""
+    machine, liar = alone(), bytes([98]) * 20
+    for number in range(4):
+        machine.handle(PeerUp(bytes([98 + number]) * 20, 0, HERE), 0.1)
+    told = replace(machine.core.progress(), lineage=AHEAD, camp=1 << 20, leader=liar)
+    tried = []
+    for tenth in range(2, 600):
+        now = tenth / 10
+        actions = [*machine.handle(Received(liar, told), now), *machine.handle(Tick(), now)]
+        if any(isinstance(action, StartHeal) for action in actions):
+            tried.append(now)
+            machine.handle(HealFailed("nobody gives anything"), now)
+    pauses = [after - before for before, after in itertools.pairwise(tried)]
+    settles = 2.0  # before a rival of the same epoch is followed
+    assert pauses == pytest.approx([DOUBT_S, 2 * DOUBT_S, 4 * DOUBT_S][: len(pauses)], abs=1.0 + settles)
+    assert len(pauses) >= 2
+    assert machine.core.here.joining is None
+
+
+def test_a_newcomer_turns_from_a_minority_that_gives_nothing_to_the_others() -> None:
+    """One of three says that it is epochs ahead: the state comes from the two others, after one try."""
+    machine = alone(Role.JOINER)
+    for number in range(3):
+        epoch, lineage = (2, OTHERS) if number else (9, AHEAD)
+        machine.handle(PeerUp(bytes([98 + number]) * 20, epoch, lineage), 0.1)
+    assert machine.core.here.joining == (9, AHEAD)
+    machine.handle(HealFailed("nobody gives anything"), 0.2)
+    led_to = [
+        (action.epoch, action.lineage)
+        for tenth in range(3, 50)
+        for action in machine.handle(Tick(), tenth / 10)
+        if isinstance(action, StartHeal)
+    ]
+    assert led_to == [(2, OTHERS)]
+
+
+@pytest.mark.parametrize("hears_its_leader", [True, False])
+def test_between_rounds_only_who_follows_nobody_answers_a_successor(hears_its_leader: bool) -> None:
+    """A question that no lost leader has caused would bind this peer to a ballot of the asker's."""
+    machine = alone()
+    for peer in (DONOR, OTHER):
+        machine.handle(PeerUp(peer, 0, HERE, leader=DONOR), 0.1)
+    machine.core.follow(DONOR)
+    if not hears_its_leader:
+        machine.handle(PeerDown(DONOR, "gone"), 0.2)
+    actions = machine.handle(Received(OTHER, Query(Ballot(0, 1, OTHER, 1, HERE))), 0.3)
+    answers = [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, (Promise, Refuse))]
+    assert [type(answer) for answer in answers] == [Refuse if hears_its_leader else Promise]
