@@ -26,6 +26,7 @@ from p2pavg.rounds.state.inbox import Inbox
 from p2pavg.rounds.state.projection import DownloadProgress, Projection, Wish
 from p2pavg.rounds.state.results import ResultHead
 from p2pavg.rounds.state.telling import Joined, Telling
+from p2pavg.rounds.state.trust.record import ABSENT
 from p2pavg.rounds.training import Average, Heal
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.link import Link
@@ -69,12 +70,13 @@ class Joining:
         self._deliveries = deliveries
         self._give = deliver
         self._feed = feed
-        self.following = Following(engine, inbox, links, numel, codec, self._came)
+        self.following = Following(engine, inbox, links, numel, codec, self._came, downloader.record)
         self._projection = Projection()
         self._began_at = time.monotonic()
         self._telling = Telling(self._began_at)
         self.joined: Joined | None = None  # once it is level
         self._donors: tuple[bytes, ...] = ()
+        self._promised: Mapping[bytes, int] = {}  # results, by donor
         self._gone = set[bytes]()  # those of them that give nothing any more
         self._needs_state = False  # results alone are not enough
         self._has_state = False  # the training thread has it, or is given it next
@@ -87,7 +89,7 @@ class Joining:
         """Raises StateError when nobody can give what is missing."""
         have = self._session.standing if self._action.results_do else None
         offers = await self._downloader.offers(self._candidates, self._links, have)
-        self._donors = offers.donors
+        self._donors, self._promised = offers.donors, offers.promised
         self._feed(ev.Donors(self._donors))
         rtts = [self._links[donor].rtt_min for donor in self._donors if donor in self._links]
         self._projection.swarm(offers.epoch_s, max(rtts, default=0.0))
@@ -121,7 +123,12 @@ class Joining:
         """Who may give the state: those that were there when it was asked for, and whoever has come since."""
         epoch, lineage = self._action.epoch, self._action.lineage
         came = [peer for peer in self._links if self._machine.has_reached(peer, epoch, lineage)]
-        return list(dict.fromkeys([*self._action.donors, *came]))
+        candidates = list(dict.fromkeys([*self._action.donors, *came]))
+        if self._machine.role is Role.JOINER and all(map(self._downloader.doubts, candidates)):
+            # Whoever says that it is ahead gave nothing so far: for who has no state, any other is better.
+            others = [peer for peer in self._links if self._machine.has_reached(peer, -1, b"")]
+            candidates = list(dict.fromkeys([*candidates, *others]))
+        return candidates
 
     async def _came(self, head: ResultHead, result: EncodedResult) -> None:
         """The next result is here. Once there is a state that they can be applied to, the training thread is
@@ -149,9 +156,11 @@ class Joining:
                 if self._machine.level:
                     break
                 if self._gone.issuperset(self._donors):
+                    self._note_promises()
                     raise StateError("others are ahead, and the donors give their results no more")
                 stuck_since = stuck_since or time.monotonic()
                 if time.monotonic() - stuck_since > LEFT_ALONE_S:
+                    self._note_promises()
                     raise StateError("others are ahead, and none of the donors has their results")
             else:
                 stuck_since = None
@@ -161,6 +170,12 @@ class Joining:
         self.joined = Joined(
             self._machine.epoch, now - self._began_at, at.total, at.results, self.following.fetched
         )
+
+    def _note_promises(self) -> None:
+        """Donors that offered more results than they told of are trusted less when these are asked for."""
+        for donor, count in self._promised.items():
+            if self.following.tellings[donor] < count:
+                self._downloader.record.failed(donor, time.monotonic(), ABSENT)
 
     async def _moved(self) -> None:
         """The training thread has applied something, or a little time has passed."""

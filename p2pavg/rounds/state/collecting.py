@@ -18,6 +18,7 @@ from p2pavg.printable import printable
 from p2pavg.rounds.state.fetching import Fetching
 from p2pavg.rounds.state.inbox import Inbox, Incoming
 from p2pavg.rounds.state.trust.patience import Credit, most_credit
+from p2pavg.rounds.state.trust.record import ABSENT, WRONG, Record
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.link import Link
 
@@ -69,8 +70,9 @@ class Collecting:
         engine: Engine,
         request: Request,
         broken: Broken,
+        record: Record,
     ) -> None:
-        """links: by peer, a live view."""
+        """links: by peer, a live view. record: told of donors that give nothing, or what is wrong."""
         self._fetching = fetching
         self._buffer = buffer
         self._chunk_bytes = chunk_bytes
@@ -78,9 +80,11 @@ class Collecting:
         self._engine = engine
         self._request = request
         self._broken = broken
+        self._record = record
         self._heard: dict[bytes, _Heard] = {}
         self._inbox: Inbox  # while it runs
         self._incoming: Incoming
+        self._told = set[bytes]()  # the donors that know its number
         self._streams: dict[bytes, _Streams] = {}
         self._credits: dict[bytes, Credit] = {}
         self._looked_at: float | None = None  # for donors that bring nothing
@@ -88,9 +92,14 @@ class Collecting:
     async def run(self, inbox: Inbox) -> None:
         """Raises StateError when no donor is left that can serve what is missing."""
         while self._fetching.left:
+            here = [chunk for chunk, have in enumerate(self._fetching.have) if have]
             with inbox.open(self._buffer, self._chunk_bytes) as incoming:
-                self._inbox, self._incoming = inbox, incoming
+                self._inbox, self._incoming, self._told = inbox, incoming, set()
                 await self._transfer()
+            if here and (wrong := await self._broken(here)):  # a donor wrote there again, unasked
+                for chunk in wrong:
+                    self._fetching.wrong(chunk)
+                self._blame()
 
     async def _transfer(self) -> None:
         """Until all is verified, or a chunk was wrong: then the caller begins anew with what is missing."""
@@ -98,6 +107,9 @@ class Collecting:
         fetching = self._fetching
         try:
             while fetching.left:
+                if fetching.one is not None and self._told - {fetching.one}:
+                    fetching.restart()
+                    return
                 for donor in fetching.donors:
                     self._ask(donor, asking)
                 self._drop_silent()
@@ -121,6 +133,7 @@ class Collecting:
         if donor in asking or link is None:
             return
         if chunks := self._fetching.ask(donor, link.rtt_min, time.monotonic()):
+            self._told.add(donor)
             self._note(donor)
             if self._fetching.coming(donor) == len(chunks):  # it owed nothing before
                 self._hears(donor, quiet=0 if donor not in self._heard else self._heard[donor].quiet)
@@ -135,8 +148,7 @@ class Collecting:
         now = time.monotonic()
         for chunk in arrived:
             if chunk in wrong:
-                for sender in self._fetching.owing(chunk):
-                    self._drop(sender, "it sent bytes that do not fit its manifest")
+                self._fetching.wrong(chunk)
             else:
                 senders = self._fetching.owing(chunk)
                 self._fetching.verified(chunk, now)
@@ -146,8 +158,17 @@ class Collecting:
                     if sender in self._credits:
                         self._credits[sender].brought(self._chunk_bytes, self._most_credit(sender))
         if wrong:
-            self._fetching.restart()
+            self._blame()
         return not wrong
+
+    def _blame(self) -> None:
+        """Whoever knows the number of a transfer can write all of it. So a wrong chunk is laid to a donor
+        that alone knew it, and where several did, the next transfers are of one donor each.
+        """
+        if len(self._told) == 1:
+            self._drop(self._told.pop(), "it sent bytes that do not fit its manifest", WRONG)
+        self._fetching.apart()
+        self._fetching.restart()
 
     def _hears(self, donor: bytes, quiet: int = 0) -> None:
         """Something of this came from the donor, or is asked of it."""
@@ -203,8 +224,9 @@ class Collecting:
         streams.numbers = now
         return streams.ended
 
-    def _drop(self, donor: bytes, why: str) -> None:
+    def _drop(self, donor: bytes, why: str, weight: float = ABSENT) -> None:
         logger.info("no more state from %s: %s", short_id(donor), why)
+        self._record.failed(donor, time.monotonic(), weight)
         self._fetching.drop(donor)
 
 

@@ -23,6 +23,7 @@ from p2pavg.rounds.state.generation_rows import Generations, from_rows
 from p2pavg.rounds.state.inbox import Inbox
 from p2pavg.rounds.state.manifest import Manifest
 from p2pavg.rounds.state.trust.patience import Patience
+from p2pavg.rounds.state.trust.record import ABSENT, WRONG, Record
 from p2pavg.rounds.training import State
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.link import Link
@@ -48,6 +49,7 @@ class Offers:
     manifests: Mapping[bytes, Manifest]
     histories: Mapping[bytes, Any]
     epoch_s: float  # of an epoch, as most donors know it; 0.0: they do not
+    promised: Mapping[bytes, int]  # by donor that has results on top of our own state: how many of them
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ class Downloader:
         self._numel = numel
         self._inbox = inbox
         self.asked = set[bytes]()  # whom the download under way has asked for what they have
+        self.record = Record()
         self._partial: _Partial | None = None
         self._fetching: tuple[Manifest, Fetching, int] | None = None
 
@@ -79,6 +82,10 @@ class Downloader:
         manifest, fetching, donors = self._fetching
         total = manifest.total_bytes
         return max(0, total - fetching.left * manifest.chunk_bytes), total, donors
+
+    def doubts(self, donor: bytes) -> int:
+        """How little it is trusted now; 0: no less than anybody."""
+        return self.record.doubts(donor, time.monotonic())
 
     # ---------------------------------------------------------------------------------- offers
 
@@ -102,7 +109,7 @@ class Downloader:
         def ask_more() -> None:
             there = [donor for donor in donors() if donor in links and donor not in asked]
             heard = sum(donor not in answered and _is_heard(links.get(donor)) for donor in asked)
-            there = sorted(there, key=lambda donor: not _is_heard(links[donor]))
+            there = sorted(there, key=lambda donor: (not _is_heard(links[donor]), self.doubts(donor)))
             there = there[: max(0, min(MAX_DONORS - heard, MOST_ASKED - len(asked)))]
             request = {
                 "t": "state",
@@ -115,6 +122,17 @@ class Downloader:
                 asked[donor] = asyncio.ensure_future(self._ask(links[donor], request))
                 asked_at[donor] = time.monotonic()
 
+        def patient_until() -> float | None:
+            """How long others may answer; None: nobody has, or somebody is heard that is trusted more."""
+            willing = [donor for donor, answer in answered.items() if answer]
+            least = min(map(self.doubts, willing), default=0)
+            waited_for = (donor for donor in asked if donor not in answered and _is_heard(links.get(donor)))
+            if not willing or any(self.doubts(donor) < least for donor in waited_for):
+                return None
+            took = min(took_s[donor] for donor in willing if self.doubts(donor) <= least)
+            return time.monotonic() + GRACE_S + took
+
+        took_s: dict[bytes, float] = {}
         manifests: dict[bytes, Manifest] = {}
         whys: list[str] = []
         deadline: float | None = None
@@ -144,10 +162,11 @@ class Downloader:
                             manifest.check(links[donor].hello["key"])
                             manifests[donor] = manifest
                         answered[donor] = answer
-                        now = time.monotonic()
-                        deadline = deadline or now + GRACE_S + now - asked_at[donor]
+                        took_s[donor] = time.monotonic() - asked_at[donor]
                     except (P2PAvgError, TimeoutError, KeyError) as error:
                         whys.append(str(error) or type(error).__name__)
+                        self.record.failed(donor, time.monotonic(), ABSENT)
+                deadline = deadline or patient_until()
                 if done and deadline is None:
                     ask_more()
         finally:
@@ -157,14 +176,16 @@ class Downloader:
             raise StateError(f"no member could give its state ({'; '.join(whys) or 'nobody is there'})")
         willing = tuple(donor for donor, answer in answered.items() if answer)
         epoch_s = statistics.median(_seconds(answered[donor].get("epoch_s")) for donor in willing)
-        with_results = tuple(donor for donor in willing if donor not in manifests)
-        ahead = any(answered[donor].get("count") != 0 for donor in with_results)
-        if with_results and (
-            ahead or not manifests
-        ):  # these have the results that we lack, or stand here, too
-            return Offers(with_results, {}, {}, epoch_s)
+        promised = {
+            donor: _count(answered[donor].get("count")) for donor in willing if donor not in manifests
+        }
+        trusted = min(map(self.doubts, manifests), default=None)  # who offers a whole state
+        with_results = tuple(d for d in promised if trusted is None or self.doubts(d) <= trusted)
+        if any(promised[donor] for donor in with_results) or not manifests:
+            # These have the results that we lack, or stand here, too.
+            return Offers(with_results, {}, {}, epoch_s, promised)
         histories = {donor: answer.get("history") for donor, answer in answered.items()}
-        return Offers(willing, manifests, histories, epoch_s)
+        return Offers(willing, manifests, histories, epoch_s, {})
 
     async def _ask(self, link: Link, request: Mapping[str, Any]) -> dict[str, Any]:
         now = time.monotonic()
@@ -188,15 +209,25 @@ class Downloader:
 
     def chosen(self, offers: Offers) -> tuple[Manifest, Generations]:
         """The state to download, and the history that led there. Raises StateError."""
-        primary = choose(offers.manifests)
-        return offers.manifests[primary], from_rows(offers.histories[primary])
+        primary = choose(offers.manifests, self.doubts)
+        try:
+            return offers.manifests[primary], from_rows(offers.histories[primary])
+        except StateError:
+            self.record.failed(primary, time.monotonic(), WRONG)
+            raise
 
     async def fetch(self, manifest: Manifest, offers: Offers, links: Mapping[bytes, Link]) -> State:
         """The whole, verified state. Chunks that an earlier download brought, and that are still the same,
         are not downloaded again. Raises StateError when the donors are gone before all is here.
         """
         partial = self._resumed(manifest)
-        serving = {donor: same(manifest, m) for donor, m in offers.manifests.items()}
+        promise = [donor for donor, made in offers.manifests.items() if made.root == manifest.root]
+        most = min(map(self.doubts, promise), default=0) + WRONG / 2  # not who sent wrong bytes beside others
+        serving = {
+            donor: same(manifest, offers.manifests[donor])
+            for donor in sorted(offers.manifests, key=self.doubts)
+            if self.doubts(donor) < most
+        }
         fetching = Fetching(manifest.chunks, manifest.chunk_bytes, serving, partial.have)
         partial.have = fetching.have
         self._partial, self._fetching = partial, (manifest, fetching, len(serving))
@@ -213,10 +244,16 @@ class Downloader:
             self._engine,
             lambda donor: {"t": "state-chunks", "root": offers.manifests[donor].root},
             broken,
+            self.record,
         )
         await collecting.run(self._inbox)
         self._partial = None
-        return await loop.run_in_executor(None, state.unpack, manifest, partial.blob)
+        try:
+            return await loop.run_in_executor(None, state.unpack, manifest, partial.blob)
+        except StateError:
+            for donor in promise:
+                self.record.failed(donor, time.monotonic(), WRONG)
+            raise
 
     def _resumed(self, manifest: Manifest) -> _Partial:
         """What there is of this state already."""
@@ -239,6 +276,11 @@ class Downloader:
 
 def _is_heard(link: Link | None) -> bool:
     return link is not None and link.quiet_s < HEARD_S + HEARD_TRIPS * link.rtt_min
+
+
+def _count(value: object) -> int:
+    """Of results that a donor has; 0: it tells of none."""
+    return value if type(value) is int and value > 0 else 0
 
 
 def _seconds(value: object) -> float:

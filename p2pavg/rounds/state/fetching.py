@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 
 from p2pavg.rounds.state.manifest import Manifest
@@ -75,6 +75,7 @@ class Fetching:
         self.left = chunks - sum(self.have)  # not yet verified
         self.moved = 0  # verified since this download began, and asked for twice
         self._sources = {donor: DonorSource(can) for donor, can in donors.items()}
+        self._apart = False  # they are asked one by one
         self._pool = deque(chunk for chunk in range(chunks) if not self.have[chunk])
         self._asked = Counter[int]()  # of how many donors, by chunk on its way
 
@@ -93,7 +94,7 @@ class Fetching:
     def ask(self, donor: bytes, rtt_s: float, now: float) -> list[int]:
         """The chunks to ask this donor for now; marks them so. Empty: it has enough to do."""
         source = self._sources.get(donor)
-        if source is None:
+        if source is None or (self._apart and donor != self._first()):
             return []
         room = max(1, int(self.share * source.allowance(rtt_s, self._chunk_bytes))) - len(source.coming)
         chosen: list[int] = []
@@ -107,6 +108,22 @@ class Fetching:
         source.asked(chosen, now)
         self._asked.update(chosen)
         return chosen
+
+    def apart(self) -> None:
+        """One of them sent something wrong, and may have sent it in the place of another: from now on only
+        one at a time is asked, the first that has something to give.
+        """
+        self._apart = True
+
+    @property
+    def one(self) -> bytes | None:
+        """Who alone may be asked now; None: all may, or nobody has anything to give."""
+        return self._first() if self._apart else None
+
+    def _first(self) -> bytes | None:
+        owing = (donor for donor, source in self._sources.items() if source.coming)
+        able = (d for d, source in self._sources.items() if any(source.can[c] for c in self._pool))
+        return next(owing, None) or next(able, None)
 
     def _overdue(self, source: DonorSource, now: float) -> list[int]:
         """What the donor that owes most will be long in sending, the last first, or all of a few chunks: all
@@ -125,6 +142,11 @@ class Fetching:
             if source.coming.pop(chunk, chunk) is None:
                 source.arrived(now)
         self._asked.pop(chunk, None)
+
+    def wrong(self, chunk: int) -> None:
+        """What is in place is not right, though it may have been."""
+        self.left += self.have[chunk]
+        self.have[chunk] = 0
 
     def owing(self, chunk: int) -> list[bytes]:
         """Whom it was asked of: one of these sent it."""
@@ -172,9 +194,14 @@ def same(primary: Manifest, other: Manifest) -> bytearray:
     return found
 
 
-def choose(manifests: Mapping[bytes, Manifest]) -> bytes:
-    """The donor whose manifest counts: the one that most donors share, of these the newest; the results since
-    are there for each. Not for an empty map.
+def choose(manifests: Mapping[bytes, Manifest], doubts: Callable[[bytes], int]) -> bytes:
+    """The donor whose manifest counts: of those that are doubted least the one that most donors share, of
+    these the newest; the results since are there for each. Not for an empty map.
     """
     roots = Counter(manifest.root for manifest in manifests.values())
-    return max(manifests, key=lambda donor: (roots[manifests[donor].root], manifests[donor].epoch, donor))
+
+    def rank(donor: bytes) -> tuple[int, int, int, bytes]:
+        manifest = manifests[donor]
+        return -doubts(donor), roots[manifest.root], manifest.epoch, donor
+
+    return max(manifests, key=rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -21,6 +22,7 @@ from p2pavg.rounds.state.inbox import Inbox
 from p2pavg.rounds.state.manifest import chunk_bytes
 from p2pavg.rounds.state.results import ResultHead
 from p2pavg.rounds.state.trust.heads import Heads
+from p2pavg.rounds.state.trust.record import WRONG, Record
 from p2pavg.transport.engine import Engine
 from p2pavg.transport.links.link import Link
 
@@ -45,8 +47,11 @@ class Following:
         numel: int,
         codec: codecs.Codec,
         deliver: Deliver,
+        record: Record,
     ) -> None:
-        """numel: of the gradient. codec: of the run's results. deliver: called with one after the other."""
+        """numel: of the gradient. codec: of the run's results. deliver: called with one after the other.
+        record: told of donors that do not give what they tell of.
+        """
         self._engine = engine
         self._inbox = inbox
         self._links = links
@@ -54,17 +59,20 @@ class Following:
         self._codec = codec
         self._deliver = deliver
         self._heads = Heads()
+        self._record = record
         self._standing: tuple[int, bytes] | None = None  # where the results that are delivered lead
         self.modest = False  # the state is on its way, too, and comes first
         self._changed = asyncio.Event()
         self.fetched = 0  # results
         self.fetched_bytes = 0
         self.result_bytes = codec.encoded_size(numel)  # of the last one; before there is one, as it will be
+        self.tellings = Counter[bytes]()  # of results, by donor
         self.times: list[float] = []  # when results were told of, each once
 
     def told(self, donor: bytes, message: Mapping[str, Any]) -> None:
         """A donor keeps this result for us. Raises StateError when it describes it wrongly."""
         head = ResultHead.from_message(message, self._numel, codecs.is_sparse(self._codec))
+        self.tellings[donor] += 1
         if self._heads.tell(donor, head):
             self.times.append(time.monotonic())
         self._changed.set()
@@ -165,6 +173,7 @@ class Following:
                 return EncodedResult(layout, data)
             if len(serving) == 1:
                 self.lost(serving[0])  # its bytes do not fit what it told of
+                self._record.failed(serving[0], time.monotonic(), WRONG)
             together = False  # one of them sent something else: whoever it was is found one by one
 
     async def _collect(self, head: ResultHead, fetching: Fetching, data: U8, size: int) -> None:
@@ -180,6 +189,7 @@ class Following:
             self._engine,
             lambda donor: {"t": "state-chunks", "lineage": head.lineage},
             broken,
+            self._record,
         )
         await collecting.run(self._inbox)
 

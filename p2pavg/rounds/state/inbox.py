@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import random
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,12 +44,11 @@ class Inbox:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._open: dict[int, Incoming] = {}
-        self._ids = itertools.count(random.getrandbits(61))
 
     @contextmanager
     def open(self, buffer: U8, chunk_bytes: int) -> Iterator[Incoming]:
         """A transfer into `buffer`, for as long as the block lasts."""
-        transfer = next(self._ids) & (2**63 - 1)
+        transfer = secrets.randbits(63)  # nobody guesses it: who knows it can write the buffer
         incoming = self._open[transfer] = Incoming(transfer)
         self._engine.open_blob(transfer, memoryview(buffer), chunk_bytes)
         try:

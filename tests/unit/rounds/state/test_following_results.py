@@ -24,6 +24,7 @@ from p2pavg.rounds.state.inbox import Inbox
 from p2pavg.rounds.state.manifest import chunk_bytes
 from p2pavg.rounds.state.results import ResultHead
 from p2pavg.rounds.state.trust import heads, patience
+from p2pavg.rounds.state.trust.record import Record
 
 NUMEL = 100_000
 CODEC = codecs.get("fp16")
@@ -100,7 +101,7 @@ class Network:
         }
         self.came: list[tuple[ResultHead, EncodedResult]] = []
         engine: Any = self
-        self.following = Following(engine, self.inbox, self.links, NUMEL, CODEC, self.deliver)
+        self.following = Following(engine, self.inbox, self.links, NUMEL, CODEC, self.deliver, Record())
 
     other = 0  # bytes of other things that a link brings between two looks
     ends = False  # a stream, once something was asked for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from p2pavg.rounds.state import downloader as module
 from p2pavg.rounds.state import manifest as state
 from p2pavg.rounds.state.downloader import MAX_DONORS, Downloader
 from p2pavg.rounds.state.trust import patience
+from p2pavg.rounds.state.trust.record import ABSENT
 
 
 class Member:
@@ -57,9 +59,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOBODY_S", 0.05)
 
 
-def asking(members: dict[bytes, Member]) -> asyncio.Task[Any]:
+def asking(members: dict[bytes, Member], fetching: Downloader | None = None) -> asyncio.Task[Any]:
     links: Any = members
-    fetching = Downloader(None, None, 4)  # type: ignore[arg-type]
+    fetching = fetching or Downloader(None, None, 4)  # type: ignore[arg-type]
     return asyncio.ensure_future(fetching.offers(lambda: list(members), links, None))
 
 
@@ -183,3 +185,49 @@ async def test_a_download_from_members_that_give_nothing_is_over_within_seconds(
         with pytest.raises(StateError, match="no answer"):
             await asking(members)
     assert sum(member.asked.is_set() for member in members.values()) == module.MOST_ASKED
+
+
+async def test_who_offered_what_did_not_come_is_asked_after_the_others() -> None:
+    """As many as are asked at once failed before: another one is asked first, and waited for though they
+    answer at once. Alone they are asked all the same.
+    """
+    fetching = Downloader(None, None, 4)  # type: ignore[arg-type]
+    members = {bytes([n]) * 20: Member(answers=True) for n in range(MAX_DONORS)}
+    for liar in members:
+        fetching.record.failed(liar, module.time.monotonic(), ABSENT)
+    async with asyncio.timeout(10):
+        assert set((await asking(members, fetching)).donors) == set(members)
+        honest = members[b"z" * 20] = Member()
+        offers = asking(members, fetching)
+        await honest.asked.wait()
+        done, _ = await asyncio.wait((offers,), timeout=2 * module.GRACE_S)
+        assert not done
+        honest.answers.set()
+        made = await offers
+    made = replace(made, histories={donor: [] for donor in made.donors})
+    assert fetching.chosen(made)[0] is made.manifests[b"z" * 20]
+
+
+async def test_results_that_did_not_come_do_not_crowd_out_a_state() -> None:
+    """One says that it has the results that are lacking, and gives none: then those count that offer a
+    state.
+    """
+    fetching = Downloader(None, None, 4)  # type: ignore[arg-type]
+    members = {b"l" * 20: Member(answers=True, results=3), b"t" * 20: Member(answers=True)}
+    async with asyncio.timeout(10):
+        offers = await asking(members, fetching)
+        assert (offers.donors, offers.promised) == ((b"l" * 20,), {b"l" * 20: 3})
+        fetching.record.failed(b"l" * 20, module.time.monotonic(), ABSENT)
+        assert set((await asking(members, fetching)).manifests) == {b"t" * 20}
+
+
+async def test_who_does_not_answer_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mute donor, and one whose description is wrong."""
+    monkeypatch.setattr(patience, "ANSWER_S", 0.1)
+    fetching = Downloader(None, None, 4)  # type: ignore[arg-type]
+    members = {b"m" * 20: Member(), b"w" * 20: Member(answers=True)}
+    members[b"w" * 20].hello = {"key": Identity.generate().public_key}
+    async with asyncio.timeout(10):
+        with pytest.raises(StateError):
+            await asking(members, fetching)
+    assert all(fetching.doubts(donor) for donor in members)
