@@ -24,7 +24,9 @@ from p2pavg.transport.links.endpoint import Endpoint
 
 logger = logging.getLogger("p2pavg.peer.peer")
 
+LOOPBACK = "127.0.0.1"
 ASK_TIMEOUT_S = 5.0
+BESIDE_TIMEOUT_S = 1.0  # for a peer of this machine
 
 
 def check_room(trainers: int, run_id: str, *, sparse: bool) -> None:
@@ -62,6 +64,35 @@ async def knock(host: str, port: int, party: handshake.Party) -> None:
         raise refusal.error() from None
     except (P2PAvgError, OSError, TimeoutError, EOFError) as error:
         raise UnreachableError(f"no peer answers at {format_host_port(host, port)} over TCP") from error
+
+
+async def warn_of_run_beside(ports: Iterable[int], run_id: str, *, closed: bool) -> None:
+    """Warn a peer that was given no initial peers, and begins its run, of one that trains in a run of that
+    name on this machine. ports: those at which a peer may listen. closed: this peer has credentials.
+    """
+    party = handshake.Party.of(run_id, closed=closed)
+
+    async def trains_at(port: int) -> bool:
+        try:
+            async with asyncio.timeout(BESIDE_TIMEOUT_S):
+                await knock(LOOPBACK, port, party)
+        except CredentialError:
+            return True  # a run of that name, whose credentials this peer does not have
+        except (P2PAvgError, TimeoutError):
+            return False
+        return True
+
+    asked = list(ports)
+    found = await asyncio.gather(*(trains_at(port) for port in asked))
+    for port in [port for port, trains in zip(asked, found, strict=True) if trains][:1]:
+        address = format_host_port(LOOPBACK, port)
+        logger.warning(
+            "run %r has a peer at %s on this machine, and this peer, which was given no initial peers, "
+            "trains apart from it; to train together pass initial_peers=%r",
+            run_id,
+            address,
+            address,
+        )
 
 
 async def silent(

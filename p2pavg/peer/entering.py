@@ -13,7 +13,7 @@ from p2pavg.membership import View
 from p2pavg.peer import advice
 from p2pavg.peer.dialling import Dialler
 from p2pavg.peer.refusals import LinkRefusals
-from p2pavg.peer.settings import Settings
+from p2pavg.peer.settings import DEFAULT_PORT, Settings
 from p2pavg.rounds.loop.planning import Planner
 from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.machine import Machine
@@ -41,6 +41,9 @@ async def first_links(
         )
     if refusals.met:
         raise refusals.met[0]
+    if not endpoint.links and not settings.initial_addresses and settings.port_is_default:
+        before = range(DEFAULT_PORT, endpoint.port)
+        await advice.warn_of_run_beside(before, settings.run_id, closed=settings.membership is not None)
     trainers = [info for info in view.peers.values() if info.role == "trainer"]
     sparse = codecs.is_sparse(codecs.get(settings.compression))
     advice.check_room(len(trainers), settings.run_id, sparse=sparse)
