@@ -21,6 +21,7 @@ from bench.contestant import DEADLINE_S, Contestant
 from bench.versus.plot import plot
 from p2pavg.bench.machine import environment
 from p2pavg.bench.workers import Workers
+from p2pavg.report.plot import plot_path
 
 WORKERS = Path(__file__).resolve().parent / "workers"  # run as files, in the environments of their systems
 OURS = "p2pavg.bench.allreduce.worker"
@@ -114,7 +115,7 @@ def main() -> int:
     parser.add_argument("--hivemind", metavar="VENV", help="a virtual environment with hivemind")
     parser.add_argument("--pccl", metavar="VENV", help="a virtual environment with pccl")
     parser.add_argument("--json", type=Path, help="rows are added to those that the file holds")
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--plot", type=plot_path)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     if args.json and args.json.exists():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg.bench.machine import environment
-from p2pavg.report.plot import save_plot
+from p2pavg.report.plot import plot_path, save_plot
 
 
 def output_path(text: str) -> str:
@@ -26,7 +26,7 @@ def add_output_options(parser: argparse.ArgumentParser, *, plot: bool = True) ->
     )
     if plot:
         parser.add_argument(
-            "--plot", metavar="PATH", type=output_path, help="draw the result (png, svg or pdf)"
+            "--plot", metavar="PATH", type=plot_path, help="draw the result (png, svg or pdf)"
         )
 
 

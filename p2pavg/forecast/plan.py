@@ -17,7 +17,7 @@ from p2pavg.forecast.judge import Goal, Judge, MachinePlan
 from p2pavg.forecast.laws import dollars_per_hour, epoch
 from p2pavg.forecast.output import emit, usage, write
 from p2pavg.forecast.search import front, next_best, search
-from p2pavg.report.plot import from_zero, save_plot
+from p2pavg.report.plot import from_zero, plot_path, save_plot
 from p2pavg.report.reading import load as load_reports
 
 
@@ -41,7 +41,12 @@ def register(subparsers: Any) -> None:
     add("--trace", metavar="CSV", help="lines 'seconds,TYPE@REGION,count': replay what is on offer over time")
     add("--join-seconds", type=float, default=20.0, metavar="S", help="of a newcomer of --trace (20)")
     add("--swarm", metavar="TOML", help="write the machines as a file for 'p2pavg launch --swarm'")
-    add("--plot", metavar="PATH", help="draw samples/s over dollars per hour of the best plans")
+    add(
+        "--plot",
+        metavar="PATH",
+        type=plot_path,
+        help="draw samples/s over $/h of the best plans",
+    )
     add("--json", metavar="PATH", help="write the plan as JSON; - is stdout, alone")
     plan.set_defaults(func=lambda args: usage(plan, args, run_plan))
 

@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from p2pavg.errors import ConfigurationError
 from p2pavg.metrics.catalogue import METRICS, Values
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-def check_installed() -> None:
-    """Raises ConfigurationError where prometheus-client is missing."""
-    try:
-        import prometheus_client  # noqa: F401
-    except ImportError:
-        raise ConfigurationError(
-            "Metrics need prometheus-client: pip install 'prometheus-client>=0.20'."
-        ) from None
 
 
 def text_of(values: Values) -> bytes:

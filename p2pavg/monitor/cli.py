@@ -20,6 +20,7 @@ from p2pavg.membership.table.address import Address, initial_addresses
 from p2pavg.monitor.lines import JsonLines, Lines
 from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.shown import Shown
+from p2pavg.report.plot import plot_path, save_plot
 from p2pavg.report.prices import EXAMPLE, PriceTable
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def register(subparsers: Any) -> None:
     add(
         "--plot",
         metavar="PATH",
+        type=plot_path,
         help="draw one page (png, svg or pdf); default: the first file's name + .png",
     )
     add("--json", metavar="PATH", help="write the summary as JSON; - is stdout, alone")
@@ -91,7 +93,6 @@ def run_report(args: argparse.Namespace) -> int:
     """Say in words how a run went, and draw it."""
     from p2pavg.monitor import history, plots
     from p2pavg.report import reading
-    from p2pavg.report.plot import save_plot
 
     run = reading.load(args.paths, args.run)
     summary = history.summary(run, _prices(args))

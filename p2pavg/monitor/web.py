@@ -8,7 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from p2pavg.metrics.exposition import check_installed, text_of
+from p2pavg.extras import check_installed
+from p2pavg.metrics.exposition import text_of
 from p2pavg.monitor import exported, lines
 from p2pavg.monitor.shown import Shown
 from p2pavg.web.access import Place, place_of
@@ -20,7 +21,7 @@ TOKEN = "P2PAVG_WEB_TOKEN"
 
 def place(text: str) -> Place:
     """Where to serve the page. Raises ConfigurationError."""
-    check_installed()
+    check_installed("The page needs", "aiohttp", "prometheus_client")
     return place_of(text, os.environ.get(TOKEN))
 
 

@@ -15,6 +15,7 @@ from p2pavg.allreduce.choosing import Topology
 from p2pavg.codecs import Codec
 from p2pavg.credentials import Credentials, from_environment
 from p2pavg.errors import ConfigurationError, CredentialError
+from p2pavg.extras import check_installed
 from p2pavg.membership.peerinfo import MAX_ADDRESSES, MAX_NAME
 from p2pavg.membership.table.address import (
     Address,
@@ -25,7 +26,6 @@ from p2pavg.membership.table.address import (
     parse_listen,
     wildcard,
 )
-from p2pavg.metrics.exposition import check_installed
 from p2pavg.printable import printable
 from p2pavg.report import RoundReport
 from p2pavg.report.prices import PriceTable
@@ -192,7 +192,7 @@ class Settings(PeerOptions):
         """(host, port) at which metrics are served; None: nowhere."""
         if self.metrics is None:
             return None
-        check_installed()
+        check_installed("Metrics need", "prometheus_client")
         return parse_host_port(self.metrics)
 
     @property

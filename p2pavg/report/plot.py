@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
+from p2pavg.extras import check_installed
 
 HEADROOM = 1.08  # of an axis above its highest line, which would else be cut in half at the border
+
+
+def check_plots() -> None:
+    """Raises ConfigurationError where matplotlib is missing."""
+    check_installed("Plots need", "matplotlib.figure")
+
+
+def plot_path(text: str) -> str:
+    """An argparse type: where a plot can be drawn. Checked before the work whose result it shows."""
+    try:
+        check_plots()
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    path, kinds = Path(text), FigureCanvasBase.get_supported_filetypes()
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"the folder of {text!r} does not exist; make it first")
+    if path.suffix[1:].lower() not in kinds:
+        raise argparse.ArgumentTypeError(f"{text!r} is no picture: its name may end in .png, .svg or .pdf")
+    return text
 
 
 def save_plot(
@@ -18,11 +41,10 @@ def save_plot(
 
     Raises ConfigurationError when matplotlib is missing or cannot write that kind of file.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigurationError("Plots need matplotlib: pip install 'matplotlib>=3.8'.") from None
+    check_plots()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     with mpl.rc_context({"axes.formatter.useoffset": False, "axes.formatter.limits": (-4, 7)}):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from p2pavg.errors import AddressInUseError, ConfigurationError
+from p2pavg.extras import check_installed
 from p2pavg.web.access import COOKIE, Place, is_allowed, is_meant
 from p2pavg.web.broadcast import Broadcast, encode
 from p2pavg.web.timeline import Timeline
@@ -61,10 +62,9 @@ class Server:
 
     async def start(self) -> None:
         """Listen. Raises ConfigurationError without aiohttp, AddressInUseError when the port is taken."""
-        try:
-            from aiohttp import web
-        except ImportError:
-            raise ConfigurationError("The page needs aiohttp: pip install 'aiohttp>=3.9'.") from None
+        check_installed("The page needs", "aiohttp")
+        from aiohttp import web
+
         self._web: Any = web
 
         async def guard(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
