@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
 from typing import Any
 
 from p2pavg.data import notes
 from p2pavg.data.ledger import PositionLedger
 from p2pavg.data.notes import Said
-from p2pavg.data.runs import Run, Runs, by_pass, difference, head, intersection, packed, size, union, unpacked
+from p2pavg.data.runs import (
+    Run,
+    Runs,
+    by_pass,
+    difference,
+    first_piece,
+    head,
+    intersection,
+    packed,
+    size,
+    union,
+    unpacked,
+)
 from p2pavg.errors import ConfigurationError
 
 AHEAD = 2.0  # a peer holds leases for so many epochs like its last one
 MOST_CLAIM_RUNS = 4096
+MOST_CLAIMED = 1 << 20  # positions of one peer, the lowest: others draw beyond these
+BEYOND = 1 << 63  # all positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +113,16 @@ class Draws:
         me = self._me or b""
         names = sorted({me, *map(notes.name, self._peers())})
         taken = union(self._held, self._out, self._trained, *self._claims.values())
-        for piece in islice(self._free_pieces(), names.index(me), None, len(names)):
-            if left := difference((piece,), taken):
-                self._held = union(self._held, left)
-                break
+        piece = first_piece(self._free(), taken, self._block, names.index(me), len(names))
+        self._held = union(self._held, piece)
         self._refresh()
         self._tell()
 
-    def _free_pieces(self) -> Iterator[Run]:
-        """What nobody has a lease for and is not consumed, in pieces of at most a block, without end."""
+    def _free(self) -> Runs:
+        """What nobody has a lease for and is not consumed; beyond all that is, in a run of its own."""
         used = union(self.ledger.consumed, *self.ledger.leases.values())
         end = -(-(used[-1][1] if used else 0) // self._block) * self._block
-        for first, stop in difference(((0, end),), used):
-            yield from ((at, min(at + self._block, stop)) for at in range(first, stop, self._block))
-        yield from ((at, at + self._block) for at in count(end, self._block))
+        return (*difference(((0, end),), used), (end, BEYOND))
 
     # ---------------------------------------------------------------------- the training loop
 
@@ -190,7 +199,7 @@ class Draws:
 
     def heard(self, peer: bytes, claims: Any) -> None:
         """Another peer told its `claims`. Raises ValueError for what is none."""
-        runs = unpacked(claims, MOST_CLAIM_RUNS)
+        runs = head(unpacked(claims, MOST_CLAIM_RUNS), MOST_CLAIMED)[0]
         with self._lock:
             if notes.name(peer) in self._claims or len(self._claims) < notes.MOST_MEMBERS:
                 self._claims[notes.name(peer)] = runs

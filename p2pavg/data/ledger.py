@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from p2pavg.data.notes import NAME_BYTES, RoundNotes
-from p2pavg.data.runs import Runs, difference, lowest_free, packed, size, union, unpacked
+from p2pavg.data.runs import Runs, difference, head, lowest_free, packed, size, union, unpacked
 from p2pavg.errors import StateError
 
 LAPSES_AFTER = 2  # committed rounds of which a peer was no member: its leases return to the pool
@@ -47,18 +47,21 @@ class PositionLedger:
             for peer, runs in self.leases.items()
             if (peer in present or peer in self._missed) and (left := difference(runs, self.consumed))
         }
+        most = self._most(told)
         for peer, claims in told.claims.items():
-            free = difference(claims, union(self.consumed, self.leased_to_others(peer)))
+            free, _ = head(difference(claims, union(self.consumed, self.leased_to_others(peer))), most)
             if free:
                 self.leases[peer] = union(self.leases.get(peer, ()), free)
         self._grant(told)
 
-    def _grant(self, told: RoundNotes) -> None:
-        """The lowest positions that nobody holds go to those that want more, in rank order.
+    @staticmethod
+    def _most(told: RoundNotes) -> int:
+        """Nobody gets more than what some rounds consume, whatever it says."""
+        return MOST_LEASED_ROUNDS * size(told.consumed)
 
-        Nobody gets more than what some rounds consume, whatever it says.
-        """
-        most = MOST_LEASED_ROUNDS * size(told.consumed)
+    def _grant(self, told: RoundNotes) -> None:
+        """The lowest positions that nobody holds go to those that want more, in rank order."""
+        most = self._most(told)
         used = union(self.consumed, *self.leases.values())
         for peer, said in told.said.items():
             held = self.leases.get(peer, ())

@@ -71,6 +71,22 @@ def head(runs: Iterable[Run], count: int) -> tuple[tuple[Run, ...], tuple[Run, .
     return tuple(taken), tuple(rest)
 
 
+def first_piece(free: Runs, taken: Runs, block: int, place: int, of: int) -> Runs:
+    """What is left of the first piece that is not all in `taken`. `free` falls into pieces of at most `block`
+    positions, numbered through all its runs; those with the numbers place, place + of, ... count.
+    """
+    number = 0  # of the run's first piece
+    for first, stop in free:
+        for begins, ends in difference(((first, stop),), taken):
+            inside = (begins - first) // block
+            inside += (place - number - inside) % of
+            at = first + inside * block
+            if at < ends:
+                return difference(((at, min(at + block, stop)),), taken)
+        number += -(-(stop - first) // block)
+    return ()
+
+
 def lowest_free(used: Runs, count: int) -> Runs:
     """The `count` lowest positions that are not in `used`."""
     return head(difference(((0, (used[-1][1] if used else 0) + count),), used), count)[0]

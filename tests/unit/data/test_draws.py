@@ -7,10 +7,21 @@ from collections import Counter
 
 import pytest
 
-from p2pavg.data.draws import Draws
-from p2pavg.data.ledger import LAPSES_AFTER
-from p2pavg.data.notes import understand
-from p2pavg.data.runs import Runs, by_pass, difference, head, intersection, packed, size, union, unpacked
+from p2pavg.data.draws import MOST_CLAIMED, Draws
+from p2pavg.data.ledger import LAPSES_AFTER, MOST_LEASED_ROUNDS, PositionLedger
+from p2pavg.data.notes import RoundNotes, Said, name, understand
+from p2pavg.data.runs import (
+    Runs,
+    by_pass,
+    difference,
+    first_piece,
+    head,
+    intersection,
+    packed,
+    size,
+    union,
+    unpacked,
+)
 from p2pavg.errors import ConfigurationError, StateError
 
 LENGTH, BLOCK = 200, 8
@@ -292,3 +303,33 @@ def test_runs_are_sets() -> None:
         assert unpacked(packed(a), 60) == a
         assert sum(end - first for _, first, end in by_pass(a, 7)) == len(one)
         assert all(0 <= first < end <= 7 for _, first, end in by_pass(a, 7))
+
+
+def test_the_first_piece_is_that_of_a_search_through_all() -> None:
+    """Of random sets: what going through the pieces one by one finds."""
+    dice = random.Random(5)
+    for _ in range(2000):
+        cuts = [sorted(dice.sample(range(120), 2 * dice.randrange(0, 6))) for _ in range(2)]
+        runs, taken = (union(*(((a, b),) for a, b in zip(c[::2], c[1::2], strict=True))) for c in cuts)
+        free = (*runs, (150, 1 << 63))
+        block, of = dice.randrange(1, 9), dice.randrange(1, 5)
+        place = dice.randrange(of)
+        pieces = [
+            (at, min(at + block, stop))
+            for first, stop in (*runs, (150, 400))
+            for at in range(first, stop, block)
+        ]
+        left = (difference((piece,), taken) for piece in pieces[place::of])
+        assert first_piece(free, taken, block, place, of) == next(each for each in left if each)
+
+
+def test_who_claims_everything_holds_up_nobody() -> None:
+    """The others draw at once, beyond what of it counts; a round leaves it a few rounds' worth."""
+    one = Draws(10_000, 32)
+    one.attach(b"a" * 20, lambda: [b"b" * 20], lambda: None)
+    one.heard(b"b" * 20, packed(((0, 1 << 62),)))
+    assert one.next_run(None, lambda first: 8) == (MOST_CLAIMED + 0, MOST_CLAIMED + 8)
+    ledger = PositionLedger()
+    said = {name(b"a" * 20): Said(((0, 8),), (), 0), name(b"b" * 20): Said((), ((0, 1 << 62),), 0)}
+    ledger.commit(0, RoundNotes(said, {}))
+    assert size(ledger.leases[name(b"b" * 20)]) == MOST_LEASED_ROUNDS * 8
