@@ -124,7 +124,8 @@ class Joining:
         epoch, lineage = self._action.epoch, self._action.lineage
         came = [peer for peer in self._links if self._machine.has_reached(peer, epoch, lineage)]
         candidates = list(dict.fromkeys([*self._action.donors, *came]))
-        if self._machine.role is Role.JOINER and all(map(self._downloader.doubts, candidates)):
+        here = self._machine.core.here  # not `Machine.role`: who heals has a state
+        if here.role is Role.JOINER and all(map(self._downloader.doubts, candidates)):
             # Whoever says that it is ahead gave nothing so far: for who has no state, any other is better.
             others = [peer for peer in self._links if self._machine.has_reached(peer, -1, b"")]
             candidates = list(dict.fromkeys([*candidates, *others]))

@@ -83,7 +83,7 @@ async def test_only_those_that_were_asked_tell_of_results() -> None:
 
 async def test_a_newcomer_asks_others_once_those_ahead_gave_nothing() -> None:
     """One that says that it is ahead of all is asked first, and alone: when it gives nothing, any other state
-    is better than none. A peer that has a state asks nobody who is behind.
+    is better than none. A peer that has a state, and heals, asks nobody who is behind.
     """
     session: Any = SimpleNamespace(standing=(4, HERE), next_standing=(4, HERE))
     downloads: Any = Downloads()
@@ -91,11 +91,12 @@ async def test_a_newcomer_asks_others_once_those_ahead_gave_nothing() -> None:
     one = joining(downloads, session, Deliveries(session, Backlog()), None, None)
     one._links = {b"d": None, b"e": None}  # type: ignore[dict-item]
     machine: Any = one._machine
+    machine.core = SimpleNamespace(here=SimpleNamespace(role=Role.JOINER))
     machine.role, machine.has_reached = Role.JOINER, lambda peer, epoch, lineage: peer == b"d" or epoch < 8
     assert one._candidates() == [b"d"]
     downloads.record.failed(b"d", 0.0, ABSENT)
     assert one._candidates() == [b"d", b"e"]
-    machine.role = Role.TRAINER
+    machine.core.here.role = Role.TRAINER  # the machine's own role is that of a joiner as long as it heals
     assert one._candidates() == [b"d"]
 
 
