@@ -23,6 +23,8 @@ from typing import Any
 from demo_story import FIRST, NEWCOMER, VICTIM, Failure, Follower, Story
 from demo_view import View, best_view, draw
 
+from p2pavg.printable import ending
+
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = ROOT / "examples" / "train_lm.py"
 SPREAD = ROOT / "bench" / "results" / "seeds.json"
@@ -65,7 +67,7 @@ class Processes:
         code = self.running[name].poll()
         if code:
             errors = (self.folder / f"{name}.stderr.txt").read_text().strip().splitlines()
-            raise Failure(f"{name} ended with code {code}: {errors[-1] if errors else 'no message'}")
+            raise Failure(f"{name} {ending(code)}: {errors[-1] if errors else 'no message'}")
         return code is None
 
     def kill(self, name: str) -> None:

@@ -13,6 +13,7 @@ from p2pavg.launch.deployment import Deployment
 from p2pavg.launch.emit import Emission, start
 from p2pavg.launch.local import Local
 
+DEFAULT_PEERS = 2
 MOST_PEERS = 64
 STEPS = ("status", "logs", "stop", "add")  # of a swarm that was launched before
 
@@ -40,7 +41,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--to", choices=("local", "ssh", "docker", "sky"), help="default: ssh with --swarm, else local"
     )
     launch.add_argument(
-        "--peers", type=positive_int, default=2, metavar="N", help="local ones; default: %(default)d"
+        "--peers", type=positive_int, metavar="N", help=f"local ones; default: {DEFAULT_PEERS}"
     )
     launch.add_argument("--swarm", type=Path, metavar="FILE", help="the machines (TOML)")
     launch.add_argument(
@@ -64,15 +65,24 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(f"there is no script {args.script!r}{hint}")
     if args.names:
         raise ConfigurationError(f"{args.names[0]!r} is no option; arguments of the script stand behind --")
-    if args.to == "ssh" or (args.swarm is not None and args.to is None):
+    to = args.to or ("local" if args.swarm is None else "ssh")
+    for given, option, of in (
+        (args.swarm, "--swarm", ("ssh", "docker", "sky")),
+        (args.peers, "--peers", ("local",)),
+        (args.emit, "--emit", ("docker", "sky")),
+    ):
+        if given is not None and to not in of:
+            raise ConfigurationError(f"{option} is for --to {' and --to '.join(of)}, and this is --to {to}")
+    if args.follow:
+        raise ConfigurationError("--follow is for 'launch logs'")
+    if to == "ssh":
         return Deployment(_swarm(args)).launch(script, args.rest)
-    if args.to in ("docker", "sky"):
+    if to != "local":
         return _emit(args, script)
-    if args.emit is not None:
-        raise ConfigurationError("--emit is for --to docker and --to sky")
-    if args.peers > MOST_PEERS:
-        raise ConfigurationError(f"--peers {args.peers} is more than {MOST_PEERS} on one machine")
-    return Local(script, args.rest, args.peers).run()
+    peers = args.peers or DEFAULT_PEERS
+    if peers > MOST_PEERS:
+        raise ConfigurationError(f"--peers {peers} is more than {MOST_PEERS} on one machine")
+    return Local(script, args.rest, peers).run()
 
 
 def _swarm(args: argparse.Namespace) -> swarm_file.SwarmFile:

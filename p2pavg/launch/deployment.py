@@ -22,7 +22,7 @@ from p2pavg.launch.ssh import MachineError, Ssh
 from p2pavg.launch.swarm_file import MachineEntry, SwarmFile
 from p2pavg.launch.wheel import Wheels
 from p2pavg.membership.table.address import format_host_port
-from p2pavg.printable import counted
+from p2pavg.printable import counted, ending
 
 TABLE_S = 120.0  # for the peers that were started to be in the table
 LOOK_S = 1.0
@@ -320,5 +320,5 @@ def _state(state: Mapping[str, Any]) -> str:
         told = "gone: its keeper was killed"
     code, restarts = state.get("exit_code"), state.get("restarts") or 0
     if code:
-        told += f" (exit code {code})"
+        told += f" ({ending(code)})"
     return told + (f", restarted {restarts} times" if restarts else "")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -14,10 +16,12 @@ from typing import TextIO
 
 from p2pavg.bench.machine import usable_cores
 from p2pavg.errors import P2PAvgError
-from p2pavg.printable import counted
+from p2pavg.printable import counted, ending
 
 STARTED_S = 30.0  # for the bootstrap node to say its address
 LEFT = (-signal.SIGTERM, 128 + signal.SIGTERM)  # how a process ends that was asked to
+POLL_S = 0.1
+LAST_WORDS_S = 2.0  # for the output of a peer that ended to be shown before that is said
 KILLED_AFTER_S = 60.0  # a peer that was asked to leave and has not: more than the default notice
 
 
@@ -28,24 +32,28 @@ class Local:
         self._command = [sys.executable, str(script), *arguments]
         self._count = peers
         self._peers: list[subprocess.Popen[str]] = []
+        self._shown: list[threading.Thread] = []  # what each says
         self._printing = threading.Lock()
-        self._leaving = threading.Event()
+        self._stopped_by = 0  # the signal that asked all to leave
 
     def run(self) -> int:
-        """The exit code: 0 when every peer ended with 0, else that of the first that did not."""
+        """The exit code: of the first peer that ended badly; else 0, or what a shell says of the signal that
+        asked all to leave.
+        """
         before = {number: signal.signal(number, self._leave) for number in (signal.SIGINT, signal.SIGTERM)}
         bootstrap, address = _bootstrap()
         try:
             for number in range(self._count):
+                if self._stopped_by:
+                    break
                 self._peers.append(self._start(address))
-                threading.Thread(
+                shown = threading.Thread(
                     target=self._show, args=(number + 1, self._peers[number]), daemon=True
-                ).start()
+                )
+                shown.start()
+                self._shown.append(shown)
             self._say(f"{counted(self._count, 'peer')}; others on this machine join at {address}")
-            codes = [self._code(peer) for peer in self._peers]
-            for number, code in enumerate(codes, 1):
-                if code:
-                    self._say(f"ended with exit code {code}", f"[{number}] ")
+            codes = self._codes()
         finally:
             for process in (*self._peers, bootstrap):
                 if process.poll() is None:
@@ -53,7 +61,8 @@ class Local:
                     process.wait()
             for number, handler in before.items():
                 signal.signal(number, handler)
-        return next((code for code in codes if code), 0)
+        code = next((code for code in codes if code), -self._stopped_by)
+        return code if code >= 0 else 128 - code
 
     def _start(self, address: str) -> subprocess.Popen[str]:
         threads = str(max(1, usable_cores() // self._count))
@@ -85,22 +94,34 @@ class Local:
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
         """Ask all peers to leave; asked again, end them."""
-        again = self._leaving.is_set()
-        self._leaving.set()
+        again = self._stopped_by > 0
+        self._stopped_by = number
         for peer in self._peers:
             if peer.poll() is None:
                 peer.send_signal(signal.SIGKILL if again else signal.SIGTERM)
 
-    def _code(self, peer: subprocess.Popen[str]) -> int:
-        """How a peer ended; one that was asked to leave may take its notice for that."""
-        while peer.poll() is None and not self._leaving.wait(0.1):
-            pass
-        try:
-            code = peer.wait(KILLED_AFTER_S if self._leaving.is_set() else None)
-        except subprocess.TimeoutExpired:
-            peer.kill()
-            code = peer.wait()
-        return 0 if self._leaving.is_set() and code in LEFT else code
+    def _codes(self) -> list[int]:
+        """How each peer ended, which is said as soon as it did; one that was asked to leave may take its
+        notice for that.
+        """
+        codes: dict[int, int] = {}
+        killed_at = math.inf
+        while len(codes) < len(self._peers):
+            time.sleep(POLL_S)
+            if self._stopped_by:
+                killed_at = min(killed_at, time.monotonic() + KILLED_AFTER_S)
+            for number, peer in enumerate(self._peers):
+                if number in codes:
+                    continue
+                if peer.poll() is None and time.monotonic() > killed_at:
+                    peer.kill()
+                code = peer.poll()
+                if code is not None:
+                    codes[number] = 0 if self._stopped_by and code in LEFT else code
+                    if codes[number]:
+                        self._shown[number].join(LAST_WORDS_S)
+                        self._say(ending(code), f"[{number + 1}] ")
+        return [codes[number] for number in range(len(self._peers))]
 
 
 def _bootstrap() -> tuple[subprocess.Popen[str], str]:

@@ -68,7 +68,7 @@ def test_a_signal_lets_all_leave(tmp_path: Path) -> None:
     assert len(started) == 4
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=120)
-    assert process.returncode == 0
+    assert process.returncode == 128 + signal.SIGTERM
     for pid in started:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
