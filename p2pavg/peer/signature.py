@@ -13,12 +13,13 @@ Options = TypeVar("Options")
 P = ParamSpec("P")
 
 
-def _meant(given: Iterable[str], expected: inspect.Signature) -> str:
-    """The argument that a misspelt one may stand for, as the end of a sentence."""
+def _unexpected(given: Iterable[str], expected: inspect.Signature) -> str:
+    """The first argument that is not expected, and the one that it may stand for; empty: all are expected."""
     for name in given:
-        close = difflib.get_close_matches(name, expected.parameters, 1)
-        if name not in expected.parameters and close:
-            return f"; did you mean {close[0]!r}?"
+        if name not in expected.parameters:
+            close = difflib.get_close_matches(name, expected.parameters, 1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            return f"got an unexpected keyword argument {name!r}{meant}"
     return ""
 
 
@@ -37,7 +38,7 @@ def takes(
             try:
                 expected.bind(*args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"{type(self).__name__}: {error}{_meant(kwargs, expected)}") from None
+                raise TypeError(f"{type(self).__name__}: {_unexpected(kwargs, expected) or error}") from None
             init(self, options(*args, **kwargs))
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -191,6 +191,10 @@ def test_a_misspelt_argument_is_answered_with_the_one_meant() -> None:
     """Constructors name the argument that a wrong keyword is like."""
     with pytest.raises(TypeError, match=r"Peer: .*'lisen'; did you mean 'listen'\?"):
         Peer("my-run", lisen="0.0.0.0:0")  # type: ignore[call-arg]
+    with pytest.raises(
+        TypeError, match=r"Peer: .*'run_if'; did you mean 'run_id'\?$"
+    ):  # and 'run_id' is missing
+        Peer(run_if="my-run")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"'xyzzy'$"):
         Peer("my-run", xyzzy=1)  # type: ignore[call-arg]
 
