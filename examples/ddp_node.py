@@ -46,7 +46,8 @@ opt = CollaborativeOptimizer(
     on_round=lambda report: print(f"epoch {report.epoch}, peers: {len(report.members)}", flush=True),
 )
 if opt.peer is not None:  # of a node, its first rank
-    print(f"join with: python examples/ddp_node.py --initial-peers {opt.peer.address}", flush=True)
+    join = f"python {sys.argv[0]} --epochs {args.epochs} --initial-peers {opt.peer.address}"
+    print(f"join with: {join}", flush=True)
     if not (args.initial_peers or os.environ.get("P2PAVG_INITIAL_PEERS")):
         print("training begins when somebody joins, or when you press Enter", flush=True)
         opt.peer.wait_for_peers(1, enter=True)

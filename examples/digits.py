@@ -38,7 +38,8 @@ with CollaborativeOptimizer(
     initial_peers=args.initial_peers,
     on_round=lambda report: print(f"epoch {report.epoch}, peers: {len(report.members)}", flush=True),
 ) as opt:
-    print(f"join with: python examples/digits.py --initial-peers {opt.peer.address}", flush=True)
+    join = f"python {sys.argv[0]} --epochs {args.epochs} --initial-peers {opt.peer.address}"
+    print(f"join with: {join}", flush=True)
     if not args.initial_peers:
         print("training begins when somebody joins, or when you press Enter", flush=True)
         opt.peer.wait_for_peers(1, enter=True)

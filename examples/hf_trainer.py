@@ -42,7 +42,8 @@ with CollaborativeOptimizer(
     scheduler=get_scheduler("cosine", inner, num_warmup_steps=10, num_training_steps=args.epochs),
     max_grad_norm=1.0,  # as TrainingArguments(max_grad_norm=1.0), of the averaged gradient
 ) as opt:
-    print(f"join with: python examples/hf_trainer.py --initial-peers {opt.peer.address}", flush=True)
+    join = f"python {sys.argv[0]} --epochs {args.epochs} --initial-peers {opt.peer.address}"
+    print(f"join with: {join}", flush=True)
     if not args.initial_peers:
         print("training begins when somebody joins, or when you press Enter", flush=True)
         opt.peer.wait_for_peers(1, enter=True)

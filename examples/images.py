@@ -18,6 +18,7 @@ import hashlib
 import http.server
 import io
 import json
+import shlex
 import signal
 import sys
 import tarfile
@@ -48,6 +49,8 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 def serve(folder: Path, port: int) -> str:
     """Write the list of the shards into their folder, and serve both. Returns the address of the list."""
+    if not folder.is_dir():
+        sys.exit(f"images: there is no folder {str(folder)!r}")
     index = []
     for path in sorted(folder.glob("*.tar")):
         with tarfile.open(path) as archive:
@@ -160,7 +163,7 @@ def train(args: argparse.Namespace) -> None:
         where = opt.peer.address
         if args.serve:  # others reach the list where they reach this peer
             index = index.replace("127.0.0.1", where.rpartition(":")[0])
-        print(f"{len(names)} shards; join with --index {index} --initial-peers {where}", flush=True)
+        print(f"{len(names)} shards; join with {join_command(args, index, where)}", flush=True)
         epoch = opt.epoch
         for some, labels in batches(images, sampler, args.batch_size):
             loss = F.cross_entropy(model(some), labels)
@@ -179,7 +182,21 @@ def train(args: argparse.Namespace) -> None:
         print(f"epoch {epoch}: {share:.1%} of the validation images are right", flush=True)
 
 
-def main() -> None:
+def join_command(args: argparse.Namespace, index: str, address: str) -> str:
+    words = ["python", sys.argv[0]]
+    for name in ("run_id", "classes", "size", "epochs", "target_batch_size", "lr", "validation"):
+        if getattr(args, name) != parser().get_default(name):
+            words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    return shlex.join([*words, "--index", index, "--initial-peers", address])
+
+
+def at_least_one(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -195,14 +212,23 @@ def main() -> None:
     add("--initial-peers", nargs="*", metavar="HOST:PORT")
     add("--listen", default="0.0.0.0:31330", metavar="HOST:PORT")
     add("--announce", metavar="HOST:PORT")
-    add("--classes", type=int, default=10)
-    add("--size", type=int, default=32, help="images are resized to so many pixels, squared")
-    add("--epochs", type=int, default=500)
-    add("--target-batch-size", type=int, default=256, help="samples per epoch, over all peers")
-    add("--batch-size", type=int, default=16)
+    add("--classes", type=at_least_one, default=10)
+    add("--size", type=at_least_one, default=32, help="images are resized to so many pixels, squared")
+    add("--epochs", type=at_least_one, default=500)
+    add("--target-batch-size", type=at_least_one, default=256, help="samples per epoch, over all peers")
+    add("--batch-size", type=at_least_one, default=16)
     add("--lr", type=float, default=3e-3)
-    add("--threads", type=int, default=1, help="of torch; more where this peer has the machine to itself")
-    args = parser.parse_args()
+    add(
+        "--threads",
+        type=at_least_one,
+        default=1,
+        help="of torch; more where this peer has the machine to itself",
+    )
+    return parser
+
+
+def main() -> None:
+    args = parser().parse_args()
     torch.set_num_threads(args.threads)
     try:
         train(args)

@@ -39,7 +39,8 @@ class Digits(pl.LightningModule):
 
     def on_train_start(self) -> None:
         peer = self.trainer.strategy.optimizer.peer
-        print(f"join with: python examples/lightning_digits.py --initial-peers {peer.address}", flush=True)
+        join = f"python {sys.argv[0]} --epochs {args.epochs} --initial-peers {peer.address}"
+        print(f"join with: {join}", flush=True)
         if not args.initial_peers:
             print("training begins when somebody joins, or when you press Enter", flush=True)
             peer.wait_for_peers(1, enter=True)

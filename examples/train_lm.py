@@ -15,6 +15,7 @@ import json
 import math
 import os
 import random
+import shlex
 import signal
 import sys
 import sysconfig
@@ -71,6 +72,8 @@ class Transformer(nn.Module):
 def read_text(folder: Path | None, suffix: str) -> tuple[Tensor, Tensor]:
     """(training bytes, validation bytes), uint8: one file in twenty, chosen by its name, validates."""
     root = folder or Path(sysconfig.get_path("stdlib"))
+    if not root.is_dir():
+        sys.exit(f"train_lm: there is no folder {str(root)!r}; see --text")
     skip = set() if folder else {"site-packages", "test", "tests", "idlelib", "lib2to3"}
     names = [path.relative_to(root) for path in root.rglob(f"*{suffix}") if path.is_file()]
     drawn = sorted((zlib.crc32(str(name).encode()), name) for name in names if skip.isdisjoint(name.parts))
@@ -131,7 +134,10 @@ class Log:
     """One JSON object per line into --log, and a line for people on stdout."""
 
     def __init__(self, path: str | None) -> None:
-        self.file = open(path, "w", buffering=1) if path else None  # noqa: SIM115
+        try:
+            self.file = open(path, "w", buffering=1) if path else None  # noqa: SIM115
+        except OSError as error:
+            sys.exit(f"train_lm: cannot write {path!r} ({error.strerror}); choose another file with --log")
 
     def __call__(self, event: str, words: str, **values: object) -> None:
         print(words, flush=True)
@@ -203,9 +209,10 @@ def finish(model: nn.Module, validation: Tensor, args: argparse.Namespace, log: 
 def join_command(args: argparse.Namespace, address: str) -> str:
     shared = ("target_batch_size", "epochs", "lr", "init_seed", "compression", "text", "suffix")
     changed = [name for name in shared if getattr(args, name) != DEFAULTS[name]]
-    options = [f" --{name.replace('_', '-')} {getattr(args, name)}" for name in changed]
-    options += [" --outer"] if args.outer else []
-    return f"python examples/train_lm.py --run-id {args.run_id} --initial-peers {address}{''.join(options)}"
+    words = ["python", sys.argv[0], "--run-id", args.run_id, "--initial-peers", address]
+    for name in changed:
+        words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    return shlex.join([*words, "--outer"] if args.outer else words)
 
 
 def counted(count: int, noun: str) -> str:
@@ -263,6 +270,12 @@ def train_alone(args: argparse.Namespace, log: Log) -> float:
     return finish(model, validation, args, log)
 
 
+def at_least_one(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 def shard(text: str) -> tuple[int, int]:
     part, _, whole = text.partition("/")
     if not (part.isdigit() and whole.isdigit() and 1 <= int(part) <= int(whole)):
@@ -285,20 +298,25 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--listen", default="0.0.0.0:31330", metavar="HOST:PORT", help="the next free port when taken")
     add("--announce", metavar="HOST:PORT", help="where others reach this peer, when not at --listen")
-    add("--target-batch-size", type=int, default=256, help="samples per epoch, over all peers")
-    add("--batch-size", type=int, default=16, help="samples per step of this peer")
-    add("--epochs", type=int, default=120)
+    add("--target-batch-size", type=at_least_one, default=256, help="samples per epoch, over all peers")
+    add("--batch-size", type=at_least_one, default=16, help="samples per step of this peer")
+    add("--epochs", type=at_least_one, default=120)
     add("--lr", type=float, default=1e-2)
     add("--compression", default="fp16")
     add("--outer", action="store_true", help="local steps between averages (docs/outer.md)")
-    add("--seed", type=int, default=None, help="of this peer's samples; drawn at random by default")
+    add("--seed", type=int, help="of this peer's samples; drawn at random by default")
     add("--shard", type=shard, default=(1, 1), metavar="I/N", help="use only the I-th of N parts of the text")
     add("--init-seed", type=int, default=0, help="of the model; the same on all peers")
     add("--validate-every", type=int, default=5, metavar="EPOCHS", help="0: only at the end")
-    add("--validation-windows", type=int, default=128, help="at the end: eight times as many")
+    add("--validation-windows", type=at_least_one, default=128, help="at the end: eight times as many")
     add("--text", type=Path, metavar="FOLDER", help="your own text, instead of Python's standard library")
     add("--suffix", default=".py", help="of the files to read")
-    add("--threads", type=int, default=1, help="of torch; more where this peer has the machine to itself")
+    add(
+        "--threads",
+        type=at_least_one,
+        default=1,
+        help="of torch; more where this peer has the machine to itself",
+    )
     add("--alone", action="store_true", help="one process, without p2pavg: the reference")
     add("--plan", type=Path, metavar="PATH", help="with --alone: JSON, per epoch [[seed, samples], ...]")
     add("--on-enter", action="store_true", help="prepare everything, and join when Enter is pressed")

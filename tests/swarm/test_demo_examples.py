@@ -64,6 +64,23 @@ def test_digits_in_two_terminals(start):
         assert float(last.split(": ")[1].split("%")[0]) > 85
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--epochs", "0"), "error: argument --epochs: '0' is not a whole number of at least 1"),
+        (("--text", "no-such-folder"), "there is no folder 'no-such-folder'"),
+        (("--log", "no-such-folder/log"), "cannot write 'no-such-folder/log'"),
+    ],
+)
+def test_wrong_values_are_one_line(start, words, said):
+    """What cannot be trained for, read or written is said without a traceback."""
+    script = start("examples/train_lm.py", "--alone", *words)
+    out = script.rest()
+    assert script.process.returncode != 0
+    assert said in out.splitlines()[-1]
+    assert "Traceback" not in out
+
+
 def test_a_wrong_address_is_one_line(start):
     """A peer whose initial peer does not answer ends with one line that names the address."""
     script = start("examples/train_lm.py", "--initial-peers", "127.0.0.1:9", *LM)
@@ -118,8 +135,9 @@ def test_images_are_shared_out(start, tmp_path):
     write_shards(folder, "train", 4)
     more = (*TOY, "--epochs", "100000", "--cache", str(cache))
     first = start("examples/images.py", "--serve", str(folder), "--http-port", "0", *more)
-    printed = first.line_with("4 shards; join with").split("join with ")[1].split()
-    second = start("examples/images.py", *printed, *more)
+    printed = shlex.split(first.line_with("4 shards; join with").split("join with ")[1])
+    assert printed[:2] == ["python", "examples/images.py"]
+    second = start(*printed[1:], "--batch-size", "8", "--listen", "127.0.0.1:0", "--cache", str(cache))
     second.line_with(" 2 peers, pass")
     first.line_with(" 2 peers, pass")
     assert 1 <= len(list(cache.glob("*.shard"))) <= 4
@@ -144,10 +162,11 @@ def test_images_are_learnt(start, tmp_path):
 
 
 def test_a_folder_without_shards_is_one_line(start, tmp_path):
-    """--serve of a folder that holds none, and a list that nobody serves, end with one sentence."""
+    """--serve of a folder without any or of none, and a list that nobody serves, are one sentence."""
     pytest.importorskip("PIL")
     for words, said in (
         (("--serve", str(tmp_path)), "holds no .tar file"),
+        (("--serve", str(tmp_path / "gone")), "there is no folder"),
         (("--index", "http://127.0.0.1:9/index.json"), "cannot be read"),
     ):
         script = start("examples/images.py", *words, "--cache", str(tmp_path / "cache"))
