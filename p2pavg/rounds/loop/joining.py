@@ -123,13 +123,7 @@ class Joining:
         """Who may give the state: those that were there when it was asked for, and whoever has come since."""
         epoch, lineage = self._action.epoch, self._action.lineage
         came = [peer for peer in self._links if self._machine.has_reached(peer, epoch, lineage)]
-        candidates = list(dict.fromkeys([*self._action.donors, *came]))
-        here = self._machine.core.here  # not `Machine.role`: who heals has a state
-        if here.role is Role.JOINER and all(map(self._downloader.doubts, candidates)):
-            # Whoever says that it is ahead gave nothing so far: for who has no state, any other is better.
-            others = [peer for peer in self._links if self._machine.has_reached(peer, -1, b"")]
-            candidates = list(dict.fromkeys([*candidates, *others]))
-        return candidates
+        return list(dict.fromkeys([*self._action.donors, *came]))
 
     async def _came(self, head: ResultHead, result: EncodedResult) -> None:
         """The next result is here. Once there is a state that they can be applied to, the training thread is

@@ -13,9 +13,9 @@ from p2pavg.rounds.loop.deliveries import Deliveries
 from p2pavg.rounds.loop.driver import Driver
 from p2pavg.rounds.loop.joining import Joining
 from p2pavg.rounds.machine import actions as act
-from p2pavg.rounds.protocol.roles import Generation, Role
+from p2pavg.rounds.protocol.roles import Generation
 from p2pavg.rounds.state.downloader import Offers
-from p2pavg.rounds.state.trust.record import ABSENT, Record
+from p2pavg.rounds.state.trust.record import Record
 from p2pavg.rounds.training import State
 from tests.unit.rounds.loop.test_deliveries import HERE, arrive
 
@@ -79,25 +79,6 @@ async def test_only_those_that_were_asked_tell_of_results() -> None:
     one.told(b"x", {})
     one.told(b"d", {})
     assert told == [b"d"]
-
-
-async def test_a_newcomer_asks_others_once_those_ahead_gave_nothing() -> None:
-    """One that says that it is ahead of all is asked first, and alone: when it gives nothing, any other state
-    is better than none. A peer that has a state, and heals, asks nobody who is behind.
-    """
-    session: Any = SimpleNamespace(standing=(4, HERE), next_standing=(4, HERE))
-    downloads: Any = Downloads()
-    downloads.doubts = lambda donor: downloads.record.doubts(donor, 0.0)
-    one = joining(downloads, session, Deliveries(session, Backlog()), None, None)
-    one._links = {b"d": None, b"e": None}  # type: ignore[dict-item]
-    machine: Any = one._machine
-    machine.core = SimpleNamespace(here=SimpleNamespace(role=Role.JOINER))
-    machine.role, machine.has_reached = Role.JOINER, lambda peer, epoch, lineage: peer == b"d" or epoch < 8
-    assert one._candidates() == [b"d"]
-    downloads.record.failed(b"d", 0.0, ABSENT)
-    assert one._candidates() == [b"d", b"e"]
-    machine.core.here.role = Role.TRAINER  # the machine's own role is that of a joiner as long as it heals
-    assert one._candidates() == [b"d"]
 
 
 async def test_donors_that_told_of_fewer_results_than_they_offered_are_remembered() -> None:
