@@ -15,6 +15,20 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def size(nbytes: float) -> str:
+    """Bytes in words, decimal: "310 B", "4.2 kB", "1.5 GB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 999.5:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{figure(nbytes)} TB"
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """A number with about so many digits, and never a large one as a power of ten: "68,270", "4.25"."""
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
 def ending(code: int) -> str:
     """How a process ended, in words."""
     if code >= 0:

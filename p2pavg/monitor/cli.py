@@ -148,12 +148,12 @@ async def _monitor(
     watcher = Watcher(picture)
     async with contextlib.AsyncExitStack() as open_things:
         stop = open_things.enter_context(until_stopped())
+        await watcher.start(initial_peers, credentials)
+        open_things.push_async_callback(watcher.close)
         if page is not None:
             url = await page.start()
             open_things.push_async_callback(page.close)
             print(f"the page of run {picture.run_id}: {url}", file=sys.stderr, flush=True)
-        await watcher.start(initial_peers, credentials)
-        open_things.push_async_callback(watcher.close)
         due = time.monotonic()
         while not stop.is_set():
             refusal = watcher.refusal()

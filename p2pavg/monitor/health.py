@@ -11,6 +11,7 @@ from p2pavg.printable import counted
 
 OVERDUE = 10.0  # times the usual length of an epoch, after which something is wrong
 SLACK_S = 3.0  # seconds that an epoch may take in any case
+NOBODY = "nobody is in this run (the swarm itself answered); check its name, or wait"
 RECENT_S = 60.0  # seconds for which discarded samples are news
 
 
@@ -43,7 +44,7 @@ def verdict(signs: Signs) -> tuple[Level, str]:
     if not signs.here and not signs.downloading and not signs.silent:
         if signs.lost:
             return Level.BAD, f"nobody is left; the last that was seen is {signs.lost[-1]}"
-        return Level.EMPTY, "nobody is here yet"
+        return Level.EMPTY, NOBODY
     usual, age = signs.usual_s, signs.age_s
     if usual is not None and age is not None and age > max(OVERDUE * usual, SLACK_S):
         return Level.BAD, f"no epoch has ended for {duration(age)}; one usually takes {duration(usual)}"

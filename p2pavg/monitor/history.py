@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from p2pavg.monitor.health import duration
-from p2pavg.printable import counted
+from p2pavg.printable import counted, figure, size
 from p2pavg.report import PHASES, RoundReport, is_number
 from p2pavg.report.distance import Distance
 from p2pavg.report.prices import PriceTable, per_hour, per_million
@@ -117,7 +117,7 @@ def words(made: Mapping[str, Any]) -> list[str]:
         f"run {made['run_id']}: {counted(made['epochs'], 'epoch')} "
         f"({made['first_epoch']} to {made['last_epoch']}) in {duration(made['seconds'])}, "
         f"{members} a round, reports of {counted(made['peers'], 'peer')}",
-        f"{made['samples']} samples, {made['samples_per_second']:.4g} per second",
+        f"{made['samples']} samples, {figure(made['samples_per_second'], 4)} per second",
         "of the time: "
         + ", ".join(f"{name} {100 * share[name]:.1f}%" for name in PHASES if share[name] > 5e-4),
     ]
@@ -126,7 +126,7 @@ def words(made: Mapping[str, Any]) -> list[str]:
             f"{100 * made['share_overlapped']:.1f}% of the time, round or update ran behind the calculation"
         )
     if made["granularity"] is not None:
-        lines.append(f"granularity {made['granularity']:.3g} (calculation over communication)")
+        lines.append(f"granularity {figure(made['granularity'])} (calculation over communication)")
     by_distance = ", ".join(f"{size(n)} {where}" for where, n in made["wire_bytes_sent_by_distance"].items())
     lines.append(
         f"sent {size(made['wire_bytes_sent'])} ({by_distance or 'nothing'}), "
@@ -139,8 +139,8 @@ def words(made: Mapping[str, Any]) -> list[str]:
     if made["egress_dollars_flat"] > 0:
         spared = made["egress_dollars_flat"] - made["egress_dollars"]
         lines.append(
-            f"gradients cost $ {made['egress_dollars']:.4g} by the plans of the rounds, "
-            f"$ {spared:.4g} less than flat plans would have"
+            f"gradients cost $ {figure(made['egress_dollars'], 4)} by the plans of the rounds, "
+            f"$ {figure(spared, 4)} less than flat plans would have"
         )
     if made["seconds_stretched"] > 0:
         lines.append(
@@ -166,16 +166,8 @@ def words(made: Mapping[str, Any]) -> list[str]:
         lines.append(f"loss {made['loss_first']:.4g} to {made['loss_last']:.4g}")
     if "dollars" in made:
         lines.append(
-            f"$ {made['dollars']:.4g}: {made['dollars_per_hour']:.4g} an hour, "
-            f"{made['dollars_per_million_samples']:.4g} per million samples"
+            f"$ {figure(made['dollars'], 4)}: {figure(made['dollars_per_hour'], 4)} an hour, "
+            f"{figure(made['dollars_per_million_samples'], 4)} per million samples"
         )
     lines += [f"the last line of {path!r} is not whole and was left out" for path in made["cut"]]
     return lines
-
-
-def size(count: float) -> str:
-    """Bytes in words, decimal."""
-    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= one:
-            return f"{count / one:.3g} {unit}"
-    return f"{count:.0f} B"

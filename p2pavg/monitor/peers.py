@@ -18,7 +18,7 @@ from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.membership.table.address import Address, format_host_port, initial_addresses
 from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.watcher import Watcher
-from p2pavg.printable import counted
+from p2pavg.printable import counted, figure
 
 
 def register(subparsers: Any) -> None:
@@ -115,7 +115,7 @@ def _print_table(run_id: str, rows: list[PeerInfo]) -> None:
             *([info.region or "-"] if regions else []),
             _role(info),
             str(info.epoch),
-            f"{info.samples_per_second:.1f}",
+            figure(info.samples_per_second, 4),
         )
         table.add_row(*map(Text, cells))  # Text, as peers wrote some of it: no markup is read
     Console(width=None if sys.stdout.isatty() else 140).print(table)

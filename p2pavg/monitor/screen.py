@@ -11,7 +11,8 @@ from rich.text import Text
 
 from p2pavg.monitor import phases
 from p2pavg.monitor.health import duration
-from p2pavg.monitor.shown import LinkShown, PeerShown, Shown, figures_line, rate, run_line, size
+from p2pavg.monitor.shown import LinkShown, PeerShown, Shown, figures_line, rate, run_line
+from p2pavg.printable import figure, size
 
 WIDE = 100  # columns from which on all columns of the table fit
 NAME, REGION = 20, 18
@@ -127,8 +128,8 @@ def _peers(shown: Shown, width: int, most: int) -> Table:
             *([peer.region or "-"] if regions else []),
             str(peer.epoch),
             str(peer.samples),
-            f"{peer.samples_per_second:.1f}",
-            *([f"{peer.rate:.1f}"] if wide else []),
+            figure(peer.samples_per_second, 4),
+            *([figure(peer.rate, 4)] if wide else []),
             rate(peer.upload_bps),
             ("lost" if peer.state == "gone" and not peer.left else peer.state) + quiet,
             *(

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from p2pavg.monitor.epochs import Round
-from p2pavg.monitor.health import duration
-from p2pavg.printable import counted
+from p2pavg.monitor.health import NOBODY, duration
+from p2pavg.printable import counted, figure, size
 
 VERSION = 1
 BAR = 24
@@ -113,7 +113,7 @@ class Shown:
 def run_line(shown: Shown) -> str:
     """The run in one line."""
     if not shown.peers:
-        return f"run {shown.run_id}: nobody is here yet"
+        return f"run {shown.run_id}: {NOBODY}"
     parts = [f"run {shown.run_id}", f"epoch {shown.epoch}"]
     if shown.target:
         share = min(1.0, shown.samples / shown.target)
@@ -123,12 +123,12 @@ def run_line(shown: Shown) -> str:
         parts.append(f"step in {duration(shown.eta_s)}")
     if shown.passes:
         parts.append(f"pass {int(shown.passes) + 1}, {shown.passes % 1:.0%}")
-    parts.append(f"{shown.samples_per_second:.4g} samples/s")
+    parts.append(f"{figure(shown.samples_per_second, 4)} samples/s")
     if shown.granularity is not None:
-        parts.append(f"granularity {shown.granularity:.3g}")
+        parts.append(f"granularity {figure(shown.granularity)} (calculation over communication)")
     if shown.dollars_per_hour is not None:
         parts.append(f"$ {shown.dollars_per_hour:.2f}/h")
-        parts.append(f"$ {shown.dollars_per_million_samples or 0.0:.3g} per million samples")
+        parts.append(f"$ {figure(shown.dollars_per_million_samples or 0.0)} per million samples")
     downloading = sum(peer.state == "downloading" for peer in shown.peers)
     here = sum(peer.state != "gone" for peer in shown.peers) - downloading
     parts.append(counted(here, "peer") + (f" and {downloading} downloading" if downloading else ""))
@@ -148,14 +148,6 @@ def figures_line(shown: Shown) -> str:
     if shown.attempts_failed:
         parts.append(counted(shown.attempts_failed, "failed attempt"))
     return "  ".join(parts)
-
-
-def size(nbytes: float) -> str:
-    """Bytes in words."""
-    for unit, step in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if nbytes >= step:
-            return f"{nbytes / step:.3g} {unit}"
-    return f"{nbytes / 1e3:.3g} kB"
 
 
 def rate(bps: float) -> str:

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from p2pavg.printable import size
 from p2pavg.rounds.state.spool import Spool
 from p2pavg.rounds.training import Average
 
@@ -37,8 +38,8 @@ class Backlog:
             return replace(average, result=replace(average.result, data=self.spool.put(data)))
         except OSError as error:
             logger.warning(
-                "%.1f MB of results wait in memory for the state, and there is no place on disk (%s)",
-                in_memory / 1e6,
+                "%s of results wait in memory for the state, and there is no place on disk (%s)",
+                size(in_memory),
                 error,
             )
             self._in_memory[id(average)] = data.nbytes

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
+from p2pavg.printable import size
 from p2pavg.rounds.loop.deliveries import Deliveries
 from p2pavg.rounds.loop.handover import Handovers
 from p2pavg.rounds.loop.state_transfer import States
@@ -114,9 +115,9 @@ class TrainerDeparture:
         given = ev.HandedOver(taken=False)
         if rate and 8 * nbytes > left * rate:
             logger.warning(
-                "%.1f MB of accumulated gradients do not fit through %.1f Mb/s in the %.1f s of notice that "
+                "%s of accumulated gradients do not fit through %.1f Mb/s in the %.1f s of notice that "
                 "are left: %d samples are lost",
-                nbytes / 1e6,
+                size(nbytes),
                 rate / 1e6,
                 left,
                 action.samples,

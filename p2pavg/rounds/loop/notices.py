@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from p2pavg.identity import short_id
+from p2pavg.printable import size
 from p2pavg.rounds.machine import actions as act
 from p2pavg.transport.links.carried import Way
 from p2pavg.transport.links.link import Link
@@ -19,13 +20,13 @@ def tell(action: act.Hold | act.Stretch | act.Orphaned) -> None:
         case act.Hold(peer, asked):
             logger.warning(
                 "rounds wait for newcomer %s, for at most %.0f s in all: its link takes %.1f Mb/s, for "
-                "%.1f MB of state and %.1f MB of results an epoch; longer epochs (a larger "
+                "%s of state and %s of results an epoch; longer epochs (a larger "
                 "target_batch_size) or compression='int8' spare the wait",
                 short_id(peer),
                 asked.seconds,
                 asked.link_bps / 1e6,
-                asked.state_bytes / 1e6,
-                asked.result_bytes / 1e6,
+                size(asked.state_bytes),
+                size(asked.result_bytes),
             )
         case act.Stretch(spacing):
             logger.warning(

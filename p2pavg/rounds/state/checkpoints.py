@@ -118,9 +118,7 @@ class Checkpoints:
             except blockfile.MalformedFileError as error:
                 raise _BrokenError(str(error)) from None
             except MemoryError:
-                raise _BrokenError(
-                    f"there is no memory for its {manifest.total_bytes / 1e6:.0f} MB"
-                ) from None
+                raise _BrokenError(f"there is no memory for its {size(manifest.total_bytes)}") from None
         try:
             return Checkpoint(path, state.unpack(manifest, blob), history)
         except StateError:

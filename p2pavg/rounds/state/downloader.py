@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg.errors import P2PAvgError, StateError
-from p2pavg.printable import printable
+from p2pavg.printable import printable, size
 from p2pavg.rounds.state import manifest as state
 from p2pavg.rounds.state.collecting import Collecting
 from p2pavg.rounds.state.fetching import Fetching, choose, same
@@ -262,14 +262,14 @@ class Downloader:
             equal = same(manifest, partial.manifest)
             have = bytearray(a & b for a, b in zip(partial.have, equal, strict=True))
             if any(have):
-                kept = sum(have) * manifest.chunk_bytes / 1e6
-                logger.info("%.1f MB of the state are here from an earlier download", kept)
+                kept = size(sum(have) * manifest.chunk_bytes)
+                logger.info("%s of the state are here from an earlier download", kept)
             return _Partial(manifest, partial.blob, have)
         try:
             blob = np.empty(manifest.total_bytes, np.uint8)
         except MemoryError:
             raise StateError(
-                f"the state has {manifest.total_bytes / 1e6:.0f} MB, for which there is no memory; free some"
+                f"the state has {size(manifest.total_bytes)}, for which there is no memory; free some"
             ) from None
         return _Partial(manifest, blob, bytearray(manifest.chunks))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from p2pavg.printable import size
 from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND
 from p2pavg.rounds.state.results import ResultHead
 from p2pavg.rounds.state.spool import Spool
@@ -83,8 +84,8 @@ class RetainedResults:
         self._chain.append(kept)
         if self.nbytes > max(MOST_BYTES, MOST_STATES * self.state_bytes):
             logger.warning(
-                "%.1f MB of results wait for a newcomer, which is too much: it has to begin anew",
-                self.nbytes / 1e6,
+                "%s of results wait for a newcomer, which is too much: it has to begin anew",
+                size(self.nbytes),
             )
             self.clear()
             return False

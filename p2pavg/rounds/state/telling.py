@@ -6,6 +6,7 @@ import logging
 import math
 from dataclasses import dataclass
 
+from p2pavg.printable import size
 from p2pavg.rounds.state.projection import DownloadProgress, Projection
 
 logger = logging.getLogger("p2pavg.state")
@@ -37,7 +38,7 @@ class Telling:
     def begins(self, epoch: int, nbytes: int, donors: int) -> None:
         """The donors have answered."""
         members = "1 member" if donors == 1 else f"{donors} members"
-        logger.warning("joining: %s of state (epoch %d) come from %s", _mb(nbytes), epoch, members)
+        logger.warning("joining: %s of state (epoch %d) come from %s", size(nbytes), epoch, members)
 
     def look(self, now: float, at: DownloadProgress, projection: Projection) -> None:
         """Say how far it is, if that is due."""
@@ -56,10 +57,10 @@ class Telling:
         )
         logger.warning(
             "joining: %s of %s of state are here, %s of results, %s more wait; %.1f Mb/s, %s",
-            _mb(at.state),
-            _mb(at.total),
-            _mb(at.results),
-            _mb(at.lacking),
+            size(at.state),
+            size(at.total),
+            size(at.results),
+            size(at.lacking),
             8e-6 * projection.bytes_per_second,
             end,
         )
@@ -70,11 +71,11 @@ class Telling:
             "joining: a result of %s every %.2f s (%.1f Mb/s) leaves too little of a link of %.1f Mb/s for "
             "%s of state: rounds wait for this peer, for at most %.0f s in all; longer epochs (a larger "
             "target_batch_size) or compression='int8' spare the wait",
-            _mb(at.result),
+            size(at.result),
             epoch_s,
             8e-6 * at.result / epoch_s,
             8e-6 * projection.bytes_per_second,
-            _mb(at.total),
+            size(at.total),
             projection.held_s,
         )
 
@@ -84,11 +85,7 @@ class Telling:
             "joined at epoch %d after %.1f s: %s of state and %d results of %s",
             epoch,
             now - self._began_at,
-            _mb(at.total),
+            size(at.total),
             results,
-            _mb(at.results),
+            size(at.results),
         )
-
-
-def _mb(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.1f} MB"

@@ -224,3 +224,16 @@ def test_a_run_of_other_credentials_is_not_an_empty_one(
         assert "credentials are not of this run" in capsys.readouterr().err
         assert cli.main(words) == 1
         assert "has credentials and the other has none" in capsys.readouterr().err
+
+
+def test_a_page_is_not_announced_before_its_run_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`p2pavg monitor --web` without a way into the swarm says that alone."""
+    for library in ("aiohttp", "prometheus_client"):
+        pytest.importorskip(library)
+    monkeypatch.delenv("P2PAVG_INITIAL_PEERS", raising=False)
+    monkeypatch.setattr("os.nice", lambda by: 0)
+    assert cli.main(["monitor", "my-run", "--web", "127.0.0.1:0"]) == 1
+    told = "p2pavg monitor: no way into the swarm; name any member with --initial-peers host:port\n"
+    assert capsys.readouterr().err == told

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2pavg.monitor.health import Level, Signs, verdict
+from p2pavg.monitor.health import NOBODY, Level, Signs, verdict
 
 WELL = Signs(here=3, downloading=0, silent=(), lost=(), usual_s=2.0, age_s=1.0, discarded=0, loss=1.5)
 
@@ -18,7 +18,7 @@ WELL = Signs(here=3, downloading=0, silent=(), lost=(), usual_s=2.0, age_s=1.0, 
         ({}, Level.WELL, "3 peers train; an epoch takes 2.0 s"),
         ({"usual_s": None, "age_s": None}, Level.WELL, "3 peers train; the first epoch is under way"),
         ({"downloading": 1}, Level.WELL, "3 peers train, 1 downloading the state; an epoch takes 2.0 s"),
-        ({"here": 0}, Level.EMPTY, "nobody is here yet"),
+        ({"here": 0}, Level.EMPTY, NOBODY),
         ({"here": 0, "lost": ("ada",)}, Level.BAD, "nobody is left; the last that was seen is ada"),
         ({"age_s": 20.5}, Level.BAD, "no epoch has ended for 20 s; one usually takes 2.0 s"),
         ({"age_s": 19.5}, Level.WELL, "3 peers train; an epoch takes 2.0 s"),

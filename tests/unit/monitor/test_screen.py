@@ -128,7 +128,7 @@ def test_the_table_of_peers_fits_80_columns(capsys: pytest.CaptureFixture[str]) 
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "run my-run: 1 peer and 1 downloading"
     assert max(map(len, lines)) <= 80
-    for part in ("a-machine-of-a-lab", short_id(A), "198.51.100.7:31330", "eu-west-1", "1234.5", "joining"):
+    for part in ("a-machine-of-a-lab", short_id(A), "198.51.100.7:31330", "eu-west-1", "1,234", "joining"):
         assert any(part in line for line in lines)
 
 

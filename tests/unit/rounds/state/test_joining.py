@@ -68,7 +68,7 @@ def download(mbps: float, total: int, epoch_s: float, seconds: float, *, rtt: fl
 def test_rounds_wait_only_where_results_leave_too_little_of_the_link(
     total: int, epoch_s: float, paced: bool
 ) -> None:
-    """Over 20 Mb/s results of 0.9 MB every 0.3 s are too much; every 1.1 s they are a third of it."""
+    """Over 20 Mb/s results of 900 kB every 0.3 s are too much; every 1.1 s they are a third of it."""
     assert download(20, total, epoch_s, 1.8).paced is paced
 
 
@@ -237,12 +237,12 @@ def test_the_log_says_what_happens_and_then_more_rarely(caplog: Any) -> None:
     caplog.set_level(logging.INFO)
     telling.ends(100.0, 30, at, 12)
     lines = [record.message for record in caplog.records]
-    assert lines[0] == "joining: 20.0 MB of state (epoch 7) come from 2 members"
+    assert lines[0] == "joining: 20 MB of state (epoch 7) come from 2 members"
     assert sum("are here" in line for line in lines) == 5
     (paced,) = (line for line in lines if "rounds wait" in line)
-    assert "0.9 MB every 0.30 s (24.0 Mb/s)" in paced
-    assert "20.0 Mb/s for 20.0 MB" in paced
-    assert lines[-1].startswith("joined at epoch 30 after 100.0 s: 20.0 MB of state and 12 results")
+    assert "900 kB every 0.30 s (24.0 Mb/s)" in paced
+    assert "20.0 Mb/s for 20 MB" in paced
+    assert lines[-1].startswith("joined at epoch 30 after 100.0 s: 20 MB of state and 12 results")
 
 
 def answers(in_s: float, *, slow_s: float = 1.0) -> tuple[dict[str, Any], dict[str, Any]]:
