@@ -19,6 +19,10 @@ PEER_ID_BYTES = 20
 SHORT_ID_DIGITS = 8
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
+OWN_IDENTITY = (  # what to do where two processes have one
+    "give every process credentials of its own ('p2pavg credentials invite AUTHORITY --count N' makes N), "
+    "or, in an open run, an identity= of its own"
+)
 _FILE_BYTES = 256  # more than an identity file has
 
 

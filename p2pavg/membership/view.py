@@ -80,6 +80,11 @@ class View:
         """The live peers by id, without this one: a snapshot that later changes do not alter."""
         return self._peers
 
+    def quiet_s(self, peer_id: bytes) -> float:
+        """Seconds since a peer in view last said that it is there, by those that hold its record."""
+        held = self._roster.members[peer_id].held
+        return max(0.0, held.record.lifetime - (held.expires - self._dht.clock()))
+
     async def announce(self, info: PeerInfo) -> None:
         """Publish `info`, to the table and to every peer in view, and keep it fresh; call again to change it.
 

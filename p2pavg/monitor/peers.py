@@ -16,9 +16,13 @@ from p2pavg.errors import ConfigurationError
 from p2pavg.identity import short_id
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.membership.table.address import Address, format_host_port, initial_addresses
+from p2pavg.membership.view import LIFETIME
 from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.watcher import Watcher
 from p2pavg.printable import counted, figure
+
+Row = tuple[PeerInfo, float]  # and the seconds since it last said that it is there
+SILENT_S = LIFETIME / 2  # a peer says so every third of the lifetime, or nearly every half
 
 
 def register(subparsers: Any) -> None:
@@ -45,7 +49,7 @@ def run_peers(args: argparse.Namespace) -> int:
     credentials = None if source is None else Credentials.load(source)
     rows = asyncio.run(_members(args.run_id, initial_peers, credentials))
     if args.json is not None:
-        document = json.dumps({"run": args.run_id, "peers": [_as_json(info) for info in rows]}, indent=2)
+        document = json.dumps({"run": args.run_id, "peers": [_as_json(*row) for row in rows]}, indent=2)
         if args.json == "-":
             print(document)
             return _code(args.run_id, rows)
@@ -60,7 +64,7 @@ def run_peers(args: argparse.Namespace) -> int:
     return _code(args.run_id, rows)
 
 
-def _code(run_id: str, rows: Sequence[PeerInfo]) -> int:
+def _code(run_id: str, rows: Sequence[Row]) -> int:
     """The exit code: 0 when somebody is there. Says it when nobody is."""
     if not rows:
         print(f"p2pavg peers: nobody is in run {run_id!r} (the swarm itself answered)", file=sys.stderr)
@@ -69,17 +73,18 @@ def _code(run_id: str, rows: Sequence[PeerInfo]) -> int:
 
 async def _members(
     run_id: str, initial_peers: Sequence[Address], credentials: Credentials | None
-) -> list[PeerInfo]:
+) -> list[Row]:
     """The records of the run. Raises CredentialError when none can be read with these credentials."""
     watcher = Watcher(Picture(run_id))
     await watcher.start(initial_peers, credentials)
     try:
-        return sorted(watcher.members, key=lambda info: (info.role, info.region, info.peer_id))
+        members = sorted(watcher.members, key=lambda info: (info.role, info.region, info.peer_id))
+        return [(info, watcher.quiet_s(info)) for info in members]
     finally:
         await watcher.close()
 
 
-def _as_json(info: PeerInfo) -> dict[str, Any]:
+def _as_json(info: PeerInfo, quiet_s: float) -> dict[str, Any]:
     return {
         "peer_id": info.peer_id.hex(),
         "name": info.name or short_id(info.peer_id),
@@ -91,39 +96,44 @@ def _as_json(info: PeerInfo) -> dict[str, Any]:
         "lineage": info.lineage.hex(),
         "samples_per_second": info.samples_per_second,
         "role": "downloading" if info.joining else info.role,
+        "seen_seconds_ago": round(quiet_s, 1),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(info.incarnation / 1000)),
     }
 
 
-def _print_table(run_id: str, rows: list[PeerInfo]) -> None:
+def _print_table(run_id: str, rows: Sequence[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    regions = any(info.region for info in rows)
-    joining = sum(info.joining for info in rows)
+    regions = any(info.region for info, _ in rows)
+    joining = sum(info.joining for info, _ in rows)
     told = counted(len(rows) - joining, "peer") + (f" and {joining} downloading" if joining else "")
     title = Text(f"run {run_id}: {told}")
     table = Table(title=title, box=None, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("peer", "id", "address", *(["region"] if regions else []), "role", "epoch", "samples/s"):
-        table.add_column(column, justify="right" if column in ("epoch", "samples/s") else "left")
-    for info in rows:
+    numbers = ("epoch", "samples/s")
+    for column in ("peer", "id", "address", *(["region"] if regions else []), "role", *numbers):
+        table.add_column(column, justify="right" if column in numbers else "left")
+    for info, quiet_s in rows:
         cells = (
             info.name or "-",
             short_id(info.peer_id),
             format_host_port(*info.addresses[0]) if info.addresses else "-",
             *([info.region or "-"] if regions else []),
-            _role(info),
+            f"silent {quiet_s:.0f} s" if quiet_s > SILENT_S else _role(info),
             str(info.epoch),
             figure(info.samples_per_second, 4),
         )
         table.add_row(*map(Text, cells))  # Text, as peers wrote some of it: no markup is read
     Console(width=None if sys.stdout.isatty() else 140).print(table)
-    if any(info.client_only and not info.joining for info in rows):
+    if any(quiet_s > SILENT_S for _, quiet_s in rows):
+        print(f"silent: it may have died; it is listed until nothing was heard of it for {LIFETIME:.0f} s")
+    if any(info.client_only and not info.joining for info, _ in rows):
         print("out only: nobody can open a connection to that peer, it opens them")
-    if any(not info.udp for info in rows):
+    if any(not info.udp for info, _ in rows):
         print("TCP: UDP does not reach that peer, so the others find it over TCP")
-    if len({info.lineage for info in rows if info.epoch == max(r.epoch for r in rows)}) > 1:
+    newest = max(info.epoch for info, _ in rows)
+    if len({info.lineage for info, _ in rows if info.epoch == newest}) > 1:
         print("peers at the same epoch hold different histories: parts of the swarm have averaged apart")
 
 

@@ -105,6 +105,10 @@ class Watcher:
         """The records of the run that the table holds now."""
         return list(self._view.peers.values())
 
+    def quiet_s(self, member: PeerInfo) -> float:
+        """Seconds since one of the members last said that it is there."""
+        return self._view.quiet_s(member.peer_id)
+
     def refusal(self) -> P2PAvgError | None:
         """Why all members refuse to be watched; None: one does not."""
         if self._endpoint.links or not self._refused or not self._refused.keys() >= self._view.peers.keys():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Iterable
@@ -10,6 +11,8 @@ from typing import Protocol
 import torch
 
 from p2pavg.errors import ConfigurationError
+
+logger = logging.getLogger("p2pavg.optim")
 
 
 class Open(Protocol):
@@ -28,7 +31,7 @@ class Closeable(Protocol):
     def close(self) -> None: ...
 
 
-_open: weakref.WeakSet[Open] = weakref.WeakSet()
+_open: weakref.WeakKeyDictionary[Open, tuple[list[Closeable], bytes]] = weakref.WeakKeyDictionary()
 
 
 def check_free(params: Iterable[torch.Tensor]) -> None:
@@ -42,9 +45,25 @@ def check_free(params: Iterable[torch.Tensor]) -> None:
             )
 
 
-def enter(optimizer: Open, held: list[Closeable]) -> None:
-    """Note an open optimizer. held: what to close when it is dropped, the last first; a live list."""
-    _open.add(optimizer)
+def warn_of_another_model(run_id: str, schema: bytes) -> None:
+    """Warn of an optimizer that is open in the same run with another model, as when a cell of a notebook ran
+    again. schema: of the model that enters.
+    """
+    for other, (held, theirs) in list(_open.items()):
+        if held and other.run_id == run_id and theirs != schema:
+            logger.warning(
+                "another optimizer of run %r is open in this process, with another model, and stays a peer "
+                "that this one cannot train with; close() it, as opt.close(), or take another run_id",
+                run_id,
+            )
+            return
+
+
+def enter(optimizer: Open, held: list[Closeable], schema: bytes) -> None:
+    """Note an open optimizer. held: what to close when it is dropped, the last first, empty when it is
+    closed; a live list. schema: of its model.
+    """
+    _open[optimizer] = held, schema
     weakref.finalize(optimizer, _dropped, held).atexit = False
 
 

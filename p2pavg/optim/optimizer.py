@@ -207,7 +207,8 @@ class CollaborativeOptimizer(Accumulating):
         about = About(self.run_id, self._resumable.schema, ", ".join(self._described), SOFTWARE)
         self._saving = saving(options.checkpoint_dir, options.checkpoint_epochs, about)
         self._build_peer = partial(Peer, self.run_id, **options.shared())
-        live.enter(self, self._held)
+        live.warn_of_another_model(self.run_id, self._resumable.schema)
+        live.enter(self, self._held, self._resumable.schema)
         try:
             self._join(self._load_checkpoint())
         except BaseException:

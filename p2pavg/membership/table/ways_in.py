@@ -8,7 +8,7 @@ from typing import Any
 
 from p2pavg import __version__
 from p2pavg.errors import IdentityInUseError, IncompatiblePeerError, UnreachableError
-from p2pavg.identity import short_id
+from p2pavg.identity import OWN_IDENTITY, short_id
 from p2pavg.membership.table.address import Address, format_host_port, resolve
 from p2pavg.membership.table.node import Node
 from p2pavg.membership.table.wire import VERSION, Contact
@@ -52,7 +52,7 @@ class WaysIn:
             if way_in is not None and self._node.rpc.client_only:
                 raise IdentityInUseError(
                     f"another process uses the identity of peer {short_id(way_in.id)}, at "
-                    f"{format_host_port(*way_in.address)}; give every process credentials of its own"
+                    f"{format_host_port(*way_in.address)}; {OWN_IDENTITY}"
                 )
             if ourselves and len(addresses) == 1:
                 return None  # this node, or another process of its identity: peers that train find out

@@ -32,7 +32,15 @@ from p2pavg.errors import (
     ProtocolError,
     UnreachableError,
 )
-from p2pavg.identity import PEER_ID_BYTES, PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, short_id
+from p2pavg.identity import (
+    OWN_IDENTITY,
+    PEER_ID_BYTES,
+    PUBLIC_KEY_BYTES,
+    SIGNATURE_BYTES,
+    Identity,
+    peer_id_of,
+    short_id,
+)
 from p2pavg.printable import printable
 
 WIRE_VERSION = (2, 0)  # major, minor: see "Versions" in docs/design.md
@@ -89,7 +97,7 @@ class SecondUse(Refusal):
     def __init__(self, peer_id: bytes, since: int) -> None:
         super().__init__(
             "duplicate",
-            f"another live process uses the identity of peer {short_id(peer_id)}; give every process its own",
+            f"another live process uses the identity of peer {short_id(peer_id)}; {OWN_IDENTITY}",
             since,
         )
 
@@ -333,7 +341,7 @@ def check(mine: Hello, theirs: Hello, expect: bytes | None = None) -> None:
     if theirs.peer_id == mine.peer_id:
         raise Refusal(
             "duplicate",
-            f"another process uses the identity of peer {short_id(mine.peer_id)}; give every process its own",
+            f"another process uses the identity of peer {short_id(mine.peer_id)}; {OWN_IDENTITY}",
         )
     if theirs.run != mine.run:
         raise Refusal("run", OTHER_RUN)

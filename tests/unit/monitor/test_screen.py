@@ -26,7 +26,7 @@ def test_text_of_members_is_no_markup(capsys: pytest.CaptureFixture[str]) -> Non
     picture = three()
     picture.told(A, status(region="[/x]", state="[red]"), 0.5)
     Console(width=150).print(screen(picture.show(1.0), 150))
-    peers._print_table("[/run]", [PeerInfo(B, region="[/y]")])
+    peers._print_table("[/run]", [(PeerInfo(B, region="[/y]"), 1.0)])
     shown = capsys.readouterr().out
     for part in ("[/x]", "[red]", "[/y]", "[/run]"):
         assert part in shown
@@ -124,12 +124,22 @@ def test_the_table_of_peers_fits_80_columns(capsys: pytest.CaptureFixture[str]) 
         named(A, "a-machine-of-a-lab", region="eu-west-1", samples_per_second=1234.5),
         named(B, "new", joining=True),
     ]
-    peers._print_table("my-run", rows)
+    peers._print_table("my-run", [(row, 1.0) for row in rows])
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "run my-run: 1 peer and 1 downloading"
     assert max(map(len, lines)) <= 80
     for part in ("a-machine-of-a-lab", short_id(A), "198.51.100.7:31330", "eu-west-1", "1,234", "joining"):
         assert any(part in line for line in lines)
+
+
+def test_a_peer_that_may_be_dead_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    """Between a crash and the end of a peer's record its row says so, and for how long it was silent."""
+    peers._print_table("my-run", [(named(A, "lives"), 2.0), (named(B, "killed"), 11.0)])
+    out = capsys.readouterr().out
+    lives, killed = (next(line for line in out.splitlines() if name in line) for name in ("lives", "killed"))
+    assert "silent" not in lives
+    assert "silent 11 s" in killed
+    assert "silent: it may have died" in out
 
 
 @pytest.mark.parametrize("count", [1, 3, 5, 12, 40])
