@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from p2pavg.printable import counted
+
 SURELY = 1.1  # streams whose windows would carry this multiple of the rate show that the link limits it
 ENOUGH = 0.95  # streams fill a link when they carry this share of its rate
 SATURATED_SHARE = 0.8  # below this share of a lone stream's rate, streams compete: the link is full
 COLLAPSED_SHARE = 0.7  # below this share of the rate of fewer streams, the step itself failed
+APART = 2.5  # a model that is further from a measurement, by this factor, does not describe the link
 COLD_RTTS = 10
 _LONGEST_SLICES = 12
 
@@ -69,6 +72,23 @@ def fit(points: Mapping[int, float], rtt_s: float) -> Fit:
         filled=filled,
         window_limited=best_streams > 1 or not filled,
     )
+
+
+def doubt(points: Mapping[int, float], found: Fit, *, here: bool) -> str | None:
+    """Why nothing can be said of what limits the streams; None: the model describes {streams: Gb/s}. here:
+    both sides are on one machine.
+    """
+    if here:
+        return "Both sides are on this machine: its processors limit the streams, and no link is measured."
+    for streams, gbps in sorted(points.items()):
+        expected = found.predict(streams)
+        if gbps > 0 and not 1 / APART <= expected / gbps <= APART:
+            return (
+                f"What limits the streams cannot be judged: {counted(streams, 'stream')} got "
+                f"{rate_text(gbps)}, where the other measurements let one expect {rate_text(expected)}; "
+                "measure again while nothing else uses the two machines or the link."
+            )
+    return None
 
 
 def is_full(points: Mapping[int, float]) -> bool:

@@ -260,6 +260,11 @@ class Client:
         return time.perf_counter() - begin
 
     @property
+    def is_here(self) -> bool:
+        """Whether the other side is on this machine."""
+        return str(self.socket.getsockname()[0]) == str(self._address[0])
+
+    @property
     def socket(self) -> socket.socket:
         return self._lines.sock
 

@@ -277,18 +277,21 @@ def measure(client: Client, limits: Limits) -> dict[str, Any]:
     found_back = _fit(back, rtt_s)
     both = sweep.both_ways(min(MOST_STREAMS, max(1, found.best_streams)))
     own = sysctls.get("net.ipv4.tcp_congestion_control", "")
-    congestion = (
-        sweep.congestion_controls(own, points[0].gbps) if found.window_limited else {own: points[0].gbps}
-    )
+    congestion = {own: points[0].gbps}
+    doubt = fit.doubt(_rates(points), found, here=client.is_here)
+    if doubt is None and found.window_limited:
+        congestion = sweep.congestion_controls(own, points[0].gbps)
 
-    reason = advice.why_one_stream_stops(found, points[0].view)
-    advised = advice.advise(found, reason, sysctls, client.sysctls, burst, congestion)
-    tried = points[-1].streams
-    words = [fit.explain(found, tried)]
-    if advice.reason_text(reason):
+    reason = None if doubt else advice.why_one_stream_stops(found, points[0].view)
+    advised = (
+        advice.advise(found, reason, sysctls, client.sysctls, burst, congestion) if reason is not None else []
+    )
+    words = [doubt or fit.explain(found, points[-1].streams)]
+    if reason is not None and advice.reason_text(reason):
         words.append(advice.reason_text(reason))
-    if found_back is not None:
-        words.append("The other way: " + fit.explain(found_back, back[-1].streams))
+    if found_back is not None and not client.is_here:
+        told = fit.doubt(_rates(back), found_back, here=False) or fit.explain(found_back, back[-1].streams)
+        words.append(f"The other way: {told}")
     waited = max(fit.waited_share(point.samples, SAMPLE_S) for point in (*points, *back))
     void = f"the measurement waited for a CPU {waited:.0%} of a step" if waited > _MOST_WAITED else None
     return {
@@ -302,6 +305,7 @@ def measure(client: Client, limits: Limits) -> dict[str, Any]:
         "both": both,
         "burst": vars_of(burst) if burst else None,
         "one_stream_limited_by": reason,
+        "doubt": doubt,
         "congestion_controls": congestion,
         "advice": [one.to_json() for one in advised],
         "advice_lines": [one.line() for one in advised],
@@ -315,8 +319,12 @@ def measure(client: Client, limits: Limits) -> dict[str, Any]:
     }
 
 
+def _rates(points: list[Point]) -> Mapping[int, float]:
+    return {point.streams: point.gbps for point in points}
+
+
 def _fit(points: list[Point], rtt_s: float) -> fit.Fit | None:
-    seen: Mapping[int, float] = {point.streams: point.gbps for point in points}
+    seen = _rates(points)
     return fit.fit(seen, rtt_s) if any(gbps > 0 for gbps in seen.values()) else None
 
 

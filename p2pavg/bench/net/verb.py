@@ -204,7 +204,7 @@ def table(result: dict[str, Any]) -> list[str]:
     if result["advice_lines"]:
         lines.append("The machine's owner may set:")
         lines += [f"  {line}" for line in result["advice_lines"]]
-    else:
+    elif result["doubt"] is None:
         lines.append("No setting of the kernel would gain anything here.")
     lines.append(f"({result['seconds']:.0f} s, {fit.bytes_text(result['bytes_sent'])} sent)")
     if lab := result.get("lab"):

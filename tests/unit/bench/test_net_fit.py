@@ -10,6 +10,7 @@ from p2pavg.bench.net.fit import (
     Fit,
     bytes_text,
     cold_gbps,
+    doubt,
     explain,
     fit,
     is_full,
@@ -144,3 +145,21 @@ def test_rates_are_readable(gbps: float, text: str) -> None:
 def test_sizes_are_readable(count: float, text: str) -> None:
     """Two or three digits and the unit that fits."""
     assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("points", "here", "said"),
+    [
+        ({1: 33.4, 2: 33.0, 4: 34.1}, True, "Both sides are on this machine"),
+        ({1: 0.09, 2: 0.18, 4: 0.36, 8: 0.7, 16: 0.96}, False, None),
+        ({1: 0.94, 2: 0.94, 4: 0.7}, False, None),
+        ({1: 33.4, 16: 32.8, 32: 4.88, 64: 65.7}, False, "What limits the streams cannot be judged: "),
+        ({1: 0.5, 2: 0.0, 4: 0.5}, False, None),  # nothing was sent any more: a budget ended
+    ],
+)
+def test_measurements_that_contradict_each_other_are_not_explained(
+    points: dict[int, float], here: bool, said: str | None
+) -> None:
+    """Where the law is far from what was measured, or there is no link, the words claim nothing."""
+    told = doubt(points, fit(points, 0.001), here=here)
+    assert (told is None) if said is None else (told is not None and said in told)

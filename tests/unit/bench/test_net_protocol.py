@@ -66,6 +66,8 @@ def test_a_measurement_keeps_its_bounds(server: MeasurementServer) -> None:
     assert result["best_streams"] >= 1
     assert {"streams", "gbps"} <= set(result["sweep"][0])
     assert result["words"][0] in table(result)
+    assert result["words"][0].startswith("Both sides are on this machine")  # where nothing is advised
+    assert result["advice_lines"] == []
     assert "void_reason" in result
     json.dumps(result, allow_nan=False)
 
