@@ -118,7 +118,8 @@ class CollaborativeOptimizer(Accumulating):
             neither the run is open.
         metrics: "host:port" at which this peer serves metrics for Prometheus, such as "127.0.0.1:9100", to
             whoever reaches that port; None: nowhere.
-        on_round: called with each `RoundReport`, on a background thread.
+        on_round: called with the `RoundReport` of each round, on a background thread. What a peer lost by
+            leaving is in `last_report`, after `close()`.
         model: the module whose buffers belong to the state; None: found through the parameters it owns.
         extras: by name, what else belongs to the run and has a `state_dict()`: a GradScaler, a sampler.
         sampler: a `p2pavg.SwarmSampler` or `p2pavg.SwarmShards` from which this peer's loader draws: each
@@ -351,7 +352,9 @@ class CollaborativeOptimizer(Accumulating):
 
     @property
     def last_report(self) -> RoundReport | None:
-        """The report of the last epoch that this peer finished; None: there was none."""
+        """The report of the last epoch that this peer finished, or, once it has left, of what it lost then,
+        with no members; None: there was none.
+        """
         return self._training.last_report
 
     def log(self, **figures: float) -> None:

@@ -64,7 +64,8 @@ class Peer:
             With neither the run is open: whoever reaches a port can read gradients and take part.
         metrics: "host:port" at which this peer serves metrics for Prometheus, such as "127.0.0.1:9100", to
             whoever reaches that port; None: nowhere.
-        on_round: called with each `RoundReport`, on a background thread.
+        on_round: called with the `RoundReport` of each round, on a background thread. What a peer lost by
+            leaving is in `last_report`, after `close()`, and in `reports`.
         reports: a JSONL file to which each `RoundReport` is appended; None: what `P2PAVG_REPORTS` names.
         identity: a file that keeps this peer's key over restarts, made when it is missing; None: a fresh key.
 
@@ -165,7 +166,9 @@ class Peer:
 
     @property
     def last_report(self) -> RoundReport | None:
-        """The report of the last epoch that this peer finished; None: there was none."""
+        """The report of the last epoch that this peer finished, or, once it has left, of what it lost then,
+        with no members; None: there was none.
+        """
         return None if self._session is None else self._session.last_report
 
     @property
@@ -332,7 +335,7 @@ class Peer:
                     "cannot append to %s (%s); no more reports are written", self._reports, error.strerror
                 )
                 self._reports = None
-        if self._settings.on_round is not None:
+        if self._settings.on_round is not None and report.members:  # none: the last word of who leaves
             try:
                 self._settings.on_round(report)
             except Exception:

@@ -48,6 +48,17 @@ class Account:
     sockets: int = 0
     files: list[str] = field(default_factory=list)
 
+    def add(self, report: RoundReport) -> None:
+        """Count what was discarded."""
+        self.discarded += report.samples_discarded
+        self.why += report.discarded_why
+
+    def left(self, opt: CollaborativeOptimizer) -> None:
+        """Count what was lost by leaving."""
+        report = opt.last_report
+        if report is not None and not report.members:
+            self.add(report)
+
 
 def build(plan: Plan, account: Account) -> tuple[CollaborativeOptimizer, nn.Module]:
     """The gradient of every sample is 1, so every average has to be 1."""
@@ -56,10 +67,8 @@ def build(plan: Plan, account: Account) -> tuple[CollaborativeOptimizer, nn.Modu
     nn.init.zeros_(model.weight)
 
     def on_round(report: RoundReport) -> None:
-        account.discarded += report.samples_discarded
-        account.why += report.discarded_why
-        if report.samples:
-            account.averaged[report.epoch] = report.samples
+        account.add(report)
+        account.averaged[report.epoch] = report.samples
 
     opt = CollaborativeOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0),
@@ -106,6 +115,7 @@ def stay(plan: Plan, pipe: Connection) -> None:
             step(plan, account, opt, model)
         pipe.recv()
         opt.close()
+        account.left(opt)
         account.epoch, account.weight = opt.epoch, float(model.weight.detach())
         account.threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
         account.sockets = sockets() - before
@@ -123,6 +133,7 @@ def come_and_go(plan: Plan, pipe: Connection) -> None:
         for _ in range(dice.randint(1, 12)):
             step(plan, account, opt, model, dice.randint(1, 4))
         opt.close()
+        account.left(opt)
     pipe.send(account)
 
 
@@ -137,4 +148,5 @@ def train_until_terminated(plan: Plan, pipe: Connection) -> None:
         while True:
             step(plan, account, opt, model)
     finally:
+        account.left(opt)
         pipe.send(account)

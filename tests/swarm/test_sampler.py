@@ -94,8 +94,7 @@ class Trainer(threading.Thread):
 
     def _reported(self, report: RoundReport) -> None:
         self.reports[report.epoch] = report
-        if report.samples:  # else it is the last word of who leaves
-            self.told.append(report)
+        self.told.append(report)
 
     def _look(self, inner: torch.optim.Optimizer, *_: Any) -> None:
         (marks,) = inner.param_groups[0]["params"]

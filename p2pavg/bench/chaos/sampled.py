@@ -163,10 +163,9 @@ class Sampled(Chaos):
         )
 
     def _reported(self, report: RoundReport) -> None:
-        if report.members:  # else it is the last word of who leaves
-            with self._told:
-                self._reports.append(report)
-                self._told.notify()
+        with self._told:
+            self._reports.append(report)
+            self._told.notify()
 
     def _average(self, *_: object) -> None:
         assert self._marks.grad is not None
