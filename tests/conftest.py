@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -54,6 +56,14 @@ class _OneLab(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """Each other test goes to whichever worker is free."""
     return _OneLab(config, log)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test before left open in this process is no other optimizer of the run of this one."""
+    live = sys.modules.get("p2pavg.optim.live")
+    if live is not None:
+        monkeypatch.setattr(live, "_open", WeakKeyDictionary())
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import weakref
@@ -49,14 +50,20 @@ def warn_of_another_model(run_id: str, schema: bytes) -> None:
     """Warn of an optimizer that is open in the same run with another model, as when a cell of a notebook ran
     again. schema: of the model that enters.
     """
-    for other, (held, theirs) in list(_open.items()):
-        if held and other.run_id == run_id and theirs != schema:
-            logger.warning(
-                "another optimizer of run %r is open in this process, with another model, and stays a peer "
-                "that this one cannot train with; close() it, as opt.close(), or take another run_id",
-                run_id,
-            )
-            return
+    if _has_another_model(run_id, schema):
+        gc.collect()  # it may have been dropped, and only wait to be collected
+    if _has_another_model(run_id, schema):
+        logger.warning(
+            "another optimizer of run %r is open in this process, with another model, and stays a peer "
+            "that this one cannot train with; close() it, as opt.close(), or take another run_id",
+            run_id,
+        )
+
+
+def _has_another_model(run_id: str, schema: bytes) -> bool:
+    return any(
+        held and other.run_id == run_id and theirs != schema for other, (held, theirs) in list(_open.items())
+    )
 
 
 def enter(optimizer: Open, held: list[Closeable], schema: bytes) -> None:

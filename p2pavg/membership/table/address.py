@@ -35,13 +35,22 @@ def parse_host_port(text: str) -> tuple[str, int]:
     elif ":" in host:
         raise ConfigurationError(f"{text!r} is ambiguous; write an IPv6 address as [address]:port")
     number = int(port) if port.isascii() and port.isdigit() else None
-    if not separator or not host or number is None or any(c.isspace() or c in "/[]@" for c in host):
+    if not separator or number is None or not _can_be_host(host):
         raise ConfigurationError(f"{text!r} is not an address of a peer; write host:port, such as {EXAMPLE}")
     if not 0 < number <= LAST_PORT:
         raise ConfigurationError(
             f"{text!r} has port {number}, and ports are 1 to {LAST_PORT}; write host:port, such as {EXAMPLE}"
         )
     return host, number
+
+
+def _can_be_host(text: str) -> bool:
+    """Whether a resolver would take it."""
+    try:
+        text.encode("idna")
+    except UnicodeError:  # a part between two dots is empty, or longer than 63
+        return False
+    return bool(text) and not any(c.isspace() or c in "/[]@" for c in text)
 
 
 def parse_listen(text: str) -> tuple[str, int]:

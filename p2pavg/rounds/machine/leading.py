@@ -177,7 +177,7 @@ class Leading:
                     self.abort(Cause.UNDECIDED, [peer])
                     return
                 self.abort(Cause.UNDECIDED, (), counts=False)
-                if held.ballot.leader == core.me and held.ballot.serial > core.config.life:
+                if core.promises.opened(held.ballot):
                     void = Aborted(held.ballot, held.ballot, Cause.GIVEN_UP, Cause.GIVEN_UP.words, (), False)
                     core.send(peer, void)  # the link to the member broke before it could hear of the end
                 else:

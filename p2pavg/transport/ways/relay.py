@@ -106,7 +106,11 @@ class Relay:
         wire.keep_alive(sock)
         tunnel.ends[token] = sock
         if len(tunnel.ends) < 2:
-            await tunnel.joined.wait()
+            try:
+                await tunnel.joined.wait()
+            except asyncio.CancelledError:  # the connection was cut, as one of too many
+                self._end(tunnel)
+                raise
         else:
             self._join(tunnel)
         if tunnel.closed:

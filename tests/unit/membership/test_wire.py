@@ -178,6 +178,8 @@ def test_addresses_as_people_write_them() -> None:
         ("10.0.0.5:0", "has port 0, and ports are 1 to 65535"),
         ("10.0.0.5", "is not an address"),
         (":31330", "is not an address"),
+        ("a..b:31330", "is not an address"),
+        ("x" * 64 + ".example:31330", "is not an address"),
         ("10.0.0.5/run:31330", "is not an address"),
         ("10.0.0.5:port", "is not an address"),
         ("10.0.0.5:٣", "is not an address"),

@@ -13,6 +13,7 @@ class Promises:
 
     def __init__(self, me: PeerId, life: int) -> None:
         self._me = me
+        self._life = life
         self._serial = life  # of the ballot that this peer opened last
         # Standing -> the first and the last promise.
         self._kept: dict[tuple[int, Lineage], tuple[Ballot, Ballot]] = {}
@@ -31,6 +32,12 @@ class Promises:
         self._kept[ballot.standing] = first, ballot
         if len(self._kept) > STANDINGS_KEPT:
             del self._kept[next(iter(self._kept))]
+
+    def opened(self, ballot: Ballot) -> bool:
+        """Whether this life of the peer opened the ballot. After a clock went back, an earlier life's ballots
+        have larger numbers.
+        """
+        return ballot.leader == self._me and self._life < ballot.serial <= self._serial
 
     def first(self, standing: tuple[int, Lineage]) -> Ballot:
         """The first ballot of this standing that this process promised; there is one."""

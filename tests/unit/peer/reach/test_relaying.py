@@ -163,6 +163,23 @@ async def test_a_token_is_good_once() -> None:
         assert not made._of
 
 
+async def test_a_tunnel_ends_with_a_connection_that_is_cut() -> None:
+    """Whoever waits for the other end may be cut, as one connection of too many: the tunnel is given up."""
+    async with relay_at(1e6) as (made, port):
+        tokens = made.open(ONE, TWO)
+        before = asyncio.all_tasks()
+        first = asyncio.create_task(end(port, tokens[0]))
+        await until(lambda: any(tunnel.ends for tunnel in made._tunnels.values()))
+        for task in asyncio.all_tasks() - before - {first}:
+            task.cancel()
+        with pytest.raises((P2PAvgError, OSError)):
+            await first
+        with pytest.raises((P2PAvgError, OSError)):
+            await end(port, tokens[1])
+        assert not made._tunnels
+        assert not made._of
+
+
 async def test_tunnels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One peer has so many at most, and all together so many; unclaimed ones end by themselves."""
     monkeypatch.setattr(relay, "CLAIM_S", 0.2)

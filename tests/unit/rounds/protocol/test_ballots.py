@@ -85,6 +85,23 @@ def test_two_lives_of_a_leader_share_no_ballot() -> None:
     assert first.transfer != second.transfer
 
 
+@pytest.mark.parametrize("clock_went_back", [False, True])
+def test_a_leader_that_came_back_voids_no_ballot_of_its_earlier_life(clock_went_back: bool) -> None:
+    """A member is DONE in that ballot, which may be committed: the voters are asked, whatever the clock says
+    of which life is later.
+    """
+    earlier = Ballot(0, 0, ME, 10**18 + 1, LINEAGE)
+    leader = machine(life=10**18 + (-1 if clock_went_back else 1) * 10**14)
+    leader.core.follow(ME)
+    for peer in (OTHER, THIRD):
+        leader.handle(PeerUp(peer, 0, LINEAGE, leader=ME), 0.1)
+    ballot = opened(leader.handle(LocalProgress(12, 1.0, at_boundary=True), 0.2)).ballot
+    held = Held(earlier, Stage.DONE, True, DIGESTS, (ME, OTHER, THIRD), WEIGHTS, SAMPLES)
+    actions = leader.handle(Received(OTHER, Promise(ballot, held, ballot)), 0.3)
+    assert not [send for send in sent(actions, Aborted) if send.message.ballot == earlier]
+    assert {send.peer for send in sent(actions, Query)} == {OTHER, THIRD}
+
+
 def test_a_life_never_opens_a_ballot_twice() -> None:
     """Who heals away from a lineage, and back to it, leads its first attempt there with a new ballot."""
     peer = machine(life=1000)
