@@ -316,5 +316,5 @@ async def test_a_state_larger_than_memory(monkeypatch: pytest.MonkeyPatch) -> No
     fetching = downloader.Downloader(None, None, 4)  # type: ignore[arg-type]
     links: Any = {donor.peer_id: Donor()}
     offers = await fetching.offers(lambda: [donor.peer_id], links, None)
-    with pytest.raises(StateError, match="has 68.7 GB"):
+    with pytest.raises(StateError, match=r"has 68\.7 GB"):
         await fetching.fetch(manifest, offers, links)
