@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import sys
@@ -34,8 +35,7 @@ def device_bytes() -> int:
 
 def report() -> MemoryReport:
     """The most that this process took so far, and what there is."""
-    machine = [size for size in (_kib(_MEMINFO, "MemTotal"), _container()) if size]
-    host_peak, host = _kib(_STATUS, "VmHWM") or _most_ever(), min(machine, default=0)
+    host_peak, host = _kib(_STATUS, "VmHWM") or _most_ever(), _host(_MEMINFO, _LIMIT)
     cuda = _cuda()
     if cuda is None:
         return MemoryReport(host_peak, host)
@@ -53,6 +53,12 @@ def _cuda() -> Any:
     return torch.cuda
 
 
+@functools.cache  # reports are made in every round, and this stays as it is
+def _host(machine: Path, container: Path) -> int:
+    """Bytes of the machine, or of this process's container; 0: not known."""
+    return min((size for size in (_kib(machine, "MemTotal"), _container(container)) if size), default=0)
+
+
 def _most_ever() -> int:
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * _KIB
@@ -67,10 +73,10 @@ def _kib(path: Path, name: str) -> int:
     return next((int(row[1]) * _KIB for row in rows if len(row) == 3 and row[0] == f"{name}:"), 0)
 
 
-def _container() -> int:
+def _container(path: Path) -> int:
     """The limit of this process's container; 0: there is none."""
     try:
-        limit = _LIMIT.read_text().strip()
+        limit = path.read_text().strip()
     except OSError:
         return 0
     return int(limit) if limit.isdigit() else 0
