@@ -92,8 +92,11 @@ class Identity:
 
     def derived(self, name: str) -> Identity:
         """Another identity, which follows from this one and a name: the same each time."""
-        seed = hashlib.blake2b(name.encode(), key=self.private_bytes(), digest_size=32).digest()
-        return Identity(Ed25519PrivateKey.from_private_bytes(seed))
+        return Identity(Ed25519PrivateKey.from_private_bytes(self.secret(name)))
+
+    def secret(self, name: str) -> bytes:
+        """32 bytes that follow from this identity and a name, and that nobody else can tell."""
+        return hashlib.blake2b(name.encode(), key=self.private_bytes(), digest_size=32).digest()
 
     def sign(self, message: bytes) -> bytes:
         """The 64-byte Ed25519 signature over `message`."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from p2pavg.errors import AddressInUseError, ConfigurationError
 from p2pavg.identity import Identity
-from p2pavg.membership.reach.leases import GatewayRefusal
+from p2pavg.membership.reach.leases import SECRET, GatewayRefusal
 from p2pavg.membership.reach.lessors import Lessors
 from p2pavg.membership.table.address import (
     Address,
@@ -137,7 +137,7 @@ async def _ask(dht: DHT) -> Found:
 
 async def _try_gateway(dht: DHT, found: Found) -> None:
     """Ask the gateway for a port, have others try it, and give it back."""
-    lessors = Lessors()
+    lessors = Lessors(secret=dht.identity.secret(SECRET))
     try:
         mapped = await lessors.lease("tcp", dht.port, dht.port, LEASE_S)
     except GatewayRefusal as refusal:
@@ -154,7 +154,10 @@ async def _try_gateway(dht: DHT, found: Found) -> None:
         else:
             found.gateway += ", and others do not get through: another router stands before it"
     finally:
-        await lessors.lease("tcp", dht.port, mapped.port, 0)
+        try:
+            await lessors.lease("tcp", dht.port, mapped.port, 0)
+        except GatewayRefusal:
+            found.gateway += f"; it did not confirm that the port is given back, which ends in {LEASE_S} s"
 
 
 async def _where(dht: DHT) -> list[Address]:
@@ -183,6 +186,7 @@ def told(found: Found) -> list[str]:
     if found.reach == "out only":
         port = where.rpartition(":")[2]
         lines.append(f"To be reached, open or forward port {port} for TCP, and if possible for UDP.")
+    if found.gateway:
         lines.append(f"The gateway: {found.gateway}.")
     if not found.udp:
         lines.append("UDP does not get through: the table of members travels over TCP, at a few bytes more.")

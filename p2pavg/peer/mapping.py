@@ -22,11 +22,13 @@ PATIENCE_S = 1.0  # that a newcomer waits for its gateway, before others try whe
 class Mapping:
     """`where` is the address that leads here; None: there is none, or none yet."""
 
-    def __init__(self, port: int, changed: Callable[[Address | None], None], *, wished: bool) -> None:
+    def __init__(
+        self, port: int, changed: Callable[[Address | None], None], *, wished: bool, secret: bytes = b""
+    ) -> None:
         """changed: told where the port leads from, and None when it leads here no more. wished: the user
-        asked for it, and is told when the gateway refuses.
+        asked for it, and is told when the gateway refuses. secret: as of `Gateway`.
         """
-        self._ports = PortMapping(Lessors(), port, changed)
+        self._ports = PortMapping(Lessors(secret=secret), port, changed)
         self._wished = wished
         self._first: asyncio.Task[None] | None = None
 

@@ -328,7 +328,8 @@ def test_simultaneous_open_passes_where_rfc_5382_says(one: str, other: str, earl
 
 MAP = """
 import asyncio, json, sys
-from p2pavg.membership.reach.port_mapping import Gateway, PortMapping
+from p2pavg.membership.reach.gateway_talk import Gateway
+from p2pavg.membership.reach.port_mapping import PortMapping
 
 async def main():
     told = []

@@ -1,4 +1,4 @@
 """How others reach this machine: ports that its gateway maps.
 
-Imports nothing else of `membership`. Start reading at `port_mapping`, then `lessors`.
+Imports nothing else of `membership`. Start reading at `port_mapping`, then `lessors`, then `gateway_talk`.
 """

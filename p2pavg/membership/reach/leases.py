@@ -7,6 +7,7 @@ from typing import Protocol
 
 from p2pavg.errors import P2PAvgError
 
+SECRET = "gateway"  # of a peer's identity, that it shows to gateways
 LEASE_S = 600  # a peer that crashed leaves its mapping behind for so long
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from p2pavg.membership.reach.gateway import default_gateway
+from p2pavg.membership.reach.gateway_talk import Gateway
 from p2pavg.membership.reach.leases import LEASE_S, GatewayRefusal, Lessor, Mapped
-from p2pavg.membership.reach.port_mapping import Gateway
 from p2pavg.membership.reach.upnp import Upnp
 
 
@@ -18,12 +19,16 @@ class Lessors:
     def __init__(
         self,
         route: Callable[[], str | None] = default_gateway,
-        at: Callable[[str], Lessor] = Gateway,
+        at: Callable[[str], Lessor] | None = None,
         upnp: Lessor | None = None,
+        *,
+        secret: bytes = b"",
     ) -> None:
-        """route: the address of the gateway now, None where there is none; at: how that one is asked."""
+        """route: the address of the gateway now, None where there is none; at: how that one is asked. secret:
+        as of `Gateway`.
+        """
         self._route = route
-        self._at = at
+        self._at = at or partial(Gateway, secret=secret)
         self._upnp = upnp or Upnp()
         self._gateway: tuple[str, Lessor] | None = None
         self._giver: Lessor | None = None

@@ -16,9 +16,10 @@ _ANSWER = struct.Struct("!BBBBII12x12sB3xHH16s")
 _HEAD = struct.Struct("!BBBBII12x")
 
 UNSUPPORTED_VERSION = 1
+NOT_AUTHORIZED = 2
 REASONS = {
     UNSUPPORTED_VERSION: "does not speak PCP",
-    2: "refuses to map ports (it is switched off there)",
+    NOT_AUTHORIZED: "refuses (ports are switched off there, or another process had this one minutes ago)",
     3: "found the request malformed",
     4: "does not know the request",
     7: "has no connection to its provider",
@@ -53,7 +54,7 @@ def ask_port(
 ) -> bytes:
     """The request for a mapping, sent from the address `own`; lease_s 0 removes it.
 
-    nonce: 12 random bytes, the same in all requests about one mapping.
+    nonce: 12 bytes that nobody can guess, the same in all requests about one mapping.
     """
     anywhere = _mapped("0.0.0.0") if ipaddress.ip_address(own).version == 4 else bytes(16)
     number = _PROTOCOLS[protocol]
@@ -63,14 +64,17 @@ def ask_port(
 
 
 def read(data: bytes, request: bytes) -> Answer | None:
-    """The answer to `request` in a datagram; None: it is none."""
-    if len(data) < _HEAD.size or data[1] != _RESPONSE | _MAP:
+    """The answer to `request` in a datagram; None: it is none.
+
+    A gateway that knows other versions alone, such as NAT-PMP, says so in one of them.
+    """
+    if len(data) >= 4 and data[0] != VERSION and data[3] == UNSUPPORTED_VERSION:
+        return Answer(UNSUPPORTED_VERSION, 0, 0)
+    if len(data) < _HEAD.size or data[0] != VERSION or data[1] != _RESPONSE | _MAP:
         return None
     _, _, _, result, lease_s, epoch_s = _HEAD.unpack_from(data)
-    if result == UNSUPPORTED_VERSION:
-        return Answer(result, epoch_s, lease_s)
-    if data[0] != VERSION or len(data) < _ANSWER.size:
-        return None
+    if result == UNSUPPORTED_VERSION or len(data) < _ANSWER.size:
+        return None  # of the versions, it speaks of another request's
     _, _, _, result, lease_s, epoch_s, nonce, number, inside, outside, address = _ANSWER.unpack_from(data)
     asked = _REQUEST.unpack(request)
     if (nonce, number, inside) != (asked[5], asked[6], asked[7]):

@@ -13,8 +13,9 @@ _ADDRESS = struct.Struct("!BBHI4s")
 _MAP = struct.Struct("!BBHHHI")
 _MAPPED = struct.Struct("!BBHIHHI")
 
+UNSUPPORTED_VERSION = 1
 REASONS = {
-    1: "does not speak NAT-PMP",
+    UNSUPPORTED_VERSION: "does not speak NAT-PMP",
     2: "refuses to map ports (it is switched off there)",
     3: "has no address from its provider",
     4: "has no more ports to give",
@@ -50,7 +51,12 @@ def ask_port(protocol: str, inside_port: int, outside_port: int, lease_s: int) -
 
 
 def read(data: bytes, request: bytes) -> Answer | None:
-    """The answer to `request` in a datagram; None: it is none."""
+    """The answer to `request` in a datagram; None: it is none.
+
+    A gateway that knows PCP alone says so in that version.
+    """
+    if len(data) >= 4 and data[0] != VERSION and data[3] == UNSUPPORTED_VERSION:
+        return Answer(UNSUPPORTED_VERSION, 0)
     if len(data) < 8 or data[0] != VERSION or data[1] != _RESPONSE | request[1]:
         return None
     _, _, result, epoch_s = struct.unpack_from("!BBHI", data)

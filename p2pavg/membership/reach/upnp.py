@@ -27,6 +27,8 @@ class Upnp:
 
     def __init__(self) -> None:
         self._device: Any = None
+        self._turn = threading.Lock()  # a request whose asker is gone goes on: a removal comes after it
+        self._given: dict[tuple[str, int], int] = {}  # (protocol, inside port) -> outside port
 
     async def lease(
         self, protocol: str, inside_port: int, outside_port: int, lease_s: int = LEASE_S
@@ -35,6 +37,10 @@ class Upnp:
         return await _in_thread(lambda: self._lease(protocol.upper(), inside_port, outside_port, lease_s))
 
     def _lease(self, protocol: str, inside: int, outside: int, lease_s: int) -> Mapped:
+        with self._turn:
+            return self._asked(protocol, inside, outside, lease_s)
+
+    def _asked(self, protocol: str, inside: int, outside: int, lease_s: int) -> Mapped:
         try:
             library = importlib.import_module("miniupnpc")
         except ImportError:
@@ -43,9 +49,10 @@ class Upnp:
             if self._device is None:
                 self._device = _find(library)
             if not lease_s:
+                outside = self._given.pop((protocol, inside), outside)
                 self._device.deleteportmapping(outside, protocol)
                 return Mapped("", outside, 0.0, 0)
-            given = self._map(protocol, inside, outside, lease_s)
+            given = self._given[protocol, inside] = self._map(protocol, inside, outside, lease_s)
             return Mapped(outside_address(self._device.externalipaddress()), given, lease_s, 0)
         except GatewayRefusal:
             raise

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from p2pavg.membership.reach.leases import SECRET
 from p2pavg.membership.table.address import Address, is_loopback
 from p2pavg.membership.table.dht import DHT
 from p2pavg.peer.mapping import Mapping
@@ -34,7 +35,8 @@ class OwnAddresses:
 
     def map_port(self, *, wished: bool) -> None:
         """Ask the gateway of this network for a port. wished: as in `Mapping`."""
-        self._mapping = Mapping(self._endpoint.port, self._mapped, wished=wished)
+        secret = self._dht.identity.secret(SECRET)
+        self._mapping = Mapping(self._endpoint.port, self._mapped, wished=wished, secret=secret)
         self._mapping.start()
 
     def _mapped(self, where: Address | None) -> None:

@@ -90,6 +90,24 @@ def test_a_port_that_the_gateway_leads_here(
 
 
 @pytest.mark.usefixtures("shut")
+def test_a_gateway_that_does_not_take_its_port_back(
+    member: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found is told all the same, and that the port ends by itself."""
+
+    async def lease(self: Lessors, protocol: str, inside: int, outside: int, lease_s: int = 0) -> Mapped:
+        if not lease_s:
+            raise GatewayRefusal("the gateway does not answer")
+        return Mapped("203.0.113.7", 7777, lease_s, 1)
+
+    monkeypatch.setattr(Lessors, "lease", lease)
+    assert main(["reach", member, "--port", "0"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("mapped: ")
+    assert f"ends in {reach.LEASE_S} s" in said
+
+
+@pytest.mark.usefixtures("shut")
 def test_a_port_that_nobody_reaches(
     member: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,32 @@ async def test_upnp_maps_and_removes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.ports == {}
 
 
+async def test_upnp_removes_what_a_request_under_way_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for its thread any more: the removal does."""
+    asked, answers = threading.Event(), threading.Event()
+
+    class Slow(FakeDevice):
+        def addportmapping(self, *arguments: Any) -> bool:
+            asked.set()
+            assert answers.wait(20)
+            return super().addportmapping(*arguments)
+
+    device = Slow()
+    install(monkeypatch, device)
+    mapping = PortMapping(Upnp(), 31330, lambda where: None)
+    first = asyncio.create_task(mapping.start())
+    assert await asyncio.to_thread(asked.wait, 20)
+    first.cancel()
+    await asyncio.wait([first])
+    closing = asyncio.create_task(mapping.close())
+    await asyncio.wait([closing], timeout=0.2)
+    answers.set()
+    await closing
+    for thread in device.threads:
+        await asyncio.to_thread(thread.join, 20)
+    assert device.ports == {}
+
+
 async def test_upnp_takes_another_port_and_a_lease_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that is taken, and a gateway that knows only lasting mappings, are no obstacle."""
     device = FakeDevice(taken=(7,), permanent=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -11,17 +12,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from p2pavg.membership.reach import pcp, pmp, port_mapping
+from p2pavg.membership.reach import gateway_talk, pcp, pmp
 from p2pavg.membership.reach.gateway import default_gateway
-from p2pavg.membership.reach.leases import GatewayRefusal
-from p2pavg.membership.reach.port_mapping import Gateway, PortMapping
+from p2pavg.membership.reach.gateway_talk import Gateway
+from p2pavg.membership.reach.leases import GatewayRefusal, Mapped
+from p2pavg.membership.reach.port_mapping import PortMapping
 
 DEADLINE_S = 20.0
 
 
 @pytest.fixture(autouse=True)
 def _gateways_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_mapping, "FIRST_TRY_S", 0.02)
+    monkeypatch.setattr(gateway_talk, "FIRST_TRY_S", 0.02)
 
 
 OUTSIDE = "203.0.113.7"
@@ -29,7 +31,9 @@ OUTSIDE = "203.0.113.7"
 
 @dataclass
 class FakeGateway(asyncio.DatagramProtocol):
-    """speaks: "pmp", "pcp", "both" or "" (hears and says nothing)."""
+    """speaks: "pmp", "old" (the same, and silent about all else), "pcp", "both" or "" (says nothing).
+    strict: keeps a port for the nonce that it was asked for with, as RFC 6887 asks.
+    """
 
     speaks: str
     result: int = 0
@@ -38,6 +42,9 @@ class FakeGateway(asyncio.DatagramProtocol):
     leased: dict[tuple[str, int], int] = field(default_factory=dict)
     spoil: Callable[[bytes], bytes] = lambda data: data
     drop: int = 0
+    strict: bool = False
+    nonces: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    heard: list[int] = field(default_factory=list)  # versions
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -52,7 +59,8 @@ class FakeGateway(asyncio.DatagramProtocol):
             self.transport.sendto(self.spoil(answer), addr)  # type: ignore[attr-defined]
 
     def answer(self, data: bytes, client: str) -> bytes:
-        if not self.speaks:
+        self.heard.append(data[0])
+        if not self.speaks or (data[0] == 2 and self.speaks == "old"):
             return b""
         if data[0] == 2 and self.speaks != "pmp":
             return self.by_pcp(data, client)
@@ -69,6 +77,9 @@ class FakeGateway(asyncio.DatagramProtocol):
     def by_pcp(self, data: bytes, client: str) -> bytes:
         _, _, _, lease, own, nonce, number, inside, outside, _ = pcp._REQUEST.unpack(data)
         assert own == pcp._mapped(client)
+        if self.strict and self.nonces.setdefault((number, inside), nonce) != nonce:
+            head = struct.pack("!BBBBII12x", 2, 0x81, 0, pcp.NOT_AUTHORIZED, lease, 5)
+            return head + struct.pack("!12sB3xHH16s", nonce, number, inside, outside, bytes(16))
         port = self.lease("tcp" if number == 6 else "udp", inside, outside, lease)
         where = pcp._mapped(self.outside)
         head = struct.pack("!BBBBII12x", 2, 0x81, 0, self.result, lease, 5)
@@ -87,14 +98,16 @@ class FakeGateway(asyncio.DatagramProtocol):
 
 
 @asynccontextmanager
-async def gateway(speaks: str, **options: object) -> AsyncIterator[tuple[FakeGateway, Gateway]]:
+async def gateway(
+    speaks: str, *, secret: bytes = b"secret", **options: object
+) -> AsyncIterator[tuple[FakeGateway, Gateway]]:
     loop = asyncio.get_running_loop()
     transport, fake = await loop.create_datagram_endpoint(
         lambda: FakeGateway(speaks, **options),  # type: ignore[arg-type]
         local_addr=("127.0.0.1", 0),
     )
     try:
-        yield fake, Gateway("127.0.0.1", transport.get_extra_info("sockname")[1])
+        yield fake, Gateway("127.0.0.1", transport.get_extra_info("sockname")[1], secret=secret)
     finally:
         transport.close()
 
@@ -106,7 +119,7 @@ async def until(fake: FakeGateway, fact: Callable[[], bool]) -> None:
             await fake.changed.wait()
 
 
-@pytest.mark.parametrize("speaks", ["pmp", "pcp", "both"])
+@pytest.mark.parametrize("speaks", ["pmp", "old", "pcp", "both"])
 async def test_a_port_is_asked_for_kept_and_given_back(speaks: str) -> None:
     """TCP and UDP lead to the same outside port; close() removes both."""
     async with gateway(speaks, taken=frozenset({31330})) as (fake, asked):
@@ -117,6 +130,102 @@ async def test_a_port_is_asked_for_kept_and_given_back(speaks: str) -> None:
         assert fake.leased == {("tcp", 31330): 31331, ("udp", 31330): 31331}
         await mapping.close()
         assert fake.leased == {}
+
+
+async def test_a_gateway_that_is_silent_about_pcp_costs_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked by NAT-PMP at the same time, and by that alone from then on: the port is there, and gone,
+    before a first try would be over.
+    """
+    monkeypatch.setattr(gateway_talk, "FIRST_TRY_S", DEADLINE_S)
+    async with asyncio.timeout(DEADLINE_S / 2), gateway("old") as (fake, asked):
+        mapping = PortMapping(asked, 31330, lambda where: None)
+        await mapping.start()
+        assert fake.heard.count(2) == 1
+        await mapping.close()
+        assert fake.leased == {}
+        assert fake.heard.count(2) == 1
+
+
+@pytest.mark.parametrize(("before", "after"), [("old", "pcp"), ("pcp", "old")])
+async def test_another_gateway_with_the_same_address_is_asked_by_what_it_speaks(
+    before: str, after: str
+) -> None:
+    """Homes number their routers alike: what the one before has answered to holds until it does not."""
+    async with gateway(before) as (fake, asked):
+        await asked.lease("tcp", 5, 5)
+        fake.speaks = after
+        with contextlib.suppress(GatewayRefusal):
+            await asked.lease("tcp", 5, 5)
+        assert (await asked.lease("tcp", 5, 5)).port == 5
+
+
+async def test_a_peer_that_was_killed_gets_its_port_again() -> None:
+    """Its next life shows the gateway the same nonce; another peer's is another one."""
+    async with gateway("pcp", strict=True) as (_, asked):
+        await asked.lease("tcp", 31330, 31330)
+        again = Gateway(*asked._address, secret=b"secret")
+        assert (await again.lease("tcp", 31330, 31330)).port == 31330
+        stranger = Gateway(*asked._address, secret=b"another")
+        with pytest.raises(GatewayRefusal, match="another process had this one"):
+            await stranger.lease("tcp", 31330, 31330)
+
+
+async def test_a_port_that_another_nonce_holds_is_asked_for_by_nat_pmp() -> None:
+    """Where the gateway speaks both; it is renewed and given back the same way."""
+    async with gateway("both", strict=True) as (fake, asked):
+        await Gateway(*asked._address, secret=b"an earlier life").lease("tcp", 31330, 31330)
+        assert (await asked.lease("tcp", 31330, 31330)).port == 31330
+        await asked.lease("tcp", 31330, 31330, 0)
+        assert fake.leased == {}
+
+
+class SlowLessor:
+    """Gives a port at once, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.leased: dict[str, int] = {}
+        self.asked: asyncio.Queue[str] = asyncio.Queue()
+        self.answers = asyncio.Semaphore(0)
+
+    async def lease(self, protocol: str, inside: int, outside: int, lease_s: int = 600) -> Mapped:
+        if lease_s:
+            self.leased[protocol] = outside
+            self.asked.put_nowait(protocol)
+            await self.answers.acquire()
+        else:
+            self.leased.pop(protocol, None)
+        return Mapped(OUTSIDE, outside, lease_s, 1)
+
+
+@pytest.mark.parametrize("answered", [0, 1, 2, 3])
+async def test_close_removes_what_is_on_its_way(answered: int) -> None:
+    """Whenever it comes: nothing answered yet, or one of two, or in the middle of a renewal."""
+    lessor = SlowLessor()
+    mapping = PortMapping(lessor, 5, lambda where: None, look_s=0.001)
+    first = asyncio.create_task(mapping.start())
+    async with asyncio.timeout(DEADLINE_S):
+        for _ in range(answered):
+            await lessor.asked.get()
+            lessor.answers.release()
+        await lessor.asked.get()
+    assert lessor.leased
+    first.cancel()
+    await asyncio.wait([first])
+    await mapping.close()
+    assert lessor.leased == {}
+
+
+async def test_a_lease_of_no_time_is_a_refusal() -> None:
+    """A gateway that gives the port for zero seconds is asked again later, and not at once."""
+
+    class Zero(SlowLessor):
+        async def lease(self, protocol: str, inside: int, outside: int, lease_s: int = 600) -> Mapped:
+            return Mapped(OUTSIDE, outside, 0, 1)
+
+    mapping = PortMapping(Zero(), 5, lambda where: None)
+    with pytest.raises(GatewayRefusal, match="no time"):
+        await mapping.start()
+    await mapping.close()
 
 
 async def test_lost_datagrams_are_sent_again() -> None:
