@@ -14,8 +14,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,6 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from p2pavg import CollaborativeOptimizer
+from p2pavg.bench.accumulate import lower_bound
 
 EPOCHS = 6
 WIDTH, LAYERS, HEADS, WORDS, LENGTH = 1024, 24, 16, 250_002, 128  # XLM-R large
@@ -141,125 +141,132 @@ class Accumulated:
         """Gradients accumulate."""
 
 
-class Steps:
-    """The seconds of each step, by epoch, and of those within opt.step(): of the host, which is as fast as
-    the device as soon as that one's queue is full.
-    """
+class Training:
+    """A node's training of one model, plain or as a peer, epoch by epoch."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(
+        self, device: torch.device, steps: int, batch: int, build: Callable[[nn.Module], Any]
+    ) -> None:
+        torch.manual_seed(0)
+        model = Encoder().to(device)
+        self.opt = build(model)
+        self._wrapped = DistributedDataParallel(
+            model, device_ids=[device.index], gradient_as_bucket_view=True
+        )
+        self._words = torch.randint(0, WORDS, (batch, LENGTH), device=device)
         self._steps = steps
-        self._inside: list[float] = []
-        self.epochs: list[list[float]] = []
+        self.seconds: list[float] = []  # of a whole epoch, the device synchronised at its end
+        self.step_ms: list[float] = []  # of the host, amid an epoch
+        self.inside_ms: list[float] = []  # of opt.step() among these
 
-    @contextmanager
-    def inside(self) -> Iterator[None]:
+    def step(self) -> float:
+        """One step of this rank; ms within opt.step()."""
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = self._wrapped(self._words).square().mean()
+        loss.backward()
         begun = time.perf_counter()
-        yield
-        self._inside.append(time.perf_counter() - begun)
+        self.opt.step()
+        inside = 1e3 * (time.perf_counter() - begun)
+        self.opt.zero_grad()
+        return inside
 
-    def epoch(self, step: Callable[[], None]) -> None:
-        """One epoch; its last step ends when the device has done all of it."""
-        took, before = [], time.perf_counter()
+    def epoch(self, kept: bool) -> None:
+        """One epoch, whose times are kept or not."""
+        torch.cuda.synchronize()
+        begun = before = time.perf_counter()
         for at in range(self._steps):
-            step()
-            if at == self._steps - 1:
-                torch.cuda.synchronize()
-            now = time.perf_counter()
-            took.append(now - before)
+            inside, now = self.step(), time.perf_counter()
+            if kept and self._steps // 2 <= at < self._steps - 1:
+                self.step_ms.append(1e3 * (now - before))
+                self.inside_ms.append(inside)
             before = now
-        self.epochs.append(took)
+        torch.cuda.synchronize()
+        if kept:
+            self.seconds.append(time.perf_counter() - begun)
 
-    def figures(self) -> dict[str, Any]:
-        """ms of a step amid an epoch, and within its opt.step(); what an epoch takes beyond so many of these;
-        and the longest steps of the median epoch, by their number.
-        """
-        kept, inside = self.epochs[2:], self._inside[2 * self._steps :]
-        amid = range(self._steps // 2, self._steps - 1)
-        usual = median(epoch[at] for epoch in kept for at in amid)
-        within = median(inside[number * self._steps + at] for number in range(len(kept)) for at in amid)
-        middle = sorted(kept, key=sum)[len(kept) // 2]
-        longest = sorted(range(self._steps), key=lambda at: -middle[at])[:6]
-        return {
-            "step_ms": 1e3 * usual,
-            "inside_ms": 1e3 * within,
-            "boundary_ms": 1e3 * (median(map(sum, kept)) - self._steps * usual),
-            "longest_ms": {at: round(1e3 * middle[at], 2) for at in sorted(longest)},
-        }
-
-    def tracing(self, step: Callable[[], None], file: Path | None) -> str:
-        """The last steps of an epoch and the first of the next under torch's profiler, whose table is
-        returned.
-        """
+    def trace(self, file: Path) -> None:
+        """Write what torch's profiler sees of the last steps of an epoch and the first of the next."""
         around = min(8, self._steps // 2)
         for _ in range(self._steps - around):
-            step()
-        with torch.profiler.profile(acc_events=True) as profiler:
+            self.step()
+        with torch.profiler.profile() as profiler:
             for _ in range(2 * around):
-                step()
+                self.step()
             torch.cuda.synchronize()
         for _ in range(self._steps - around):
-            step()  # the other ranks end an epoch, too
-        table: str = profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=30)
-        if file is not None:
+            self.step()  # so that all ranks end an epoch
+        if dist.get_rank() == 0:
             profiler.export_chrome_trace(str(file))
-        return table
+
+    def figures(self) -> dict[str, Any]:
+        """Medians, and the phases of the peer's last epoch."""
+        found: dict[str, Any] = {
+            "seconds": self.seconds,
+            "step_ms": median(self.step_ms),
+            "inside_ms": median(self.inside_ms),
+        }
+        peer = getattr(self.opt, "collaborative", None)
+        if peer is not None and peer.last_report is not None:
+            phases = peer.last_report.flat().items()
+            found["phases"] = {name: value for name, value in phases if name.startswith("seconds_")}
+            found["peer_epochs"] = peer.epoch
+        return found
 
 
-def rate(
-    device: torch.device,
-    steps: int,
-    batch: int,
-    build: Callable[[nn.Module], Any],
-    seconds: float,
-    trace: Path | None = None,
-) -> dict[str, Any]:
-    """Samples/s of this node: of whole epochs of `steps` steps, after the first two, for so many seconds; and
-    what a step and a boundary take. Of a peer also the seconds of the last epoch's phases.
-
-    trace: a file for what `Steps.tracing` sees after that, on this rank.
+def compare(device: torch.device, steps: int, batch: int, turns: int, trace: Path | None) -> dict[str, Any]:
+    """DDP alone and a delayed peer by turns, three epochs each, the first of which is not kept: what was
+    delayed in it belongs to the turn before. The ratios of their samples/s, turn by turn.
     """
-    torch.manual_seed(0)
-    model = Encoder().to(device)
-    wrapped = DistributedDataParallel(model, device_ids=[device.index], gradient_as_bucket_view=True)
-    opt = build(model)
-    words = torch.randint(0, WORDS, (batch, LENGTH), device=device)
-    taken = Steps(steps)
+    target = dist.get_world_size() * batch * steps
 
-    def step() -> None:
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = wrapped(words).square().mean()
-        loss.backward()
-        with taken.inside():
-            opt.step()
-        opt.zero_grad()
+    def plain(model: nn.Module) -> Any:
+        return Accumulated(torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True), steps)
 
-    began = time.perf_counter()
-    going = torch.ones((), device=device)
-    while going.item():
-        taken.epoch(step)
-        more = time.perf_counter() - began < seconds or len(taken.epochs) < 5
-        going.fill_(float(more))
-        dist.broadcast(going, 0)
-    rates = [dist.get_world_size() * batch * steps / sum(epoch) for epoch in taken.epochs]
-    found: dict[str, Any] = {"samples_per_second": median(rates[2:]), "epochs": len(rates), **taken.figures()}
+    def peer(model: nn.Module) -> Any:
+        return CollaborativeOptimizer(
+            torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True),
+            "large",
+            target,
+            batch,
+            listen="127.0.0.1:0",
+            initial_peers=[],
+            delay_updates=True,
+            node_group=dist.group.WORLD,
+        )
+
+    arms = {"plain": Training(device, steps, batch, plain), "peer": Training(device, steps, batch, peer)}
+    for arm in arms.values():
+        arm.epoch(kept=False)
+        arm.epoch(kept=False)
+    for turn in range(turns):
+        for arm in arms.values() if turn % 2 == 0 else reversed(arms.values()):
+            for kept in (False, True, True):
+                arm.epoch(kept)
     if trace is not None:
-        found["traced"] = taken.tracing(step, trace if dist.get_rank() == 0 else None)
-    peer = getattr(opt, "collaborative", None)
-    if peer is not None and peer.last_report is not None:
-        phases = peer.last_report.flat().items()
-        found["phases"] = {name: value for name, value in phases if name.startswith("seconds_")}
-        found["peer_epochs"] = peer.epoch
-    if hasattr(opt, "close"):
-        opt.close()
-    return found
+        for name, arm in arms.items():
+            arm.trace(trace / f"{name}-{steps}.json.gz")
+    found = {name: arm.figures() for name, arm in arms.items()}
+    arms["peer"].opt.close()
+    ratios = [a / b for a, b in zip(found["plain"]["seconds"], found["peer"]["seconds"], strict=True)]
+    seconds = median(found["plain"]["seconds"])
+    return {
+        "steps": steps,
+        "batch": batch,
+        "seconds": seconds,
+        "samples_per_second": target / seconds,
+        "ratio": median(ratios),
+        "ratio_low95": lower_bound(ratios),
+        "ratios": ratios,
+        **found,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=25.0, help="of each measurement, at least")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, nargs="*", default=[40, 160], help="of an epoch")
+    parser.add_argument("--turns", type=int, default=4, help="of two kept epochs each")
+    parser.add_argument("--batch", type=int, default=96, help="which keeps the device, not the host, busy")
+    parser.add_argument("--steps", type=int, nargs="*", default=[40], help="of an epoch")
     parser.add_argument(
         "--trace", type=Path, help="a folder for what torch's profiler sees around a boundary"
     )
@@ -277,38 +284,12 @@ def main() -> None:
             print(name, result[name], flush=True)
     result["epochs"] = []
     for steps in args.steps:
-        target = dist.get_world_size() * args.batch * steps
-
-        def plain(model: nn.Module, every: int = steps) -> Any:
-            return Accumulated(torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True), every)
-
-        def peer(model: nn.Module, target: int = target) -> Any:
-            return CollaborativeOptimizer(
-                torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True),
-                "large",
-                target,
-                args.batch,
-                listen="127.0.0.1:0",
-                initial_peers=[],
-                delay_updates=True,
-                node_group=dist.group.WORLD,
-            )
-
-        found: dict[str, list[Any]] = {"plain": [], "peer": []}
-        for name, build in (("plain", plain), ("peer", peer), ("plain", plain)):
-            traced = None if args.trace is None or found[name] else args.trace / f"{name}-{steps}.json.gz"
-            found[name].append(rate(device, steps, args.batch, build, args.seconds, traced))
-            torch.cuda.empty_cache()
-            table = found[name][-1].pop("traced", "")
-            if first:
-                print(steps, name, found[name][-1], table, sep="\n", flush=True)
-        alone = sum(it["samples_per_second"] for it in found["plain"]) / 2
-        ratio = found["peer"][0]["samples_per_second"] / alone
-        result["epochs"].append({"steps": steps, "seconds": target / alone, "ratio": ratio, **found})
-    if first:
-        print(json.dumps(result), flush=True)
-        if args.out is not None:
-            args.out.write_text(json.dumps(result, indent=1) + "\n")
+        result["epochs"].append(compare(device, steps, args.batch, args.turns, args.trace))
+        torch.cuda.empty_cache()
+        if first:
+            print(json.dumps(result), flush=True)
+            if args.out is not None:
+                args.out.write_text(json.dumps(result, indent=1) + "\n")
     dist.destroy_process_group()
 
 

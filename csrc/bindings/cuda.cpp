@@ -83,8 +83,9 @@ void rescale_device(uintptr_t data, size_t n, uintptr_t wanted, uintptr_t curren
           "rescaling");
 }
 
-void clear_device(uintptr_t data, size_t n, uintptr_t flag, uintptr_t stream) {
-    check(clear_if(pointer<float>(data), n, pointer<const float>(flag), stream_of(stream)), "clearing");
+void clear_device(uintptr_t data, size_t n, uintptr_t flag, uintptr_t told, uintptr_t stream) {
+    check(clear_if(pointer<float>(data), n, pointer<const float>(flag), pointer<float>(told), stream_of(stream)),
+          "clearing");
 }
 
 // Page-locked host memory, freed with the array.
@@ -134,7 +135,7 @@ NB_MODULE(_cuda, m) {
           "stream"_a);
     m.def("accumulate", &accumulate_device, "src"_a, "dst"_a, "counts"_a, "type"_a, "scale"_a, "flag"_a, "stream"_a);
     m.def("rescale", &rescale_device, "data"_a, "n"_a, "wanted"_a, "current"_a, "stream"_a);
-    m.def("clear_if", &clear_device, "data"_a, "n"_a, "flag"_a, "stream"_a);
+    m.def("clear_if", &clear_device, "data"_a, "n"_a, "flag"_a, "told"_a, "stream"_a);
     m.def("pinned", &pinned, "nbytes"_a);
     m.def("is_pinned", &is_pinned, "address"_a);
 

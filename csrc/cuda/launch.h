@@ -50,8 +50,8 @@ cudaError_t accumulate(const Term *terms, size_t count, FloatType type, float sc
 // data *= *wanted / *current where they differ; then *current = *wanted.
 cudaError_t rescale(float *data, size_t n, const float *wanted, float *current, cudaStream_t stream);
 
-// data = 0 unless *flag is 0.
-cudaError_t clear_if(float *data, size_t n, const float *flag, cudaStream_t stream);
+// data = 0 unless *flag is 0. *told = *flag, in page-locked host memory; may be null.
+cudaError_t clear_if(float *data, size_t n, const float *flag, float *told, cudaStream_t stream);
 
 // Whether the kernels run on the current device: cudaSuccess, or the error.
 cudaError_t usable();

@@ -24,8 +24,11 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void assign_kernel(float *to, const float *from) { *to = *from; }
 
-__global__ void __launch_bounds__(kThreads) clear_kernel(float *data, size_t n, const float *flag) {
-    if (*flag == 0.0f) return;
+// The first thread tells the host, in page-locked memory: no copy and no event beside the launch.
+__global__ void __launch_bounds__(kThreads) clear_kernel(float *data, size_t n, const float *flag, float *told) {
+    const float found = *flag;
+    if (told && blockIdx.x == 0 && threadIdx.x == 0) *told = found;
+    if (found == 0.0f) return;
     const size_t step = static_cast<size_t>(gridDim.x) * kThreads;
     for (size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += step) data[i] = 0.0f;
 }
@@ -42,8 +45,8 @@ cudaError_t rescale(float *data, size_t n, const float *wanted, float *current, 
     return cudaGetLastError();
 }
 
-cudaError_t clear_if(float *data, size_t n, const float *flag, cudaStream_t stream) {
-    if (n) clear_kernel<<<blocks_for(n), kThreads, 0, stream>>>(data, n, flag);
+cudaError_t clear_if(float *data, size_t n, const float *flag, float *told, cudaStream_t stream) {
+    if (n || told) clear_kernel<<<std::max(1u, blocks_for(n)), kThreads, 0, stream>>>(data, n, flag, told);
     return cudaGetLastError();
 }
 

@@ -115,10 +115,16 @@ def rescale(data: torch.Tensor, wanted: torch.Tensor, current: torch.Tensor) -> 
     compiled_cuda.rescale(data.data_ptr(), n, _scalar(wanted, data), _scalar(current, data), _stream(data))
 
 
-def clear_if(data: torch.Tensor, flag: torch.Tensor) -> None:
-    """data <- 0 unless flag is 0. data: float32[n]; flag: float32 with one element on the same device."""
+def clear_if(data: torch.Tensor, flag: torch.Tensor, told: torch.Tensor | None = None) -> None:
+    """data <- 0 unless flag is 0; told <- flag, which the host sees as soon as it is written.
+
+    data: float32[n]; flag: float32 with one element on the same device; told: one float32 in page-locked host
+    memory.
+    """
     n = _flat(data, torch.float32)
-    compiled_cuda.clear_if(data.data_ptr(), n, _scalar(flag, data), _stream(data))
+    compiled_cuda.clear_if(
+        data.data_ptr(), n, _scalar(flag, data), 0 if told is None else told.data_ptr(), _stream(data)
+    )
 
 
 def encoded_bytes(codec: Codec, parts: Parts, chunk: int) -> int:

@@ -31,40 +31,50 @@ class ScaleProbe:
 
 
 class Flags:
-    """What a GradScaler found, on its way from an accelerator: read when it is there, not waited for."""
+    """What a GradScaler found, on its way from an accelerator: read when it is there, not waited for.
+
+    The device writes each flag into page-locked memory, where a value that no flag has stands until then.
+    """
 
     SLOTS = 64
+    UNTOLD = -1.0
 
-    def __init__(self) -> None:
-        self._room = torch.empty(
-            self.SLOTS, dtype=torch.float32, device="cpu", pin_memory=torch.cuda.is_available()
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._room = torch.full(
+            (self.SLOTS,),
+            self.UNTOLD,
+            dtype=torch.float32,
+            device="cpu",
+            pin_memory=torch.cuda.is_available(),
         )
-        self._events = [torch.cuda.Event() for _ in range(self.SLOTS)]  # type: ignore[no-untyped-call]
-        self._pending: deque[tuple[int, Any, int]] = deque()  # slot, event, samples counted by then
+        self._slots = list(self._room.unbind())
+        self._seen = self._room.numpy()
+        self._pending: deque[tuple[int, int]] = deque()  # slot, samples counted by then
         self._next = 0
         self._bad: int | None = None  # `counted` of the last bad microbatch that nobody has taken yet
 
-    def put(self, found_inf: torch.Tensor, counted: int) -> None:
-        """Ask for a flag. counted: samples up to the end of its microbatch."""
+    def ask(self, counted: int) -> torch.Tensor:
+        """Where the device is to write a flag, one float32. counted: samples to the end of its microbatch."""
         if len(self._pending) == self.SLOTS:
             self._settle_first()  # its slot is the next one
         slot, self._next = self._next, (self._next + 1) % self.SLOTS
-        self._room[slot].copy_(found_inf, non_blocking=True)
-        event = self._events[slot]
-        event.record()
-        self._pending.append((slot, event, counted))
+        self._seen[slot] = self.UNTOLD
+        self._pending.append((slot, counted))
+        return self._slots[slot]
 
     def take(self, wait: bool) -> int | None:
         """`counted` of the last bad microbatch among those that are known by now; None: all were good."""
-        while self._pending and (wait or self._pending[0][1].query()):
+        while self._pending and (wait or self._seen[self._pending[0][0]] != self.UNTOLD):
             self._settle_first()
         bad, self._bad = self._bad, None
         return bad
 
     def _settle_first(self) -> None:
-        slot, event, counted = self._pending.popleft()
-        event.synchronize()
-        if self._room[slot] != 0:
+        slot, counted = self._pending.popleft()
+        if self._seen[slot] == self.UNTOLD:
+            torch.cuda.synchronize(self._device)
+        if self._seen[slot] != 0:
             self._bad = counted
 
 
@@ -117,12 +127,10 @@ class LossScale:
             return 0 if bad else None
         if self._held is None:
             self._held, self._version = live.detach().clone(), live._version
-        for buffer in sums:
-            clear_if(buffer, found_inf)
         self._counted += samples
         if self._flags is None:
-            self._flags = Flags()
-        self._flags.put(found_inf, self._counted)
+            self._flags = Flags(live.device)
+        clear_if(sums, found_inf, self._flags.ask(self._counted))
         return self.settle(wait=False)
 
     def settle(self, wait: bool = True) -> int | None:
@@ -154,12 +162,16 @@ def _has_kernels(buffer: torch.Tensor) -> bool:
     return buffer.dtype == torch.float32 and buffer.is_cuda and native.cuda() is not None
 
 
-def clear_if(buffer: torch.Tensor, flag: torch.Tensor) -> None:
-    """buffer <- 0 unless flag, one float32 on its device, is 0. Does not wait."""
-    if _has_kernels(buffer):
-        device.clear_if(buffer, flag)
-    else:
+def clear_if(sums: Sequence[torch.Tensor], flag: torch.Tensor, told: torch.Tensor) -> None:
+    """All sums <- 0 unless flag, one float32 on their device, is 0; told, one in host memory, <- flag. Does
+    not wait.
+    """
+    if len(sums) == 1 and _has_kernels(sums[0]):
+        device.clear_if(sums[0], flag, told)
+        return
+    for buffer in sums:
         buffer.masked_fill_(flag != 0, 0.0)
+    told.copy_(flag, non_blocking=True)
 
 
 def rescale(sums: Sequence[torch.Tensor], wanted: torch.Tensor, current: torch.Tensor) -> None:

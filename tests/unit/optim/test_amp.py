@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from p2pavg.errors import ConfigurationError
-from p2pavg.optim.gradients.loss_scale import Flags
+from p2pavg.optim.gradients.loss_scale import Flags, clear_if
 from tests.unit.optim.fake_swarm import FakeSwarm
 from tests.unit.optim.test_optimizer import MAKERS, loss_of, net, relative, swarm, train_alone, wrap
 
@@ -82,32 +83,41 @@ def test_a_disabled_scaler_is_no_scaler(swarm: FakeSwarm) -> None:
     assert relative(model, train_alone([list(range(16))], MAKERS["sgd"], scheduled=False)) <= 1e-6
 
 
-class Later:
-    """An event of an accelerator that is done when told."""
+class Accelerator:
+    """Work on a device: it clears sums in its own order, and the host hears of flags when `caught_up`."""
 
-    done = False
+    def __init__(self) -> None:
+        self._untold: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.caught_up = False
 
-    def record(self) -> None:
-        self.done = Later.done
+    def clear_if(self, sums: Sequence[torch.Tensor], flag: torch.Tensor, told: torch.Tensor) -> None:
+        clear_if(sums, flag, torch.empty(()))
+        self.tell(told, flag)
 
-    def query(self) -> bool:
-        return self.done or Later.done
+    def tell(self, told: torch.Tensor, flag: torch.Tensor) -> None:
+        self._untold.append((told, flag.clone()))
+        if self.caught_up:
+            self.synchronize()
 
-    def synchronize(self) -> None:
-        self.done = True
+    def synchronize(self, device: torch.device | None = None) -> None:
+        while self._untold:
+            told, flag = self._untold.pop(0)
+            told.copy_(flag)
 
 
 @pytest.fixture
-def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> Accelerator:
     """Scaler and sums are taken to be on an accelerator, whose flags come later."""
+    found = Accelerator()
     monkeypatch.setattr("p2pavg.optim.gradients.loss_scale.accelerated", lambda live, sums: True)
-    monkeypatch.setattr(torch.cuda, "Event", Later)
-    Later.done = False
+    monkeypatch.setattr("p2pavg.optim.gradients.loss_scale.clear_if", found.clear_if)
+    monkeypatch.setattr(torch.cuda, "synchronize", found.synchronize)
+    return found
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_on_an_accelerator_a_changing_scale_changes_nothing(
-    swarm: FakeSwarm, accelerator: None, way: dict[str, Any]
+    swarm: FakeSwarm, accelerator: Accelerator, way: dict[str, Any]
 ) -> None:
     """The sums follow the scale without the host knowing it."""
     test_a_changing_scale_changes_nothing(swarm, way)
@@ -115,7 +125,7 @@ def test_on_an_accelerator_a_changing_scale_changes_nothing(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_on_an_accelerator_inf_is_heard_of_later(
-    swarm: FakeSwarm, accelerator: None, way: dict[str, Any]
+    swarm: FakeSwarm, accelerator: Accelerator, way: dict[str, Any]
 ) -> None:
     """What came before inf is dropped when the host hears of it, and what came after counts."""
     model = net()
@@ -124,7 +134,7 @@ def test_on_an_accelerator_inf_is_heard_of_later(
     microbatch(model, opt, amp, [4, 5, 6, 7], float("inf"))
     microbatch(model, opt, amp, [8, 9, 10, 11])
     assert swarm.discarded == []
-    Later.done = True
+    accelerator.caught_up = True
     microbatch(model, opt, amp, [12, 13, 14, 15])
     assert swarm.discarded == [(8, "the GradScaler found inf")]
     for start in range(16, 32, 4):
@@ -136,7 +146,7 @@ def test_on_an_accelerator_inf_is_heard_of_later(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_on_an_accelerator_a_round_waits_for_the_flags(
-    swarm: FakeSwarm, accelerator: None, way: dict[str, Any]
+    swarm: FakeSwarm, accelerator: Accelerator, way: dict[str, Any]
 ) -> None:
     """Inf in the microbatch that reaches the target is found before anything is handed in."""
     model = net()
@@ -153,11 +163,11 @@ def test_on_an_accelerator_a_round_waits_for_the_flags(
 
 
 @pytest.mark.parametrize("bad", [0, 1, Flags.SLOTS, Flags.SLOTS + 9])
-def test_no_inf_is_lost_when_the_device_is_far_behind(bad: int, accelerator: None) -> None:
+def test_no_inf_is_lost_when_the_device_is_far_behind(bad: int, accelerator: Accelerator) -> None:
     """More microbatches are under way than there is room for flags: one with an inf is told all the same."""
-    flags, told = Flags(), []
+    flags, told = Flags(torch.device("cpu")), []
     for number in range(Flags.SLOTS + 10):
-        flags.put(torch.tensor(float(number == bad)), counted=4 * (number + 1))
+        accelerator.tell(flags.ask(counted=4 * (number + 1)), torch.tensor(float(number == bad)))
         told.append(flags.take(wait=False))
     told.append(flags.take(wait=True))
     assert [found for found in told if found is not None] == [4 * (bad + 1)]
