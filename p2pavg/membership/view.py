@@ -151,6 +151,12 @@ class View:
         member = self._roster.members.get(info.peer_id)
         if not found and member is not None:
             self._places.prove(info, member.held)
+        if member is not None and not info.client_only:
+            # A machine may not know of an address that it has, as one of the other family; whoever named
+            # it as a way in does.
+            homes = [contact.address for contact in self._places.contacts([member])]
+            proven = [home for home in homes if self._dht.node.rpc.is_proven(info.peer_id, home)]
+            found += [home for home in proven if home not in found]
         return found
 
     def missed(self, info: PeerInfo) -> None:

@@ -94,7 +94,8 @@ class Dialler:
         """Dial the trainers without a link, after the view or the links have changed."""
         if self._closed:
             return
-        for peer_id, info in self._view.peers.items():
+        # Those that only help come last: where there are too many, links to trainers are worth more.
+        for peer_id, info in sorted(self._view.peers.items(), key=lambda seen: seen[1].role != "trainer"):
             linked = peer_id in self._endpoint.links or peer_id in self._dials
             if linked or not self._is_wanted(info) or peer_id in self._skip:
                 continue
@@ -104,12 +105,13 @@ class Dialler:
             self._start(peer_id)
 
     def _is_wanted(self, info: PeerInfo) -> bool:
-        """Whether to dial a peer: a trainer or, where nobody can dial this peer, also a peer that helps it to
-        links. A client_only peer dials this one, unless this one is hidden as well.
+        """Whether to dial a peer: a trainer, or one that helps this peer to links. There is no telling in
+        advance which two cannot dial each other (families, routes, NATs), so everybody knows all helpers. A
+        client_only peer dials this one, unless this one is hidden as well.
         """
         if info.client_only:
             return self._is_hidden() and info.role == "trainer"
-        return info.role == "trainer" or self._is_hidden()
+        return info.role == "trainer" or self._meet is not None
 
     def beat(self, silent: Collection[bytes]) -> None:
         """Dial anew where a link may be dead. Called several times a second.
@@ -153,10 +155,22 @@ class Dialler:
             await asyncio.wait(
                 list(self._untried.values()), timeout=wait, return_when=asyncio.FIRST_COMPLETED
             )
-        self._joined = True
         if self._endpoint.links and not enough():
             self._look_for_gaps(time.monotonic())
             await self._gaps.settled(GAPS_S)
+            await self._first_meeting(started + JOIN_TIMEOUT_S, enough)
+        self._joined = True
+
+    async def _first_meeting(self, until: float, enough: Callable[[], bool]) -> None:
+        """Wait, where all links are to helpers, for the first one to a trainer that they reach: its word
+        tells a newcomer where the run stands.
+        """
+        while not enough() and not any(trains(link.hello) for link in self._endpoint.links.values()):
+            awaited = [dial.task for peer_id, dial in self._dials.items() if peer_id in self._gaps.peers]
+            left = until - time.monotonic()
+            if not awaited or left <= 0:
+                return
+            await asyncio.wait(awaited, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
     def _can_be_tried(self, peer_id: bytes) -> bool:
         info = self._view.peers.get(peer_id)

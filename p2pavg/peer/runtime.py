@@ -76,7 +76,7 @@ class Runtime:
         )
         self._early = EarlyMessages()
         self._timer: asyncio.TimerHandle | None = None
-        self._unheard = False  # there are links, and nothing comes over any of them
+        self._unheard = False  # there are links to trainers, and nothing comes over any of them
         self.threads = 0  # how many the training thread computes with; 0: it uses an accelerator
         self._announcer: Announcer | None = None
         self._spec: TrainingSpec | None = None
@@ -297,7 +297,8 @@ class Runtime:
             for link in gone:
                 link.close("this machine has another address now")
         silent = driver.machine.silent
-        unheard = bool(self.links) and silent.issuperset(self.links)
+        training = {peer for peer, link in self.links.items() if trains(link.hello)}
+        unheard = bool(training) and silent.issuperset(training)
         if unheard and not self._unheard:
             self.dht.review_address()  # this machine's address may have changed
         self._unheard = unheard

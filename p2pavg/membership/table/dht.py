@@ -258,6 +258,7 @@ class DHT:
     def review_address(self) -> None:
         """Something suggests that this machine's address changed: ask others now where they see it."""
         if not self._reviewing and not self._closed:
+            self.node.rpc.carrier.ways.changed()  # another network may pass UDP
             self._spawn(self._review())
 
     async def check_reachability(self) -> Reachability:

@@ -8,16 +8,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from p2pavg.membership.table.address import Address, format_host_port
+from p2pavg.membership.table.carrying.shares import Shares
 from p2pavg.membership.table.ledger import AMPLIFICATION
 from p2pavg.membership.table.node import Node
+from p2pavg.membership.table.throttle import Throttle
 from p2pavg.membership.table.wire import PING_BYTES, Contact, RequestKind, matches
+from p2pavg.networks import is_private, network_of, source_of
 
 DIAL_SECONDS = 2.0
 ANSWER_SECONDS = 3.0
 FIRST_POLL_SECONDS = 0.02
 REMEMBER_SECONDS = 10.0
-MAX_DIALS = 8
-MAX_REMEMBERED = 256
+MOST_DIALS, MOST_OF_NETWORK, MOST_OF_SOURCE = 16, 4, 2  # at once
+DIALS_PER_S, DIALS_AT_ONCE = 2.0, 16.0  # of one source; a network has twice as many
+MAX_REMEMBERED = 1024
 ASKED = 3
 
 Connect = Callable[[str, int], Awaitable[bool]]
@@ -44,7 +48,9 @@ async def tcp_connect(host: str, port: int) -> bool:
 
 
 class DialBack:
-    """Dials back who asks for it, and only at the address that the question came from."""
+    """Dials back who asks for it, and only at the address that the question came from. A host that answers
+    nothing holds a dial for two seconds: so whoever asks has a share, and is told to come again beyond it.
+    """
 
     PENDING, REACHED, FAILED, BUSY = range(4)
 
@@ -53,6 +59,8 @@ class DialBack:
         self._clock = clock
         self._results: OrderedDict[Address, tuple[int, float]] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._shares = Shares[Address](most=MOST_DIALS, of_network=MOST_OF_NETWORK, of_source=MOST_OF_SOURCE)
+        self._asked = Throttle(rate=DIALS_PER_S, burst=DIALS_AT_ONCE)
 
     def dial(self, host: str, port: int) -> int:
         """The result of dialling (host, port), or PENDING; the dial starts with the first question."""
@@ -60,16 +68,25 @@ class DialBack:
         state, until = self._results.get((host, port), (DialBack.BUSY, now))
         if until > now:
             return state
-        if len(self._tasks) >= MAX_DIALS:
+        if self._shares.crowd(host) or not self._admits(host, now):
             return DialBack.BUSY
         self._remember((host, port), DialBack.PENDING)
+        self._shares.add((host, port), host)
         task = asyncio.ensure_future(self._dial(host, port))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return DialBack.PENDING
 
+    def _admits(self, host: str, now: float) -> bool:
+        if is_private(host):
+            return True
+        return self._asked.admits(source_of(host), now) and self._asked.admits(network_of(host), now, 0.5)
+
     async def _dial(self, host: str, port: int) -> None:
-        reached = await self._connect(host, port)
+        try:
+            reached = await self._connect(host, port)
+        finally:
+            self._shares.remove((host, port))
         self._remember((host, port), DialBack.REACHED if reached else DialBack.FAILED)
 
     def _remember(self, address: Address, state: int) -> None:

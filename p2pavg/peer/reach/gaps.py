@@ -1,4 +1,4 @@
-"""Gaps: trainers that other peers have links to, and this peer cannot link to."""
+"""Gaps: trainers that other members have links to, and this peer cannot link to."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from functools import partial
 
 from p2pavg.errors import UnreachableError
 from p2pavg.peer.reach.errands import KNOWS
+from p2pavg.peer.reach.rota import Rota
 from p2pavg.rounds.loop.hello import trains
 from p2pavg.transport.links.link import Link
 
-ASKED = 3
 ANSWER_S = 2.0
 AGAIN_S = 3.0  # seconds until others are asked again: a peer that died meanwhile is no gap
 
 
 class Gaps:
-    """Asks other peers about those that this one cannot link to. Runs on the loop thread."""
+    """Asks other members about those that this one cannot link to. Runs on the loop thread."""
 
     def __init__(self, links: Mapping[bytes, Link], changed: Callable[[frozenset[bytes]], None]) -> None:
         """links: a live view, by peer. changed: called with all peers behind gaps whenever they change."""
         self._links = links
         self._changed = changed
+        self._rota = Rota()
         self._asked_at: dict[bytes, float] = {}
         self._asking: dict[bytes, asyncio.Task[None]] = {}
         self.peers: frozenset[bytes] = frozenset()
@@ -33,6 +34,7 @@ class Gaps:
         now = time.monotonic()
         for peer in [p for p in self._asked_at if p not in unlinked]:
             del self._asked_at[peer]
+            self._rota.forget(peer)
         self._are(self.peers.intersection(unlinked))
         for peer in unlinked:
             if now - self._asked_at.get(peer, -AGAIN_S) >= AGAIN_S and peer not in self._asking:
@@ -55,17 +57,27 @@ class Gaps:
             task.cancel()
 
     async def _ask(self, peer: bytes) -> None:
-        asked = [link for link in self._links.values() if trains(link.hello)][:ASKED]
+        asked = self._rota.next(peer, self._members())
         said = await asyncio.gather(*(self._linked(link, peer) for link in asked))
-        if peer in self._asked_at:  # nobody linked to it meanwhile
-            self._are(self.peers | {peer} if any(said) else self.peers - {peer})
+        if peer in self._asked_at and not any(said):  # else somebody linked to it meanwhile
+            self._are(self.peers - {peer})
+
+    def _members(self) -> list[Link]:
+        """Who answers: those that train and, first, those that only help. A monitor knows nobody."""
+        trainers = [link for link in self._links.values() if trains(link.hello)]
+        others = [link for link in self._links.values() if not trains(link.hello)]
+        return [link for link in others if not link.hello.get("client_only")] + trainers
 
     async def _linked(self, link: Link, peer: bytes) -> bool:
         try:
             told = await link.request({"t": KNOWS, "peer": peer}, ANSWER_S)
         except (TimeoutError, UnreachableError):
-            return False
-        return told.get("linked") is True
+            told = {}
+        linked = told.get("linked") is True
+        self._rota.told(peer, link.peer_id, knows=linked)
+        if linked and peer in self._asked_at:  # one word is enough: others may take longer
+            self._are(self.peers | {peer})
+        return linked
 
     def _are(self, peers: frozenset[bytes]) -> None:
         if peers != self.peers:

@@ -14,7 +14,7 @@ from p2pavg.errors import UnreachableError
 from p2pavg.identity import Identity
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.membership.table import serving
-from p2pavg.membership.table.carrying import streams
+from p2pavg.membership.table.carrying import shares, streams
 from p2pavg.membership.table.carrying.carrier import Carrier
 from p2pavg.membership.table.carrying.ways import BOTH, FIRST_AGAIN_SECONDS, TCP, UDP, Ways
 from p2pavg.membership.table.dht import DHT, key_of
@@ -144,14 +144,14 @@ async def test_who_takes_no_connections_is_answered_over_its_own(monkeypatch: py
 
 
 async def test_udp_that_comes_back_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that is deaf asks over UDP now and then, and goes back to it when it is answered."""
-    monkeypatch.setattr("p2pavg.membership.table.carrying.ways.FIRST_AGAIN_SECONDS", 0.05)
+    """A node that is deaf goes back to UDP at once when its address, and so its network, may have changed."""
+    monkeypatch.setattr("p2pavg.membership.table.carrying.ways.FIRST_AGAIN_SECONDS", 3600.0)
     async with nodes(monkeypatch) as made:
         first = await made.start()
         second = await made.start(first, udp=False)
         await until(lambda: second.node.rpc.carrier.is_deaf)
         made.dropped.clear()
-        second.node.rpc.carrier.ways.changed()
+        second.review_address()
         assert await second.node.ping(("127.0.0.1", first.port)) is not None
         await until(lambda: not second.node.rpc.carrier.is_deaf)
 
@@ -270,7 +270,7 @@ async def test_a_flood_is_read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_connections_of_one_source_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest idle connection of a source goes for a new one."""
     monkeypatch.setattr(streams, "MOST_OF_SOURCE", 3)
-    monkeypatch.setattr(streams, "is_private", lambda host: False)
+    monkeypatch.setattr(shares, "is_private", lambda host: False)
     async with nodes(monkeypatch) as made:
         node = await made.start()
         opened = []

@@ -26,9 +26,10 @@ from typing import cast
 
 from p2pavg.forkguard import guard
 from p2pavg.membership.table.address import Address, normalise
+from p2pavg.membership.table.carrying.shares import Shares
 from p2pavg.membership.table.throttle import Throttle
 from p2pavg.membership.table.wire import MAX_DATAGRAM, VERSION
-from p2pavg.networks import is_private, source_of
+from p2pavg.networks import is_private, network_of, source_of
 
 logger = logging.getLogger("p2pavg.membership")
 
@@ -41,12 +42,13 @@ PATIENT_DIAL_S = 5.0
 STRANGER_DIAL_S = 0.9  # the system sends a second packet after one second
 IDLE_SECONDS = 60.0  # without a datagram: then the connection is closed
 SWEEP_SECONDS = 10.0
-MOST_ACCEPTED, MOST_OF_SOURCE = 1024, 64  # connections of others; the longest idle one goes
+MOST_ACCEPTED, MOST_OF_NETWORK, MOST_OF_SOURCE = 1024, 256, 64  # connections of others
 MOST_DIALLED = 512
 MOST_WAITING = 8  # datagrams, while a connection is being opened
 MOST_UNSENT = 1 << 16  # bytes: what is beyond is lost, as over UDP
 FRAMES_PER_S, FRAMES_AT_ONCE = 1000.0, 2000.0  # of one source; beyond, it is read more slowly
 OPENED_PER_S, OPENED_AT_ONCE = 50.0, 512.0  # connections of one source
+OF_NETWORK = 4.0  # times as many datagrams and connections a network may have as one source
 
 Dial = Callable[[str, int], Awaitable[socket.socket]]
 """Opens a connection; raises OSError."""
@@ -230,7 +232,10 @@ class Streams:
         self._dial = dial
         self._dialled: OrderedDict[Address, Connection] = OrderedDict()
         self._dialling: dict[Address, tuple[asyncio.Task[None], list[bytes]]] = {}
-        self._accepted: dict[Connection, str] = {}  # -> the source that it is counted to
+        self._accepted: set[Connection] = set()
+        self._shares = Shares[Connection](
+            most=MOST_ACCEPTED, of_network=MOST_OF_NETWORK, of_source=MOST_OF_SOURCE
+        )
         self._nowhere: dict[Address, Connection] = {}  # accepted from who takes none
         self._frames = Throttle(rate=FRAMES_PER_S, burst=FRAMES_AT_ONCE)
         self._opened = Throttle(rate=OPENED_PER_S, burst=OPENED_AT_ONCE)
@@ -296,12 +301,11 @@ class Streams:
             raise
 
     def _connection(self, address: Address, *, dialled: bool, greeted: bool) -> Connection:
-        source = source_of(address[0])
         return Connection(
             address,
             head(self._port),
             lambda data, connection: self._received(data, address, connection.write, dialled),
-            lambda count: self._frames.owes(source, self._loop.time(), count),
+            lambda count: self._pause_s(address[0], count),
             self._lost,
             greeted=greeted,
         )
@@ -313,13 +317,17 @@ class Streams:
         except OSError:
             sock.close()
             return
-        listens, source = parse_head(raw), source_of(host)
-        if listens is None or self._closed or not self._opened.admits(source, self._loop.time()):
+        listens = parse_head(raw)
+        if listens is None or self._closed or not self._admits(host):
             sock.close()
             return
-        self._make_room(host, source)
+        if crowd := self._shares.crowd(host):
+            goes = min(crowd, key=lambda connection: connection.heard_at)
+            goes.close()
+            self._lost(goes)
         connection = self._connection((host, listens or port), dialled=False, greeted=True)
-        self._accepted[connection] = source
+        self._accepted.add(connection)
+        self._shares.add(connection, host)
         if not listens:
             self._nowhere[host, port] = connection
         try:
@@ -327,18 +335,26 @@ class Streams:
         except OSError:
             self._lost(connection)
 
-    def _make_room(self, host: str, source: str) -> None:
-        own = [connection for connection, owner in self._accepted.items() if owner == source]
-        crowd = own if len(own) >= MOST_OF_SOURCE and not is_private(host) else []
-        if not crowd and len(self._accepted) >= MOST_ACCEPTED:
-            crowd = list(self._accepted)
-        if crowd:
-            goes = min(crowd, key=lambda connection: connection.heard_at)
-            goes.close()
-            self._lost(goes)
+    def _admits(self, host: str) -> bool:
+        """Whether one more connection from there is taken now."""
+        now = self._loop.time()
+        if not self._opened.admits(source_of(host), now):
+            return False
+        return is_private(host) or self._opened.admits(network_of(host), now, 1 / OF_NETWORK)
+
+    def _pause_s(self, host: str, count: int) -> float:
+        """How long nothing is read from there after so many datagrams."""
+        now = self._loop.time()
+        pause = self._frames.owes(source_of(host), now, count)
+        return (
+            pause
+            if is_private(host)
+            else max(pause, self._frames.owes(network_of(host), now, count / OF_NETWORK))
+        )
 
     def _lost(self, connection: Connection) -> None:
-        self._accepted.pop(connection, None)
+        self._accepted.discard(connection)
+        self._shares.remove(connection)
         for kept in (self._dialled, self._nowhere):
             if kept.get(connection.address) is connection:
                 del kept[connection.address]

@@ -11,6 +11,7 @@ import pytest
 
 from p2pavg.errors import ProtocolError, UnreachableError
 from p2pavg.peer.dialling import SILENT_S, Dialler
+from p2pavg.peer.reach import rota
 from p2pavg.peer.reach.errands import KNOWS, Errands
 from p2pavg.peer.reach.gaps import Gaps
 from p2pavg.transport.links import pairing
@@ -23,8 +24,9 @@ TRAINER = {"role": "trainer"}
 class Asked:
     """A link whose other end says whether it has a link to whom it is asked about."""
 
-    def __init__(self, linked: Any) -> None:
-        self.hello = TRAINER
+    def __init__(self, linked: Any, peer_id: bytes = A, hello: dict[str, Any] = TRAINER) -> None:
+        self.hello = hello
+        self.peer_id = peer_id
         self.linked = linked
         self.asked: list[dict[str, Any]] = []
 
@@ -42,7 +44,7 @@ class Asked:
 async def test_others_are_asked_whether_it_lives(said: list[Any], apart: bool) -> None:
     """A peer that cannot be linked is apart when somebody has a link to it, and else just dead."""
     told: list[frozenset[bytes]] = []
-    links: Any = {bytes([n]) * 20: Asked(word) for n, word in enumerate(said)}
+    links: Any = {bytes([n]) * 20: Asked(word, bytes([n]) * 20) for n, word in enumerate(said)}
     gaps = Gaps(links, told.append)
     gaps.look([B])
     await gaps.settled(5.0)
@@ -51,6 +53,66 @@ async def test_others_are_asked_whether_it_lives(said: list[Any], apart: bool) -
     gaps.look([])  # a link came about, or it left
     assert gaps.peers == set()
     assert told == ([{B}, set()] if apart else [])
+
+
+async def test_everybody_is_asked_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many members a few are asked at a time; who knows the peer is found, and then asked each time."""
+    monkeypatch.setattr("p2pavg.peer.reach.gaps.AGAIN_S", 0.0)
+    links: Any = {bytes([n]) * 20: Asked(n == 29, bytes([n]) * 20) for n in range(30)}
+    gaps = Gaps(links, lambda peers: None)
+    asked = []
+    for _ in range(10):
+        before = sum(len(link.asked) for link in links.values())
+        gaps.look([B])
+        await gaps.settled(5.0)
+        asked.append(sum(len(link.asked) for link in links.values()) - before)
+        assert gaps.peers == ({B} if links[bytes([29]) * 20].asked else set())
+    assert asked == [rota.MOST_ASKED] * 10
+    assert gaps.peers == {B}
+    assert all(link.asked for link in links.values())
+
+
+async def test_a_member_that_only_helps_is_asked_first() -> None:
+    """A node that trains nothing tells of a gap as well, in whatever order it was linked; a monitor is not
+    asked.
+    """
+    links: Any = {bytes([n]) * 20: Asked(False, bytes([n]) * 20) for n in range(20)}
+    links[A] = Asked(True, A, {"role": "watcher"})
+    links[b"m" * 20] = monitor = Asked(None, b"m" * 20, {"role": "watcher", "client_only": True})
+    gaps = Gaps(links, lambda peers: None)
+    gaps.look([B])
+    await gaps.settled(5.0)
+    assert gaps.peers == {B}
+    assert not monitor.asked
+
+
+async def test_one_word_of_a_gap_is_enough() -> None:
+    """While others do not answer, the peer that somebody reaches is behind a gap."""
+    told: asyncio.Future[frozenset[bytes]] = asyncio.get_running_loop().create_future()
+    slow = Asked(False, b"s" * 20)
+    slow.request = lambda message, timeout: asyncio.sleep(3600.0)  # type: ignore[method-assign,assignment,return-value]
+    links: Any = {b"s" * 20: slow, A: Asked(True, A)}
+    gaps = Gaps(links, told.set_result)
+    gaps.look([B])
+    assert await asyncio.wait_for(told, 10.0) == {B}
+    gaps.close()
+
+
+def test_a_rota_forgets() -> None:
+    """Who left is not asked, who stopped knowing comes last, and what is kept of peers is bounded."""
+    here = rota.Rota()
+    members = [Asked(True, bytes([n]) * 20) for n in range(20)]
+    first = here.next(B, members)
+    here.told(B, first[0].peer_id, knows=True)
+    assert here.next(B, members)[0] is first[0]
+    here.told(B, first[0].peer_id, knows=False)
+    assert first[0] not in here.next(B, members)
+    assert first[1] not in here.next(B, [member for member in members if member is not first[1]])
+    for n in range(rota.MOST_PEERS + 5):
+        here.next(n.to_bytes(20, "big"), members)
+    assert len(here._turns) == len(here._knew) == rota.MOST_PEERS
+    here.forget((rota.MOST_PEERS).to_bytes(20, "big"))
+    assert len(here._turns) == len(here._knew) == rota.MOST_PEERS - 1
 
 
 async def test_a_question_is_answered() -> None:
@@ -104,6 +166,53 @@ async def test_a_silent_link_gets_another_beside_it(monkeypatch: pytest.MonkeyPa
     dialler.beat({A})  # silent since now alone
     await asyncio.sleep(0)
     assert endpoint.connects.empty()
+    dialler.close()
+
+
+@pytest.mark.parametrize("meets", [True, False])
+async def test_helpers_are_dialled_by_everybody_after_the_trainers(meets: bool) -> None:
+    """A peer that others can dial links to those that only help, too, when it has links to trainers; one that
+    arranges no meetings, as a monitor, does not.
+    """
+    dialled: list[bytes] = []
+
+    async def connect(host: str, port: int, *, expect: bytes, **options: Any) -> None:
+        dialled.append(expect)
+
+    async def meet(peer: bytes) -> bool:
+        return False
+
+    roles = {A: "watcher", B: "trainer", b"c" * 20: "watcher", b"d" * 20: "trainer"}
+    peers = {peer: SimpleNamespace(client_only=False, role=role) for peer, role in roles.items()}
+    view: Any = SimpleNamespace(peers=peers, addresses_to_dial=lambda info: [("host", 1)])
+    endpoint: Any = SimpleNamespace(links={}, connect=connect, peer_id=b"m" * 20)
+    dialler = Dialler(endpoint, view, lambda *_: None, lambda *_: None, meet=meet if meets else None)
+    dialler.look()
+    await asyncio.gather(*(dial.task for dial in dialler._dials.values()))
+    assert dialled == [B, b"d" * 20, A, b"c" * 20][: 4 if meets else 2]
+    dialler.close()
+
+
+async def test_a_newcomer_waits_for_the_meeting_that_a_helper_arranges() -> None:
+    """With links to helpers alone, the first links are there once a trainer that a helper reaches is met."""
+    links: Any = {A: Asked(True, A, {"role": "watcher"})}
+
+    async def connect(host: str, port: int, **options: Any) -> None:
+        raise UnreachableError("no way there")
+
+    async def meet(peer: bytes) -> bool:
+        links[peer] = Asked(True, peer)
+        return True
+
+    peers = {B: SimpleNamespace(client_only=False, role="trainer")}
+    view: Any = SimpleNamespace(
+        peers=peers, addresses_to_dial=lambda info: [("host", 1)], missed=lambda info: None
+    )
+    endpoint: Any = SimpleNamespace(links=links, connect=connect, peer_id=b"m" * 20)
+    dialler = Dialler(endpoint, view, lambda *_: None, lambda *_: None, meet=meet)
+    dialler.look()
+    await asyncio.wait_for(dialler.first_links(lambda: False), 30)
+    assert B in links
     dialler.close()
 
 
